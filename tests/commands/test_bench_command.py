@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch):
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain is for one job"),
         (["toy_pkg:job", "--set", "width"], "--set takes NAME=VALUE"),
         (["toy_pkg:job", "--resume"], "There is nothing to resume"),
-        (["toy_pkg:job", "--set", "wide=3"], "takes no argument 'wide'"),
+        (["toy_pkg:job", "--set", "wide=3"], "unexpected keyword argument 'wide'"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_measured(folder, capsys, arguments, told):

@@ -212,31 +212,28 @@ def test_nulls_are_filled_refused_or_skipped_and_counted(tmp_path, caplog):
             r"1\.parquet: the column 'v' is not that of the first file(.|\n)*no such column",
         ),
         ("empty", "holds no"),
-        ("nothing", "cannot be opened"),
-        ("truncated first", r"0\.parquet"),
     ],
 )
 def test_bad_files_are_named_before_training(tmp_path, broken, said):
     folder = tmp_path / "data"
     folder.mkdir()
     good = pa.table({"v": np.arange(50.0), "y": list(range(50))})
+    damaged = folder / "1.parquet"
     pq.write_table(good, folder / "0.parquet")
-    pq.write_table(good, folder / "1.parquet")
-    damaged = folder / ("0.parquet" if broken == "truncated first" else "1.parquet")
-    if broken.startswith("truncated"):
+    pq.write_table(good, damaged)
+    if broken == "truncated":
         whole = damaged.read_bytes()
         damaged.write_bytes(whole[: len(whole) // 2])
     elif broken == "another type":
-        pq.write_table(pa.table({"v": list(range(50)), "y": list(range(50))}), folder / "1.parquet")
+        pq.write_table(pa.table({"v": list(range(50)), "y": list(range(50))}), damaged)
     elif broken == "no column":
-        pq.write_table(pa.table({"y": list(range(50))}), folder / "1.parquet")
+        pq.write_table(pa.table({"y": list(range(50))}), damaged)
     else:
         shutil.rmtree(folder)
-    if broken == "empty":
         folder.mkdir()
     with pytest.raises(UserError, match=said):
         tfopt.pipeline(Parquet(folder, label="y"))
-    if broken.startswith("truncated"):
+    if broken == "truncated":
         skipping = Parquet(folder, label="y", on_bad="skip")
         assert sum(len(y) for _, y in tfopt.pipeline(skipping)) == skipping.count() == 50
 

@@ -4,9 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-import tfopt
 from tfopt import Job, LearningRate, MixedPrecision, UserError, chain, run
-from tfopt.job.parts import Effect
 from tfopt.job.rebuild import rebuild
 from tfopt.run import prepared
 
@@ -127,33 +125,24 @@ def test_training_goes_on_exactly_where_the_model_was(make):
         np.testing.assert_array_equal(old, now)
 
 
-@pytest.mark.parametrize("tested", [40, 96], ids=["fewer to test", "as many to test"])
-def test_what_load_data_returns_is_the_training_and_the_test_part(tested):
-    model = compiled(sequential(), metrics=["accuracy"])
-    job = Job.from_model(model, ((X, Y), (X[:tested], Y[:tested])), batch_size=32)
-    assert job.data().train[0] is X
-    outcome = run(job)
-    weights = outcome.model.get_weights()
-    model.set_weights(weights)
-    expected = model.evaluate(X[:tested], Y[:tested], return_dict=True, verbose=0)
-    assert outcome.evaluation["accuracy"] == pytest.approx(expected["accuracy"])
-
-
-def test_the_parts_of_load_data_are_told_by_their_lengths_where_the_inputs_are_unknown():
-    model = compiled(subclassed())
-    job = Job.from_model(model, ((X, Y), (X[:40], Y[:40])))
-    assert len(job.data().test[0]) == 40
-    assert run(job).evaluation is not None
-
-
-def test_two_inputs_and_two_targets_are_no_test_part():
+def two_inputs():
     a, b = keras.Input((6,)), keras.Input((6,))
     h = keras.layers.Concatenate()([a, b])
-    model = keras.Model([a, b], [keras.layers.Dense(2)(h), keras.layers.Dense(2)(h)])
-    model.compile("adam", [own_loss, own_loss])
-    outcome = run(Job.from_model(model, ((X, X), (Y, Y))))
-    assert outcome.data.test is None
-    assert np.isfinite(outcome.history["loss"][0])
+    return keras.Model([a, b], [keras.layers.Dense(2)(h), keras.layers.Dense(2)(h)])
+
+
+def test_what_load_data_returns_is_the_training_and_the_test_part():
+    def parts(model, data):
+        return Job.from_model(compiled(model), data).data()
+
+    for tested in (40, 96):
+        found = parts(sequential(), ((X, Y), (X[:tested], Y[:tested])))
+        assert found.train[0] is X
+        assert len(found.test[0]) == tested
+    # The inputs of a subclassed model are unknown: the lengths tell.
+    assert len(parts(subclassed(), ((X, Y), (X[:40], Y[:40]))).test[0]) == 40
+    # Two inputs and two targets are no test part.
+    assert parts(two_inputs(), ((X, X), (Y, Y))).test is None
 
 
 def test_losses_weights_and_metrics_of_two_outputs_carry_over():
@@ -174,13 +163,6 @@ def test_losses_weights_and_metrics_of_two_outputs_carry_over():
     assert carried["loss_weights"] == {"a": 0.25, "b": 3.0}
     assert carried["loss"]["b"]._fn_kwargs["delta"] == 0.3
     assert any("off" in name for name in outcome.history)
-
-
-def test_a_learning_rate_schedule_carries_over():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    model = compiled(sequential(), keras.optimizers.SGD(schedule))
-    outcome = run(Job.from_model(model, (X, Y)))
-    assert outcome.model.optimizer._learning_rate.get_config() == schedule.get_config()
 
 
 def test_a_class_without_config_is_refused_by_name():
@@ -206,12 +188,8 @@ def test_a_keras_2_model_is_refused_with_its_family():
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
     with pytest.raises(UserError, match="from tf_keras") as caught:
         Job.from_model(model, (X, Y))
-    error = caught.value
-    for name in ("prune", "cluster", "quantize_aware", "strip", "pruning_report"):
-        assert name in error.expected
-        assert callable(getattr(tfopt.compress if name.endswith("_report") else tfopt, name))
-    assert "import keras" in error.fix
-    assert "tf.lite.TFLiteConverter.from_keras_model" in error.fix
+    assert "import keras" in caught.value.fix
+    assert "tf.lite.TFLiteConverter.from_keras_model" in caught.value.fix
 
 
 def test_adapted_preprocessing_layers_carry_their_state():
@@ -225,12 +203,9 @@ def test_adapted_preprocessing_layers_carry_their_state():
     numbers = keras.Input((6,))
     merged = keras.layers.Concatenate()([hidden, normalize(numbers)])
     model = keras.Model((text, numbers), keras.layers.Dense(2)(merged))
-    compiled(model)
     copy = rebuild(model)
     data = (keras.ops.convert_to_tensor(words), keras.ops.convert_to_tensor(X[:32]))
     np.testing.assert_array_equal(copy(data), model(data))
-    outcome = run(Job.from_model(model, ((words, X[:32]), Y[:32]), batch_size=8))
-    assert np.isfinite(outcome.history["loss"][0])
 
 
 def test_frozen_layers_inside_a_layer_of_ones_own_stay_frozen():
@@ -336,14 +311,10 @@ class ScheduleWithoutConfig(keras.optimizers.schedules.LearningRateSchedule):
         return 0.1
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_schedule_of_the_users_own_carries_over_unregistered(scaled):
+def test_a_schedule_of_the_users_own_carries_over_unregistered():
     schedule = OwnWarmup(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
-    optimizer = keras.optimizers.Adam(schedule, beta_1=0.7)
-    if scaled:
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    carried = run(Job.from_model(trained(optimizer), (X, Y))).model.optimizer
-    inner = getattr(carried, "inner_optimizer", carried)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(schedule, beta_1=0.7))
+    inner = run(Job.from_model(trained(optimizer), (X, Y))).model.optimizer.inner_optimizer
     assert inner._learning_rate is schedule
     assert (inner.beta_1, int(inner.iterations)) == (0.7, 6)
 
@@ -366,13 +337,12 @@ class Rates(keras.callbacks.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(
-    "change",
+    ("change", "scaled"),
     [
-        LearningRate(0.05, warmup=0.5),
-        LearningRate(0.05, decay="cosine"),
-        LearningRate(0.05, warmup=0.3, decay="cosine"),
+        (LearningRate(0.05, warmup=0.5), False),
+        (LearningRate(0.05, decay="cosine"), True),
+        (LearningRate(0.05, warmup=0.3, decay="cosine"), False),
     ],
     ids=repr,
 )
@@ -390,16 +360,6 @@ def test_a_new_schedule_begins_with_the_new_training(change, scaled):
         return seen.seen
 
     np.testing.assert_allclose(rates(5), rates(0), atol=1e-7)
-
-
-def test_a_schedule_that_cannot_be_moved_to_the_new_training_is_refused():
-    def halve(arguments, facts):
-        arguments["optimizer"].learning_rate = keras.optimizers.schedules.ExponentialDecay(1, 1, 1)
-        return Effect(True, "")
-
-    job = Job.from_model(trained("sgd"), (X, Y)).with_(compile_edits=(halve,))
-    with pytest.raises(UserError, match="ExponentialDecay would start at step 3"):
-        run(job)
 
 
 class TopK(keras.metrics.Metric):

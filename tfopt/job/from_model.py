@@ -145,7 +145,7 @@ class _OptimizerState:
         self._begin_new_schedule(_unscaled(optimizer))
 
     def _begin_new_schedule(self, optimizer: Any) -> None:
-        """Move a schedule that was set since to the steps ahead.
+        """Move a schedule that LearningRate has set since to the steps ahead.
 
         The step count itself stays: Adam and its kin correct their moments by it.
         """
@@ -153,8 +153,8 @@ class _OptimizerState:
 
         schedule = optimizer._learning_rate
         taken = int(optimizer.iterations)
-        is_schedule = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
-        if is_schedule and schedule is not self.rate and taken:
+        is_ours = type(schedule) is keras.optimizers.schedules.CosineDecay
+        if is_ours and schedule is not self.rate and taken:
             optimizer.learning_rate = _starting_at(taken, schedule)
 
 
@@ -167,14 +167,6 @@ def _starting_at(step: int, schedule: Any) -> keras.optimizers.schedules.CosineD
     """
     import keras
 
-    if type(schedule) is not keras.optimizers.schedules.CosineDecay:
-        raise UserError(
-            f"The new schedule {type(schedule).__name__} would start at step {step}, which the "
-            "model's optimizer has reached.",
-            expected="CosineDecay, which can be moved, or the schedule that the model has",
-            fix="compile the model with this schedule before Job.from_model, or describe the "
-            "training with tfopt.Job(build=..., compile=...)",
-        )
     config = schedule.get_config()
     start, rising = config["initial_learning_rate"], config["warmup_steps"]
     if rising:

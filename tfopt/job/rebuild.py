@@ -147,12 +147,11 @@ def require_keras3(model: Any) -> None:
     if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
         raise UserError(
             "This needs a Keras 3 model, and this one is of Keras 2 (tf_keras).",
-            expected="a keras.Model; of tf_keras, only prune, cluster, quantize_aware, strip, "
-            "pruning_report, clustering_report and quantization_report take models",
+            expected="a keras.Model; tf_keras models can be pruned, clustered, made "
+            "quantization-aware and stripped, and no more",
             received=f"{type(model).__name__} from tf_keras",
             fix="build the model with `import keras`; for a file of this one, give what "
-            "tfopt.strip returns to tf.lite.TFLiteConverter.from_keras_model (a quantization-aware "
-            "one as it is)",
+            "tfopt.strip returns to tf.lite.TFLiteConverter.from_keras_model",
         )
     if not isinstance(model, keras.Model):
         family = type(model).__module__.split(".")[0]

@@ -12,8 +12,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import date, time
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +46,11 @@ class RecipeFile:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _Document(RecipeFile):
     """The keys of a recipe file."""
 
     tfopt: Any = None
-    title: str | None = None
-    description: str | None = None
-    job: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    chain: Any = ()
+    chain: tuple[Mapping[str, Any], ...] = ()  # type: ignore[assignment]
 
 
 def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFile:
@@ -112,45 +106,24 @@ def _text(path: Path, name: str) -> str:
     try:
         # Python's own newline translation would move lines; Windows editors add a mark in front.
         return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"The recipe file {name} cannot be read.",
-            expected="a TOML file",
-            received=f"{type(error).__name__}: {error.strerror or error}",
-            fix=_near(path),
-        ) from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{name}:{line}: this is not UTF-8 text.",
             expected="a TOML file, which is always UTF-8",
-            received=f"byte 0x{error.object[error.start]:02x}",
+            received=f"{type(error).__name__}: {error}",
         ) from error
-
-
-def _near(path: Path) -> str | None:
-    """Name a recipe file in the same folder whose name is nearly the same."""
-    if path.exists() or not path.parent.is_dir():
-        return None
-    present = [each.name for each in path.parent.glob("*.toml")]
-    close = get_close_matches(path.name, present, n=1)
-    return f"did you mean {path.parent / close[0]}?" if close else None
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except RecursionError as error:
-        raise UserError(f"{name} is nested too deeply to be read.") from error
     except ValueError as error:
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(found[1]) if found else text.rstrip().count("\n") + 1
         raise UserError(
             f"{name}:{line}: this is not valid TOML.",
+            expected="text in quotes, true and false in lower case, each key once",
             received=str(error),
-            fix="text needs quotes, and true and false are lower case"
-            if found and str(error).startswith("Invalid value")
-            else None,
         ) from error
 
 
@@ -163,14 +136,6 @@ def _recipe(content: Mapping[str, Any], trust_functions: bool) -> RecipeFile:
             check_reference(document.job)
         except UserError as error:
             raise error.under("job") from error
-    if not isinstance(document.chain, Sequence) or not all(
-        isinstance(table, Mapping) for table in document.chain
-    ):
-        raise UserError(
-            "chain is not a list of tables.",
-            expected="one [[chain]] table, in two pairs of brackets, for each transform",
-            received=show(document.chain),
-        )
     transforms = chain_from_toml(document.chain)
     if not trust_functions:
         for number, transform in enumerate(transforms.parts):
@@ -201,16 +166,10 @@ def _refuse_unwritable(value: Any, path: KeyPath = ()) -> None:
         for index, item in enumerate(value):
             _refuse_unwritable(item, (*path, index))
     elif not isinstance(value, bool | int | float | str):
-        fix = None
-        if value is None:
-            fix = "leave it out, so that the function's own default holds"
-        elif isinstance(value, date | time):
-            fix = "write it as text in quotes"
         raise UserError(
             f"{dotted(path)} does not fit.",
             expected="a number, text, true or false, or an array or table of these",
             received=repr(value),
-            fix=fix,
         )
 
 

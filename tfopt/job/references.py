@@ -10,10 +10,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field
 from difflib import get_close_matches
 from types import FunctionType, ModuleType
@@ -35,7 +34,7 @@ def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | Non
     and for the function's argument of that name. A file may name any function there is,
     ``os:system`` too, so only one annotated as returning a Job is called.
     """
-    target = _resolve(reference, _makes_a_job)
+    target = _resolve(reference)
     if seed is None:
         return _made(reference, target, arguments)
     written = _as_written(target)
@@ -61,7 +60,7 @@ def _made(reference: str, target: Any, arguments: Mapping[str, Any]) -> Job:
         raise UserError(
             f"{reference} returned no Job.",
             expected="a tfopt.Job",
-            received=_kind(job),
+            received=type(job).__name__,
             fix=_job_fix(job),
         )
     return job
@@ -69,12 +68,12 @@ def _made(reference: str, target: Any, arguments: Mapping[str, Any]) -> Job:
 
 def resolve_function(reference: str) -> Callable[..., Any]:
     """Return the function that a reference names."""
-    target = _resolve(reference, callable)
+    target = _resolve(reference)
     if not callable(target):
         raise UserError(
             f"{reference} is not a function.",
             expected="something that can be called",
-            received=_kind(target),
+            received=type(target).__name__,
         )
     function: Callable[..., Any] = target
     return function
@@ -113,12 +112,11 @@ def _mended(reference: str) -> str | None:
     return None
 
 
-def _resolve(reference: str, is_wanted: Callable[[Any], bool]) -> Any:
-    """Return what a reference names; of near names, only those that ``is_wanted`` are suggested."""
+def _resolve(reference: str) -> Any:
+    """Return what a reference names."""
     module_name, attribute = check_reference(reference)
     found: Any = import_module(module_name)
-    *outer, last = attribute.split(".")
-    for name in (*outer, last):
+    for name in attribute.split("."):
         if not isinstance(found, ModuleType | type):
             raise UserError(
                 f"{reference} looks into an object, which can run code.",
@@ -129,8 +127,7 @@ def _resolve(reference: str, is_wanted: Callable[[Any], bool]) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError as error:
-            wanted = is_wanted if name is last else _holds_names
-            raise _no_attribute(reference, found, name, wanted) from error
+            raise _no_attribute(reference, found, name) from error
     return found
 
 
@@ -145,7 +142,12 @@ def import_module(name: str) -> ModuleType:
         # Only the module itself, or a package above it, counts as "not found".
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
-            raise _no_module(name, missing) from error
+            raise UserError(
+                f"There is no module {missing!r}.",
+                expected="a module that is installed, or in the current folder",
+                received=name,
+                fix="run from the folder that holds it, or install its package",
+            ) from error
         raise UserError(
             f"{name} exists, but importing it failed.",
             received=_in_one_line(error),
@@ -165,46 +167,16 @@ def _make_current_folder_importable() -> None:
     importlib.invalidate_caches()
 
 
-def _no_module(name: str, missing: str) -> UserError:
-    parent, _, last = missing.rpartition(".")
-    package = sys.modules.get(parent) if parent else None
-    folders: Iterable[str] = getattr(package, "__path__", ()) if parent else [os.getcwd()]
-    close = get_close_matches(last, [each.name for each in pkgutil.iter_modules(folders)], n=1)
-    if close:
-        meant = ".".join(filter(None, (parent, close[0])))
-        fix = f"did you mean {meant + name.removeprefix(missing)}?"
-    else:
-        fix = "run from the folder that holds it, or install its package"
-    where = f"in {parent}" if parent else "installed or in the current folder"
-    return UserError(
-        f"There is no module {missing!r}.", expected=f"a module {where}", received=name, fix=fix
-    )
-
-
-def _no_attribute(
-    reference: str, owner: Any, name: str, is_wanted: Callable[[Any], bool]
-) -> UserError:
-    # Looked up without running a property or a module's __getattr__.
-    public = {each: inspect.getattr_static(owner, each, None) for each in dir(owner)}
-    fitting = [each for each, value in public.items() if each[0] != "_" and is_wanted(value)]
+def _no_attribute(reference: str, owner: Any, name: str) -> UserError:
     before, _, after = reference.rpartition(name)
-    close = [f"{before}{each}{after}" for each in get_close_matches(name, fitting, n=3)]
-    label = getattr(owner, "__name__", type(owner).__name__)
+    public = [each for each in dir(owner) if not each.startswith("_")]
+    close = [f"{before}{each}{after}" for each in get_close_matches(name, public, n=1)]
     return UserError(
-        f"{label} has no {name!r}.",
+        f"{getattr(owner, '__name__', type(owner).__name__)} has no {name!r}.",
         expected=_EXPECTED,
         received=reference,
-        fix=f"did you mean {' or '.join(close)}?" if close else None,
+        fix=f"did you mean {close[0]}?" if close else None,
     )
-
-
-def _makes_a_job(value: Any) -> bool:
-    written = _as_written(getattr(value, "__func__", value))
-    return isinstance(value, Job) or (written is not None and _says_it_returns_a_job(written))
-
-
-def _holds_names(value: Any) -> bool:
-    return isinstance(value, ModuleType | type)
 
 
 def _check_makes_a_job(reference: str, target: Any) -> None:
@@ -213,7 +185,7 @@ def _check_makes_a_job(reference: str, target: Any) -> None:
         raise UserError(
             f"{reference} is neither a Job nor a function that makes one.",
             expected="a Job, or def job(...) -> tfopt.Job:",
-            received=_kind(target),
+            received=type(target).__name__,
             fix=_job_fix(target) or "write such a function and name it",
         )
     if not _says_it_returns_a_job(written):
@@ -261,34 +233,16 @@ def _says_it_returns_a_job(function: FunctionType) -> bool:
 def _check_arguments(
     reference: str, function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> None:
+    signature = inspect.signature(function)
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        # Some built-in callables have no signature: only the call shows what they accept.
-        return
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = [each for each in parameters if each.kind in by_name]
-    accepted = [each.name for each in named]
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    for name in arguments:
-        if name not in accepted and not takes_all:
-            close = get_close_matches(name, accepted, n=1)
-            raise UserError(
-                f"{reference} takes no argument {name!r}.",
-                expected=", ".join(accepted) or "no arguments",
-                received=name,
-                fix=f"did you mean {close[0]}?" if close else None,
-            )
-    required = [each.name for each in named if each.default is each.empty]
-    missing = [name for name in required if name not in arguments]
-    if missing:
+        signature.bind(**arguments)
+    except TypeError as error:
         raise UserError(
-            f"{reference} needs a value for {', '.join(missing)}.",
-            expected=", ".join(accepted),
+            f"{reference} cannot be called with these arguments: {error}.",
+            expected=", ".join(signature.parameters) or "no arguments",
             received=", ".join(arguments) or "no arguments",
-            fix=f"give {missing[0]} under [arguments] in the recipe file, or with --set on the "
-            "command line",
-        )
+            fix="mend [arguments] in the recipe file, or --set on the command line",
+        ) from error
 
 
 def _call(reference: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -318,16 +272,6 @@ def _in_one_line(error: BaseException) -> str:
     return f"{text} ({frames[0].filename}:{frames[0].lineno})" if frames else text
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, ModuleType):
-        return f"the module {value.__name__}"
-    return f"{type(value).__name__}: {value!r}" if value is None else type(value).__name__
-
-
 def _job_fix(value: Any) -> str | None:
     # Its class is asked, since asking an object can run code.
-    if hasattr(type(value), "fit"):
-        return "wrap the model: Job.from_model(model, data)"
-    if isinstance(value, ModuleType):
-        return f"name the job in it: {value.__name__}:job"
-    return None
+    return "wrap the model: Job.from_model(model, data)" if hasattr(type(value), "fit") else None

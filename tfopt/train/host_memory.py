@@ -11,8 +11,8 @@ Python 3.11 (tensorflow/tensorflow#65675). ``benchmarks/host_memory.py`` measure
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfopt.errors import UserError, keep_plain, require_count
@@ -110,22 +110,9 @@ def _other_allocator(library: Any) -> str | None:
     """Return why mallopt would change nothing here; None where glibc's allocator is in charge."""
     if not hasattr(library, "gnu_get_libc_version"):
         return "this system's C library is not glibc"
-    home = _file_of(ctypes.cast(library.malloc, ctypes.c_void_p).value or 0)
-    return None if home is None or home.name.startswith("libc") else f"{home.name} serves it"
-
-
-def _file_of(address: int) -> Path | None:
-    """Return the file with the code at an address; None where the kernel hides it."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        fields = line.split(maxsplit=5)
-        begin, _, end = fields[0].partition("-")
-        if len(fields) == 6 and int(begin, 16) <= address < int(end, 16):
-            return Path(fields[5])
-    return None
+    # jemalloc, tcmalloc and mimalloc all come this way.
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    return f"{preloaded} serves it" if "malloc" in preloaded else None
 
 
 def _set_threshold(library: Any, largest_mib: int) -> int:

@@ -136,16 +136,8 @@ def asked_in_words(asked: Asked, model: Any) -> str:
 
 def _layer(operation: str, model: Any) -> str | None:
     """Return the innermost layer in an operation's name; repeated calls count their names on."""
-    if model is None:
-        return None
+    layers = model._flatten_layers(include_self=False) if model is not None else ()
+    paths = {layer.name: layer.path or layer.name for layer in layers}
     parts = operation.split("/")
-    best: tuple[int, str] | None = None
-    for layer in model._flatten_layers(include_self=False):
-        places = [
-            place
-            for place, part in enumerate(parts)
-            if part == layer.name or part.rpartition("_")[0] == layer.name
-        ]
-        if places and (best is None or places[-1] > best[0] or parts[places[-1]] == layer.name):
-            best = (places[-1], layer.path or layer.name)
-    return best[1] if best else None
+    names = [name for part in parts for name in (part.rpartition("_")[0], part) if name in paths]
+    return paths[names[-1]] if names else None

@@ -35,22 +35,15 @@ class Way:
     words: str
     peak_mib: float
 
-
-@dataclass(frozen=True)
-class Relief:
-    """A step as it is, and the ways to make it smaller; those that fit first."""
-
-    step: TrainingMemory
-    ways: tuple[Way, ...]
-
-    @staticmethod
-    def fits(way: Way, room_mib: float) -> bool:
+    def fits(self, room_mib: float | None) -> bool:
         """Return whether there is room for it, with some to spare for what no estimate sees."""
-        return way.peak_mib <= room_mib * _USABLE
+        return room_mib is None or self.peak_mib <= room_mib * _USABLE
 
 
-def relief(model: keras.Model, given: Mapping[str, Any], room_mib: float | None) -> Relief:
-    """Estimate what ``fit`` with these arguments takes, and what would take less.
+def relief(
+    model: keras.Model, given: Mapping[str, Any], room_mib: float | None
+) -> tuple[TrainingMemory, tuple[Way, ...]]:
+    """Estimate what ``fit`` with these arguments takes, and what would take less; what fits first.
 
     Without ``room_mib``, the memory that there is, half of the batch is the first way.
     """
@@ -71,9 +64,8 @@ def relief(model: keras.Model, given: Mapping[str, Any], room_mib: float | None)
     if held_on(model) is None:
         ways += _by_remat(model, batch, step)
     ways += _by_precision(model, batch, step)
-    if room_mib is not None:
-        ways.sort(key=lambda way: not Relief.fits(way, room_mib))  # stable
-    return Relief(step, tuple(ways))
+    ways.sort(key=lambda way: not way.fits(room_mib))  # stable
+    return step, tuple(ways)
 
 
 def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
@@ -155,8 +147,7 @@ def _by_accumulation(step: TrainingMemory, each: float) -> list[Way]:
 
 
 def _first_that_fits(ways: list[Way], room_mib: float | None) -> Way:
-    fitting = (way for way in ways if room_mib is None or Relief.fits(way, room_mib))
-    return next(fitting, ways[-1])
+    return next((way for way in ways if way.fits(room_mib)), ways[-1])
 
 
 def _by_remat(model: keras.Model, batch: Any, step: TrainingMemory) -> Iterator[Way]:

@@ -15,8 +15,9 @@ from tfopt.compress.hooks import Hooks
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError
 from tfopt.monitor.nvml import gpu_memories
+from tfopt.train.memory_estimate import TrainingMemory
 from tfopt.train.memory_message import Asked, asked_in_words, read
-from tfopt.train.memory_relief import Relief, Way, relief
+from tfopt.train.memory_relief import Way, relief
 
 if TYPE_CHECKING:
     import keras
@@ -85,9 +86,6 @@ class Watched:
         # At the begin: a function for a step's end would make Keras wait for each step's results.
         counting = keras.callbacks.LambdaCallback(on_train_batch_begin=count)
         others = given.get("callbacks")
-        if isinstance(others, keras.callbacks.CallbackList):
-            others.append(counting)
-            return others
         return [*(others if isinstance(others, list | tuple) else filter(None, [others])), counting]
 
 
@@ -163,15 +161,11 @@ def _explained(error: Exception, asked: Asked, watched: Watched) -> OutOfMemory:
     expected = f"what fits into {room}"
     fix: list[str] = []
     ways: tuple[Way, ...] = ()
-    if isinstance(found, Relief):
-        step, ways = found.step, found.ways
-        expected += (
-            f"; a step of {step.batch_size} examples takes about {step.peak_mib:,.0f} MiB "
-            f"(parameters {step.parameters_mib:,.0f}, optimizer {step.optimizer_mib:,.0f}, batch "
-            f"{step.input_mib:,.0f}, activations and gradients the rest)"
-        )
+    if not isinstance(found, str):
+        step, ways = found
+        expected += f"; a step of {step.batch_size} examples takes about {step.peak_mib:,.0f} MiB"
         fix = [f"{way.words}: about {way.peak_mib:,.0f} MiB" for way in ways]
-        if ways and room_mib is not None and not found.fits(ways[0], room_mib):
+        if ways and not ways[0].fits(room_mib):
             fix[0] = f"no single one of these fits: {fix[0]}"
     elif watched.model is not None:
         fix = [f"a smaller batch, which is not estimated: {found}"]
@@ -189,7 +183,9 @@ def _explained(error: Exception, asked: Asked, watched: Watched) -> OutOfMemory:
     )
 
 
-def _relief(watched: Watched, room_mib: float | None) -> Relief | str:
+def _relief(
+    watched: Watched, room_mib: float | None
+) -> tuple[TrainingMemory, tuple[Way, ...]] | str:
     if watched.model is None:
         return "there is no model yet"
     try:

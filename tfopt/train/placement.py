@@ -6,10 +6,8 @@ an error instead of being ignored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from tfopt.errors import (
@@ -25,9 +23,6 @@ from tfopt.job.parts import Effect
 from tfopt.monitor.nvml import GpuMemory, gpu_memories, why_no_gpu
 
 Gpus = str | int | Sequence[int | str]
-
-_WORDS = ("all", "most_free", "none")
-_DEVICE_NAME = re.compile(r"/physical_device:GPU:\d+")
 
 
 def place(
@@ -111,7 +106,6 @@ def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> No
                 expected='"all", "most_free", "none", an index, a name, or several of the two',
                 received=repr(gpus),
             )
-        _refuse_misspelt(entry)
     if len(set(entries)) != len(entries) or not entries:
         raise UserError(
             "place() needs each GPU once.",
@@ -122,20 +116,6 @@ def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> No
     require_switch("memory_growth", memory_growth)
     if memory_limit_mib is not None:
         require_count("memory_limit_mib", memory_limit_mib)
-
-
-def _refuse_misspelt(entry: int | str) -> None:
-    """Refuse what no GPU is called, also on a machine without GPUs."""
-    if not isinstance(entry, str) or entry in _WORDS:
-        return
-    close = get_close_matches(entry.lower(), _WORDS, n=1, cutoff=0.7)
-    if close or (":" in entry and not _DEVICE_NAME.fullmatch(entry)):
-        raise UserError(
-            "place() does not know which GPU is meant.",
-            expected='"all", "most_free", "none", an index such as 0, or a part of a GPU\'s name',
-            received=repr(entry),
-            fix=f"did you mean {close[0]!r}?" if close else "give the index: place(0)",
-        )
 
 
 def _choose(gpus: Gpus, physical: list[Any]) -> list[Any]:

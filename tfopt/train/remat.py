@@ -18,7 +18,6 @@ from tfopt.errors import UserError
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
-from tfopt.train import rematerialised_calls
 from tfopt.train.graph_cuts import Cuts, Part, cuts_of, graph_of
 from tfopt.train.recompute import recomputed
 
@@ -34,33 +33,24 @@ class Held:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._hooks = Hooks()
-        # What the model's author asked Keras to compute again, inside it, trains as well.
-        self._mends = rematerialised_calls.probe()
 
     def compute_again(self, layer: Any) -> None:
         """Compute one layer again as a whole."""
         name = layer.path or layer.name
         description = f"{type(layer).__name__} {name!r}"
-        call = self._mended(layer.call)
-        self._hooks.replace(layer, "call", recomputed(call, description, _adder(layer)))
+        self._hooks.replace(layer, "call", recomputed(layer.call, description, _adder(layer)))
         self.names.append(name)
 
     def cut(self, model: Any, cuts: Cuts) -> None:
         """Compute a graph again part by part."""
-        self._hooks.replace(model, "_run_through_graph", _in_parts(model, cuts.parts, self._mended))
+        self._hooks.replace(model, "_run_through_graph", _in_parts(model, cuts.parts))
         parts = sum(part.again for part in cuts.parts)
         self.names.append(f"{model.name}: {parts} of {len(cuts.parts)} parts")
 
     def keep_on(self, model: Any) -> None:
         """Keep all this on the model, until it is taken off."""
-        # Keras asks for the one before it calls the other.
-        for name in ("rematerialized_call", "call") if self._mends else ():
-            self._hooks.replace(model, name, self._mended(getattr(model, name)))
         vars(model)[_NAME] = self
         forget_compiled_steps(model)
-
-    def _mended(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return rematerialised_calls.during(function) if self._mends else function
 
     def take_off(self) -> None:
         """Give the layers their own functions back."""
@@ -121,9 +111,7 @@ def _children(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def _in_parts(
-    model: Any, parts: tuple[Part, ...], mended: Callable[[Any], Callable[..., Any]]
-) -> Callable[..., Any]:
+def _in_parts(model: Any, parts: tuple[Part, ...]) -> Callable[..., Any]:
     """Return ``_run_through_graph`` of a Functional model, which computes some parts again."""
     plain = model._run_through_graph
     takes = [_taken(part) for part in parts]
@@ -144,7 +132,7 @@ def _in_parts(
             first, last = (part.nodes[place].operation.name for place in (0, -1))
             description = f"The part of {model.name!r} from {first} to {last}"
             function = _function(part, takes[number], gives[number], operation_fn)
-            again = recomputed(mended(function), description, _adder(_a_layer(part) or model))
+            again = recomputed(function, description, _adder(_a_layer(part) or model))
             found = again([known.get(key) for key in takes[number]])
             known.update(zip(gives[number], found, strict=True))
         return keras.tree.pack_sequence_as(model._outputs_struct, [known[key] for key in outputs])

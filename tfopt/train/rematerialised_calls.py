@@ -6,8 +6,8 @@ arguments in a graph, and every layer that trains has one. Where it runs, eagerl
 another function, moves BatchNormalization's statistics a second time, and forgets masks, added
 losses and the types of mixed precision.
 
-The mend: while inside ``mended()``, ``keras.remat`` computes again as ``tfopt.remat`` does: in the
-calls of models under a strategy, and of models that ``tfopt.remat`` was given.
+The mend: while inside ``mended()``, in the calls of models under a strategy, ``keras.remat``
+computes again as ``tfopt.remat`` does.
 """
 
 from __future__ import annotations
@@ -47,17 +47,6 @@ def mended(strategy: Any = None) -> AbstractContextManager[None]:
     return _shared()
 
 
-def during(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with the mend in force while it is called."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with mended():
-            return function(*args, **kwargs)
-
-    return call
-
-
 def _put_on() -> AbstractContextManager[None]:
     from keras.src.backend.tensorflow import core
 
@@ -69,7 +58,7 @@ def _put_on() -> AbstractContextManager[None]:
         named = hasattr(layer, "name")
         description = f"{type(layer).__name__} {layer.name!r}" if named else repr(f)
         # Once more in the backward pass, behind the call.
-        return recomputed(during(f), description, lambda loss: _add_loss(layer, loss))
+        return recomputed(_shared()(f), description, lambda loss: _add_loss(layer, loss))
 
     return replaced(core, remat=remat)
 

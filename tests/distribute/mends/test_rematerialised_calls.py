@@ -19,14 +19,12 @@ MODES = {
 }
 
 
-def trained(mode=None, eagerly=False, remat=None, **settings):
+def trained(mode=None, eagerly=False, **settings):
     keras.utils.set_random_seed(0)
     with keras.RematScope(mode, **settings):
         layers = [L.Dense(8, "relu"), L.Dropout(0.3, name="b"), L.BatchNormalization(name="c")]
         layers += [L.ActivityRegularization(0.01), L.Dense(2)]
         model = keras.Sequential([keras.Input((8,)), *layers])
-    if remat is not None:
-        tfopt.remat(model, remat)
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, run_eagerly=eagerly)
     model.fit(x, x[:, :2], batch_size=16, epochs=2, shuffle=False, verbose=0)
     return [variable.numpy().astype("float64") for variable in model.variables]
@@ -47,10 +45,6 @@ def defect_and_mend():
         for mode, settings in MODES.items():
             found["mended"][mode] = gap(plain, trained(mode, **settings))
         found["mended"]["eagerly"] = gap(plain, trained("full", eagerly=True))
-    # Of a model that tfopt.remat was given: outside of the layer that it computes again, and in it.
-    for layers in ("^b$", "dense"):
-        found["mended"][layers] = gap(plain, trained("full", remat=layers))
-        found["mended"][f"{layers} eagerly"] = gap(plain, trained("full", True, remat=layers))
     found["behind"] = repair.probe()
     return found
 
