@@ -34,7 +34,7 @@ def as_model(model: Any) -> Any:
     return read_model(model) if isinstance(model, str | os.PathLike) else model
 
 
-def read_model(path: str | os.PathLike[str]) -> Any:
+def read_model(path: str | os.PathLike[str], *, compiled: bool = True) -> Any:
     """Return the Keras model in a .keras file."""
     import keras
 
@@ -47,7 +47,7 @@ def read_model(path: str | os.PathLike[str]) -> Any:
             fix="model.save('model.keras') in the program that has the model",
         )
     try:
-        return keras.models.load_model(file)
+        return keras.models.load_model(file, compile=compiled)
     except Exception as error:
         raise UserError(
             f"Keras cannot load {file}.",
