@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tfopt.compress.aware_class import QuantizationAware
 from tfopt.compress.constraints import KeptZeros
 from tfopt.compress.saved_class import Holding
 from tfopt.compress.weight_clusters import WeightClusters
@@ -21,7 +20,6 @@ from tfopt.errors import UserError, first_line
 __all__ = [
     "Holding",
     "KeptZeros",
-    "QuantizationAware",
     "WeightClusters",
     "WeightMask",
     "as_model",
