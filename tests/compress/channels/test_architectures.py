@@ -126,13 +126,6 @@ def by_operations():
     return keras.Model(inputs, layers.Dense(5)(layers.Flatten()(x)))
 
 
-def in_three_dimensions():
-    inputs = keras.Input((6, 6, 6, 2))
-    x = layers.MaxPooling3D()(layers.Conv3D(16, 3, activation="relu", padding="same")(inputs))
-    x = layers.Conv3DTranspose(16, 3, padding="same")(x)
-    return keras.Model(inputs, layers.Dense(5)(layers.GlobalAveragePooling3D()(x)))
-
-
 def vision_transformer():
     inputs = keras.Input((16, 16, 3))
     x = layers.Conv2D(32, 4, strides=4)(inputs)
@@ -185,16 +178,6 @@ def masked_words():
     return keras.Model(inputs, layers.Dense(5)(layers.LSTM(16)(inner(x))))
 
 
-def inner_inputs_by_name():
-    """A model that takes a list may be given a dictionary, which sorts its names."""
-    left, right = keras.Input((16,), name="z"), keras.Input((24,), name="a")
-    joined = layers.Concatenate()([layers.Dense(16)(left), right * 2.0])
-    inner = keras.Model([left, right], layers.Dense(24)(joined))
-    inputs = keras.Input((7,))
-    given = {"z": layers.Dense(16)(inputs), "a": layers.Dense(24)(inputs)}
-    return keras.Model(inputs, layers.Dense(5)(inner(given)))
-
-
 def shuffled_and_gated():
     """ShuffleNet's halves, a gated unit, and a squeeze whose axes come back by indexing."""
     inputs = keras.Input((8, 8, 3))
@@ -223,7 +206,6 @@ ARCHITECTURES = [
     shared_layers,
     nested_models,
     by_operations,
-    in_three_dimensions,
     vision_transformer,
     attention_without_norms,
     recurrent,
@@ -232,7 +214,6 @@ ARCHITECTURES = [
     pytest.param(
         masked_words, marks=pytest.mark.filterwarnings("ignore:Layer 'sequential:UserWarning")
     ),
-    inner_inputs_by_name,
     shuffled_and_gated,
 ]
 

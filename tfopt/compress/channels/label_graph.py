@@ -169,9 +169,13 @@ def _acts_on_each_channel(call: Call) -> bool:
 
 def _enter(analysis: Analysis, call: Call) -> list[Flow]:
     """Follow a model inside a model, with the sizes of its own inputs."""
+    import keras
+
     graph = graph_of(call.layer)
+    leaves = keras.tree.flatten(call.named("inputs")["inputs"])
+    given = [leaf for leaf in leaves if isinstance(leaf, Flow)]
     inputs = []
-    for number, (tensor, flow) in enumerate(zip(graph.inputs, _given(call, graph), strict=True)):
+    for number, (tensor, flow) in enumerate(zip(graph.inputs, given, strict=True)):
         inner = Flow(tuple(tensor.shape), flow.labels)
         fits = len(inner.shape) == len(flow.shape)
         if not fits or any(inner.shape[axis] is None for axis in flow.varying):
@@ -183,16 +187,6 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
         inputs.append(inner)
     found = _walk(analysis, graph, inputs, call.path, call.repeats)
     return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, found, strict=True)]
-
-
-def _given(call: Call, graph: Any) -> list[Flow]:
-    """Return the flows that a model inside a model is given, in the order of its inputs."""
-    import keras
-
-    given = call.named("inputs")["inputs"]
-    if isinstance(given, dict) and not isinstance(graph._inputs_struct, dict):
-        given = [given[tensor.name] for tensor in graph.inputs]
-    return [leaf for leaf in keras.tree.flatten(given) if isinstance(leaf, Flow)]
 
 
 def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> None:
