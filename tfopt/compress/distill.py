@@ -131,7 +131,7 @@ def unheard_teacher(model: keras.Model) -> bool:
 
 def _steps(model: Any) -> int:
     optimizer = getattr(model, "optimizer", None)
-    return 0 if optimizer is None else int(optimizer.iterations)
+    return 0 if optimizer is None else int(optimizer.iterations.numpy())
 
 
 def let_teacher_go(model: keras.Model) -> bool:
