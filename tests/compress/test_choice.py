@@ -19,7 +19,7 @@ def test_layers_are_chosen_by_path_by_type_and_by_a_function():
         assert (chosen("a/dense", dense), chosen("b/conv", conv)) == expected
 
 
-@pytest.mark.parametrize("choice", [3, (), (keras.layers.Dense, "conv"), ["dense"]])
+@pytest.mark.parametrize("choice", [3, (), (keras.layers.Dense, "conv"), keras.layers.Dense(1)])
 def test_what_cannot_choose_is_an_error(choice):
     with pytest.raises(UserError, match="does not choose layers"):
         matcher(choice)

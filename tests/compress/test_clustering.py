@@ -74,10 +74,8 @@ def test_zeros_are_let_go_where_asked_and_few_of_them_are_no_cluster():
 @pytest.mark.parametrize(
     ("begin_step", "compiled"),
     [
-        pytest.param(0, {"jit_compile": True}, marks=pytest.mark.slow),
         (6, {}),
         pytest.param(12, {"jit_compile": True}, marks=pytest.mark.slow),
-        pytest.param(12, {}, marks=pytest.mark.slow),
     ],
 )
 def test_zeros_stay_also_until_there_are_clusters(tmp_path, begin_step, compiled):

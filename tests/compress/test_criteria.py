@@ -228,16 +228,6 @@ def test_a_schedule_goes_on_with_weights_that_were_restored(tmp_path):
     np.testing.assert_array_equal(weights_of(again) == 0, weights_of(whole) == 0)
 
 
-def test_past_the_end_of_the_schedule_sparsity_is_kept():
-    model = seeded_model()
-    prune(model, POLYNOMIAL)
-    fit(model)
-    reached = weights_of(model) == 0
-    prune(model, POLYNOMIAL, step=1000)
-    fit(model, epochs=2)
-    np.testing.assert_array_equal(weights_of(model) == 0, reached)
-
-
 @pytest.mark.parametrize(
     ("writes", "across"), [("optimizer", "layer"), ("loop", "layer"), ("loop", "model")]
 )

@@ -41,11 +41,8 @@ def test_it_goes_with_pruning_and_quantization(tmp_path):
 
 
 def test_a_teacher_that_is_not_there_or_other_is_refused_before_training(tmp_path):
-    with pytest.raises(UserError, match="no teacher"):
+    with pytest.raises(UserError, match="not a saved Keras 3 model"):
         run(Distill(str(tmp_path / "none.keras")).apply(small_job()))
-    (tmp_path / "text.keras").write_text("text")
-    with pytest.raises(UserError, match="cannot be loaded"):
-        run(Distill(str(tmp_path / "text.keras")).apply(small_job()))
     other = keras.Sequential([keras.Input((12,)), keras.layers.Dense(5)])
     other.save(tmp_path / "other.keras")
     with pytest.raises(UserError, match="other outputs"):

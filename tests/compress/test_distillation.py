@@ -65,17 +65,6 @@ def test_the_loss_is_hintons_whether_the_model_gives_probabilities_or_logits(act
     assert together == pytest.approx(0.7 * own + 0.3 * divergence(*logits, 2.0), rel=1e-4)
 
 
-def test_keras_own_distillation_compares_no_probabilities():
-    """Why it is not used: Keras 3.15 finds its default "kl_divergence" as a wrapped function, and
-    then leaves the softmax out, whether it is given logits, as it asks for, or probabilities."""
-    teacher, student = RNG.normal(0, 3, (2, 64, 4)).astype("float32")
-    theirs = keras.distillation.LogitsDistillation(temperature=2.0)
-    right = divergence(teacher, student, 2.0)
-    for given in ((teacher, student), (softmax(teacher), softmax(student))):
-        found = float(theirs.compute_loss(*map(tf.constant, given)))
-        assert abs(found - right) > 0.2 * right
-
-
 def test_binary_outputs_and_values_are_compared_by_what_they_are():
     for loss, activation in (("binary_crossentropy", "sigmoid"), ("mse", None)):
         y = RNG.uniform(size=(64, 4)).astype("float32")
@@ -197,12 +186,8 @@ def test_several_outputs_have_their_own_meanings():
     assert found == pytest.approx(0.5 * own + 0.5 * expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [pytest.param({"jit_compile": True}, marks=pytest.mark.slow), {"steps_per_execution": 2}],
-)
-def test_the_teacher_alone_teaches_and_does_not_change(arguments):
-    student, teacher = model_of(16, **arguments), model_of(16)
+def test_the_teacher_alone_teaches_and_does_not_change():
+    student, teacher = model_of(16, steps_per_execution=2), model_of(16)
     student.set_weights([w + RNG.normal(0, 0.1, w.shape) for w in teacher.get_weights()])
     before = teacher.get_weights()
     distill(student, teacher, weight=1.0, temperature=1.0)
@@ -279,31 +264,20 @@ class ByMethod(keras.Model):
         return gradient_step(self, data)
 
 
-class ByInner(keras.Model):
-    def train_step(self, data):
-        def loss_of(x, y):
-            return self.compute_loss(x, y, self(x, training=True))
-
-        return {"loss": loss_of(*data[:2])}
-
-
-class ByParent(ByMethod):
-    @tf.function
-    def train_step(self, data):
-        return super().train_step(data)
-
-
 class Blind(keras.Model):
     def train_step(self, data):
         x, y, _ = data
         return {"loss": self.compute_loss(y=y, y_pred=self(x, training=True))}
 
 
-class Deaf(ByMethod):
-    @tf.function
+class Deaf(keras.Model):
     def train_step(self, data):
-        self.compute_metrics(data[0], data[1], self(data[0]))
-        return {"loss": tf.reduce_mean(self(data[0]))}
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - tf.one_hot(y, 4)) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
 
 
 def own_model(kind):
@@ -313,15 +287,16 @@ def own_model(kind):
     return model
 
 
-@pytest.mark.parametrize("kind", [ByMethod, ByInner, ByParent])
-def test_a_train_step_of_ones_own_takes_the_teachers_loss(kind):
-    model, teacher = own_model(kind), model_of(16)
+def test_a_train_step_of_ones_own_takes_the_teachers_loss():
+    model, teacher = own_model(ByMethod), model_of(16)
     assert_learns_from(teacher, model, *map(np.log, predictions(teacher, model)))
 
 
-def test_a_train_step_without_the_teachers_loss_is_refused():
-    with pytest.raises(UserError, match="would not hear"):
-        distill(own_model(Deaf), model_of(16))
+def test_a_train_step_that_does_not_ask_the_teacher_is_told():
+    model = distill(own_model(Deaf), model_of(16))
+    model.fit(X, Y, verbose=0)
+    with pytest.warns(UserWarning, match="the teacher taught nothing"):
+        strip(model)
     with pytest.raises(UserError, match="compute_loss without x"):
         distill(own_model(Blind), model_of(16)).train_on_batch(X, Y)
 
@@ -329,9 +304,7 @@ def test_a_train_step_without_the_teachers_loss_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"weight": 0}, "0 < weight <= 1"),
         ({"weight": 1.5}, "0 < weight <= 1"),
-        ({"temperature": 0}, "0 < temperature"),
         ({"temperature": float("inf")}, "0 < temperature"),
     ],
 )
@@ -344,13 +317,9 @@ def test_bad_numbers_are_refused(arguments, words):
 
 def test_a_teacher_that_cannot_teach_is_refused():
     model = model_of()
-    with pytest.raises(UserError, match="own teacher"):
-        distill(model, model)
-    with pytest.raises(UserError, match="would change with it"):
-        distill(model, keras.Model(model.inputs, model.outputs))
-    for width in (11, 13):
-        with pytest.raises(UserError, match="other inputs"):
-            distill(model, keras.Sequential([keras.Input((width,)), layers.Dense(4)]))
+    for own in (model, keras.Model(model.inputs, model.outputs)):
+        with pytest.raises(UserError, match="would change with it"):
+            distill(model, own)
     with pytest.raises(UserError, match="other outputs"):
         distill(model, keras.Sequential([keras.Input((12,)), layers.Dense(3)]))
     with pytest.raises(UserError, match="not built"):

@@ -11,7 +11,6 @@ from keras import layers
 
 import tfopt
 from tfopt.compress.schedules import PolynomialSparsity
-from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6, 8)).astype("float32")
@@ -125,10 +124,7 @@ def test_clusters_train_on(tmp_path):
 @pytest.mark.parametrize(
     ("name", "first"),
     [
-        pytest.param("own", "prune", marks=pytest.mark.slow),
-        pytest.param("own", "cluster", marks=pytest.mark.slow),
         ("own", "quantize_aware"),
-        pytest.param("functional", "prune", marks=pytest.mark.slow),
         pytest.param("nested", "cluster", marks=pytest.mark.slow),
     ],
 )
@@ -157,18 +153,14 @@ def test_whatever_comes_first_all_of_it_comes_back_and_off(name, first, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "second"), [("prune", "quantize_aware"), ("quantize_aware", "prune")]
-)
-def test_one_comes_off_and_the_other_stays(first, second, tmp_path):
+def test_one_comes_off_and_the_other_stays(tmp_path):
     from tfopt.compress.prune import take_masks_off
 
-    model = HOW[second](HOW[first](built("own")))
+    model = tfopt.quantize_aware(tfopt.prune(built("own"), 0.5))
     take_masks_off(model)
     again = loaded(model, tmp_path)
     assert tfopt.compress.quantization_report(again)
     assert not masked(again)
-    assert not hasattr(again, "held")
     assert type(tfopt.strip(model)) is Own
 
 
@@ -189,16 +181,3 @@ def test_keras_s_own_layers_need_no_class():
     """Keras saves their constraints itself."""
     model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
     assert type(tfopt.prune(model, 0.5)) is keras.Sequential
-
-
-def test_code_that_makes_other_layers_is_refused(tmp_path, monkeypatch):
-    tfopt.prune(built("own"), 0.5).save(tmp_path / "m.keras")
-    plain = Block.__init__
-
-    def other(self, width, **kwargs):
-        plain(self, width, **kwargs)
-        self.dense = keras.Sequential([layers.Dense(12), layers.Dense(width)])
-
-    monkeypatch.setattr(Block, "__init__", other)
-    with pytest.raises(UserError, match=r"holds something on a layer that 'own.*' has not"):
-        keras.models.load_model(tmp_path / "m.keras")

@@ -32,23 +32,6 @@ class Training(keras.Model):
 
 
 @keras.saving.register_keras_serializable("without_call")
-class Given(Training):
-    """Its models are given to it, and saved with it."""
-
-    def __init__(self, encoder, decoder, **settings):
-        super().__init__(**settings)
-        self.encoder, self.decoder = encoder, decoder
-
-    def get_config(self):
-        parts = {"encoder": self.encoder, "decoder": self.decoder}
-        return {name: keras.saving.serialize_keras_object(each) for name, each in parts.items()}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**{n: keras.saving.deserialize_keras_object(each) for n, each in config.items()})
-
-
-@keras.saving.register_keras_serializable("without_call")
 class Made(Training):
     """It makes its models itself."""
 
@@ -57,8 +40,8 @@ class Made(Training):
         self.encoder, self.decoder = encoder(), decoder()
 
 
-def trained(kind):
-    model = Given(encoder(), decoder()) if kind == "given" else Made()
+def trained():
+    model = Made()
     model.compile(keras.optimizers.Adam(), jit_compile=False)
     model.fit(X, verbose=0)
     assert not model.built
@@ -71,9 +54,8 @@ def zeros(model):
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 @pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
-@pytest.mark.parametrize("kind", ["given", "made"])
-def test_what_is_held_stays_through_training_files_and_strip(kind, tmp_path):
-    model = trained(kind)
+def test_what_is_held_stays_through_training_files_and_strip(tmp_path):
+    model = trained()
     tfopt.prune(model, 0.5)
     model.fit(X, verbose=0)
     assert zeros(model) == 0.5
@@ -86,11 +68,11 @@ def test_what_is_held_stays_through_training_files_and_strip(kind, tmp_path):
     loaded.save(tmp_path / "plain.keras")
     plain = keras.models.load_model(tmp_path / "plain.keras")
     assert zeros(plain) == 0.5
-    assert type(plain) is type(trained(kind))
+    assert type(plain) is Made
 
 
 def test_clusters_hold_its_kernels_too():
-    model = trained("made")
+    model = trained()
     tfopt.cluster(model, 4)
     model.fit(X, verbose=0)
     assert len(np.unique(model.decoder.layers[0].kernel)) <= 4
@@ -101,7 +83,7 @@ def test_clusters_hold_its_kernels_too():
 )
 def test_what_needs_a_call_names_the_models_that_have_one(refused):
     with pytest.raises(UserError, match=r"model\.encoder.*model\.decoder") as told:
-        refused(trained("given"))
+        refused(trained())
     assert "keras.Input" not in str(told.value)
 
 

@@ -5,15 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from keras import layers
 
 import tfopt
-from tfopt.compress.integers.functions import functions_of_litert
-from tfopt.compress.integers.served_forms import served_forms
 from tfopt.compress.integers.unrolled import unrolled_soundly
-from tfopt.job.rebuild import blueprint
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 20, (64, 6)).astype("int32")
@@ -46,14 +42,6 @@ def at_once(*works):
         return [each.result() for each in [threads.submit(begun, work) for work in works]]
 
 
-def gets_in_meanwhile(work):
-    """Whether another thread is through with something before this one goes on."""
-    done = threading.Event()
-    other = threading.Thread(target=lambda: (work(), done.set()))
-    other.start()
-    return done.wait(0.5), other
-
-
 def test_two_models_at_once_give_the_files_that_they_give_alone():
     models = [reader(seed) for seed in range(2)]
     alone = [tfopt.quantize(model, representative=TOKENS) for model in models]
@@ -72,36 +60,6 @@ def test_one_model_in_several_threads_is_afterwards_as_it_was():
     for layer, own in zip(model.layers, before, strict=True):
         assert vars(layer).keys() == own.keys()
         assert all(vars(layer)[name] is value for name, value in own.items())
-
-
-@pytest.mark.parametrize(
-    "context",
-    [
-        functions_of_litert,
-        lambda: unrolled_soundly(reader(0, unroll=True)),
-        lambda: served_forms(normalizer(), integers=True),
-    ],
-    ids=["functions", "unrolled", "served"],
-)
-def test_who_changes_something_for_a_while_is_alone(context):
-    def enter():
-        with context():
-            pass
-
-    with context():
-        early, other = gets_in_meanwhile(enter)
-        # The same thread goes on.
-        enter()
-    other.join()
-    assert not early
-
-
-def test_a_model_is_not_copied_in_the_forms_that_it_is_served_in():
-    model = normalizer()
-    with served_forms(model, integers=True):
-        early, other = gets_in_meanwhile(lambda: blueprint(model))
-    other.join()
-    assert not early
 
 
 def test_a_loop_that_another_thread_trains_keeps_its_zeros():

@@ -36,7 +36,7 @@ def test_two_of_each_four_input_channels_stay(jit):
             assert set(np.flatnonzero(chosen[start : start + 4])) == set(order[:2])
 
 
-@pytest.mark.parametrize("channels", [3, 5, 6, 7, 9])
+@pytest.mark.parametrize("channels", [3, 6])
 def test_a_last_group_with_fewer_channels_keeps_as_many(channels):
     mask = kept(RNG.normal(size=(channels, 4)).astype("float32"), NOfM())
     rest = channels % 4
@@ -58,10 +58,8 @@ def test_a_convolutions_groups_lie_along_its_input_channels():
 @pytest.mark.parametrize(
     ("pooling", "jit", "shape"),
     [
-        ("average", False, (8, 12)),
         ("average", True, (7, 10)),
-        ("max", True, (8, 12)),
-        ("max", False, (7, 10)),
+        ("max", False, (8, 12)),
         ("max", False, (5, 4)),
     ],
 )

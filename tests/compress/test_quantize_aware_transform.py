@@ -57,15 +57,6 @@ def test_the_file_is_measured_and_the_model_is_plain_again():
     assert "every operator computes with integers" in effect.note
 
 
-def test_pruned_weights_stay_zero_in_either_order():
-    for order in ((Prune(0.5), QuantizeAware()), (QuantizeAware(), Prune(0.5))):
-        outcome = run(chain(*order).apply(job().with_(epochs=1)))
-        kernel = outcome.model.get_layer("out").kernel.numpy()
-        assert np.mean(kernel == 0) >= 0.5 - 1 / kernel.size
-        assert outcome.artefacts
-        assert all(effect.acted for _, effect in outcome.effects)
-
-
 def test_layers_not_chosen_are_told():
     outcome = run(QuantizeAware(layers="^conv", freeze_batchnorm=None).apply(job().with_(epochs=1)))
     assert "left alone: " in outcome.effects[0][1].note
@@ -77,7 +68,6 @@ def test_layers_not_chosen_are_told():
         ({"weights": "int3"}, "int8"),
         ({"begin": 1.5}, "begin"),
         ({"freeze_batchnorm": -1}, "freeze_batchnorm"),
-        ({"layers": "("}, "not a regular expression"),
     ],
 )
 def test_bad_settings_are_refused_when_they_are_written(settings, words):
@@ -93,7 +83,8 @@ def test_the_file_is_made_of_masked_weights_whatever_a_callback_put_back(order):
                 variable.assign(variable + 0.01)
 
     steps = chain(*(Prune(0.5), QuantizeAware())[::order])
-    outcome = run(steps.apply(job(callbacks=(PutsBack,))))
+    outcome = run(steps.apply(job(callbacks=(PutsBack,)).with_(epochs=1)))
+    assert np.mean(outcome.model.get_layer("out").kernel.numpy() == 0) >= 0.49
     (artefact,) = outcome.artefacts
     conv, out = 9 * 8, 6 * 6 * 8 * 10
     for values in int8_kernels(artefact.content, (conv, out)).values():

@@ -51,11 +51,9 @@ def test_a_model_without_such_channels_is_refused_by_its_reasons():
     "settings",
     [
         {"fraction": 1.5},
-        {"target": "size"},
         {"target": len},
         {"score": "taylor"},
         {"ranking": "both"},
-        {"multiple": 0},
         {"layers": "("},
     ],
 )

@@ -7,7 +7,6 @@ from keras import layers
 
 import tfopt
 from tfopt import UserError
-from tfopt.compress import constraints
 
 OWN = """
     import keras
@@ -109,19 +108,3 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
     assert tfopt.footprint({"saved": path}, turns=5).rows[0].parameters == model.count_params()
     with pytest.raises(UserError, match="not a saved Keras 3 model"):
         tfopt.prune(tmp_path / "other.keras", 0.5)
-
-
-@pytest.mark.parametrize("held", ["pruned", "aware"])
-def test_saving_says_once_what_to_do(held, tmp_path, caplog):
-    constraints._say_once.cache_clear()
-    model = plain()
-    model = tfopt.prune(model, 0.5) if held == "pruned" else tfopt.quantize_aware(model)
-    keras.models.clone_model(model).get_config()
-    assert "tfopt.strip" not in caplog.text
-    for _ in range(2):
-        model.save(tmp_path / "held.keras")
-    assert caplog.text.count("tfopt.strip(model) before saving") == 1
-    constraints._say_once.cache_clear()
-    caplog.clear()
-    tfopt.strip(model).save(tmp_path / "plain.keras")
-    assert "tfopt.strip" not in caplog.text

@@ -195,14 +195,11 @@ def test_lower_losses_are_better():
     assert allocation["layer0"] < allocation["layer1"] == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
-)
-def test_a_scan_is_drawn(tmp_path, monkeypatch, suffix, start):
+def test_a_scan_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     rows = [(10, (0.9, 0.8 - n / 100, 0.7)) for n in range(20)]
-    assert table(*rows).plot(f"~/scan{suffix}") == tmp_path / f"scan{suffix}"
-    assert (tmp_path / f"scan{suffix}").read_bytes().startswith(start)
+    assert table(*rows).plot("~/scan.png") == tmp_path / "scan.png"
+    assert (tmp_path / "scan.png").read_bytes().startswith(b"\x89PNG")
 
 
 def without_loss():
@@ -219,37 +216,20 @@ def endless():
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(50).repeat()
 
 
-class Endless(keras.utils.PyDataset):
-    @property
-    def num_batches(self):
-        return None
-
-    def __getitem__(self, index):
-        return X[:8], Y[:8]
-
-
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
         (two_branches, {"sparsities": ()}, "no sparsity to try"),
-        (two_branches, {"sparsities": (0.5, 1.0)}, "0 <= sparsity < 1"),
         (two_branches, {"sparsities": None}, "0 <= sparsity < 1"),
         (two_branches, {"score": "precision"}, "does not measure this"),
         (two_branches, {"layers": "nowhere"}, "no layer to scan"),
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "not built"),
         (without_loss, {}, "not compiled"),
         (diverged, {}, "idle/kernel' holds NaN or infinite"),
-        (two_branches, {"data": X}, "without labels"),
-        (two_branches, {"data": (X,)}, "without labels"),
-        (two_branches, {"data": [X, Y]}, "without labels"),
-        (two_branches, {"data": None}, "again and again"),
-        (two_branches, {"data": "x"}, "again and again"),
-        (two_branches, {"data": (X, Y, Y, Y)}, "again and again"),
+        (two_branches, {"data": X}, "cannot be evaluated on examples such as these"),
         (two_branches, {"data": (batch for batch in [(X, Y)])}, "again and again"),
         (two_branches, {"data": (X[:, :3], Y)}, "cannot be evaluated on examples such as these"),
-        (two_branches, {"data": (X, Y[:5])}, "cannot be evaluated on examples such as these"),
         (two_branches, {"data": endless()}, "never ends"),
-        (two_branches, {"data": Endless()}, "never ends"),
     ],
 )
 def test_bad_input_is_refused(make, arguments, words):
@@ -264,12 +244,6 @@ def test_data_without_examples_is_refused():
         sensitivity(two_branches(), nothing)
 
 
-def test_sparsities_may_come_from_a_generator():
-    levels = (each / 10 for each in (8, 5))
-    found = sensitivity(two_branches(), (X, Y), sparsities=levels, layers="matters")
-    assert found.sparsities == (0.5, 0.8)
-
-
 def test_a_part_of_data_without_an_end_is_enough():
     model = two_branches()
     found = sensitivity(model, endless().take(4), sparsities=0.5, layers="matters")
@@ -282,7 +256,3 @@ def test_what_a_table_cannot_give_is_refused(tmp_path):
         found.allocation(0.95)
     with pytest.raises(UserError, match=r"\.png"):
         found.plot(tmp_path / "scan.txt")
-    with pytest.raises(UserError, match="create the folder first"):
-        found.plot(tmp_path / "nowhere" / "scan.png")
-    with pytest.raises(UserError, match="path is not one"):
-        found.plot(5)

@@ -46,14 +46,6 @@ def test_the_sparsity_of_a_model_is_a_table_with_its_sum():
     ]
 
 
-def test_a_frozen_backbone_is_seen_at_once():
-    model = net()
-    model.get_layer("hidden").trainable = False
-    text = str(tfopt.compress.pruning_report(tfopt.prune(model, 0.5)))
-    assert "together" not in text
-    assert "left alone: hidden/kernel (not trainable; set trainable = True first" in text
-
-
 def test_clusters_are_a_table():
     text = str(tfopt.compress.clustering_report(tfopt.cluster(net(), 4)))
     assert text.splitlines()[1].split() == ["hidden/kernel", "160", "4", "4"]

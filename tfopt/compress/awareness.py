@@ -86,10 +86,8 @@ class Awareness:
 
     def put_on(self) -> None:
         """Give the model its ranges and put the points into force: all of it, or nothing."""
-        model = self._model
-        before = {id(variable) for variable in model._non_trainable_variables}
         try:
-            with _open(model), _where_variables_are(model):
+            with _open(self._model), _where_variables_are(self._model):
                 self._step = self._add("quantization_step", (), "int32", "only_first_replica")
                 for point in self.points:
                     for place in _moving_places(point):
@@ -97,8 +95,6 @@ class Awareness:
                         self._ranges[point.path, place] = self._add(name, (2,), "float32", "mean")
             self.hook()
         except BaseException:
-            # Ctrl-C may come when the model has a weight that is not among ours yet.
-            self._variables = [v for v in model._non_trainable_variables if id(v) not in before]
             self.remove()
             raise
 

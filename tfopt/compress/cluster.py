@@ -11,14 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from tfopt.compress import keras2
-from tfopt.compress.hold import (
-    all_or_nothing,
-    choose_sites,
-    let_go,
-    require_free,
-    settle,
-    training_steps,
-)
+from tfopt.compress.float_copy import require_finite_weights
+from tfopt.compress.hold import choose_sites, let_go, require_free, settle, training_steps
 from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.kernels import Alone, Axes, Kernel, Site, find_kernels, find_sites
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
@@ -99,15 +93,15 @@ def cluster(
     from tfopt.job.rebuild import require_weights
 
     require_weights(model)
+    require_finite_weights(model)
     sites = _choose(model, plan)
     others = [site for site in find_sites(model) if site not in sites and not site.obstacle()]
-    with all_or_nothing([*sites, *others]):
-        for site in sites:
-            _attach(site, plan)
-        for site in others:
-            _keep_zeros(site, plan)
-        save_what_is_held(model)
-        forget_compiled_steps(model)
+    for site in sites:
+        _attach(site, plan)
+    for site in others:
+        _keep_zeros(site, plan)
+    save_what_is_held(model)
+    forget_compiled_steps(model)
     return model
 
 
@@ -222,7 +216,7 @@ def _all_clusters(model: keras.Model) -> list[Any]:
 def _choose(model: keras.Model, plan: Plan) -> list[Site]:
     sites, matches = find_sites(model), matcher(plan.layers)
     require_free(model.name, sites, "its zeros stay zero, and few values stay what they are")
-    chosen = choose_sites(
+    return choose_sites(
         model,
         [site for site in sites if matches(site.path, site.layer)],
         plan.obstacle,
@@ -230,22 +224,6 @@ def _choose(model: keras.Model, plan: Plan) -> list[Site]:
         refusal=f"None of the chosen layers can have {plan.clusters} clusters.",
         expected="at least one built, trainable layer with a kernel of more weights than that",
     )
-    _require_finite(chosen)
-    return chosen
-
-
-def _require_finite(sites: list[Site]) -> None:
-    import numpy as np
-
-    for kernel in (kernel for site in sites for kernel in site.kernels):
-        values = np.asarray(kernel.variable.numpy()).astype("float64")
-        if not np.isfinite(values).all():
-            raise UserError(
-                f"{kernel.path} cannot be clustered: not all its weights are numbers.",
-                expected="finite weights",
-                received=f"{(~np.isfinite(values)).sum()} NaN or infinite of {values.size}",
-                fix="find out where the training diverged; keras.callbacks.TerminateOnNaN stops it",
-            )
 
 
 def _attach(site: Site, plan: Plan) -> None:

@@ -47,25 +47,21 @@ def nearest(rows: Any, values: Any) -> Any:
     return tf.searchsorted(_midpoints(values), rows, side="right")
 
 
-def recovered_clusters(rows: Any, clusters: int, zeros: bool) -> Any:
-    """Return each weight's cluster: equal values are one, parted at the widest gaps if too many.
+def recovered_clusters(rows: Any, zeros: bool) -> Any:
+    """Return each weight's cluster: equal values are one.
 
     With ``zeros``, cluster 0 is that of the zeros, empty in a row without any.
     """
-    return np.stack([_recovered(row, clusters, zeros) for row in np.asarray(rows, "float64")])
+    return np.stack([_recovered(row, zeros) for row in np.asarray(rows, "float64")])
 
 
-def _recovered(row: Any, clusters: int, zeros: bool) -> Any:
-    values = np.unique(row)
-    gaps = np.diff(values)
-    widest = np.sort(np.argsort(-gaps, kind="stable")[: clusters - 1])
-    index = np.searchsorted((values[widest] + values[widest + 1]) / 2, row, side="right")
+def _recovered(row: Any, zeros: bool) -> Any:
+    values, index = np.unique(row, return_inverse=True)
     if not zeros:
         return index
-    means = [row[index == k].mean() for k in range(len(widest) + 1)]
-    zero = int(np.argmin(np.abs(means)))
-    if means[zero] != 0 and len(values) <= clusters:
-        return index + 1  # a row that never had zeros
+    if 0 not in values:
+        return index + 1
+    zero = np.searchsorted(values, 0)
     return np.where(index == zero, 0, index + (index < zero))
 
 

@@ -6,12 +6,9 @@ it inside functions. Importing it registers ``KeptZeros``, which ``keras.models.
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import keras
@@ -19,27 +16,7 @@ import tensorflow as tf
 
 from tfopt.compress.kernels import kernel_name
 
-_log = logging.getLogger("tfopt")
 _Setting = TypeVar("_Setting")
-
-
-def say_how_to_load() -> None:
-    """Log one line, once, where a file is being written that needs tfopt to be loaded."""
-    frame = sys._getframe()
-    while frame is not None:
-        writes = frame.f_code.co_name == "save_model"
-        if writes and frame.f_globals.get("__name__") == "keras.src.saving.saving_lib":
-            _say_once()
-            return
-        frame = frame.f_back  # type: ignore[assignment]
-
-
-@cache
-def _say_once() -> None:
-    _log.warning(
-        "the file holds masks, clusters or ranges: tfopt.load(path) reads it; tfopt.strip(model) "
-        "before saving leaves a file that loads without tfopt"
-    )
 
 
 class Held(keras.constraints.Constraint):  # type: ignore[misc]
@@ -69,7 +46,6 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
         """Make what is held final in all kernels, for a file that is about to be written."""
         for state in self._states.values():
             self.settle(state.kernel)
-        say_how_to_load()
 
     def _made(self, kernel: Any, local: Any) -> Any:
         """Return a new state for a kernel; ``local`` is one replica's variable."""

@@ -8,15 +8,12 @@ teacher for good, and its default loss leaves the softmax out.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.errors import UserError, first_line, keep_plain, real
+from tfopt.errors import UserError, keep_plain, real
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
 
@@ -98,16 +95,8 @@ def distill(
     model, teacher = as_model(model), as_model(teacher)
     require_built_keras3(model)
     require_built_keras3(teacher)
-    if teacher is model:
-        raise UserError(
-            f"The model {model.name!r} cannot be its own teacher: it would change with it.",
-            fix="copy it before it is compressed: teacher = keras.models.clone_model(model); "
-            "teacher.set_weights(model.get_weights())",
-        )
     _require_apart(model, teacher)
-    _require_same_inputs(model, teacher)
     _require_same_outputs(model, teacher)
-    _require_compute_loss(model)
     let_teacher_go(model)
     model.compute_loss = _Loss(model, teacher, weight, temperature)
     model._compute_loss_has_training_arg = True
@@ -128,6 +117,23 @@ def has_teacher(model: keras.Model) -> bool:
     return isinstance(vars(model).get("compute_loss"), _Loss)
 
 
+UNHEARD = (
+    "the train_step of the model's own never called self.compute_loss, so the teacher taught "
+    "nothing"
+)
+
+
+def unheard_teacher(model: keras.Model) -> bool:
+    """Return whether a model was trained with a teacher that no step has asked."""
+    held = vars(model).get("compute_loss")
+    return isinstance(held, _Loss) and not held.heard and _steps(model) > held.begun
+
+
+def _steps(model: Any) -> int:
+    optimizer = getattr(model, "optimizer", None)
+    return 0 if optimizer is None else int(optimizer.iterations.numpy())
+
+
 def let_teacher_go(model: keras.Model) -> bool:
     """Give a model its own loss back, and return whether it had a teacher."""
     held = vars(model).get("compute_loss")
@@ -146,6 +152,7 @@ class _Loss:
         self.weight, self.temperature = weight, temperature
         self.plain = model.compute_loss
         self.takes_training = model._compute_loss_has_training_arg
+        self.begun, self.heard = _steps(model), False
         self.measured: Callable[..., Any] = lambda loss, *rows: loss(*rows)
         """How one of Keras's losses is computed, for what adds it up over the parts of a batch."""
 
@@ -163,6 +170,7 @@ class _Loss:
             return own
         import tensorflow as tf
 
+        self.heard = True
         if x is None:
             raise UserError(
                 "The teacher was not shown the examples.",
@@ -304,31 +312,20 @@ def _require_apart(model: Any, teacher: Any) -> None:
             f"The teacher {teacher.name!r} has weights of {model.name!r}: it would change with it.",
             expected="a teacher with weights of its own",
             received=", ".join(shared[:4]),
-            fix="load the teacher from the file of the uncompressed model, say",
+            fix="load it from its file, or copy the model before it is compressed: teacher = "
+            "keras.models.clone_model(model); teacher.set_weights(model.get_weights())",
         )
-
-
-def _require_same_inputs(model: Any, teacher: Any) -> None:
-    """Compare the models' inputs, sizes that are left open aside."""
-    mine, theirs = (
-        [tuple(x.shape[1:]) for x in getattr(each, "inputs", None) or ()]
-        for each in (model, teacher)
-    )
-    if not mine or not theirs:
-        return
-    alike = len(mine) == len(theirs)
-    if len(mine) == len(theirs) == 1 and len(mine[0]) == len(theirs[0]):
-        sizes = zip(theirs[0], mine[0], strict=True)
-        alike = all(None in pair or pair[0] == pair[1] for pair in sizes)
-    if not alike:
-        raise _other(teacher, model, "inputs", mine, theirs)
 
 
 def _require_same_outputs(model: Any, teacher: Any) -> None:
     """Compare the models' outputs; those of a subclassed model are unknown before it runs."""
     mine, theirs = map(_output_shapes, (model, teacher))
     if mine is not None and theirs is not None and mine != theirs:
-        raise _other(teacher, model, "outputs", mine, theirs)
+        raise UserError(
+            f"The teacher {teacher.name!r} has other outputs than {model.name!r}.",
+            expected=f"outputs of the shapes {mine}",
+            received=str(theirs),
+        )
 
 
 def _output_shapes(model: Any) -> list[tuple[int | None, ...]] | None:
@@ -338,70 +335,6 @@ def _output_shapes(model: Any) -> list[tuple[int | None, ...]] | None:
     if isinstance(getattr(model, "output", None), dict):
         outputs = keras.tree.flatten(model.output)
     return None if outputs is None else [tuple(each.shape[1:]) for each in outputs]
-
-
-def _other(teacher: Any, model: Any, ports: str, mine: object, theirs: object) -> UserError:
-    return UserError(
-        f"The teacher {teacher.name!r} has other {ports} than {model.name!r}.",
-        expected=f"{ports} of the shapes {mine}",
-        received=str(theirs),
-    )
-
-
-def _require_compute_loss(model: Any) -> None:
-    import keras
-
-    own = type(model).train_step is not keras.Model.train_step
-    if own and not _asks_for_loss(type(model)):
-        raise UserError(
-            f"The train_step of {type(model).__name__} would not hear a teacher.",
-            expected="a train_step that calls self.compute_loss(x, y, y_pred, sample_weight)",
-            received="one that computes its loss in another way",
-        )
-
-
-def _asks_for_loss(kind: Any) -> bool:
-    """Return whether a class's train_step calls compute_loss, or is of code that cannot be read.
-
-    Methods and functions that it calls are read as well, whatever decorates them. Keras's own are
-    not: its test_step computes a loss that no train_step has asked for.
-    """
-    left, seen = [kind.train_step], set()
-    if _code_of(kind.train_step) is None:
-        return True
-    while left:
-        function = _unwrapped(left.pop())
-        code = _code_of(function)
-        if code is None or code in seen:
-            continue
-        seen.add(code)
-        for name in _names_in(code):
-            if name in ("compute_loss", "_compute_loss", "train_step"):
-                return True
-            called = (getattr(kind, name, None), function.__globals__.get(name))
-            left += [each for each in called if not _is_of_keras(each)]
-    return False
-
-
-def _unwrapped(function: Any) -> Any:
-    """Return what was decorated by tf.function, or by what says so as functools.wraps does."""
-    return inspect.unwrap(getattr(function, "python_function", function))
-
-
-def _code_of(function: Any) -> CodeType | None:
-    code = getattr(_unwrapped(function), "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names_in(inner)
-
-
-def _is_of_keras(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("keras.")
 
 
 def _require_number(name: str, value: object, *, most: float) -> float:
@@ -454,7 +387,9 @@ class Distill(Transform):
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
         """Load the teacher and add its part to the loss."""
-        teacher = self._loaded()
+        from tfopt.compress.saved import read_model
+
+        teacher = read_model(self.teacher, compiled=False)
         distill(model, teacher, weight=self.weight, temperature=self.temperature)
         return Effect(
             True,
@@ -464,27 +399,8 @@ class Distill(Transform):
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """Let the teacher go."""
+        heard = not unheard_teacher(trained.model)
         let_teacher_go(trained.model)
+        if not heard:
+            return None, Effect(False, UNHEARD)
         return None, Effect(True, "the teacher is gone from the trained model")
-
-    def _loaded(self) -> keras.Model:
-        import keras
-
-        path = Path(self.teacher).expanduser()
-        if not path.is_file():
-            raise UserError(
-                "There is no teacher to learn from.",
-                expected="a .keras file that model.save wrote",
-                received=str(path),
-                fix="train and save the uncompressed model first, or mend Distill.teacher",
-            )
-        try:
-            return keras.models.load_model(path, compile=False)
-        # Whatever a file of somebody else's classes raises.
-        except Exception as error:
-            raise UserError(
-                f"The teacher {path} cannot be loaded.",
-                expected="a .keras file whose classes are known",
-                received=first_line(error),
-                fix="import the module that registers its classes, in the job's own module",
-            ) from error

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfopt.compress.kernels import Site, find_kernels, find_sites
 from tfopt.compress.reports import ZEROS_MEANT, count_zeros
-from tfopt.errors import UserError
+from tfopt.errors import UserError, real
 from tfopt.job.parts import Facts
 from tfopt.job.rebuild import require_keras3
 
@@ -88,28 +87,6 @@ def _held_sites(model: Any, kind: type | None) -> list[Site]:
     return [site for site in find_sites(model) if isinstance(site.constraint, kind or Held)]
 
 
-@contextmanager
-def all_or_nothing(sites: Sequence[Site]) -> Iterator[None]:
-    """Give the sites their values and constraints back where the block is not finished.
-
-    After Ctrl-C, a model of which half is held would be trained as if it were whole.
-    """
-    holders = [
-        (owner, name, getattr(owner, name)) for each in sites for owner, name in each.holders
-    ]
-    variables = [kernel.variable for site in sites for kernel in site.kernels]
-    before = [(variable.constraint, variable.numpy()) for variable in variables]
-    try:
-        yield
-    except BaseException:
-        for owner, name, constraint in holders:
-            setattr(owner, name, constraint)
-        for variable, (constraint, values) in zip(variables, before, strict=True):
-            variable.constraint = constraint
-            variable.assign(values)
-        raise
-
-
 def require_free(
     name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
 ) -> None:
@@ -154,6 +131,17 @@ def choose_sites(
         received=", ".join(dict.fromkeys(paths[:20])) or "a model without trainable weights",
         fix="mend layers=, which is searched for in these paths",
     )
+
+
+def require_share(name: str, value: object) -> None:
+    """Refuse anything but a share of a training, the whole of it included."""
+    number = real(value)
+    if number is None or not 0 <= number <= 1:
+        raise UserError(
+            f"{name} is not a fraction of the training.",
+            expected="0 <= fraction <= 1",
+            received=repr(value),
+        )
 
 
 def training_steps(facts: Facts, transform: str, fix: str) -> int:

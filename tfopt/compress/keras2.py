@@ -171,14 +171,10 @@ class _Policy:
             PruneRegistry,
         )
 
-        own = getattr(layer, "get_prunable_weights", None)
-        if own is not None:
-            able = bool(own())
-        else:
-            # tfmot also "supports" layers of which it prunes nothing, such as BatchNormalization.
-            names = PruneRegistry._LAYERS_WEIGHTS_MAP.get(type(layer), ("of its cell",))
-            able = PruneRegistry.supports(layer) and bool(names)
-        return able and bool(layer.trainable_weights) and self._matches(layer.name, layer)
+        # tfmot also "supports" layers of which it prunes nothing, such as BatchNormalization.
+        names = PruneRegistry._LAYERS_WEIGHTS_MAP.get(type(layer), ("of its cell",))
+        able = PruneRegistry.supports(layer) and bool(names) and bool(layer.trainable_weights)
+        return able and self._matches(layer.name, layer)
 
     def ensure_model_supports_pruning(self, model: Any) -> None:
         """Support every model: what cannot be wrapped is left alone."""
@@ -328,12 +324,10 @@ def _kernels(layer: Any) -> list[Any]:
         ClusteringRegistry,
     )
 
-    own = getattr(layer, "get_clusterable_weights", None)
-    if own is None:
-        if not (layer.trainable_weights and ClusteringRegistry.supports(layer)):
-            return []
-        own = ClusteringRegistry.make_clusterable(layer).get_clusterable_weights
-    return [weight for _, weight in own()]
+    if not (layer.trainable_weights and ClusteringRegistry.supports(layer)):
+        return []
+    clusterable = ClusteringRegistry.make_clusterable(layer)
+    return [weight for _, weight in clusterable.get_clusterable_weights()]
 
 
 def quantize_aware(model: Any, settings: Settings, matches: Matches) -> Any:

@@ -5,7 +5,7 @@ Keras is recognised by class names, and imported only to tell variables from ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -179,9 +179,6 @@ def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Ite
             found = _kernel(layer, name, f"{path}/{name}", inputs)
             kernels = () if found is None else (found,)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
-        for variable in _without_constraint(layer, [name for name, _, _ in _KERNELS[kind]]):
-            reason = f"{type(layer).__name__} takes no constraint for it"
-            yield Alone(f"{path}/{variable.name}", (variable,), reason)
     elif own := _own_variables(layer):
         reason = f"{type(layer).__name__} has no kernel"
         yield Alone(path or layer.name, own, reason)
@@ -203,14 +200,6 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
     kernels = tuple(kernel for kernel in found if kernel is not None)
     holders = ((layer, attribute), *((child, "kernel_constraint") for child in projections))
     return Site(path, layer, holders, kernels, rebuilt_by)
-
-
-def _without_constraint(layer: Any, kernels: Sequence[str]) -> list[Any]:
-    """Return matrices beside the kernels: a reversible embedding may have a second one."""
-    known = {id(_variable(layer, name)) for name in kernels}
-    others = [v for v in _own_variables(layer) if id(v) not in known and len(v.shape) > 1]
-    # Those of adapters are trained instead of the kernel, and are small.
-    return [v for v in others if "bias" not in v.name and "lora" not in v.name]
 
 
 def _own_variables(layer: Any) -> tuple[Any, ...]:

@@ -41,6 +41,11 @@ def kinds(part: Any) -> frozenset[str]:
     return frozenset(c.__name__ for c in type(part).__mro__ if c.__module__.startswith("keras."))
 
 
+def plain_class(model: Any) -> type:
+    """Return the class that a model has for its user, behind the one that saves what is held."""
+    return next(kind for kind in type(model).__mro__ if "in_front" not in vars(kind))
+
+
 def is_layer(part: Any) -> bool:
     """Return whether a part is a layer, and not an operation."""
     return "Layer" in kinds(part)

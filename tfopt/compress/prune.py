@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress import keras2
 from tfopt.compress.criteria import MAGNITUDE, Criterion, as_criterion
-from tfopt.compress.float_copy import not_finite
-from tfopt.compress.hold import (
-    all_or_nothing,
-    choose_sites,
-    let_go,
-    require_free,
-    training_steps,
-)
+from tfopt.compress.float_copy import require_finite_weights
+from tfopt.compress.hold import choose_sites, let_go, require_free, require_share, training_steps
 from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.kernels import Alone, Site, find_kernels, find_sites
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
@@ -38,7 +32,7 @@ from tfopt.compress.schedules import (
     Schedule,
     require_sparsity,
 )
-from tfopt.errors import UserError, keep_plain, real, require_count
+from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
 from tfopt.job.rebuild import forget_compiled_steps, require_keras3
@@ -263,17 +257,15 @@ def prune(
     model = as_model(model)
     if is_keras2(model):
         return keras2.prune(model, plan.for_tfmot(), plan.pattern, matcher(layers))
-    from tfopt.compress.float_copy import require_finite_weights
     from tfopt.compress.saved_class import save_what_is_held
     from tfopt.job.rebuild import require_weights
 
     require_weights(model)
     require_finite_weights(model)
     sites = _choose(model, layers, plan)
-    with all_or_nothing(sites):
-        plan.attach(sites)
-        save_what_is_held(model)
-        forget_compiled_steps(model)
+    plan.attach(sites)
+    save_what_is_held(model)
+    forget_compiled_steps(model)
     return model
 
 
@@ -348,11 +340,7 @@ def _rows(found: Site | Alone, pattern: Pattern | None) -> list[LayerSparsity]:
         if mask is not None:
             shape, sparsity = kernel.variable.shape, mask.schedule.sparsity
             target = mask.pattern.target(shape, sparsity, kernel.inputs)
-        # A mask keeps what is not a number, and says so: hidden, nobody would see the divergence.
-        lost = not_finite(kernel.variable)
-        lost_remark = f"{lost} NaN or infinite weights, which stay" if lost else None
-        remarks = "; ".join(filter(None, (remark, lost_remark))) or None
-        rows.append(LayerSparsity(kernel.path, *count_zeros(kernel.variable), target, remarks))
+        rows.append(LayerSparsity(kernel.path, *count_zeros(kernel.variable), target, remark))
     return rows
 
 
@@ -422,14 +410,8 @@ class Prune(Transform):
                 expected=f"at most {self.sparsity} for a polynomial schedule, 0 for a constant one",
                 received=repr(self.initial_sparsity),
             )
-        for name in ("begin", "end"):
-            fraction = real(getattr(self, name))
-            if fraction is None or not 0 <= fraction <= 1:
-                raise UserError(
-                    f"Prune.{name} is not a fraction of the training.",
-                    expected="0 <= fraction <= 1",
-                    received=repr(getattr(self, name)),
-                )
+        require_share("Prune.begin", self.begin)
+        require_share("Prune.end", self.end)
         if not self.begin < self.end:
             raise UserError(
                 "Prune ends before it begins.",
@@ -472,8 +454,9 @@ class Prune(Transform):
         )
         rows = pruning_report(model)
         masked = [row for row in rows if row.target is not None]
+        weights = sum(row.weights for row in masked)
         note = (
-            f"{self.sparsity:.0%} of {_weights(masked)} in {count(len(masked), 'kernel')} "
+            f"{self.sparsity:.0%} of {weights:,} weights in {count(len(masked), 'kernel')} "
             f"masked by step {schedule.end_step} of {steps}"
         )
         left = ((row.path, row.remark) for row in rows if row.target is None)
@@ -522,11 +505,3 @@ class Prune(Transform):
         return PolynomialSparsity(
             self.sparsity, begin, end, frequency, initial_sparsity=self.initial_sparsity
         )
-
-
-def _weights(rows: Sequence[LayerSparsity]) -> str:
-    count = sum(row.weights for row in rows)
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.1f} {unit} weights"
-    return f"{count} weights"

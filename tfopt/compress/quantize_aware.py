@@ -14,60 +14,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.compress import keras2
 from tfopt.compress.awareness import Awareness, LayerQuantization, Settings, Weights, is_hooked
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.hold import settle, unheld_zeros
+from tfopt.compress.hold import require_share, settle, training_steps, unheld_zeros
 from tfopt.compress.integers.plan import Point, plan
 from tfopt.compress.keras2 import is_keras2
-from tfopt.compress.kernels import rebuilder
 from tfopt.compress.model_graph import (
     Layers,
     compile_pattern,
     find,
-    kinds,
     matcher,
-    places,
     ports_of,
     require_numbers,
 )
-from tfopt.errors import UserError, keep_plain, real, whole, within
+from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
-from tfopt.job.rebuild import forget_compiled_steps, models_around, require_built_keras3
+from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.roster import transform_class
 from tfopt.report.format import count, table
 
 if TYPE_CHECKING:
     import keras
-
-# Then all that came in is less than a step of 256.
-_LOST = 1e3
-# A range that holds a number such as hides scores.
-_ENORMOUS = 1e3
-_MIXES = frozenset({"Add", "Subtract", "Where", "Maximum", "Minimum", "Concatenate", "Pad"})
-
-
-def _lost_values(held: Awareness, model: Any) -> dict[str, str]:
-    """Return a remark for each point, by path, whose range leaves nothing of what comes in."""
-    widths = {
-        id(find(model, point.address)): high - low
-        for point in held.points
-        for low, high in filter(None, [held.range_of(point)])
-    }
-    return {
-        point.path: "an enormous number is added or joined here: in this range nothing is left "
-        "of what comes in"
-        for point in held.points
-        if point.address and _loses(point, model, widths)
-    }
-
-
-def _loses(point: Point, model: Any, widths: dict[int, float]) -> bool:
-    part = find(model, point.address)
-    known = places(find(model, point.address[:-1]))
-    if known is None or not kinds(part) & _MIXES or id(part) not in widths:
-        return False
-    before = [widths[id(each)] for each in known[id(part)].before if id(each) in widths]
-    return bool(before) and widths[id(part)] >= max(_ENORMOUS, _LOST * min(before))
-
 
 _BITS = {"int8": 8, "int4": 4}
 
@@ -148,26 +114,12 @@ def quantize_aware(
         )
     _require_unshared(model, points)
     _require_no_adapters(model)
-    from tfopt.compress.aware_class import make_aware
+    from tfopt.compress.saved_class import make_aware
 
     _warn_of_unheld_zeros(model)
     forget_compiled_steps(model)
     make_aware(model, Awareness(model, points, settings))
-    _warn_of_files_without_it(model)
     return model
-
-
-def _warn_of_files_without_it(model: Any) -> None:
-    """Warn of models around: a class that makes its parts itself loads plain ones."""
-    for each in models_around(model)[1:]:
-        owner = rebuilder(each, None)
-        if owner and any(layer is model for layer in each._flatten_layers()):
-            warnings.warn(
-                f"A file of {each.name!r} will not tell that its part {model.name!r} is "
-                f"quantization-aware, since {owner} makes the part itself when it is loaded. Save "
-                f"the part by itself, or call quantize_aware({each.name}, layers=...) instead.",
-                stacklevel=3,
-            )
 
 
 def quantization_report(model: Any) -> QuantizationReport:
@@ -183,12 +135,7 @@ def quantization_report(model: Any) -> QuantizationReport:
         return QuantizationReport(keras2.quantization_report(model))
     aware = _require_aware(model)
     held = aware.quantization_awareness
-    lost = _lost_values(held, model)
-    return QuantizationReport(
-        replace(row, remark=lost.get(row.path, row.remark))
-        for point in held.points
-        for row in _rows(held, point)
-    )
+    return QuantizationReport(row for point in held.points for row in _rows(held, point))
 
 
 def awareness_of(model: Any) -> list[Any]:
@@ -215,7 +162,7 @@ def take_awareness_off(model: keras.Model) -> bool:
     """Write the rounded kernels into the model, take the rest off; return if there was any."""
     aware = awareness_of(model)
     for each in aware:
-        from tfopt.compress.aware_class import make_plain
+        from tfopt.compress.saved_class import make_plain
 
         each.quantization_awareness.settle()
         make_plain(each)
@@ -233,22 +180,16 @@ def validate_weights(weights: object) -> None:
         )
 
 
-def _settings(
-    weights: object, begin_step: object, freeze_step: object, momentum: object
-) -> Settings:
+def _settings(weights: object, begin_step: object, freeze_step: Any, momentum: Any) -> Settings:
     validate_weights(weights)
-    for name, step in (("begin_step", begin_step), ("freeze_batchnorm_step", freeze_step)):
-        count = whole(step)
-        if (count is None or count < 0) and (step is not None or name == "begin_step"):
-            raise UserError(
-                f"{name} is not a step.", expected="a whole number from 0", received=repr(step)
-            )
+    begin_step = require_count("begin_step", begin_step, minimum=0)
+    if freeze_step is not None:
+        freeze_step = require_count("freeze_batchnorm_step", freeze_step, minimum=0)
     if not within(momentum, 0, 1):
         raise UserError(
             "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
         )
-    plain = whole(begin_step), whole(freeze_step), real(momentum)
-    return Settings(_BITS[str(weights)], *plain)  # type: ignore[arg-type]
+    return Settings(_BITS[str(weights)], begin_step, freeze_step, float(momentum))
 
 
 def _warn_of_unheld_zeros(model: Any) -> None:
@@ -350,15 +291,9 @@ class QuantizeAware(Transform):
     def __post_init__(self) -> None:
         keep_plain(self)
         validate_weights(self.weights)
-        for name in ("begin", "freeze_batchnorm"):
-            value = getattr(self, name)
-            number = real(value)
-            if (number is None or not 0 <= number <= 1) and (value is not None or name == "begin"):
-                raise UserError(
-                    f"QuantizeAware.{name} is not a fraction of the training.",
-                    expected="0 <= fraction <= 1",
-                    received=repr(value),
-                )
+        require_share("QuantizeAware.begin", self.begin)
+        if self.freeze_batchnorm is not None:
+            require_share("QuantizeAware.freeze_batchnorm", self.freeze_batchnorm)
         if self.layers is not None:
             compile_pattern("QuantizeAware.layers", self.layers)
 
@@ -371,21 +306,16 @@ class QuantizeAware(Transform):
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
         """Make the model quantization-aware, in steps of this run."""
-        steps = None if facts.steps_per_epoch is None else facts.steps_per_epoch * facts.epochs
-        if steps is None and (self.begin or self.freeze_batchnorm is not None):
-            raise UserError(
-                "QuantizeAware needs to know how long the training is, which the data does not "
-                "tell.",
-                expected="a job with steps_per_epoch, or data of a known length",
-                received="steps_per_epoch=None",
-                fix="set Job.steps_per_epoch, or QuantizeAware(begin=0, freeze_batchnorm=None)",
-            )
         frozen = self.freeze_batchnorm
+        steps = 0
+        if self.begin or frozen is not None:
+            endless = "QuantizeAware(begin=0, freeze_batchnorm=None)"
+            steps = training_steps(facts, "QuantizeAware", endless)
         quantize_aware(
             model,
             self.weights,
-            begin_step=round(self.begin * (steps or 0)),
-            freeze_batchnorm_step=None if frozen is None else round(frozen * (steps or 0)),
+            begin_step=round(self.begin * steps),
+            freeze_batchnorm_step=None if frozen is None else round(frozen * steps),
             layers=self.layers,
         )
         return Effect(True, _summary(model))

@@ -434,9 +434,6 @@ def _require_fewer(
         )
 
 
-_MOST_REASONS = 4
-
-
 @dataclass(frozen=True, repr=False)
 class RemoveChannels(Transform):
     """Removes filters, units and attention heads, and trains what is left.
@@ -503,8 +500,5 @@ def _summary(report: ChannelsReport) -> str:
         f"{report.parameters_before:,} parameters became {report.parameters_after:,}: fewer "
         f"channels in {count(len(smaller), 'group')}"
     )
-    whole = [group for group in report.groups if group.remark]
-    reasons = [f"{group.layers[0]} ({group.remark})" for group in whole[:_MOST_REASONS]]
-    if len(whole) > _MOST_REASONS:
-        reasons.append(f"and {len(whole) - _MOST_REASONS} more")
-    return f"{note}; left whole: {', '.join(reasons)}" if reasons else note
+    whole = by_reason((few(group.layers), group.remark) for group in report.groups if group.remark)
+    return f"{note}; left whole: {', '.join(whole)}" if whole else note

@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tfopt.compress.aware_class import QuantizationAware
 from tfopt.compress.constraints import KeptZeros
 from tfopt.compress.saved_class import Holding
 from tfopt.compress.weight_clusters import WeightClusters
@@ -21,7 +20,6 @@ from tfopt.errors import UserError, first_line
 __all__ = [
     "Holding",
     "KeptZeros",
-    "QuantizationAware",
     "WeightClusters",
     "WeightMask",
     "as_model",
@@ -34,7 +32,7 @@ def as_model(model: Any) -> Any:
     return read_model(model) if isinstance(model, str | os.PathLike) else model
 
 
-def read_model(path: str | os.PathLike[str]) -> Any:
+def read_model(path: str | os.PathLike[str], *, compiled: bool = True) -> Any:
     """Return the Keras model in a .keras file."""
     import keras
 
@@ -47,7 +45,7 @@ def read_model(path: str | os.PathLike[str]) -> Any:
             fix="model.save('model.keras') in the program that has the model",
         )
     try:
-        return keras.models.load_model(file)
+        return keras.models.load_model(file, compile=compiled)
     except Exception as error:
         raise UserError(
             f"Keras cannot load {file}.",

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from tfopt.compress.kernels import Site, find_kernels
 from tfopt.compress.model_graph import Layers, matcher
 from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compress.schedules import ConstantSparsity, require_sparsity
-from tfopt.errors import UserError, require_number
+from tfopt.errors import UserError, first_line, require_number
 from tfopt.files import target_of, write_atomically
 from tfopt.report.format import by_reason
 
@@ -228,8 +227,6 @@ def sensitivity(
 
 
 def _levels(sparsities: Any) -> tuple[float, ...]:
-    if isinstance(sparsities, Real):
-        sparsities = (sparsities,)
     sparsities = tuple(sparsities) if hasattr(sparsities, "__iter__") else (sparsities,)
     for level in sparsities:
         require_sparsity("sparsities", level)
@@ -287,12 +284,10 @@ def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], 
         first = evaluated()
     # Whatever a model raises that is given what it does not take.
     except Exception as error:
-        labels = " without labels" if _lacks_labels(data) else ""
-        message = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"The model cannot be evaluated on examples{labels} such as these.",
+            "The model cannot be evaluated on examples such as these.",
             expected="data=(x, y), or a dataset of such batches",
-            received=f"{type(data).__name__}, and from Keras: {message[:300]}",
+            received=f"{type(data).__name__}, and from Keras: {first_line(error)}",
         ) from error
     if not first:
         raise UserError(
@@ -340,12 +335,6 @@ def _usual(model: keras.Model, results: Mapping[str, float]) -> str:
 
 def _is_accuracy(name: str) -> bool:
     return "acc" in name.lower()
-
-
-def _lacks_labels(data: Any) -> bool:
-    """Return whether these are arrays alone: what yields batches holds its own labels."""
-    alone = data[0] if isinstance(data, tuple) and len(data) == 1 else data
-    return isinstance(alone, list | Mapping) or hasattr(alone, "shape")
 
 
 def _direction(model: keras.Model, name: str) -> str:

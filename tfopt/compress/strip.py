@@ -38,6 +38,8 @@ def strip(model: Any) -> Any:
     require_keras3(model)
     _warn_of_unfinished(model)
     _warn_of_changes(model)
+    if distillation.unheard_teacher(model):
+        warnings.warn(f"strip() of {model.name!r}: {distillation.UNHEARD}.", stacklevel=2)
     held = [
         distillation.let_teacher_go(model),
         quantization_aware.take_awareness_off(model),

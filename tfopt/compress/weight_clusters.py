@@ -153,8 +153,7 @@ class WeightClusters(Held):
     Which weight belongs to which cluster is not among the layer's weights: in a loaded kernel,
     equal values are a cluster. The first call finds them; in a compiled step it comes before the
     first update. Trained with ``run_eagerly=True``, a loaded kernel has already had one update by
-    then: the widest gaps between its values part the clusters, and zeros that still wait for
-    theirs are gone.
+    then: its clusters are formed anew, and zeros are gone.
 
     Example:
         layer.kernel_constraint = WeightClusters(16)
@@ -273,14 +272,15 @@ class WeightClusters(Held):
             return
         if tf.reduce_all(state.project(local) == local):
             return
-        if most_values(state.rows.take(local).numpy()) > self.clusters:
-            self._form(state, local)
-        else:
-            self._recover(state, local)
+        self._recover(state, local)
 
     def _recover(self, state: _State, local: Any) -> None:
-        zeros = self.layout(state.kernel).zeros
-        found = recovered_clusters(state.rows.take(local).numpy(), self.clusters, zeros)
+        """Find the clusters of weights that have been clustered, and form those of others."""
+        rows = state.rows.take(local).numpy()
+        if most_values(rows) > self.clusters:
+            self._form(state, tf.convert_to_tensor(local))
+            return
+        found = recovered_clusters(rows, self.layout(state.kernel).zeros)
         self._enter(state, tf.constant(found))
 
     def _form(self, state: _State, value: Any) -> None:

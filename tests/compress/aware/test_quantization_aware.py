@@ -1,8 +1,5 @@
 """quantize_aware, quantization_report and strip on real Keras 3 models that are trained."""
 
-import copy
-import pickle
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ from keras import layers
 
 import tfopt
 from tfopt.compress import hooks
-from tfopt.compress.prune import prune
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 from tfopt.compress.strip import strip
 from tfopt.errors import UserError
@@ -62,7 +58,6 @@ def assert_trained(model, batches):
 @pytest.mark.parametrize(
     "compile_arguments",
     [
-        {"optimizer": keras.optimizers.SGD(0.01, momentum=0.9)},
         pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         {"steps_per_execution": 4},
         {"run_eagerly": True},
@@ -80,16 +75,15 @@ def test_ranges_are_learned_however_the_step_is_compiled(compile_arguments):
     assert rows(model)["relu"].output[0] == 0
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_ranges_are_float32_in_mixed_precision(policy):
-    keras.config.set_dtype_policy(policy)
+def test_ranges_are_float32_in_mixed_precision():
+    keras.config.set_dtype_policy("mixed_float16")
     try:
         model = quantize_aware(small_model())
     finally:
         keras.config.set_dtype_policy("float32")
     fit(model, epochs=2)
     assert_trained(model, 16)
-    assert model(X[:2]).dtype == policy.removeprefix("mixed_")
+    assert model(X[:2]).dtype == "float16"
     assert {v.dtype for v in model.variables if v.name.endswith("_output")} == {"float32"}
 
 
@@ -141,9 +135,7 @@ def test_before_any_batch_the_model_computes_with_rounded_kernels_alone():
     assert rows(model)["relu"].output is None
 
 
-@pytest.mark.parametrize(
-    ("policy", "fused"), [("mixed_float16", 2**-8), ("mixed_bfloat16", 2**-5), ("float64", 0)]
-)
+@pytest.mark.parametrize(("policy", "fused"), [("mixed_bfloat16", 2**-5), ("float64", 0)])
 def test_the_warm_up_is_one_of_any_precision(policy, fused):
     """``fused``: on a CPU with arithmetic of half precision, operations that TensorFlow makes one
     of round once, and where the warm-up ends is a condition between them."""
@@ -205,27 +197,12 @@ def test_a_saved_model_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_copies_and_pickles_go_on_where_it_was():
-    model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)))
-    fit(model)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert quantization_report(other) == quantization_report(model)
-        np.testing.assert_array_equal(other(X), model(X))
-        fit(other)
-        assert_trained(other, 16)
-        assert type(strip(other)) is keras.Sequential
-    assert_trained(model, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_clone_is_a_plain_model_in_float(tmp_path, compiled):
+def test_a_clone_is_a_plain_model_in_float(tmp_path):
     x = keras.Input((6, 6, 2))
     hidden = layers.Conv2D(4, 3, activation="elu", name="conv")(x)
     model = keras.Model(x, layers.Dense(3, "gelu", name="out")(layers.Flatten()(hidden)))
     plain = model.get_weights()
-    if compiled:
-        model.compile("adam", "mse", jit_compile=False)
+    model.compile("adam", "mse", jit_compile=False)
     wanted = model(X)
     quantize_aware(model)(X, training=True)
     clone = keras.models.clone_model(model)
@@ -256,17 +233,6 @@ def test_layers_are_aware_in_one_model_at_a_time():
     quantize_aware(other)
     strip(other)
     assert "call" not in vars(trunk)
-
-
-def test_a_weights_file_holds_the_ranges(tmp_path):
-    model = quantize_aware(small_model())
-    fit(model)
-    model.save_weights(tmp_path / "m.weights.h5")
-    other = quantize_aware(small_model())
-    fit(other)
-    other.load_weights(tmp_path / "m.weights.h5")
-    assert quantization_report(other) == quantization_report(model)
-    assert other.quantization_awareness.step == 8
 
 
 def test_a_loop_of_ones_own_trains_it():
@@ -380,30 +346,10 @@ class Silent(keras.Model):
         return self.out(self.hidden(self.flat(x)))
 
 
-class SilentWithStep(Silent):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (Silent, {}),
-        pytest.param(SilentWithStep, {}, marks=pytest.mark.slow),
-        pytest.param(
-            Silent, {"jit_compile": True, "steps_per_execution": 4}, marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_a_model_whose_call_takes_no_training_is_trained_all_the_same(kind, settings):
-    model = kind()
+def test_a_model_whose_call_takes_no_training_is_trained_all_the_same():
+    model = Silent()
     model(X[:2])
-    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **settings})
+    model.compile("adam", "mse", jit_compile=False)
     quantize_aware(model)
     fit(model)
     assert_trained(model, batches=8)
@@ -475,17 +421,6 @@ def test_each_input_has_a_row_with_its_own_range():
     assert "inputs/2" not in found
 
 
-def test_zeros_of_a_mask_stay_through_training_and_strip():
-    model = small_model()
-    prune(model, 0.5, layers="hidden")
-    quantize_aware(model)
-    fit(model)
-    strip(model)
-    kernel = model.get_layer("hidden").kernel.numpy()
-    assert np.mean(kernel == 0) >= 0.5
-    assert kernel.any()
-
-
 @pytest.mark.slow
 def test_strip_leaves_a_plain_model_with_the_rounded_kernels(tmp_path, fresh_python):
     model = small_model()
@@ -554,8 +489,7 @@ def test_layers_not_chosen_are_reported():
     assert found["conv"].weights is None
 
 
-@keras.saving.register_keras_serializable("test_quantization_aware")
-def test_a_model_is_aware_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_model_is_aware_whole_or_not_at_all(monkeypatch):
     model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "elu"), layers.Dense(3)])
     plain = hooks._set
 
@@ -565,7 +499,7 @@ def test_a_model_is_aware_whole_or_not_at_all(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         plain(target, name, value)
 
-    given, own = RNG.normal(size=(4, 6)).astype("float32"), [{**vars(x)} for x in model.layers]
+    own = [{**vars(layer)} for layer in model.layers]
     before = [weight.path for weight in model.weights]
     monkeypatch.setattr(hooks, "_set", stopped)
     with pytest.raises(KeyboardInterrupt):
@@ -574,21 +508,6 @@ def test_a_model_is_aware_whole_or_not_at_all(tmp_path, monkeypatch):
     assert type(model) is keras.Sequential
     assert [weight.path for weight in model.weights] == before
     assert [vars(layer).keys() for layer in model.layers] == [each.keys() for each in own]
-    model.save(tmp_path / "plain.keras")
-    loaded = keras.models.load_model(tmp_path / "plain.keras")
-    np.testing.assert_array_equal(loaded(given), model(given))
-
-
-@pytest.mark.slow
-def test_strip_finishes_what_was_interrupted():
-    model = quantize_aware(small_model())
-    fit(model)
-    model.quantization_awareness.remove()
-    model.__class__ = keras.Sequential
-    strip(model)
-    assert type(model) is keras.Sequential
-    assert not hasattr(model, "quantization_awareness")
-    assert not any("quantization" in weight.path for weight in model.weights)
 
 
 def aware():
@@ -606,17 +525,15 @@ def aware():
         (small_model, {"layers": "nowhere"}, "conv, norm, relu"),
         (small_model, {"layers": "("}, "not a regular expression"),
         (lambda: keras.Sequential([layers.Dense(3)]), {}, "not built"),
-        (lambda: "model", {}, "Keras 3 model"),
     ],
 )
 def test_bad_input_changes_nothing(make, arguments, words):
     model = make()
-    before = model.get_weights() if isinstance(model, keras.Model) else []
+    before = model.get_weights()
     with pytest.raises(UserError, match=words.replace("|", r"\|")):
         quantize_aware(model, **arguments)
-    if isinstance(model, keras.Model):
-        for one, other in zip(before, model.get_weights(), strict=True):
-            np.testing.assert_array_equal(one, other)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_report_of_a_plain_model_is_refused():

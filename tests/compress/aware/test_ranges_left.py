@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers, ops
 from one_file import OneFile
 
@@ -58,38 +57,6 @@ FILES = {
         "larger": joined(lambda pair: ops.maximum(*pair)),
     },
 }
-
-
-class Neighbours(layers.Layer):
-    """What the nodes of a graph gather, by a matrix that comes in with them."""
-
-    def build(self, shapes):
-        self.kernel = self.add_weight(shape=(shapes[0][-1], 8))
-
-    def call(self, both):
-        nodes, matrix = both
-        count = tf.maximum(tf.reduce_sum(matrix, -1, keepdims=True), 1.0)
-        return tf.nn.relu(tf.matmul(matrix, tf.matmul(nodes, self.kernel)) / count)
-
-
-@pytest.mark.slow
-def test_a_range_that_comes_too_late_is_left_out():
-    keras.utils.set_random_seed(0)
-    rng = np.random.default_rng(0)
-    nodes, matrix = keras.Input((6, 4)), keras.Input((6, 6))
-    found = Neighbours()([Neighbours()([nodes, matrix]), matrix])
-    model = keras.Model([nodes, matrix], layers.Dense(2)(layers.GlobalAveragePooling1D()(found)))
-    examples = [
-        rng.normal(size=(128, 6, 4)).astype("float32"),
-        (rng.random((128, 6, 6)) > 0.5).astype("float32"),
-    ]
-    tfopt.quantize_aware(model)
-    for _ in range(3):
-        model(examples, training=True)
-    made = tfopt.quantize(model, representative=examples)
-    assert made.fully_integer, made.left_float
-    assert made.parity.relative_error < 0.06
-    assert any("ranges of its own" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("bodies", FILES.values(), ids=FILES)

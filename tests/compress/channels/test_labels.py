@@ -1,9 +1,7 @@
 """Labels and flows: what is united stays so, what is pinned too."""
 
 import numpy as np
-import pytest
 
-from tfopt.compress.channels.dense_rules import letters
 from tfopt.compress.channels.each_channel import acts_on_each_channel
 from tfopt.compress.channels.labels import NONE, Flow, Labels
 
@@ -48,18 +46,6 @@ def test_a_flow_is_as_small_as_its_labels_allow():
     assert flow.labels.shape == (1, 1, 1, 4)
     assert flow.varying == (3,)
     assert flow.spread().shape == (1, 8, 8, 4)
-
-
-@pytest.mark.parametrize(
-    ("equation", "ranks", "expected"),
-    [
-        ("ab,bc->ac", (2, 2), ("ab", "bc", "ac")),
-        ("...x,xy->...y", (3, 3), ("ABx", "xy", "ABy")),
-        ("ab...,bc->ac...", (4, 4), ("abAB", "bc", "acAB")),
-    ],
-)
-def test_the_axes_of_an_equation_by_letter(equation, ranks, expected):
-    assert letters(equation, *ranks) == expected
 
 
 def test_acting_on_each_channel_is_found_by_trying():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.channels.each_channel import acts_on_each_channel, after_activation
+from tfopt.compress.channels.each_channel import after_activation
 from tfopt.compress.channels.labels import Analysis, Call, Flow
 
 
@@ -55,26 +55,6 @@ def _over_axes(analysis: Analysis, call: Call) -> list[Flow]:
     return [Flow(call.shapes[0], flow.labels)]
 
 
-def _group_normalization(analysis: Analysis, call: Call) -> list[Flow]:
-    layer, flow = call.layer, call.inputs[0]
-    axis = flow.axis(layer.axis)
-    if flow.varying != (axis,) or layer.groups != flow.shape[axis]:
-        analysis.pin(flow, f"{call.title} takes its statistics over several of them")
-        return [Flow(call.shapes[0], flow.labels)]
-    labels = analysis.along(call, flow, axis)
-    for variable in (layer.gamma, layer.beta):
-        analysis.cut(call, variable, 0, labels, "follows")
-    analysis.change(call, lambda kept: {"groups": kept(labels)})
-    return [Flow(call.shapes[0], flow.labels)]
-
-
-def _rescaling(analysis: Analysis, call: Call) -> list[Flow]:
-    flow = call.inputs[0]
-    if any(np.size(each) > 1 for each in (call.layer.scale, call.layer.offset)):
-        analysis.pin(flow, f"{call.title} has constants for each channel")
-    return [Flow(call.shapes[0], flow.labels)]
-
-
 def _layer_scale(analysis: Analysis, call: Call) -> list[Flow]:
     (flow,) = call.inputs
     labels = analysis.along(call, flow, -1)
@@ -94,9 +74,11 @@ def _combine(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _average(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow a mean of the inputs, if it is the layer, or one over an axis: the operation."""
+    """Follow the layer, a mean of its inputs; the operation of that name is one over an axis."""
     if hasattr(call.layer, "axis"):
-        return _named_operation(analysis, call)
+        for flow in call.inputs:
+            analysis.pin(flow, f"{call.title} may be a mean of them")
+        return [Flow.plain(shape) for shape in call.shapes]
     return _combine(analysis, call)
 
 
@@ -129,25 +111,10 @@ def _beside_constant(analysis: Analysis, call: Call, flow: Flow, constant: Any) 
         analysis.pin(flow, f"{call.title} combines them with constants for each channel")
 
 
-def _named_operation(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow an operation that may or may not act on each value alone: tried, not guessed."""
-    flow = call.inputs[0]
-    if len(call.inputs) > 1 or not acts_on_each_channel(call.layer):
-        for each in call.inputs:
-            analysis.pin(each, f"{call.title} is not known to act on each channel alone")
-        return [Flow.plain(shape) for shape in call.shapes]
-    return [Flow(shape, flow.labels) for shape in call.shapes]
-
-
 _ALONE = """
     Identity Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout
-    GaussianNoise AlphaDropout ActivityRegularization ReLU LeakyReLU ELU StochasticDepth
+    GaussianNoise AlphaDropout ActivityRegularization Rescaling ReLU LeakyReLU ELU StochasticDepth
     Cast SaturateCast StopGradient Copy
-"""
-_OPERATIONS = """
-    Absolute Abs Negative Square Sqrt Exp Expm1 Log Log1p Log2 Log10 Sin Cos Tanh Sign Floor Ceil
-    Round Clip Reciprocal Relu Relu6 Sigmoid Softplus Softsign Silu HardSilu HardSigmoid HardTanh
-    LeakyRelu Elu Selu Celu Gelu LogSigmoid SoftShrink HardShrink TanhShrink Threshold Squareplus
 """
 _COMBINING = """
     Add Subtract Multiply Maximum Minimum CustomScaleLayer Divide TrueDivide DivideNoNan
@@ -162,14 +129,11 @@ _OVER_AXES = {
 }
 ELEMENTWISE_RULES = {
     **dict.fromkeys(_ALONE.split(), _alone),
-    **dict.fromkeys(_OPERATIONS.split(), _named_operation),
     **dict.fromkeys(_COMBINING.split(), _combine),
     **dict.fromkeys(_OVER_AXES, _over_axes),
     "Average": _average,
     "Activation": _activation,
     "PReLU": _prelu,
     "BatchNormalization": _batch_normalization,
-    "GroupNormalization": _group_normalization,
-    "Rescaling": _rescaling,
     "LayerScale": _layer_scale,
 }

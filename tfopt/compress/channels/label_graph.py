@@ -6,18 +6,32 @@ act on each channel alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tfopt.compress.channels.convolution_rules import CONVOLUTION_RULES
+from tfopt.compress.channels.dense_rules import DENSE_RULES
 from tfopt.compress.channels.each_channel import acts_on_each_channel
+from tfopt.compress.channels.elementwise_rules import ELEMENTWISE_RULES
 from tfopt.compress.channels.labels import Analysis, Call, Flow, Shape
-from tfopt.compress.channels.rules import has_further_weights, rule_for
+from tfopt.compress.channels.recurrent_rules import RECURRENT_RULES
+from tfopt.compress.channels.shape_rules import SHAPE_RULES
 from tfopt.compress.model_graph import Matches
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     import keras
+
+_RULES: dict[str, Callable[[Analysis, Call], list[Flow]]] = {
+    **DENSE_RULES,
+    **CONVOLUTION_RULES,
+    **RECURRENT_RULES,
+    **ELEMENTWISE_RULES,
+    **SHAPE_RULES,
+}
+# What an unknown operation is tried on: enough for any window, and quick.
+_TRIED = 32
 
 
 def analyse(model: keras.Model, chosen: Matches) -> Analysis:
@@ -82,10 +96,17 @@ def apply(analysis: Analysis, call: Call) -> list[Flow]:
     if type(call.layer) is keras.layers.TimeDistributed:
         return _each_step(analysis, _without_masks(analysis, call))
     analysis.layers.setdefault(id(call.layer), (call.path, call.layer))
-    rule = rule_for(call.layer)
-    if rule is None:
+    # A class of the user's own has no rule, whatever its name: its call may do anything.
+    of_keras = type(call.layer).__module__.startswith("keras.")
+    rule = _RULES.get(type(call.layer).__name__) if of_keras else None
+    if rule is None or _has_further_weights(call.layer):
         return _not_followed(analysis, call)
     return rule(analysis, _without_masks(analysis, call))
+
+
+def _has_further_weights(layer: Any) -> bool:
+    """Return whether a layer has scales or low-rank weights beside its kernel."""
+    return bool(getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False))
 
 
 def _without_masks(analysis: Analysis, call: Call) -> Call:
@@ -103,9 +124,11 @@ def _without_masks(analysis: Analysis, call: Call) -> Call:
 def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
     if _acts_on_each_channel(call):
         return [Flow(call.shapes[0], call.inputs[0].labels)]
+    if not any(flow.varying for flow in call.inputs) and not getattr(call.layer, "weights", None):
+        return [Flow.plain(shape) for shape in call.shapes]
     kind = type(call.layer).__name__
     reason = f"{call.path} is of a type that the analysis does not follow: {kind}"
-    if has_further_weights(call.layer):
+    if _has_further_weights(call.layer):
         reason = f"{call.title} is quantized or has LoRA weights"
     analysis.unknown[id(call.layer)] = reason
     for flow in call.inputs:
@@ -128,6 +151,12 @@ def _acts_on_each_channel(call: Call) -> bool:
     if len(call.inputs) != 1 or len(call.inputs[0].varying) != 1 or len(call.shapes) != 1:
         return False
     (flow,) = call.inputs
+    shape = flow.shape
+    if not isinstance(layer, base):
+        shape = tuple(
+            size if size is None or axis in flow.varying else min(size, _TRIED)
+            for axis, size in enumerate(shape)
+        )
 
     def called(value: Any) -> Any:
         args, kwargs = keras.tree.map_structure(
@@ -135,14 +164,18 @@ def _acts_on_each_channel(call: Call) -> bool:
         )
         return call.layer(*args, **kwargs)
 
-    return acts_on_each_channel(called, flow.shape, flow.varying[0])
+    return acts_on_each_channel(called, shape, flow.varying[0])
 
 
 def _enter(analysis: Analysis, call: Call) -> list[Flow]:
     """Follow a model inside a model, with the sizes of its own inputs."""
+    import keras
+
     graph = graph_of(call.layer)
+    leaves = keras.tree.flatten(call.named("inputs")["inputs"])
+    given = [leaf for leaf in leaves if isinstance(leaf, Flow)]
     inputs = []
-    for number, (tensor, flow) in enumerate(zip(graph.inputs, _given(call, graph), strict=True)):
+    for number, (tensor, flow) in enumerate(zip(graph.inputs, given, strict=True)):
         inner = Flow(tuple(tensor.shape), flow.labels)
         fits = len(inner.shape) == len(flow.shape)
         if not fits or any(inner.shape[axis] is None for axis in flow.varying):
@@ -154,16 +187,6 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
         inputs.append(inner)
     found = _walk(analysis, graph, inputs, call.path, call.repeats)
     return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, found, strict=True)]
-
-
-def _given(call: Call, graph: Any) -> list[Flow]:
-    """Return the flows that a model inside a model is given, in the order of its inputs."""
-    import keras
-
-    given = call.named("inputs")["inputs"]
-    if isinstance(given, dict) and not isinstance(graph._inputs_struct, dict):
-        given = [given[tensor.name] for tensor in graph.inputs]
-    return [leaf for leaf in keras.tree.flatten(given) if isinstance(leaf, Flow)]
 
 
 def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> None:

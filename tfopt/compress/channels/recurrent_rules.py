@@ -13,7 +13,7 @@ from tfopt.compress.channels.labels import Analysis, Call, Flow
 
 def _recurrent(analysis: Analysis, call: Call) -> list[Flow]:
     layer, cell = call.layer, call.layer.cell
-    sequence, states = _sequence_and_states(analysis, call)
+    sequence, states = _sequence_and_states(call)
     takes = analysis.along(call, sequence, -1)
     makes = analysis.make(call, layer.units, "units")
     for state in states:
@@ -34,7 +34,7 @@ def _recurrent(analysis: Analysis, call: Call) -> list[Flow]:
     return [Flow.on_axis(shape, -1, makes) for shape in call.shapes]
 
 
-def _sequence_and_states(analysis: Analysis, call: Call) -> tuple[Flow, list[Flow]]:
+def _sequence_and_states(call: Call) -> tuple[Flow, list[Flow]]:
     import keras
 
     given = call.named("sequences", "initial_state")
@@ -43,9 +43,6 @@ def _sequence_and_states(analysis: Analysis, call: Call) -> tuple[Flow, list[Flo
         sequence, *states = sequence
     else:
         states = [s for s in keras.tree.flatten(given.get("initial_state")) if s is not None]
-    for flow in call.inputs:
-        if not any(flow is each for each in (sequence, *states)):
-            analysis.pin(flow, f"{call.title} takes them as a mask")
     return sequence, states
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from tfopt.compress.channels.labels import Analysis, Array, Block, Cut
 from tfopt.compress.examples import batches_of, never_ends
 from tfopt.compress.float_copy import outside_strategies
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import keras
@@ -123,11 +123,10 @@ def _loss(model: keras.Model, x: Any, y: Any, weight: Any) -> Any:
         return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=False)
     # Whatever a model raises that is given what it does not take.
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
         raise UserError(
             f"The loss of {model.name!r} cannot be computed on this data.",
             expected="a tuple (x, y) of arrays as fit takes them, or batches of them",
-            received=(lines[1:] or lines or [type(error).__name__])[0][:200],
+            received=first_line(error),
         ) from error
 
 

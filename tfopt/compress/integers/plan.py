@@ -29,6 +29,7 @@ from tfopt.compress.model_graph import (
     kinds,
     parts,
     places,
+    plain_class,
     result_tensors,
 )
 
@@ -233,8 +234,6 @@ def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
 def _of_inputs(model: Any) -> Point:
     """Return the point of the model's own inputs, which LiteRT quantizes when they come in."""
     import keras
-
-    from tfopt.compress.saved_class import plain_class
 
     if getattr(model, "inputs", None):
         dtypes = [str(tensor.dtype) for tensor in model.inputs]
