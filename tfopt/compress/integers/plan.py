@@ -143,20 +143,7 @@ def why_no_range(part: Any) -> str | None:
     found = next((why for name, why in _REASONS.items() if name in names), None)
     if found is None and any(name.startswith("Random") for name in names):
         return _NOTHING
-    return None if found == _MOVES and _brings_values_in(part) else found
-
-
-def _brings_values_in(part: Any) -> bool:
-    """Return whether a border may be filled, or values compared, with other values than zero."""
-    names = kinds(part)
-    if names & {"Max", "Min"}:
-        return part.initial is not None
-    if "Pad" in names:
-        nodes = getattr(part, "_inbound_nodes", None) or ()
-        return any(node.arguments.kwargs.get("constant_values") for node in nodes)
-    if names & {"Resizing", "Resize"}:
-        return bool(part.pad_to_aspect_ratio and part.fill_value)
-    return False
+    return found
 
 
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
