@@ -9,7 +9,7 @@ from digits import small_digits
 
 from tfopt import Data, Job, UserError, chain, run
 from tfopt.errors import CannotCombine
-from tfopt.export.litert_file import evaluate_litert
+from tfopt.export.litert_file import LitertPredictor, accuracy
 from tfopt.export.quantize import Quantize
 from tfopt.job.parts import Facts, Trained
 
@@ -100,7 +100,8 @@ def test_every_kind_of_data_is_read(wrap):
     artefact, effect = Quantize("int8", samples=150).quantize_trained(trained)
     assert "on 150 examples" in effect.note
     seen = len(TEST[0]) // 100 * 100 if wrap is Batches else len(TEST[0])
-    expected = evaluate_litert(artefact.content, TEST[0][:seen], TEST[1][:seen])
+    predictor = LitertPredictor(artefact.content)
+    expected = accuracy([(TEST[0][:seen], TEST[1][:seen])], lambda x: predictor(x)[0])
     assert artefact.metrics["test_accuracy"] == expected
 
 

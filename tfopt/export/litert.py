@@ -19,16 +19,18 @@ import numpy as np
 from tfopt.compress.hooks import Hooks
 from tfopt.compress.integers.functions import functions_of_litert
 from tfopt.compress.integers.graph_edits import keep_choices_apart, keep_indices_whole
+from tfopt.compress.integers.served_forms import served_forms
+from tfopt.compress.integers.tracing import as_served, shapes_while_running
 from tfopt.compress.integers.unrolled import unrolled_soundly
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.errors import UserError
+from tfopt.export.formats.format import Array, padded, run_all
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
 if TYPE_CHECKING:
     import keras
 
-Array = np.ndarray[Any, Any]
 LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
 
 # Calibrating in batches is several times faster; the ranges found are the same.
@@ -52,16 +54,14 @@ class Served:
     function: Any
     variables: tuple[Any, ...]
 
-    def predict(self, inputs: Sequence[Array], batch: int = 256) -> list[Array]:
+    def predict(self, inputs: Sequence[Array]) -> list[Array]:
         """Return the float outputs, in the model's order."""
-        step = self.ports.inputs[0].batch or batch
-        parts = []
-        for start in range(0, len(inputs[0]), step):
-            rows = [_padded(a[start : start + step], self.ports.inputs[0].batch) for a in inputs]
-            kept = min(step, len(inputs[0]) - start)
+
+        def run(rows: Sequence[Array]) -> list[Array]:
             result = self.function(*rows)
-            parts.append([result[name].numpy()[:kept] for name in self.outputs])
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+            return [result[name].numpy() for name in self.outputs]
+
+        return run_all(run, inputs, self.ports.inputs[0].batch)
 
 
 @contextmanager
@@ -143,6 +143,32 @@ def _traced(
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
     return Served(model.name, ports, names, function, tuple(v.value for v in model.variables))
+
+
+def convert_model(
+    model: keras.Model,
+    ports: Ports,
+    mode: LitertMode,
+    *,
+    integers: bool,
+    examples: Sequence[Array] | None = None,
+    integer_io: bool = False,
+) -> tuple[Served, bytes]:
+    """Return the inference of a model in the forms that LiteRT computes best, and its file.
+
+    Where the converter refuses shapes that are known, it may take those of a running model.
+    """
+
+    def made() -> tuple[Served, bytes]:
+        with as_served(), served_forms(model, integers=integers):
+            served = serve(model, ports, integers=integers)
+        return served, convert(served, mode, examples=examples, integer_io=integer_io)
+
+    try:
+        return made()
+    except RefusedByConverter:
+        with shapes_while_running():
+            return made()
 
 
 def convert(
@@ -243,15 +269,11 @@ def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iter
         assert examples is not None
         size = served.ports.inputs[0].batch or min(_CALIBRATION_BATCH, len(examples[0]))
         for start in range(0, len(examples[0]), size):
-            rows = [_padded(a[start : start + size], size) for a in examples]
+            # A repeated row changes no range.
+            rows = [padded(a[start : start + size], size) for a in examples]
             yield dict(zip(names, rows, strict=True))
 
     return batches
-
-
-def _padded(values: Array, size: int | None) -> Array:
-    """Repeat the rows up to a fixed batch; a repeated row changes no range."""
-    return values if size is None else np.resize(values, (size, *values.shape[1:]))
 
 
 def _refuse_state(model: keras.Model) -> None:
@@ -329,14 +351,6 @@ def _not_convertible(served: Served, text: str) -> UserError:
             fix="replace the layer that uses it, keep that step outside the model (text and "
             "lookups belong before it), or serve a SavedModel instead",
         )
-    if "div.cc" in text:
-        return UserError(
-            f"The model {name!r} divides by integers that are zero.",
-            expected="a division by values that stay away from zero",
-            received=_first_line(text),
-            fix="divide outside a call() of your own, and by what has a lowest value: "
-            "keras.ops.maximum(x, 0.1)",
-        )
     if "TensorList" in text:
         return UserError(
             f"The model {name!r} holds a loop that LiteRT cannot convert with a free batch.",
@@ -347,7 +361,8 @@ def _not_convertible(served: Served, text: str) -> UserError:
     return RefusedByConverter(
         f"The model {name!r} could not be converted to LiteRT.",
         received=_first_line(text),
-        fix="see the chained error for the converter's own words",
+        fix="see the chained error for the converter's own words; a division by what is rounded "
+        "to zero needs keras.ops.maximum(x, 0.1)",
     )
 
 

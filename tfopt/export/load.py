@@ -51,7 +51,7 @@ class Served:
                     expected=f"(n, {port.shape_text()})",
                     received=str(column.shape),
                 )
-        return run_all(self._run, self.file.signature, columns)
+        return run_all(self._run, columns, self.file.signature.batch)
 
     def __repr__(self) -> str:
         return f"<{self.file.name} of {self.file.folder}>"

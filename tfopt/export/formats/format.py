@@ -138,15 +138,15 @@ class Format(ABC):
         return self.engine
 
 
-def run_all(run: Run, signature: Signature, columns: Sequence[Array]) -> list[Array]:
-    """Return the outputs for all examples, computed batch by batch."""
-    size = signature.batch or _BATCH
+def run_all(run: Run, columns: Sequence[Array], batch: int | None = None) -> list[Array]:
+    """Return the outputs for all examples, batch by batch; ``batch`` is a size that is fixed."""
+    size = batch or _BATCH
     parts: list[list[Array]] = []
     for start in range(0, len(columns[0]), size):
         rows = [a[start : start + size] for a in columns]
         kept = len(rows[0])
         # The last rows are padded: another shape would be another plan of memory.
-        outputs = run([padded(a, size) for a in rows] if start or signature.batch else rows)
+        outputs = run([padded(a, size) for a in rows] if start or batch else rows)
         parts.append([out[:kept] for out in outputs])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
