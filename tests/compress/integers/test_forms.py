@@ -75,7 +75,7 @@ def test_what_is_not_keras_own_is_left_alone():
 )
 def test_a_form_is_the_same(layer):
     wanted = layer(ROWS)
-    np.testing.assert_allclose(integer_form(layer, alone=False)(ROWS), wanted, 1e-5, 1e-6)
+    np.testing.assert_allclose(integer_form(layer)(ROWS), wanted, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_average_over_what_a_mask_leaves(data_format, keepdims):
     layer = layers.GlobalAveragePooling1D(data_format, keepdims)
     values = ROWS[:3, :4, :4]
     mask = tf.constant([[True, False, True, True], [True] * 4, [False, True, False, False]])
-    form = integer_form(layer, alone=False)
+    form = integer_form(layer)
     np.testing.assert_allclose(form(values, mask=mask), layer(values, mask=mask), atol=1e-6)
     np.testing.assert_array_equal(form(values), layer(values))
     assert not np.any(form(values, mask=tf.zeros((3, 4), tf.bool)))

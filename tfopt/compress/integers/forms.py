@@ -10,12 +10,7 @@ from typing import Any
 
 from tfopt.compress.integers.activations import activation_layer_form
 from tfopt.compress.integers.attention import masked_softmax
-from tfopt.compress.integers.convolutions import (
-    convolved,
-    is_scaling,
-    is_volume_convolution,
-    scaled_channels,
-)
+from tfopt.compress.integers.convolutions import convolved, is_volume_convolution
 from tfopt.compress.integers.normalization import normalization_form
 from tfopt.compress.integers.tracing import Form, where_shapes_are_known
 from tfopt.compress.model_graph import is_layer, kinds
@@ -24,15 +19,8 @@ from tfopt.compress.model_graph import is_layer, kinds
 _FLAT = "Z"
 
 
-def integer_form(layer: Any, *, alone: bool) -> Form | None:
-    """Return the layer's ``call`` when it is served in integers; None where its own does.
-
-    Args:
-        layer: A layer or an operation.
-        alone: Whether no operator before it takes it in.
-    """
-    if alone and is_scaling(layer):
-        return lambda inputs, *args, **kwargs: scaled_channels(layer, inputs)
+def integer_form(layer: Any) -> Form | None:
+    """Return the ``call`` of a layer or operation in integers; None where its own does."""
     if is_volume_convolution(layer):
         return where_shapes_are_known(layer, convolved)
     normalized = normalization_form(layer)

@@ -8,7 +8,7 @@ reason why nothing is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tfopt.compress.integers.attention import (
@@ -177,8 +177,6 @@ class Point:
             "symmetric_unit" (prescribed); None: its result is not.
         before_activation: Whether what its own activation receives is.
         inside: What is inside, where LiteRT computes a layer by several operators.
-        alone: Whether no operator before it takes it in, as a convolution takes in a batch
-            normalization.
         inputs: Of the model itself: which of its flattened inputs are.
         remark: Why nothing is done, or what is left to the conversion.
     """
@@ -190,7 +188,6 @@ class Point:
     output: str | None = None
     before_activation: bool = False
     inside: tuple[str, ...] = ()
-    alone: bool = False
     inputs: tuple[int, ...] = ()
     remark: str | None = None
 
@@ -208,7 +205,7 @@ class Point:
 
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point that :meth:`Point.get_config` described."""
-    settings = dict(config)
+    settings = {each.name: config[each.name] for each in fields(Point) if each.name in config}
     return Point(**settings | {name: tuple(settings.get(name, ())) for name in _LISTS})
 
 
@@ -252,9 +249,7 @@ def _visit(
             yield Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
-            before = [] if known is None else known[id(part)].before
-            alone = known is not None and not any(_is_fused(each, known) for each in before)
-            yield replace(_decide(part, below, name, known), alone=alone)
+            yield _decide(part, below, name, known)
         elif places_inside(part):
             point = Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
             if matches(name, part):
