@@ -45,7 +45,7 @@ class RefusedByConverter(UserError):
 
 
 @dataclass(frozen=True)
-class Served:
+class Traced:
     """A model's inference as one TensorFlow function with named inputs and outputs."""
 
     name: str
@@ -96,16 +96,21 @@ def _once(layer: Any, plain: Callable[[], Any]) -> Callable[[], Any]:
     return opened
 
 
-def trace(model: keras.Model, ports: Ports) -> Served:
+def trace(model: keras.Model, ports: Ports) -> Traced:
     """Trace the model's inference (``training=False``) as Keras computes it."""
     return _traced(model, ports, named_as_layers(model))
 
 
-def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served:
-    """Trace the model's inference for a file of integers or of floats, without loops."""
+def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Traced:
+    """Trace the model's inference in the forms that LiteRT computes best, without loops."""
     _refuse_state(model)
     with ExitStack() as around:
-        for each in (named_as_layers(model), unrolled_soundly(model), functions_of_litert()):
+        for each in (
+            served_forms(model, integers=integers),
+            named_as_layers(model),
+            unrolled_soundly(model),
+            functions_of_litert(),
+        ):
             around.enter_context(each)
         return _traced(model, ports, around.pop_all(), integers=integers)
 
@@ -116,7 +121,7 @@ def _traced(
     around: AbstractContextManager[Any],
     *,
     integers: bool = False,
-) -> Served:
+) -> Traced:
     import keras
     import tensorflow as tf
 
@@ -142,7 +147,7 @@ def _traced(
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
-    return Served(model.name, ports, names, function, tuple(v.value for v in model.variables))
+    return Traced(model.name, ports, names, function, tuple(v.value for v in model.variables))
 
 
 def convert_model(
@@ -153,14 +158,14 @@ def convert_model(
     integers: bool,
     examples: Sequence[Array] | None = None,
     integer_io: bool = False,
-) -> tuple[Served, bytes]:
-    """Return the inference of a model in the forms that LiteRT computes best, and its file.
+) -> tuple[Traced, bytes]:
+    """Return a model's inference as it is served, and its file.
 
     Where the converter refuses shapes that are known, it may take those of a running model.
     """
 
-    def made() -> tuple[Served, bytes]:
-        with as_served(), served_forms(model, integers=integers):
+    def made() -> tuple[Traced, bytes]:
+        with as_served():
             served = serve(model, ports, integers=integers)
         return served, convert(served, mode, examples=examples, integer_io=integer_io)
 
@@ -172,7 +177,7 @@ def convert_model(
 
 
 def convert(
-    served: Served,
+    served: Traced,
     mode: LitertMode,
     *,
     examples: Sequence[Array] | None = None,
@@ -191,7 +196,7 @@ def convert(
 
 
 def _converted(
-    served: Served, mode: LitertMode, examples: Sequence[Array] | None, integer_io: bool
+    served: Traced, mode: LitertMode, examples: Sequence[Array] | None, integer_io: bool
 ) -> bytes:
     import tensorflow as tf
 
@@ -206,7 +211,7 @@ def _converted(
     return content
 
 
-def save(served: Served, folder: Path, owner: Any = None) -> Path:
+def save(served: Traced, folder: Path, owner: Any = None) -> Path:
     """Write a traced model as a SavedModel; return its folder.
 
     ``owner`` is the model itself where more than its variables must go with it, such as tables.
@@ -261,7 +266,7 @@ def _configure(
             converter.inference_output_type = tf.int8
 
 
-def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iterator[Any]]:
+def _feed(served: Traced, examples: Sequence[Array] | None) -> Callable[[], Iterator[Any]]:
     """Return calibration batches, all of one size: the calibrator fixes its shapes at the first."""
     names = [port.name for port in served.ports.inputs]
 
@@ -289,7 +294,7 @@ def _refuse_state(model: keras.Model) -> None:
         )
 
 
-def _refuse_loops(served: Served) -> None:
+def _refuse_loops(served: Traced) -> None:
     graph = served.function.graph.as_graph_def()
     nodes = [n for f in graph.library.function for n in f.node_def] + list(graph.node)
     loops = [node.name for node in nodes if node.op in _LOOPS]
@@ -333,7 +338,7 @@ def _with_operator(error: RefusedByConverter) -> RefusedByConverter:
     return named
 
 
-def _not_convertible(served: Served, text: str) -> UserError:
+def _not_convertible(served: Traced, text: str) -> UserError:
     name, doubled = served.name, _in_float64(served.function.graph)
     if doubled:
         return UserError(
@@ -383,5 +388,5 @@ def _in_float64(graph: Any) -> list[str]:
     return found
 
 
-def _mib(served: Served) -> int:
+def _mib(served: Traced) -> int:
     return sum(4 * int(np.prod(v.shape)) for v in served.variables) // 2**20 + 1

@@ -24,7 +24,7 @@ from tfopt.compress.quantize_aware import awareness_of, require_observed
 from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, require_count
 from tfopt.export.formats.format import Array
 from tfopt.export.keras_weights import KERAS_FAULTS, quantize_weights
-from tfopt.export.litert import RefusedByConverter, convert_model, serve
+from tfopt.export.litert import RefusedByConverter, convert_model, trace
 from tfopt.export.litert_file import (
     LitertPredictor,
     count_ops,
@@ -261,7 +261,7 @@ def _made(
     parity = None
     if examples is not None and own_examples is not None:
         # A copy could be wrong by itself: the file is compared with the model that was given.
-        model_itself = served if copy is model else serve(model, own_ports)
+        model_itself = served if copy is model else trace(model, own_ports)
         inputs = [port.name for port in ports.inputs]
         predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
         parity = compare(

@@ -11,7 +11,6 @@ import numpy as np
 
 from tfopt.compress.distill import ranks_classes
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
-from tfopt.compress.integers.served_forms import served_forms
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import UserError
 from tfopt.export.formats.format import Array, Graph, Graphs, Signature
@@ -115,9 +114,7 @@ class _Maker:
 
     def _unrolled(self) -> tuple[Path, tuple[str, ...]]:
         copy, notes = self._copy()
-        with served_forms(copy, integers=False):
-            served = serve(copy, self._ports_of(copy))
-        return save(served, self.folder / "unrolled"), notes
+        return save(serve(copy, self._ports_of(copy)), self.folder / "unrolled"), notes
 
     def _litert(self, *, integers: bool) -> tuple[Path, tuple[str, ...]]:
         copy, notes = self._copy()
