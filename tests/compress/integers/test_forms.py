@@ -50,7 +50,6 @@ def test_what_is_not_keras_own_is_left_alone():
         layers.RMSNormalization(),
         layers.UnitNormalization(),
         layers.GroupNormalization(2),
-        layers.Softmax(),
         *(
             layers.EinsumDense(
                 "btd,dhk->bthk",

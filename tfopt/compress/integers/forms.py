@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from tfopt.compress.integers.activations import activation_layer_form
-from tfopt.compress.integers.attention import masked_softmax
 from tfopt.compress.integers.convolutions import convolved, is_volume_convolution
 from tfopt.compress.integers.normalization import normalization_form
 from tfopt.compress.integers.tracing import Form, where_shapes_are_known
@@ -27,8 +26,6 @@ def integer_form(layer: Any) -> Form | None:
     if normalized is not None:
         return lambda inputs, *args, **kwargs: normalized(layer, inputs)
     names = kinds(layer)
-    if "Softmax" in names and is_layer(layer):
-        return partial(_softmax, layer, layer.call)
     if names & {"Divide", "TrueDivide"}:
         return partial(_quotient, layer.call)
     if "GlobalAveragePooling1D" in names and is_layer(layer):
@@ -37,13 +34,6 @@ def integer_form(layer: Any) -> Form | None:
         return flat_outputs_form(layer)
     function = activation_layer_form(layer)
     return None if function is None else lambda inputs, *args, **kwargs: function(inputs)
-
-
-def _softmax(layer: Any, plain: Form, inputs: Any, mask: Any = None, **rest: Any) -> Any:
-    several = isinstance(layer.axis, list | tuple) and len(layer.axis) > 1
-    if mask is None or several:
-        return plain(inputs, mask=mask, **rest)
-    return masked_softmax(layer, inputs, mask)
 
 
 def _quotient(plain: Form, x1: Any, x2: Any) -> Any:

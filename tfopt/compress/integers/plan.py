@@ -323,10 +323,6 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
         return "fused", f"one operator together with {place.after[0].name}"
     if known is not None and hides_scores(part, known):
         return None, "hides scores from what follows: quantized when it is converted"
-    waves = [each for each in (place.before if place else ()) if kinds(each) & {"Sin", "Cos"}]
-    if waves and "Concatenate" in kinds(part):
-        # Joined in float; a range after that ends the conversion.
-        return None, "joins what has no integer kernel: quantized when it is converted"
     own = _activation(part)
     found = _RANGE_OF.get(own or "", "moving")
     if place is not None and place.is_output and found == "unit":
