@@ -42,6 +42,13 @@ class LeftFloat:
     reason: str
 
 
+def left_in_words(left: Sequence[LeftFloat]) -> str:
+    """Return one phrase on what stayed in float."""
+    shown = ", ".join(f"{each.name} ({each.reason})" for each in left[:3])
+    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    return f"left in float: {shown}{more}"
+
+
 def count_ops(content: bytes) -> Mapping[str, int]:
     """Return how often each operator occurs."""
     model = _parse(content)

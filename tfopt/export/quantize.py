@@ -43,7 +43,6 @@ from tfopt.export.quantized import (
     measured_accuracy,
     metrics,
     require_tolerance,
-    tell,
 )
 from tfopt.files import prepare_folder, target_of, write_atomically
 from tfopt.job.job import Job, Transform
@@ -403,4 +402,5 @@ class Quantize(Transform):
             return None, Effect(False, f"{self.mode}: no file was made. {error}")
         accuracy, reason = measured_accuracy(made, trained)
         artefact = Artefact(filename, made.content, metrics(made, accuracy))
-        return artefact, Effect(True, tell(made, accuracy, reason))
+        measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
+        return artefact, Effect(True, f"{made}; test accuracy {measured}")

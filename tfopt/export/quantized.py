@@ -14,7 +14,7 @@ from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.errors import UserError, in_short, real
 from tfopt.export.formats.format import Array
-from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy
+from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy, left_in_words
 from tfopt.job.parts import Trained
 
 if TYPE_CHECKING:
@@ -165,9 +165,7 @@ class Quantized:
         if self.fully_integer:
             parts.append("every operator computes with integers")
         elif self.left_float:
-            shown = ", ".join(f"{row.name} ({row.reason})" for row in self.left_float[:3])
-            more = f" and {len(self.left_float) - 3} more" if len(self.left_float) > 3 else ""
-            parts.append(f"left in float: {shown}{more}")
+            parts.append(left_in_words(self.left_float))
         return "; ".join([*parts, *self.notes])
 
     def accuracy(self, x: Any, y: Any) -> float:
@@ -226,9 +224,3 @@ def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, 
         return accuracy(batches, lambda x: made.predict(ports.pack(x))[0]), ""
     except UserError as error:
         return None, error.what
-
-
-def tell(made: Quantized, accuracy: float | None, reason: str) -> str:
-    """Return one phrase for the effect."""
-    measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
-    return f"{made}; test accuracy {measured}"
