@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError, first_line
-from tfopt.export.formats.format import Array, run_all
+from tfopt.export.formats.format import Array, parts_of, run_all
 from tfopt.export.quiet import quiet
 from tfopt.job.cluster_place import usable_cores
 
@@ -226,7 +226,7 @@ class LitertPredictor:
         self._start()
         self.inputs = _ordered("input", inputs, self._input_details)
         self.outputs = _ordered("output", outputs, self._output_details)
-        self._several_unordered = inputs is None and len(self.inputs) > 1
+        self._in_order = inputs is not None
         self._fixed_batch = self._batch_of_file()
 
     def __call__(self, x: Any) -> list[Array]:
@@ -278,20 +278,7 @@ class LitertPredictor:
         return fixed[0] if fixed else None
 
     def _arrays(self, x: Any) -> list[Array]:
-        if isinstance(x, Mapping):
-            parts = [x.get(name) for name in self.inputs]
-        elif len(self.inputs) == 1:
-            parts = [x[0] if isinstance(x, (list, tuple)) and len(x) == 1 else x]
-        elif self._several_unordered or len(x) != len(self.inputs):
-            parts = []
-        else:
-            parts = list(x)
-        if not parts or any(part is None for part in parts):
-            raise UserError(
-                "The inputs do not match those of the LiteRT file.",
-                expected="a dict with " + ", ".join(self.inputs),
-                received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
-            )
+        parts = parts_of(x, self.inputs, in_order=self._in_order)
         arrays = [np.asarray(part) for part in parts]
         lengths = {a.shape[:1] for a in arrays}
         if len(lengths) != 1 or lengths <= {(), (0,)}:

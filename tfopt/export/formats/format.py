@@ -6,7 +6,7 @@ A format is a stateless object. :data:`tfopt.export.formats.roster.FORMATS` hold
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -149,6 +149,24 @@ def run_all(run: Run, columns: Sequence[Array], batch: int | None = None) -> lis
         outputs = run([padded(a, size) for a in rows] if start or batch else rows)
         parts.append([out[:kept] for out in outputs])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def parts_of(x: Any, names: Sequence[str], *, in_order: bool = True) -> list[Any]:
+    """Return one part an input, of a single array, a dict by name or, ``in_order``, a list."""
+    if isinstance(x, Mapping):
+        parts = [x.get(name) for name in names]
+    elif len(names) == 1:
+        alone = isinstance(x, list | tuple) and len(x) == 1 and hasattr(x[0], "shape")
+        parts = [x[0] if alone else x]
+    else:
+        parts = list(x) if in_order and isinstance(x, list | tuple) else []
+    if len(parts) != len(names) or any(part is None for part in parts):
+        raise UserError(
+            "The inputs do not match those of the file.",
+            expected=f"a dict with {', '.join(names)}" + (", or a list of them" * in_order),
+            received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
+        )
+    return parts
 
 
 def padded(rows: Array, size: int) -> Array:
