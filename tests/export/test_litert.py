@@ -552,27 +552,6 @@ def test_a_numpy_number_that_makes_a_model_compute_in_float64_is_refused():
         quantize(model, representative=np.ones((16, 6), "float32"))
 
 
-def test_a_float64_constant_that_is_cast_is_not_what_a_model_is_refused_for():
-    """It is folded; what the converter does refuse is named."""
-
-    class Masked(layers.Layer):
-        def build(self, shape):
-            mask = np.where(np.eye(6) > 0, 0.0, -100.0)
-            self.mask = keras.Variable(mask, dtype="float64", trainable=False)
-
-        def call(self, x):
-            return x + keras.ops.cast(keras.ops.expand_dims(self.mask, 0), "float32")
-
-    def model(behind):
-        x = keras.Input((6, 6))
-        return keras.Model(x, layers.Dense(3)(behind(Masked()(layers.Dense(6)(x)))))
-
-    rows = RNG.normal(size=(16, 6, 6)).astype("float32")
-    assert quantize(model(lambda x: x), representative=rows).fully_integer
-    with pytest.raises(UserError, match="no kernel for Erfinv"):
-        quantize(model(keras.ops.erfinv), representative=rows)
-
-
 def test_bad_paths_are_refused_before_the_work(tmp_path):
     (tmp_path / "folder.tflite").mkdir()
     for name, message in (

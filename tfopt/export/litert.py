@@ -187,28 +187,22 @@ def convert(
 
     Mode "sparse" is float32 too, with kernels that are mostly zeros stored as such.
     """
+    import tensorflow as tf
+
     if mode == "int8":
         _refuse_loops(served)
     try:
-        return with_shared_vectors(_converted(served, mode, examples, integer_io))
-    except RefusedByConverter as error:
-        raise _with_operator(error) from error.__cause__
-
-
-def _converted(
-    served: Traced, mode: LitertMode, examples: Sequence[Array] | None, integer_io: bool
-) -> bytes:
-    import tensorflow as tf
-
-    with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
-        save(served, Path(folder))
-        try:
+        with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+            save(served, Path(folder))
             converter = tf.lite.TFLiteConverter.from_saved_model(folder)
             _configure(converter, mode, _feed(served, examples), integer_io)
             content: bytes = converter.convert()
-        except Exception as error:
-            raise _not_convertible(served, str(error)) from error
-    return content
+    except UserError:
+        raise
+    except Exception as error:
+        log = "".join(getattr(error, "__notes__", ()))
+        raise _not_convertible(served, str(error), log) from error
+    return with_shared_vectors(content)
 
 
 def save(served: Traced, folder: Path, owner: Any = None) -> Path:
@@ -328,18 +322,13 @@ def _first_line(text: str) -> str:
     return causes[0][:400] if causes else "no reason given"
 
 
-def _with_operator(error: RefusedByConverter) -> RefusedByConverter:
-    """Return the error with the operator that the converter names in its log alone."""
-    log = "".join(getattr(error, "__notes__", ()))
-    reason = _OPERATOR_REFUSED.search(f"{error.__cause__}\n{log}")
-    received = reason[0][:400] if reason else error.received
-    named = RefusedByConverter(error.what, received=received, fix=error.fix)
-    named.add_note(log)
-    return named
-
-
-def _not_convertible(served: Traced, text: str) -> UserError:
-    name, doubled = served.name, _in_float64(served.function.graph)
+def _not_convertible(served: Traced, text: str, log: str) -> UserError:
+    name, missing = served.name, sorted(set(_MISSING_OP.findall(text)))
+    doubled = [
+        f"{each.name} ({each.type})"
+        for each in served.function.graph.get_operations()
+        if each.type in missing and any(result.dtype == np.float64 for result in each.outputs)
+    ]
     if doubled:
         return UserError(
             f"The model {name!r} computes in float64, which LiteRT does not.",
@@ -347,7 +336,6 @@ def _not_convertible(served: Traced, text: str) -> UserError:
             received=f"{len(doubled)} operations in float64: {', '.join(doubled[:3])} ...",
             fix="a NumPy number makes what it is combined with float64: write float(np.sqrt(8))",
         )
-    missing = sorted(set(_MISSING_OP.findall(text)))
     if missing:
         return UserError(
             f"LiteRT has no kernel for {', '.join(missing)} in the model {name!r}.",
@@ -363,29 +351,14 @@ def _not_convertible(served: Traced, text: str) -> UserError:
             fix="give the Input a fixed length (tfopt then unrolls recurrent layers), or a "
             "fixed batch_size",
         )
+    # Which operator is refused may be in the log alone.
+    refused = _OPERATOR_REFUSED.search(f"{text}\n{log}")
     return RefusedByConverter(
         f"The model {name!r} could not be converted to LiteRT.",
-        received=_first_line(text),
+        received=refused[0][:400] if refused else _first_line(text),
         fix="see the chained error for the converter's own words; a division by what is rounded "
         "to zero needs keras.ops.maximum(x, 0.1)",
     )
-
-
-def _in_float64(graph: Any) -> list[str]:
-    """Return what a graph computes in float64 from its inputs, in its order; the rest is folded."""
-    kept = {tensor.op.name for tensor in graph.internal_captures}
-    computed = {tensor.op.name for tensor in graph.inputs} - kept
-    found = []
-    for operation in graph.get_operations():
-        if not computed.isdisjoint(tensor.op.name for tensor in operation.inputs):
-            computed.add(operation.name)
-        if (
-            operation.name in computed
-            and operation.type not in ("Cast", "Identity")
-            and any(result.dtype == np.float64 for result in operation.outputs)
-        ):
-            found.append(f"{operation.name} ({operation.type})")
-    return found
 
 
 def _mib(served: Traced) -> int:
