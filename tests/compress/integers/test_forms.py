@@ -23,15 +23,17 @@ ROWS = tf.constant(RNG.normal(size=(4, 8, 6)).astype("float32"))
 VOLUME = tf.constant(RNG.normal(size=(2, 7, 9, 8, 3)).astype("float32"))
 
 
-@pytest.mark.parametrize("name", ["selu", "celu", "sparse_plus"])
+@pytest.mark.parametrize(
+    "name", ["elu", "selu", "celu", "softplus", "log_sigmoid", "mish", "sparse_plus"]
+)
 def test_a_function_is_the_same(name):
     function = keras.activations.get(name)
     np.testing.assert_allclose(activation_form(function)(LINE), function(LINE), 1e-5, 1e-6)
 
 
 def test_an_operation_is_the_same_with_its_settings():
-    part = keras.ops.celu(keras.Input((1,)), 1.5)._keras_history.operation
-    np.testing.assert_allclose(activation_layer_form(part)(LINE), part(LINE), 1e-5, 1e-6)
+    for part in (layers.ELU(0.7), keras.ops.celu(keras.Input((1,)), 1.5)._keras_history.operation):
+        np.testing.assert_allclose(activation_layer_form(part)(LINE), part(LINE), 1e-5, 1e-6)
 
 
 def test_what_is_not_keras_own_is_left_alone():

@@ -37,38 +37,64 @@ def activation_form(function: Any) -> Form | None:
 def activation_layer_form(part: Any) -> Form | None:
     """Return the same for a layer or an operation that is nothing but a function of each value."""
     names = kinds(part)
-    for form, operation, settings in _FORMS.values():
-        if operation in names:
+    for form, classes, settings in _FORMS.values():
+        if names & classes:
             return partial(form, **{name: getattr(part, name) for name in settings})
     return None
 
 
-def _above(x: Any) -> Any:
-    """Return how far above zero values are.
+def _depth(x: Any) -> Any:
+    """Return how far below zero values are, as a product with its ReLU.
 
-    A ReLU alone has one range for what comes in and what goes out, which cuts off the other half.
+    A minimum, and a ReLU alone, have one range for what comes in and what goes out, which cuts off
+    the other half.
     """
-    return x + _below(x)
-
-
-def _below(x: Any) -> Any:
     import tensorflow as tf
 
     return tf.nn.relu(x * -1.0)
 
 
+def _above(x: Any) -> Any:
+    return x + _depth(x)
+
+
 def _celu(x: Any, alpha: float = 1.0) -> Any:
     import tensorflow as tf
 
-    below = _below(x)
-    return x + below + alpha * (tf.exp(below * (-1.0 / alpha)) - 1.0)
+    depth = _depth(x)
+    return x + depth + alpha * (tf.exp(depth * (-1.0 / alpha)) - 1.0)
+
+
+def _elu(x: Any, alpha: float = 1.0) -> Any:
+    import tensorflow as tf
+
+    depth = _depth(x)
+    return x + depth + alpha * (tf.exp(depth * -1.0) - 1.0)
 
 
 def _selu(x: Any) -> Any:
+    return _SELU_SCALE * _elu(x, _SELU_ALPHA)
+
+
+def _softplus(x: Any) -> Any:
+    return _above(x) + _rest(x)
+
+
+def _log_sigmoid(x: Any) -> Any:
+    return -1.0 * (_depth(x) + _rest(x))
+
+
+def _rest(x: Any) -> Any:
+    """Return ``log(1 + exp(-|x|))``: how far softplus is from its two straight lines."""
     import tensorflow as tf
 
-    below = _below(x)
-    return _SELU_SCALE * (x + below + _SELU_ALPHA * (tf.exp(below * -1.0) - 1.0))
+    return tf.math.log(1.0 + tf.exp(-1.0 * (x + 2.0 * _depth(x))))
+
+
+def _mish(x: Any) -> Any:
+    import tensorflow as tf
+
+    return x * tf.tanh(_softplus(x))
 
 
 def _sparse_plus(x: Any) -> Any:
@@ -78,11 +104,15 @@ def _sparse_plus(x: Any) -> Any:
     return 0.25 * bend * bend + _above(x - 1.0)
 
 
-# By a function's name: its form, the operation that is the function, the operation's settings.
-_FORMS: dict[str, tuple[Form, str, tuple[str, ...]]] = {
-    "selu": (_selu, "Selu", ()),
-    "celu": (_celu, "Celu", ("alpha",)),
-    "sparse_plus": (_sparse_plus, "SparsePlus", ()),
-    "square": (lambda x: x * x, "Square", ()),
-    "negative": (lambda x: x * -1.0, "Negative", ()),
+# By a function's name: its form, the layers and operations that are the function, their settings.
+_FORMS: dict[str, tuple[Form, set[str], tuple[str, ...]]] = {
+    "elu": (_elu, {"ELU", "Elu"}, ("alpha",)),
+    "selu": (_selu, {"Selu"}, ()),
+    "celu": (_celu, {"Celu"}, ("alpha",)),
+    "softplus": (_softplus, {"Softplus"}, ()),
+    "log_sigmoid": (_log_sigmoid, {"LogSigmoid"}, ()),
+    "mish": (_mish, {"Mish"}, ()),
+    "sparse_plus": (_sparse_plus, {"SparsePlus"}, ()),
+    "square": (lambda x: x * x, {"Square"}, ()),
+    "negative": (lambda x: x * -1.0, {"Negative"}, ()),
 }
