@@ -11,7 +11,7 @@ from keras import layers, ops
 from one_file import OneFile
 
 import tfopt
-from tfopt.compress.integers import plan
+from tfopt.compress.integers import activations, functions, normalization, plan
 from tfopt.export import litert as conversion
 
 MATRIX = np.random.default_rng(0).random((5, 5), "float32")
@@ -501,3 +501,43 @@ def test_an_unknown_length_is_still_served():
     data = normal(5, 4)
     made = tfopt.quantize(model, mode="float16", representative=data)
     np.testing.assert_allclose(made.predict(data)[0], model.predict(data, verbose=0), atol=1e-2)
+
+
+def as_it_is(plain):
+    """A function that stays TensorFlow's own."""
+    return plain
+
+
+def turned(x):
+    wide = keras.initializers.RandomNormal(stddev=1.0)
+    narrow = ops.flip(layers.Conv2D(8, 3, padding="same")(x), 1)
+    return joined(narrow, layers.Conv2D(4, 3, padding="same", kernel_initializer=wide)(x))
+
+
+# By the name of a rewrite: what it is replaced by, examples, a body that needs it.
+REWRITES = {
+    "reverse": ((functions, "_reverse", as_it_is), normal(8, 8, 3), turned),
+    "roll": ((functions, "_roll", as_it_is), normal(8, 8, 3), PIXELS["rolled_on_two_axes"]),
+    "einsum": ((functions, "_einsum", as_it_is), normal(5, 6), OWN["neighbours"]),
+    "one_hot": (
+        (functions, "_one_hot", as_it_is),
+        normal(8, 8, 3),
+        lambda x: CHOSEN["one_hot"](layers.Conv2D(5, 3)(x)),
+    ),
+    "softplus": ((activations, "_FORMS", {}), normal(6, 6, 4), IMAGE["softplus"]),
+    "unit": ((normalization, "_FORMS", {}), padded(), PADDED["unit"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_rewrite_stays_while_files_without_it_are_worse(name, monkeypatch):
+    replacement, examples, body = REWRITES[name]
+    file = OneFile({name: ending(body)}, examples)
+    error = file.parity(name).relative_error
+    monkeypatch.setattr(*replacement)
+    try:
+        file.got = file.answers(file.quantize())
+    except tfopt.UserError:
+        return
+    assert file.parity(name).relative_error > 2 * error

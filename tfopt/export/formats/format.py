@@ -65,16 +65,12 @@ class Graphs:
     forms: dict[Graph, Path]
     calibration: Path | None = None
 
-    def examples(self) -> list[Array]:
-        """Return the calibration data."""
-        assert self.calibration is not None
-        with np.load(self.calibration) as kept:
-            return [kept[f"input_{number}"] for number in range(len(self.signature.inputs))]
-
     def feeds(self) -> list[dict[str, Array]]:
         """Return the calibration data in feeds of the size that the model takes, or of one."""
+        assert self.calibration is not None
         size = self.signature.batch or 1
-        columns = self.examples()
+        with np.load(self.calibration) as kept:
+            columns = [kept[f"input_{number}"] for number in range(len(self.signature.inputs))]
         starts = range(0, max(len(columns[0]) - size + 1, 1), size)
         rows = ([padded(a[start : start + size], size) for a in columns] for start in starts)
         return [self.signature.named(each) for each in rows]
