@@ -20,6 +20,7 @@ from tfopt.compress.model_graph import Port, Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
 from tfopt.data.sources.open import open_source
 from tfopt.errors import UserError, require_count
+from tfopt.export.batches import run_all
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.formats.format import (
     CALIBRATED,
@@ -31,7 +32,6 @@ from tfopt.export.formats.format import (
     Precision,
     Run,
     Signature,
-    run_all,
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.litert_file import accuracy

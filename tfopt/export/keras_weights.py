@@ -18,7 +18,7 @@ from tfopt.compress.float_copy import float32
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.compress.strip import strip
 from tfopt.errors import UserError, first_line
-from tfopt.export.formats.format import Array, run_all
+from tfopt.export.batches import Array, run_all
 from tfopt.export.litert_file import LeftFloat
 from tfopt.export.quantized import Quantized, compare, float_kib
 from tfopt.job.rebuild import ONE_AT_A_TIME, Blueprint, blueprint

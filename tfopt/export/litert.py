@@ -24,7 +24,7 @@ from tfopt.compress.integers.tracing import as_served, shapes_while_running
 from tfopt.compress.integers.unrolled import unrolled_soundly
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.errors import UserError
-from tfopt.export.formats.format import Array, padded, run_all
+from tfopt.export.batches import Array, padded, run_all
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 

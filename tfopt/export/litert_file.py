@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError, first_line
-from tfopt.export.formats.format import Array, parts_of, run_all
+from tfopt.export.batches import Array, parts_of, run_all
 from tfopt.export.quiet import quiet
 from tfopt.job.cluster_place import usable_cores
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError, first_line, require_count
+from tfopt.export.batches import parts_of, run_all
 from tfopt.export.export import FACTS, ExportedFile, opened, read_file
-from tfopt.export.formats.format import Array, Run, parts_of, run_all
+from tfopt.export.formats.format import Array, Run
 from tfopt.export.formats.roster import FORMATS
 
 

@@ -22,7 +22,7 @@ from tfopt.compress.integers.served_forms import REFUSED, points_that_are_joined
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.compress.quantize_aware import awareness_of, require_observed
 from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, require_count
-from tfopt.export.formats.format import Array
+from tfopt.export.batches import Array
 from tfopt.export.keras_weights import KERAS_FAULTS, quantize_weights
 from tfopt.export.litert import RefusedByConverter, convert_model, trace
 from tfopt.export.litert_file import (

@@ -13,7 +13,7 @@ import numpy as np
 from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.errors import UserError, in_short, real
-from tfopt.export.formats.format import Array
+from tfopt.export.batches import Array
 from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy, left_in_words
 from tfopt.job.parts import Trained
 

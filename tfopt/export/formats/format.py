@@ -6,7 +6,7 @@ A format is a stateless object. :data:`tfopt.export.formats.roster.FORMATS` hold
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ import numpy as np
 
 from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError
+from tfopt.export.batches import padded
 
 Array = np.ndarray[Any, Any]
 Precision = Literal[
@@ -30,8 +31,6 @@ Graph = Literal["plain", "unrolled", "litert", "litert_integers"]
 """The forms in which a model reaches a format; see :class:`tfopt.export.source.Source`."""
 Run = Callable[[Sequence[Array]], list[Array]]
 """One call of an engine: an array an input, in order; back comes an array an output."""
-
-_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -132,39 +131,3 @@ class Format(ABC):
             except PackageNotFoundError:
                 continue
         return self.engine
-
-
-def run_all(run: Run, columns: Sequence[Array], batch: int | None = None) -> list[Array]:
-    """Return the outputs for all examples, batch by batch; ``batch`` is a size that is fixed."""
-    size = batch or _BATCH
-    parts: list[list[Array]] = []
-    for start in range(0, len(columns[0]), size):
-        rows = [a[start : start + size] for a in columns]
-        kept = len(rows[0])
-        # The last rows are padded: another shape would be another plan of memory.
-        outputs = run([padded(a, size) for a in rows] if start or batch else rows)
-        parts.append([out[:kept] for out in outputs])
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-
-def parts_of(x: Any, names: Sequence[str], *, in_order: bool = True) -> list[Any]:
-    """Return one part an input, of a single array, a dict by name or, ``in_order``, a list."""
-    if isinstance(x, Mapping):
-        parts = [x.get(name) for name in names]
-    elif len(names) == 1:
-        alone = isinstance(x, list | tuple) and len(x) == 1 and hasattr(x[0], "shape")
-        parts = [x[0] if alone else x]
-    else:
-        parts = list(x) if in_order and isinstance(x, list | tuple) else []
-    if len(parts) != len(names) or any(part is None for part in parts):
-        raise UserError(
-            "The inputs do not match those of the file.",
-            expected=f"a dict with {', '.join(names)}" + (", or a list of them" * in_order),
-            received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
-        )
-    return parts
-
-
-def padded(rows: Array, size: int) -> Array:
-    """Return the rows, repeated up to so many."""
-    return rows if len(rows) == size else np.resize(rows, (size, *rows.shape[1:]))
