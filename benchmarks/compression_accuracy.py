@@ -99,9 +99,10 @@ class Work:
 
     def accuracy(self, model: Any) -> float:
         if isinstance(model, bytes):
-            from tfopt.export.litert_file import evaluate_litert
+            from tfopt.export.litert_file import LitertPredictor, accuracy
 
-            return float(evaluate_litert(model, *self.test))
+            predictor = LitertPredictor(model)
+            return accuracy([self.test], lambda x: predictor(x)[0])
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
 
     def file(self, model: Any) -> bytes:

@@ -98,7 +98,7 @@ def test_keras_itself_is_silently_wrong_inside_time_distributed():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (time_distributed, "too far from its float self[\\s\\S]*inner inside TimeDistributed"),
+        (time_distributed, "too far from its float self[\\s\\S]*inside TimeDistributed"),
         (attention, "cannot be loaded back"),
         (convolution, "no layer that Keras can quantize[\\s\\S]*conv1d"),
     ],

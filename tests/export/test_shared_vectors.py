@@ -58,8 +58,15 @@ def read(content):
     return plain(schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0)))
 
 
-@pytest.mark.parametrize("mode", ["int8", "dynamic", "float16", "sparse"])
-@pytest.mark.parametrize("net", [many_channels, recurrent])
+@pytest.mark.parametrize(
+    ("net", "mode"),
+    [
+        (many_channels, "int8"),
+        (many_channels, "sparse"),
+        (recurrent, "int8"),
+        (recurrent, "float16"),
+    ],
+)
 def test_the_file_says_and_answers_the_same(net, mode):
     before = as_converted(net, mode)
     after = with_shared_vectors(before)
@@ -99,15 +106,3 @@ def test_a_file_whose_tensors_come_after_it_is_left_as_it_is():
     builder.Finish(model.Pack(builder), b"TFL3")
     large = bytes(builder.Output())
     assert with_shared_vectors(large) is large
-
-
-@pytest.mark.parametrize("mode", ["int8", "float16"])
-def test_nothing_grows_on_the_way_which_large_files_have_no_room_for(monkeypatch, mode):
-    content = as_converted(many_channels, mode)
-    builder = import_module("flatbuffers").Builder
-
-    def grows(self):
-        raise AssertionError("the builder doubles")
-
-    monkeypatch.setattr(builder, "GrowByteBuffer", grows)
-    assert read(with_shared_vectors(content)) == read(content)

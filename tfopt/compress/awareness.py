@@ -109,7 +109,7 @@ class Awareness:
             rounded = partial(self._rounded, point) if point.inside else as_they_are
             for name, method in attention_methods(part, rounded).items():
                 self._hooks.replace(part, name, method)
-            form = served_form(part, alone=point.alone)
+            form = served_form(part)
             if point.acts or form or activation_form(own_activation(part)):
                 self._hook(part, point, form)
         if self.settings.freeze_batchnorm_step is not None:

@@ -66,11 +66,11 @@ def served(
     notes = [f"prepared by the data service at {address}, in the order in which it is done"]
     if examples is not None:
         epoch, prepared = _Epoch(examples), made
-        first = tf.data.Dataset.range(1).flat_map(lambda _: _behind(epoch.begin, prepared))
         lost = tf.data.Dataset.range(1).filter(
             lambda _: tf.numpy_function(epoch.misses, [], tf.bool)
         )
-        made = first.map(epoch.counted).concatenate(lost.flat_map(lambda _: prepared))
+        counted = prepared.scan(tf.constant(0, tf.int64), epoch.counted)
+        made = counted.concatenate(lost.flat_map(lambda _: prepared))
     if buffer:
         notes.append(f"shuffled among {buffer:,} examples")
         made = made.unbatch().shuffle(buffer, seed=seed, reshuffle_each_iteration=True)
@@ -89,21 +89,16 @@ class _Epoch:
         self._examples = examples
         self._seen = 0
 
-    def begin(self) -> bool:
-        """Count anew."""
-        self._seen = 0
-        return True
-
-    def counted(self, *batch: Any) -> Any:
-        """Return the batch, counted."""
+    def counted(self, before: Any, batch: Any) -> Any:
+        """Return how many examples there were up to a batch, and the batch."""
         import tensorflow as tf
 
-        length = tf.shape(tf.nest.flatten(batch)[0])[0]
-        tf.numpy_function(self._add, [length], tf.bool)
-        return batch if len(batch) > 1 else batch[0]
+        seen = before + tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+        tf.numpy_function(self._saw, [seen], tf.bool)
+        return seen, batch
 
-    def _add(self, length: Any) -> bool:
-        self._seen += int(length)
+    def _saw(self, seen: Any) -> bool:
+        self._seen = int(seen)
         return True
 
     def misses(self) -> bool:
@@ -117,13 +112,6 @@ class _Epoch:
                 self._examples,
             )
         return lost > 0
-
-
-def _behind(call: Callable[[], bool], dataset: Any) -> Any:
-    import tensorflow as tf
-
-    tf.numpy_function(call, [], tf.bool)
-    return dataset
 
 
 def _address(service: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 from tfopt.export.child import Child, ChildEnded
@@ -35,60 +36,40 @@ def fewer_bits(
     """
     if "litert_integers" not in source.graphs.forms:
         return None
-    tried = _Stages(source, given, folder, child)
-    content = source.graphs.forms["litert_integers"].read_bytes()
+    graphs, number = source.graphs, count(1)
+
+    def tried(four_bits: Sequence[Kernel]) -> tuple[Path, Sequence[Array] | None]:
+        """Return the folder of a file, and what it answers; None where it cannot be made or run."""
+        place = folder / f"mixed_{next(number)}" / "litert_mixed"
+        try:
+            child(write_mixed, graphs, list(four_bits), place)
+            return place, child(answers, "litert", place, graphs.signature, list(source.examples))
+        except (ChildEnded, RuntimeError, ValueError):
+            return place, None
+
+    def cost(kernel: Kernel) -> float:
+        _, outputs = tried([kernel])
+        if outputs is None:
+            return float("inf")
+        return compare(source.expected, outputs).relative_error / kernel.size
+
+    content = graphs.forms["litert_integers"].read_bytes()
     large = [each for each in kernels(content, _KINDS) if each.size >= _FEWEST]
-    large = sorted(large, key=lambda each: -each.size)[:_MOST]
-    costs = {each: tried.error([each]) / each.size for each in large}
-    order = sorted(costs, key=costs.__getitem__)
+    order = sorted(sorted(large, key=lambda each: -each.size)[:_MOST], key=cost)
     # The most kernels that are borne, by halving: each stage is judged by its own file.
     borne, too_many, best = 0, len(order) + 1, None
     while too_many - borne > 1:
-        count = (borne + too_many) // 2
-        file = tried.file(order[:count])
+        middle = (borne + too_many) // 2
+        place, outputs = tried(order[:middle])
+        file = None
+        if outputs is not None:
+            note = f"four bits in {middle} kernels: {', '.join(_names(order[:middle]))}"
+            file = made_file(source, given, LiteRT(), "mixed", place, outputs, (note,))
         if file is not None and within(file):
-            borne, best = count, file
+            borne, best = middle, file
         else:
-            too_many = count
+            too_many = middle
     return best
-
-
-class _Stages:
-    """Files of one model with four bits in some of their kernels, each in a folder of its own."""
-
-    def __init__(self, source: Source, given: Given, folder: Path, child: Child) -> None:
-        self._source = source
-        self._given = given
-        self._folder = folder
-        self._child = child
-        self._count = 0
-
-    def error(self, four_bits: Sequence[Kernel]) -> float:
-        """Return the relative error with four bits in these kernels."""
-        outputs = self._outputs(four_bits)[1]
-        if outputs is None:
-            return float("inf")
-        return compare(self._source.expected, outputs).relative_error
-
-    def file(self, four_bits: Sequence[Kernel]) -> ExportedFile | None:
-        """Return the file with four bits in these kernels; None where it cannot be made or run."""
-        place, outputs = self._outputs(four_bits)
-        if outputs is None:
-            return None
-        note = f"four bits in {len(four_bits)} kernels: {', '.join(_names(four_bits))}"
-        return made_file(self._source, self._given, LiteRT(), "mixed", place, outputs, (note,))
-
-    def _outputs(self, four_bits: Sequence[Kernel]) -> tuple[Path, Sequence[Array] | None]:
-        self._count += 1
-        place = self._folder / f"mixed_{self._count}" / "litert_mixed"
-        graphs = self._source.graphs
-        try:
-            self._child(write_mixed, graphs, list(four_bits), place)
-            return place, self._child(
-                answers, "litert", place, graphs.signature, list(self._source.examples)
-            )
-        except (ChildEnded, RuntimeError, ValueError):
-            return place, None
 
 
 def _names(four_bits: Sequence[Kernel]) -> list[str]:

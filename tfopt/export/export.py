@@ -19,7 +19,8 @@ from tfopt.compress.hold import settle
 from tfopt.compress.model_graph import Port, Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
 from tfopt.data.sources.open import open_source
-from tfopt.errors import UserError, in_short, real, require_count
+from tfopt.errors import UserError, require_count
+from tfopt.export.batches import run_all
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.formats.format import (
     CALIBRATED,
@@ -31,11 +32,10 @@ from tfopt.export.formats.format import (
     Precision,
     Run,
     Signature,
-    run_all,
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.litert_file import accuracy
-from tfopt.export.quantized import Parity, compare
+from tfopt.export.quantized import Parity, compare, require_tolerance
 from tfopt.export.source import Source, made_inputs, make_source
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.cluster_place import usable_cores
@@ -192,13 +192,7 @@ def export(
     """
     wanted = _pairs(formats, precision)
     count = require_count("samples", samples)
-    share = real(tolerance)
-    if tolerance is not None and (share is None or not 0 <= share <= 1):
-        raise UserError(
-            "tolerance is not a share.",
-            expected="0 <= tolerance <= 1, or None",
-            received=in_short(tolerance),
-        )
+    require_tolerance(tolerance)
     if calibration is None and (asked := [p for _, p in wanted if p in CALIBRATED]):
         raise UserError(
             f"Precision {asked[0]!r} needs examples to find its ranges.",
@@ -216,7 +210,7 @@ def export(
         source = given.source(model, Path(beside), wanted)
         score, _ = given.score(source.expected)
         with Child() as child:
-            made = list(write_files(source, given, wanted, target, child, share))
+            made = list(write_files(source, given, wanted, target, child, tolerance))
     files = tuple(each for each in made if isinstance(each, ExportedFile))
     refused = tuple(each for each in made if isinstance(each, Refused))
     if not files:
@@ -454,7 +448,7 @@ def write_file(name: str, graphs: Graphs, form: Graph, precision: Precision, fol
 def answers(name: str, folder: Path, signature: Signature, examples: Sequence[Array]) -> Any:
     """Return what a file gives for examples, on all cores."""
     run = opened(name, folder, signature, threads=usable_cores())
-    return run_all(run, signature, examples)
+    return run_all(run, examples, signature.batch)
 
 
 def opened(name: str, folder: Path, signature: Signature, threads: int) -> Run:

@@ -19,16 +19,18 @@ import numpy as np
 from tfopt.compress.hooks import Hooks
 from tfopt.compress.integers.functions import functions_of_litert
 from tfopt.compress.integers.graph_edits import keep_choices_apart, keep_indices_whole
+from tfopt.compress.integers.served_forms import served_forms
+from tfopt.compress.integers.tracing import as_served, shapes_while_running
 from tfopt.compress.integers.unrolled import unrolled_soundly
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.errors import UserError
+from tfopt.export.batches import Array, padded, run_all
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
 if TYPE_CHECKING:
     import keras
 
-Array = np.ndarray[Any, Any]
 LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
 
 # Calibrating in batches is several times faster; the ranges found are the same.
@@ -43,7 +45,7 @@ class RefusedByConverter(UserError):
 
 
 @dataclass(frozen=True)
-class Served:
+class Traced:
     """A model's inference as one TensorFlow function with named inputs and outputs."""
 
     name: str
@@ -52,16 +54,14 @@ class Served:
     function: Any
     variables: tuple[Any, ...]
 
-    def predict(self, inputs: Sequence[Array], batch: int = 256) -> list[Array]:
+    def predict(self, inputs: Sequence[Array]) -> list[Array]:
         """Return the float outputs, in the model's order."""
-        step = self.ports.inputs[0].batch or batch
-        parts = []
-        for start in range(0, len(inputs[0]), step):
-            rows = [_padded(a[start : start + step], self.ports.inputs[0].batch) for a in inputs]
-            kept = min(step, len(inputs[0]) - start)
+
+        def run(rows: Sequence[Array]) -> list[Array]:
             result = self.function(*rows)
-            parts.append([result[name].numpy()[:kept] for name in self.outputs])
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+            return [result[name].numpy() for name in self.outputs]
+
+        return run_all(run, inputs, self.ports.inputs[0].batch)
 
 
 @contextmanager
@@ -96,16 +96,21 @@ def _once(layer: Any, plain: Callable[[], Any]) -> Callable[[], Any]:
     return opened
 
 
-def trace(model: keras.Model, ports: Ports) -> Served:
+def trace(model: keras.Model, ports: Ports) -> Traced:
     """Trace the model's inference (``training=False``) as Keras computes it."""
     return _traced(model, ports, named_as_layers(model))
 
 
-def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served:
-    """Trace the model's inference for a file of integers or of floats, without loops."""
+def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Traced:
+    """Trace the model's inference in the forms that LiteRT computes best, without loops."""
     _refuse_state(model)
     with ExitStack() as around:
-        for each in (named_as_layers(model), unrolled_soundly(model), functions_of_litert()):
+        for each in (
+            served_forms(model, integers=integers),
+            named_as_layers(model),
+            unrolled_soundly(model),
+            functions_of_litert(),
+        ):
             around.enter_context(each)
         return _traced(model, ports, around.pop_all(), integers=integers)
 
@@ -116,7 +121,7 @@ def _traced(
     around: AbstractContextManager[Any],
     *,
     integers: bool = False,
-) -> Served:
+) -> Traced:
     import keras
     import tensorflow as tf
 
@@ -142,11 +147,37 @@ def _traced(
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
-    return Served(model.name, ports, names, function, tuple(v.value for v in model.variables))
+    return Traced(model.name, ports, names, function, tuple(v.value for v in model.variables))
+
+
+def convert_model(
+    model: keras.Model,
+    ports: Ports,
+    mode: LitertMode,
+    *,
+    integers: bool,
+    examples: Sequence[Array] | None = None,
+    integer_io: bool = False,
+) -> tuple[Traced, bytes]:
+    """Return a model's inference as it is served, and its file.
+
+    Where the converter refuses shapes that are known, it may take those of a running model.
+    """
+
+    def made() -> tuple[Traced, bytes]:
+        with as_served():
+            served = serve(model, ports, integers=integers)
+        return served, convert(served, mode, examples=examples, integer_io=integer_io)
+
+    try:
+        return made()
+    except RefusedByConverter:
+        with shapes_while_running():
+            return made()
 
 
 def convert(
-    served: Served,
+    served: Traced,
     mode: LitertMode,
     *,
     examples: Sequence[Array] | None = None,
@@ -156,31 +187,25 @@ def convert(
 
     Mode "sparse" is float32 too, with kernels that are mostly zeros stored as such.
     """
+    import tensorflow as tf
+
     if mode == "int8":
         _refuse_loops(served)
     try:
-        return with_shared_vectors(_converted(served, mode, examples, integer_io))
-    except RefusedByConverter as error:
-        raise _with_operator(error) from error.__cause__
-
-
-def _converted(
-    served: Served, mode: LitertMode, examples: Sequence[Array] | None, integer_io: bool
-) -> bytes:
-    import tensorflow as tf
-
-    with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
-        save(served, Path(folder))
-        try:
+        with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+            save(served, Path(folder))
             converter = tf.lite.TFLiteConverter.from_saved_model(folder)
             _configure(converter, mode, _feed(served, examples), integer_io)
             content: bytes = converter.convert()
-        except Exception as error:
-            raise _not_convertible(served, str(error)) from error
-    return content
+    except UserError:
+        raise
+    except Exception as error:
+        log = "".join(getattr(error, "__notes__", ()))
+        raise _not_convertible(served, str(error), log) from error
+    return with_shared_vectors(content)
 
 
-def save(served: Served, folder: Path, owner: Any = None) -> Path:
+def save(served: Traced, folder: Path, owner: Any = None) -> Path:
     """Write a traced model as a SavedModel; return its folder.
 
     ``owner`` is the model itself where more than its variables must go with it, such as tables.
@@ -235,7 +260,7 @@ def _configure(
             converter.inference_output_type = tf.int8
 
 
-def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iterator[Any]]:
+def _feed(served: Traced, examples: Sequence[Array] | None) -> Callable[[], Iterator[Any]]:
     """Return calibration batches, all of one size: the calibrator fixes its shapes at the first."""
     names = [port.name for port in served.ports.inputs]
 
@@ -243,15 +268,11 @@ def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iter
         assert examples is not None
         size = served.ports.inputs[0].batch or min(_CALIBRATION_BATCH, len(examples[0]))
         for start in range(0, len(examples[0]), size):
-            rows = [_padded(a[start : start + size], size) for a in examples]
+            # A repeated row changes no range.
+            rows = [padded(a[start : start + size], size) for a in examples]
             yield dict(zip(names, rows, strict=True))
 
     return batches
-
-
-def _padded(values: Array, size: int | None) -> Array:
-    """Repeat the rows up to a fixed batch; a repeated row changes no range."""
-    return values if size is None else np.resize(values, (size, *values.shape[1:]))
 
 
 def _refuse_state(model: keras.Model) -> None:
@@ -267,7 +288,7 @@ def _refuse_state(model: keras.Model) -> None:
         )
 
 
-def _refuse_loops(served: Served) -> None:
+def _refuse_loops(served: Traced) -> None:
     graph = served.function.graph.as_graph_def()
     nodes = [n for f in graph.library.function for n in f.node_def] + list(graph.node)
     loops = [node.name for node in nodes if node.op in _LOOPS]
@@ -301,18 +322,13 @@ def _first_line(text: str) -> str:
     return causes[0][:400] if causes else "no reason given"
 
 
-def _with_operator(error: RefusedByConverter) -> RefusedByConverter:
-    """Return the error with the operator that the converter names in its log alone."""
-    log = "".join(getattr(error, "__notes__", ()))
-    reason = _OPERATOR_REFUSED.search(f"{error.__cause__}\n{log}")
-    received = reason[0][:400] if reason else error.received
-    named = RefusedByConverter(error.what, received=received, fix=error.fix)
-    named.add_note(log)
-    return named
-
-
-def _not_convertible(served: Served, text: str) -> UserError:
-    name, doubled = served.name, _in_float64(served.function.graph)
+def _not_convertible(served: Traced, text: str, log: str) -> UserError:
+    name, missing = served.name, sorted(set(_MISSING_OP.findall(text)))
+    doubled = [
+        f"{each.name} ({each.type})"
+        for each in served.function.graph.get_operations()
+        if each.type in missing and any(result.dtype == np.float64 for result in each.outputs)
+    ]
     if doubled:
         return UserError(
             f"The model {name!r} computes in float64, which LiteRT does not.",
@@ -320,7 +336,6 @@ def _not_convertible(served: Served, text: str) -> UserError:
             received=f"{len(doubled)} operations in float64: {', '.join(doubled[:3])} ...",
             fix="a NumPy number makes what it is combined with float64: write float(np.sqrt(8))",
         )
-    missing = sorted(set(_MISSING_OP.findall(text)))
     if missing:
         return UserError(
             f"LiteRT has no kernel for {', '.join(missing)} in the model {name!r}.",
@@ -329,14 +344,6 @@ def _not_convertible(served: Served, text: str) -> UserError:
             fix="replace the layer that uses it, keep that step outside the model (text and "
             "lookups belong before it), or serve a SavedModel instead",
         )
-    if "div.cc" in text:
-        return UserError(
-            f"The model {name!r} divides by integers that are zero.",
-            expected="a division by values that stay away from zero",
-            received=_first_line(text),
-            fix="divide outside a call() of your own, and by what has a lowest value: "
-            "keras.ops.maximum(x, 0.1)",
-        )
     if "TensorList" in text:
         return UserError(
             f"The model {name!r} holds a loop that LiteRT cannot convert with a free batch.",
@@ -344,29 +351,15 @@ def _not_convertible(served: Served, text: str) -> UserError:
             fix="give the Input a fixed length (tfopt then unrolls recurrent layers), or a "
             "fixed batch_size",
         )
+    # Which operator is refused may be in the log alone.
+    refused = _OPERATOR_REFUSED.search(f"{text}\n{log}")
     return RefusedByConverter(
         f"The model {name!r} could not be converted to LiteRT.",
-        received=_first_line(text),
-        fix="see the chained error for the converter's own words",
+        received=refused[0][:400] if refused else _first_line(text),
+        fix="see the chained error for the converter's own words; a division by what is rounded "
+        "to zero needs keras.ops.maximum(x, 0.1)",
     )
 
 
-def _in_float64(graph: Any) -> list[str]:
-    """Return what a graph computes in float64 from its inputs, in its order; the rest is folded."""
-    kept = {tensor.op.name for tensor in graph.internal_captures}
-    computed = {tensor.op.name for tensor in graph.inputs} - kept
-    found = []
-    for operation in graph.get_operations():
-        if not computed.isdisjoint(tensor.op.name for tensor in operation.inputs):
-            computed.add(operation.name)
-        if (
-            operation.name in computed
-            and operation.type not in ("Cast", "Identity")
-            and any(result.dtype == np.float64 for result in operation.outputs)
-        ):
-            found.append(f"{operation.name} ({operation.type})")
-    return found
-
-
-def _mib(served: Served) -> int:
+def _mib(served: Traced) -> int:
     return sum(4 * int(np.prod(v.shape)) for v in served.variables) // 2**20 + 1

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError, first_line
+from tfopt.export.batches import Array, parts_of, run_all
 from tfopt.export.quiet import quiet
 from tfopt.job.cluster_place import usable_cores
 
@@ -39,6 +40,13 @@ class LeftFloat:
     name: str
     kind: str
     reason: str
+
+
+def left_in_words(left: Sequence[LeftFloat]) -> str:
+    """Return one phrase on what stayed in float."""
+    shown = ", ".join(f"{each.name} ({each.reason})" for each in left[:3])
+    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    return f"left in float: {shown}{more}"
 
 
 def count_ops(content: bytes) -> Mapping[str, int]:
@@ -187,8 +195,6 @@ def _names(kind: str) -> dict[int, str]:
     return {number: name for name, number in members if isinstance(number, int)}
 
 
-Array = np.ndarray[Any, Any]
-_BATCH = 64
 _MOST_THREADS = 8
 
 
@@ -220,25 +226,21 @@ class LitertPredictor:
         self._start()
         self.inputs = _ordered("input", inputs, self._input_details)
         self.outputs = _ordered("output", outputs, self._output_details)
-        self._several_unordered = inputs is None and len(self.inputs) > 1
+        self._in_order = inputs is not None
         self._fixed_batch = self._batch_of_file()
 
     def __call__(self, x: Any) -> list[Array]:
         """Return one array an output; ``x`` is an array, a list in order, or a dict by name."""
         arrays = self._arrays(x)
         try:
-            return self._in_batches(arrays, self._fixed_batch or min(_BATCH, len(arrays[0])))
+            return run_all(self.run_batch, arrays, self._fixed_batch)
         except RuntimeError:
             if self._fixed_batch is not None:
                 raise
         # Some graphs declare a free batch and hold a shape that was computed for one example.
         self._fixed_batch, self._shapes = 1, None
         self._start()
-        return self._in_batches(arrays, 1)
-
-    def run_batch(self, rows: Sequence[Array]) -> list[Array]:
-        """Return the outputs for one batch, an array an input in order, as large as it is."""
-        return self._invoke(list(rows))
+        return run_all(self.run_batch, arrays, 1)
 
     @property
     def input_details(self) -> Mapping[str, Mapping[str, Any]]:
@@ -248,16 +250,6 @@ class LitertPredictor:
     def invoke_again(self) -> None:
         """Run the engine alone on the inputs of the last batch, to be timed."""
         self._interpreter.invoke()
-
-    def _in_batches(self, arrays: list[Array], size: int) -> list[Array]:
-        count = len(arrays[0])
-        parts: list[list[Array]] = []
-        for start in range(0, count, size):
-            rows = [a[start : start + size] for a in arrays]
-            kept = len(rows[0])
-            # The last rows are padded: another shape would mean planning the memory anew.
-            parts.append([out[:kept] for out in self._invoke([_pad(a, size) for a in rows])])
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     def _start(self) -> None:
         from ai_edge_litert.interpreter import Interpreter
@@ -286,20 +278,7 @@ class LitertPredictor:
         return fixed[0] if fixed else None
 
     def _arrays(self, x: Any) -> list[Array]:
-        if isinstance(x, Mapping):
-            parts = [x.get(name) for name in self.inputs]
-        elif len(self.inputs) == 1:
-            parts = [x[0] if isinstance(x, (list, tuple)) and len(x) == 1 else x]
-        elif self._several_unordered or len(x) != len(self.inputs):
-            parts = []
-        else:
-            parts = list(x)
-        if not parts or any(part is None for part in parts):
-            raise UserError(
-                "The inputs do not match those of the LiteRT file.",
-                expected="a dict with " + ", ".join(self.inputs),
-                received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
-            )
+        parts = parts_of(x, self.inputs, in_order=self._in_order)
         arrays = [np.asarray(part) for part in parts]
         lengths = {a.shape[:1] for a in arrays}
         if len(lengths) != 1 or lengths <= {(), (0,)}:
@@ -309,7 +288,8 @@ class LitertPredictor:
             )
         return arrays
 
-    def _invoke(self, rows: list[Array]) -> list[Array]:
+    def run_batch(self, rows: Sequence[Array]) -> list[Array]:
+        """Return the outputs for one batch, an array an input in order, as large as it is."""
         self._resize([a.shape for a in rows])
         for name, values in zip(self.inputs, rows, strict=True):
             detail = self._input_details[name]
@@ -341,28 +321,12 @@ class LitertPredictor:
         self._shapes = shapes
 
 
-def evaluate_litert(
-    content: bytes | str | os.PathLike[str], x: Any, y: Any, *, output: str | None = None
-) -> float:
-    """Return the share of right answers of a LiteRT file.
-
-    ``y`` holds class numbers or one-hot rows; an output of one value is right where it lies on
-    the label's side of 0.5. Several inputs come as a dict by name; of several outputs, ``output``
-    names the one that ``y`` belongs to.
-    """
-    predictor = LitertPredictor(content)
-    if (output is None and len(predictor.outputs) > 1) or output not in (None, *predictor.outputs):
-        raise UserError(
-            "The file has several outputs, or none of that name.",
-            expected="output= one of " + ", ".join(predictor.outputs),
-            received=repr(output),
-        )
-    which = predictor.outputs.index(output) if output else 0
-    return accuracy([(x, np.asarray(y))], lambda values: predictor(values)[which])
-
-
 def accuracy(batches: Iterable[tuple[Any, Array]], predict: Callable[[Any], Array]) -> float:
-    """Return the share of right answers over labelled batches."""
+    """Return the share of right answers over labelled batches.
+
+    Labels are class numbers or one-hot rows; an output of one value is right where it lies on the
+    label's side of 0.5.
+    """
     right = total = 0
     for x, y in batches:
         correct = _correct(predict(x), y)
@@ -428,10 +392,6 @@ def _ordered(
             received=", ".join(wanted),
         )
     return tuple(wanted)
-
-
-def _pad(values: Array, size: int) -> Array:
-    return values if len(values) == size else np.resize(values, (size, *values.shape[1:]))
 
 
 def _to_stored(values: Array, detail: Mapping[str, Any]) -> Array:

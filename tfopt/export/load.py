@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfopt.errors import UserError, first_line, require_count
+from tfopt.export.batches import parts_of, run_all
 from tfopt.export.export import FACTS, ExportedFile, opened, read_file
-from tfopt.export.formats.format import Array, Run, run_all
+from tfopt.export.formats.format import Array, Run
 from tfopt.export.formats.roster import FORMATS
 
 
@@ -32,16 +32,7 @@ class Served:
         ``x`` is an array, a list in the order of the model's inputs, or a dict by their names.
         """
         ports = self.file.signature.inputs
-        if isinstance(x, Mapping):
-            parts = [x.get(port.name) for port in ports]
-        else:
-            parts = list(x) if len(ports) > 1 and isinstance(x, (list, tuple)) else [x]
-        if len(parts) != len(ports) or any(part is None for part in parts):
-            raise UserError(
-                "The inputs do not match those of the file.",
-                expected="a dict with, or a list of, " + ", ".join(port.name for port in ports),
-                received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
-            )
+        parts = parts_of(x, [port.name for port in ports])
         kinds = [object if port.dtype == "string" else port.dtype for port in ports]
         columns = [np.asarray(a, kind) for a, kind in zip(parts, kinds, strict=True)]
         for column, port in zip(columns, ports, strict=True):
@@ -51,7 +42,7 @@ class Served:
                     expected=f"(n, {port.shape_text()})",
                     received=str(column.shape),
                 )
-        return run_all(self._run, self.file.signature, columns)
+        return run_all(self._run, columns, self.file.signature.batch)
 
     def __repr__(self) -> str:
         return f"<{self.file.name} of {self.file.folder}>"

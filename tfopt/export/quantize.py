@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,18 +18,13 @@ from tfopt.compress.distill import ranks_classes
 from tfopt.compress.examples import first_inputs, take_inputs
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
 from tfopt.compress.hold import settle
-from tfopt.compress.integers.served_forms import (
-    REFUSED,
-    points_that_are_joined,
-    ranges_left,
-    served_forms,
-)
-from tfopt.compress.integers.tracing import as_served, shapes_while_running
+from tfopt.compress.integers.served_forms import REFUSED, points_that_are_joined, ranges_left
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.compress.quantize_aware import awareness_of, require_observed
-from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, real, require_count
-from tfopt.export.keras_weights import quantize_weights
-from tfopt.export.litert import RefusedByConverter, Served, convert, serve
+from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, require_count
+from tfopt.export.batches import Array
+from tfopt.export.keras_weights import KERAS_FAULTS, quantize_weights
+from tfopt.export.litert import RefusedByConverter, convert_model, trace
 from tfopt.export.litert_file import (
     LitertPredictor,
     count_ops,
@@ -38,6 +34,7 @@ from tfopt.export.litert_file import (
 )
 from tfopt.export.quantized import (
     MODES,
+    Measure,
     Mode,
     Parity,
     Quantized,
@@ -45,7 +42,7 @@ from tfopt.export.quantized import (
     float_kib,
     measured_accuracy,
     metrics,
-    tell,
+    require_tolerance,
 )
 from tfopt.files import prepare_folder, target_of, write_atomically
 from tfopt.job.job import Job, Transform
@@ -54,8 +51,6 @@ from tfopt.job.rebuild import require_built_keras3
 
 if TYPE_CHECKING:
     import keras
-
-Array = np.ndarray[Any, Any]
 
 _FEW_AGREE = 0.95
 """A sound classifier keeps more of its classes in eight bits."""
@@ -102,9 +97,12 @@ def _are_bytes(values: Array) -> bool:
     return bool(inside and np.array_equal(values, np.trunc(values)))
 
 
-# What a sound copy may lose: (share of changed classes, relative error of other outputs).
-# Four bits round to a fifteenth of a weight's range, which alone is a relative error of 0.1-0.2.
-_KERAS_TOLERANCE = {"keras_int8": (0.02, 0.05), "keras_int4": (0.05, 0.3)}
+# What a sound copy may lose: a share of the classes, or a relative error. Four bits round to a
+# fifteenth of a weight's range, which alone is a relative error of 0.1-0.2.
+_KERAS_TOLERANCE: dict[Mode, dict[Measure, float]] = {
+    "keras_int8": {"argmax_agreement": 0.02, "relative_error": 0.05},
+    "keras_int4": {"argmax_agreement": 0.05, "relative_error": 0.3},
+}
 
 
 def quantize(
@@ -165,8 +163,8 @@ def quantize(
             fix="pass representative=x_train (only `samples` of them are used)",
         )
     settle(model)
-    work = _keras if mode.startswith("keras_") else _litert
-    made = outside_strategies(lambda: work(model, mode, ports, examples, integer_io, tolerance))
+    made = outside_strategies(lambda: _made(model, mode, ports, examples, integer_io))
+    _guard(model, made, tolerance)
     return made if target is None else replace(made, path=write_atomically(target, made.content))
 
 
@@ -179,18 +177,12 @@ def validate_settings(
             "The quantization mode is unknown.", expected=" | ".join(MODES), received=repr(mode)
         )
     require_count("samples", samples)
+    require_tolerance(tolerance)
     if not isinstance(integer_io, bool) or (integer_io and mode != "int8"):
         raise UserError(
             "integer_io asks for int8 inputs and outputs, which only mode 'int8' has.",
             expected='integer_io=False, or mode="int8"',
             received=f"integer_io={integer_io!r}, mode={mode!r}",
-        )
-    share = real(tolerance)
-    if tolerance is not None and (share is None or not 0 <= share <= 1):
-        raise UserError(
-            "tolerance is not a share.",
-            expected="0 <= tolerance <= 1, or None",
-            received=repr(tolerance),
         )
 
 
@@ -230,14 +222,16 @@ def _read(
     return take_inputs(representative, ports, samples), ports
 
 
-def _litert(
+def _made(
     model: keras.Model,
-    mode: Any,
+    mode: Mode,
     ports: Ports,
     examples: tuple[Array, ...] | None,
     integer_io: bool,
-    tolerance: float | None,
 ) -> Quantized:
+    if mode == "keras_int8" or mode == "keras_int4":
+        assert examples is not None
+        return quantize_weights(model, mode, ports=ports, examples=examples)
     copy, notes = convertible_copy(model)
     own_ports, own_examples = ports, examples
     if copy is not model:
@@ -247,29 +241,26 @@ def _litert(
         columns = zip(examples, ports.inputs, strict=True)
         examples = tuple(a.astype(port.dtype) for a, port in columns)
 
-    def converted() -> tuple[Served, bytes]:
-        with as_served(), served_forms(copy, integers=mode == "int8"):
-            served = serve(copy, ports, integers=mode == "int8")
-        return served, convert(served, mode, examples=examples, integer_io=integer_io)
-
+    converted = partial(
+        convert_model,
+        *(copy, ports, mode),
+        integers=mode == "int8",
+        examples=examples,
+        integer_io=integer_io,
+    )
     try:
         served, content = converted()
-    except RefusedByConverter:
-        # Where it refuses shapes that are known, the converter may take those of a running model.
-        try:
-            with shapes_while_running():
-                served, content = converted()
-        except RefusedByConverter as error:
-            left = _refused_ranges(copy, error)
-            if not left:
-                raise
-            with ranges_left(left):
-                served, content = converted()
-            notes += _left_note(left)
+    except RefusedByConverter as error:
+        left = _refused_ranges(copy, error)
+        if not left:
+            raise
+        with ranges_left(left):
+            served, content = converted()
+        notes += _left_note(left)
     parity = None
     if examples is not None and own_examples is not None:
         # A copy could be wrong by itself: the file is compared with the model that was given.
-        model_itself = served if copy is model else serve(model, own_ports)
+        model_itself = served if copy is model else trace(model, own_ports)
         inputs = [port.name for port in ports.inputs]
         predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
         parity = compare(
@@ -277,7 +268,6 @@ def _litert(
             _predicted(model, predictor, examples),
             classifier=ranks_classes(model),
         )
-        _guard(model, mode, parity, tolerance)
         if mode == "int8":
             notes += doubts(model, own_ports, own_examples, parity)
     return Quantized(
@@ -320,25 +310,6 @@ def _lost(content: bytes) -> tuple[str, ...]:
     )
 
 
-def _keras(
-    model: keras.Model,
-    mode: Any,
-    ports: Ports,
-    examples: tuple[Array, ...] | None,
-    integer_io: bool,
-    tolerance: float | None,
-) -> Quantized:
-    assert examples is not None
-    return quantize_weights(
-        model,
-        mode,
-        ports=ports,
-        examples=examples,
-        tolerance=_KERAS_TOLERANCE[mode] if tolerance is None else (tolerance, tolerance),
-        classifier=ranks_classes(model),
-    )
-
-
 def _predicted(
     model: keras.Model, predictor: LitertPredictor, examples: tuple[Array, ...]
 ) -> list[Array]:
@@ -354,15 +325,20 @@ def _predicted(
         ) from error
 
 
-def _guard(model: keras.Model, mode: Mode, parity: Parity, tolerance: float | None) -> None:
+def _guard(model: keras.Model, made: Quantized, tolerance: float | None) -> None:
+    parity, fix = made.parity, "take more or other representative examples, use another mode"
+    if parity is None:
+        return
+    if made.model is not None:
+        fix = f'use mode="int8", which writes a LiteRT file: {KERAS_FAULTS}'
+        tolerance = _KERAS_TOLERANCE[made.mode][parity.measure] if tolerance is None else tolerance
     if tolerance is None or parity.within(tolerance):
         return
     raise UserError(
-        f"The model {model.name!r} in {mode} is too far from its float self.",
+        f"The model {model.name!r} in {made.mode} is too far from its float self.",
         expected=f"at most {tolerance:g} lost by {parity.measure}",
         received=parity.tell(),
-        fix='take more or other representative examples, use mode="dynamic" or "float16", or '
-        "raise tolerance",
+        fix=f"{fix}, or raise tolerance",
     )
 
 
@@ -426,4 +402,5 @@ class Quantize(Transform):
             return None, Effect(False, f"{self.mode}: no file was made. {error}")
         accuracy, reason = measured_accuracy(made, trained)
         artefact = Artefact(filename, made.content, metrics(made, accuracy))
-        return artefact, Effect(True, tell(made, accuracy, reason))
+        measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
+        return artefact, Effect(True, f"{made}; test accuracy {measured}")

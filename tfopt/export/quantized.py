@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,14 +12,14 @@ import numpy as np
 
 from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of
-from tfopt.errors import UserError
-from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy
+from tfopt.errors import UserError, in_short, real
+from tfopt.export.batches import Array
+from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy, left_in_words
 from tfopt.job.parts import Trained
 
 if TYPE_CHECKING:
     import keras
 
-Array = np.ndarray[Any, Any]
 Measure = Literal["argmax_agreement", "relative_error"]
 
 # Past this the output is noise, whatever class still happens to come out on top.
@@ -65,6 +66,17 @@ class Parity:
             else ""
         )
         return f"{classes}relative error {self.relative_error:.3g} on {self.examples} examples"
+
+
+def require_tolerance(tolerance: object) -> None:
+    """Refuse what is no share of the outputs that may be lost."""
+    share = real(tolerance)
+    if tolerance is not None and (share is None or not 0 <= share <= 1):
+        raise UserError(
+            "tolerance is not a share.",
+            expected="0 <= tolerance <= 1, or None",
+            received=in_short(tolerance),
+        )
 
 
 def compare(
@@ -153,9 +165,7 @@ class Quantized:
         if self.fully_integer:
             parts.append("every operator computes with integers")
         elif self.left_float:
-            shown = ", ".join(f"{row.name} ({row.reason})" for row in self.left_float[:3])
-            more = f" and {len(self.left_float) - 3} more" if len(self.left_float) > 3 else ""
-            parts.append(f"left in float: {shown}{more}")
+            parts.append(left_in_words(self.left_float))
         return "; ".join([*parts, *self.notes])
 
     def accuracy(self, x: Any, y: Any) -> float:
@@ -177,8 +187,11 @@ class Quantized:
             import keras
 
             return list(keras.tree.flatten(self.model.predict(x, verbose=0)))
-        predictor = LitertPredictor(self.content, inputs=self.inputs, outputs=self.outputs)
-        return predictor(x if self.ports is None else self.ports.by_name(x))
+        return self._predictor(x if self.ports is None else self.ports.by_name(x))
+
+    @cached_property
+    def _predictor(self) -> LitertPredictor:
+        return LitertPredictor(self.content, inputs=self.inputs, outputs=self.outputs)
 
 
 def float_kib(model: keras.Model) -> float:
@@ -205,31 +218,9 @@ def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, 
         return None, "the model has several outputs"
     if never_ends(source):
         return None, "the test part repeats without end"
-    predict, ports = _predictor(made, trained.model, source)
+    ports = ports_of(trained.model, first_inputs(source))
     try:
-        return accuracy(labelled_batches(source, ports), lambda x: predict(list(x))), ""
+        batches = labelled_batches(source, ports)
+        return accuracy(batches, lambda x: made.predict(ports.pack(x))[0]), ""
     except UserError as error:
         return None, error.what
-
-
-def _predictor(made: Quantized, model: keras.Model, source: Any) -> tuple[Any, Any]:
-    """Return one call for a flat list of inputs, kept over all batches."""
-    ports = ports_of(model, first_inputs(source))
-    if made.model is None:
-        litert = LitertPredictor(made.content, inputs=made.inputs, outputs=made.outputs)
-        return (lambda x: litert(x)[0]), ports
-    quantized = made.model
-
-    def predict(x: list[Any]) -> Any:
-        import keras
-
-        result = quantized(ports.pack(x), training=False)
-        return keras.ops.convert_to_numpy(keras.tree.flatten(result)[0])
-
-    return predict, ports
-
-
-def tell(made: Quantized, accuracy: float | None, reason: str) -> str:
-    """Return one phrase for the effect."""
-    measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
-    return f"{made}; test accuracy {measured}"

@@ -30,8 +30,9 @@ _CHATTER = re.compile(
 def quiet() -> Iterator[None]:
     """Hide what the converter and the interpreter say about their progress."""
     with ONE_AT_A_TIME, _quiet_python(), tempfile.TemporaryFile() as written:
-        terminal = _terminal()
-        if terminal is None:
+        try:
+            terminal = os.dup(2)
+        except OSError:  # a program without a console
             yield
             return
         _flush()
@@ -55,19 +56,7 @@ def quiet() -> Iterator[None]:
                         os.write(2, line.encode())
 
 
-def _terminal() -> int | None:
-    """Return standard error under another number; None where there is none to be kept quiet."""
-    if sys.__stderr__ is None:
-        # Closed when the process began: any file of the user's may have the number 2 by now.
-        return None
-    try:
-        return os.dup(2)
-    except OSError:
-        return None
-
-
 def _flush() -> None:
-    # A program without a console has None there, and a closed one cannot be flushed.
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.flush()
 

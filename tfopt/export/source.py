@@ -11,17 +11,13 @@ import numpy as np
 
 from tfopt.compress.distill import ranks_classes
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
-from tfopt.compress.integers.served_forms import served_forms
-from tfopt.compress.integers.tracing import as_served, shapes_while_running
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import UserError
-from tfopt.export.formats.format import Graph, Graphs, Signature
-from tfopt.export.litert import RefusedByConverter, convert, save, serve, trace
+from tfopt.export.formats.format import Array, Graph, Graphs, Signature
+from tfopt.export.litert import convert_model, save, serve, trace
 
 if TYPE_CHECKING:
     import keras
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -118,13 +114,11 @@ class _Maker:
 
     def _unrolled(self) -> tuple[Path, tuple[str, ...]]:
         copy, notes = self._copy()
-        with served_forms(copy, integers=False):
-            served = serve(copy, self._ports_of(copy))
-        return save(served, self.folder / "unrolled"), notes
+        return save(serve(copy, self._ports_of(copy)), self.folder / "unrolled"), notes
 
     def _litert(self, *, integers: bool) -> tuple[Path, tuple[str, ...]]:
         copy, notes = self._copy()
-        content = float_file(copy, self._ports_of(copy), integers=integers)
+        _, content = convert_model(copy, self._ports_of(copy), "float32", integers=integers)
         path = self.folder / ("integers.tflite" if integers else "float.tflite")
         path.write_bytes(content)
         return path, notes
@@ -135,21 +129,6 @@ class _Maker:
 
     def _ports_of(self, copy: keras.Model) -> Ports:
         return self.ports if copy is self.model else ports_of(copy, self.ports.structure)
-
-
-def float_file(model: keras.Model, ports: Ports, *, integers: bool) -> bytes:
-    """Return the float LiteRT file of a model, of operators that have integer kernels if asked."""
-
-    def made() -> bytes:
-        with as_served(), served_forms(model, integers=integers):
-            return convert(serve(model, ports, integers=integers), "float32")
-
-    try:
-        return made()
-    except RefusedByConverter:
-        # Where it refuses shapes that are known, the converter may take those of a running model.
-        with shapes_while_running():
-            return made()
 
 
 def made_inputs(model: keras.Model, ports: Ports, count: int) -> tuple[Array, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from tfopt.compress.strip import strip
 from tfopt.data.sources.open import open_source, with_sources
 from tfopt.errors import UserError, in_short, real, require_count
+from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
 from tfopt.export.child import Child
 from tfopt.export.export import (
@@ -36,7 +37,6 @@ from tfopt.export.formats.format import (
     Format,
     Precision,
     Run,
-    padded,
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.source import Source

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
-from tfopt.compress.integers.served_forms import served_forms
 from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
 from tfopt.compress.reports import count_zeros
 from tfopt.errors import UserError, first_line
-from tfopt.export.litert import LitertMode, Served, convert, serve
+from tfopt.export.litert import LitertMode, Traced, convert, serve, trace
 from tfopt.export.litert_file import LitertPredictor
 from tfopt.export.quantized import Quantized
 from tfopt.files import write_atomically
@@ -113,8 +112,7 @@ def _of_keras(name: str, model: Any) -> ServingFile:
         )
     copy, notes = convertible_copy(model)
     ports = ports_of(copy)
-    with served_forms(copy, integers=False):
-        served = serve(copy, ports)
+    served = serve(copy, ports)
     weights, zeros = count_zeros(*model.weights)
     sparse = None
     if zeros > _SPARSE * weights:
@@ -132,10 +130,10 @@ def _gflop_of(model: Any) -> float | None:
 def _gflop(copy: Any, ports: Ports) -> float | None:
     """Return the arithmetic of one example; None where nothing is counted."""
     one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
-    return graph_cost(serve(copy, one).function).flops / _GIGA or None
+    return graph_cost(trace(copy, one).function).flops / _GIGA or None
 
 
-def _sparse(served: Served) -> tuple[float | None, str]:
+def _sparse(served: Traced) -> tuple[float | None, str]:
     """Return the size with sparse kernels stored as such, or why there is no such file."""
     mode: LitertMode = "sparse"
     try:

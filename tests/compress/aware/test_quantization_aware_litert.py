@@ -9,7 +9,7 @@ from keras import layers
 import tfopt
 from tfopt.compress.quantize_aware import quantize_aware
 from tfopt.errors import UserError
-from tfopt.export.litert_file import LitertPredictor, evaluate_litert
+from tfopt.export.litert_file import LitertPredictor
 
 RNG = np.random.default_rng(0)
 IMAGE, ROWS = (6, 6, 4), (5, 8)
@@ -140,4 +140,4 @@ def test_digits_keep_their_accuracy_and_the_file_answers_as_the_model():
     made = tfopt.quantize(model, representative=x[1800:], samples=600)
     assert made.fully_integer
     assert made.parity.argmax_agreement >= 0.99
-    assert evaluate_litert(made.content, x[1800:], y[1800:]) >= plain - 0.01
+    assert made.accuracy(x[1800:], y[1800:]) >= plain - 0.01

@@ -88,6 +88,7 @@ BODIES = {
     "sum": attend(lambda scores, x: ops.softmax(scores + (1 - CAUSAL) * -1e9)),
     "difference": attend(lambda scores, x: layers.Softmax()(scores - (1 - CAUSAL) * 1e4)),
     "choice": attend(lambda scores, x: ops.softmax(ops.where(CAUSAL > 0, scores, -1e9))),
+    "softmax_layer": attend(lambda scores, x: layers.Softmax()(scores, mask=CAUSAL > 0)),
     "infinite": attend(
         lambda scores, x: layers.Activation("softmax")(ops.where(CAUSAL > 0, scores, -np.inf))
     ),
@@ -130,15 +131,16 @@ def test_the_file_tells_scores_apart(aware):
     assert not any("nothing is left" in note for note in file.made.notes)
 
 
-@pytest.mark.parametrize(("name", "aware"), [*((name, True) for name in LOW), ("ones", False)])
-def test_scores_hidden_by_a_tensor_of_one_number(name, aware):
-    def body(x):
-        return layers.Dense(3)(TopTwo(LOW[name])(layers.Dense(4)(x)))
+@pytest.mark.parametrize("aware", [False, True])
+def test_scores_hidden_by_a_tensor_of_one_number(aware):
+    def body(low):
+        return lambda x: layers.Dense(3)(TopTwo(low)(layers.Dense(4)(x)))
 
-    file = OneFile({name: body}, ROWS, aware=aware)
+    file = OneFile({name: body(low) for name, low in LOW.items()}, ROWS, aware=aware)
     assert file.made.fully_integer, file.made.left_float
     # The second highest may change where two are a step apart.
-    assert file.parity(name).relative_error < 0.2
+    errors = {name: file.parity(name).relative_error for name in LOW}
+    assert max(errors.values()) < 0.2, errors
 
 
 def test_training_tells_scores_apart():

@@ -40,8 +40,6 @@ def activation_layer_form(part: Any) -> Form | None:
     for form, classes, settings in _FORMS.values():
         if names & classes:
             return partial(form, **{name: getattr(part, name) for name in settings})
-    if "ReLU" in names and part.negative_slope and not part.threshold:
-        return partial(_leaky_relu, slope=part.negative_slope, highest=part.max_value)
     return None
 
 
@@ -99,35 +97,11 @@ def _mish(x: Any) -> Any:
     return x * tf.tanh(_softplus(x))
 
 
-def _squareplus(x: Any, b: float = 4) -> Any:
-    import tensorflow as tf
-
-    return (x + tf.sqrt(x * x + b)) * 0.5
-
-
-def _soft_shrink(x: Any, threshold: float = 0.5) -> Any:
-    return _above(x - threshold) - _depth(x + threshold)
-
-
-def _hard_shrink(x: Any, threshold: float = 0.5) -> Any:
-    """Return it with one zero: zeros in the shape of the values have no integers."""
-    import tensorflow as tf
-
-    return tf.where(tf.abs(x) > threshold, x, tf.zeros([1] * len(x.shape), x.dtype))
-
-
 def _sparse_plus(x: Any) -> Any:
     import tensorflow as tf
 
     bend = tf.minimum(_above(x + 1.0), 2.0)
     return 0.25 * bend * bend + _above(x - 1.0)
-
-
-def _leaky_relu(x: Any, slope: float, highest: float | None) -> Any:
-    import tensorflow as tf
-
-    above = _above(x) if highest is None else tf.minimum(_above(x), highest)
-    return above - slope * _depth(x)
 
 
 # By a function's name: its form, the layers and operations that are the function, their settings.
@@ -138,9 +112,6 @@ _FORMS: dict[str, tuple[Form, set[str], tuple[str, ...]]] = {
     "softplus": (_softplus, {"Softplus"}, ()),
     "log_sigmoid": (_log_sigmoid, {"LogSigmoid"}, ()),
     "mish": (_mish, {"Mish"}, ()),
-    "squareplus": (_squareplus, {"Squareplus"}, ("b",)),
-    "soft_shrink": (_soft_shrink, {"SoftShrink"}, ("threshold",)),
-    "hard_shrink": (_hard_shrink, {"HardShrink"}, ("threshold",)),
     "sparse_plus": (_sparse_plus, {"SparsePlus"}, ()),
     "square": (lambda x: x * x, {"Square"}, ()),
     "negative": (lambda x: x * -1.0, {"Negative"}, ()),

@@ -55,20 +55,9 @@ def attention_methods(layer: Any, rounded: Rounded) -> dict[str, Callable[..., A
     return {}
 
 
-def masked_softmax(layer: Any, inputs: Any, mask: Any) -> Any:
-    """Compute what a Softmax layer gives with a mask, over one axis."""
-    import tensorflow as tf
-
-    axis = layer.axis[0] if isinstance(layer.axis, list | tuple) else layer.axis
-    kept = mask if mask.dtype == tf.bool else mask > 0.5
-    shares = tf.nn.softmax(hidden(inputs, kept, axis), axis)
-    # Of a row that is hidden as a whole nothing is left.
-    return tf.where(kept, shares, tf.zeros([1] * len(inputs.shape), shares.dtype))
-
-
-def hidden(scores: Any, kept: Any, axis: int = -1) -> Any:
+def hidden(scores: Any, kept: Any) -> Any:
     """Put the scores that are not kept below all others of their row."""
-    return _hidden_at(_depth(scores, axis), scores, kept, axis)
+    return _hidden_at(_depth(scores, -1), scores, kept, -1)
 
 
 def _hidden_at(depth: float, scores: Any, kept: Any, axis: Any) -> Any:

@@ -9,13 +9,7 @@ from functools import partial
 from typing import Any
 
 from tfopt.compress.integers.activations import activation_layer_form
-from tfopt.compress.integers.attention import masked_softmax
-from tfopt.compress.integers.convolutions import (
-    convolved,
-    is_scaling,
-    is_volume_convolution,
-    scaled_channels,
-)
+from tfopt.compress.integers.convolutions import convolved, is_volume_convolution
 from tfopt.compress.integers.normalization import normalization_form
 from tfopt.compress.integers.tracing import Form, where_shapes_are_known
 from tfopt.compress.model_graph import is_layer, kinds
@@ -24,23 +18,14 @@ from tfopt.compress.model_graph import is_layer, kinds
 _FLAT = "Z"
 
 
-def integer_form(layer: Any, *, alone: bool) -> Form | None:
-    """Return the layer's ``call`` when it is served in integers; None where its own does.
-
-    Args:
-        layer: A layer or an operation.
-        alone: Whether no operator before it takes it in.
-    """
-    if alone and is_scaling(layer):
-        return lambda inputs, *args, **kwargs: scaled_channels(layer, inputs)
+def integer_form(layer: Any) -> Form | None:
+    """Return the ``call`` of a layer or operation in integers; None where its own does."""
     if is_volume_convolution(layer):
         return where_shapes_are_known(layer, convolved)
     normalized = normalization_form(layer)
     if normalized is not None:
         return lambda inputs, *args, **kwargs: normalized(layer, inputs)
     names = kinds(layer)
-    if "Softmax" in names and is_layer(layer):
-        return partial(_softmax, layer, layer.call)
     if names & {"Divide", "TrueDivide"}:
         return partial(_quotient, layer.call)
     if "GlobalAveragePooling1D" in names and is_layer(layer):
@@ -49,13 +34,6 @@ def integer_form(layer: Any, *, alone: bool) -> Form | None:
         return flat_outputs_form(layer)
     function = activation_layer_form(layer)
     return None if function is None else lambda inputs, *args, **kwargs: function(inputs)
-
-
-def _softmax(layer: Any, plain: Form, inputs: Any, mask: Any = None, **rest: Any) -> Any:
-    several = isinstance(layer.axis, list | tuple) and len(layer.axis) > 1
-    if mask is None or several:
-        return plain(inputs, mask=mask, **rest)
-    return masked_softmax(layer, inputs, mask)
 
 
 def _quotient(plain: Form, x1: Any, x2: Any) -> Any:

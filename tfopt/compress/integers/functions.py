@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.integers.activations import activation_form
 from tfopt.compress.integers.attention import maximum_of_near_scores, softmax_of_near_scores
 from tfopt.compress.integers.tracing import Form, Replacement, replaced, restored
 
@@ -73,7 +72,6 @@ def functions_of_integers() -> Iterator[None]:
         (tf.Tensor, "__pow__", _power),
         (tf, "zeros_like", _zeros_like),
         (tf, "one_hot", _one_hot),
-        (tf.nn, "elu", _elu),
         (tf.nn, "gelu", _gelu),
     ]
     with restored([(tf.nn, "softmax"), (tf, "reduce_max")]), replaced(replacements):
@@ -294,16 +292,6 @@ def _one_hot(plain: Form) -> Form:
         return tf.where(equal, tf.ones([], wanted), tf.zeros([], wanted))
 
     return one_hot
-
-
-def _elu(plain: Form) -> Form:
-    def elu(features: Any, *rest: Any, **named: Any) -> Any:
-        import keras
-
-        form = activation_form(keras.activations.elu)
-        return form(features) if form and _is_traced(features) else plain(features, *rest, **named)
-
-    return elu
 
 
 def _gelu(plain: Form) -> Form:

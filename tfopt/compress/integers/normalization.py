@@ -45,14 +45,7 @@ def normalization_form(layer: Any) -> Form | None:
 
 
 def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
-    import tensorflow as tf
-
     axes = _axes(layer, inputs)
-    if all(inputs.shape[axis] == 1 for axis in axes):
-        # A value less itself: a range without width, which ends the conversion.
-        beta = _along(layer.beta, inputs, axes, None)
-        beta = tf.zeros([1] * len(inputs.shape), inputs.dtype) if beta is None else beta
-        return tf.broadcast_to(beta, tf.shape(inputs))
     gamma, beta = _along(layer.gamma, inputs, axes, 1.0), _along(layer.beta, inputs, axes, 0.0)
     return _scaled(_standardized(inputs, axes, layer.epsilon, rounded), gamma, beta, rounded)
 
@@ -148,7 +141,7 @@ def _axes(layer: Any, inputs: Any) -> list[int]:
     return sorted(axis % len(inputs.shape) for axis in given)
 
 
-def _along(weight: Any, inputs: Any, axes: list[int], neutral: float | None) -> Any:
+def _along(weight: Any, inputs: Any, axes: list[int], neutral: float) -> Any:
     """Return a weight with the axes of the inputs; None where there is none that acts."""
     import tensorflow as tf
 
@@ -165,7 +158,7 @@ def _acting(weight: Any, neutral: float | None) -> Any:
     """
     import tensorflow as tf
 
-    if weight is None or neutral is None or not serves():
+    if weight is None or not serves():
         return weight
     with tf.init_scope():
         return weight if (weight.numpy() != neutral).any() else None

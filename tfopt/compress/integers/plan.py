@@ -8,7 +8,7 @@ reason why nothing is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tfopt.compress.integers.attention import (
@@ -144,20 +144,7 @@ def why_no_range(part: Any) -> str | None:
     found = next((why for name, why in _REASONS.items() if name in names), None)
     if found is None and any(name.startswith("Random") for name in names):
         return _NOTHING
-    return None if found == _MOVES and _brings_values_in(part) else found
-
-
-def _brings_values_in(part: Any) -> bool:
-    """Return whether a border may be filled, or values compared, with other values than zero."""
-    names = kinds(part)
-    if names & {"Max", "Min"}:
-        return part.initial is not None
-    if "Pad" in names:
-        nodes = getattr(part, "_inbound_nodes", None) or ()
-        return any(node.arguments.kwargs.get("constant_values") for node in nodes)
-    if names & {"Resizing", "Resize"}:
-        return bool(part.pad_to_aspect_ratio and part.fill_value)
-    return False
+    return found
 
 
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
@@ -191,8 +178,6 @@ class Point:
             "symmetric_unit" (prescribed); None: its result is not.
         before_activation: Whether what its own activation receives is.
         inside: What is inside, where LiteRT computes a layer by several operators.
-        alone: Whether no operator before it takes it in, as a convolution takes in a batch
-            normalization.
         inputs: Of the model itself: which of its flattened inputs are.
         remark: Why nothing is done, or what is left to the conversion.
     """
@@ -204,7 +189,6 @@ class Point:
     output: str | None = None
     before_activation: bool = False
     inside: tuple[str, ...] = ()
-    alone: bool = False
     inputs: tuple[int, ...] = ()
     remark: str | None = None
 
@@ -222,7 +206,7 @@ class Point:
 
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point that :meth:`Point.get_config` described."""
-    settings = dict(config)
+    settings = {each.name: config[each.name] for each in fields(Point) if each.name in config}
     return Point(**settings | {name: tuple(settings.get(name, ())) for name in _LISTS})
 
 
@@ -264,9 +248,7 @@ def _visit(
             yield Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
-            before = [] if known is None else known[id(part)].before
-            alone = known is not None and not any(_is_fused(each, known) for each in before)
-            yield replace(_decide(part, below, name, known), alone=alone)
+            yield _decide(part, below, name, known)
         elif places_inside(part):
             point = Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
             if matches(name, part):
@@ -340,10 +322,6 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
         return "fused", f"one operator together with {place.after[0].name}"
     if known is not None and hides_scores(part, known):
         return None, "hides scores from what follows: quantized when it is converted"
-    waves = [each for each in (place.before if place else ()) if kinds(each) & {"Sin", "Cos"}]
-    if waves and "Concatenate" in kinds(part):
-        # Joined in float; a range after that ends the conversion.
-        return None, "joins what has no integer kernel: quantized when it is converted"
     own = _activation(part)
     found = _RANGE_OF.get(own or "", "moving")
     if place is not None and place.is_output and found == "unit":

@@ -20,11 +20,11 @@ from tfopt.compress.model_graph import computes_as_keras, find, is_layer, kinds,
 from tfopt.job.rebuild import ONE_AT_A_TIME
 
 
-def served_form(part: Any, *, alone: bool, integers: bool = True) -> Form | None:
+def served_form(part: Any, *, integers: bool = True) -> Form | None:
     """Return what stands for the ``call`` of a layer or an operation; None: its own does."""
     if not computes_as_keras(part):
         return None
-    found = integer_form(part, alone=alone) if integers else None
+    found = integer_form(part) if integers else None
     return found or (static_form(part) if is_layer(part) else None)
 
 
@@ -115,7 +115,7 @@ def _put_on(hooks: Hooks, model: Any, integers: bool) -> None:
         if point.inputs:
             continue
         part = find(model, point.address)
-        served = served_form(part, alone=point.alone, integers=integers)
+        served = served_form(part, integers=integers)
         if served is not None:
             hooks.replace(part, "call", served)
         for name, method in attention_methods(part, as_they_are).items() if integers else ():

@@ -17,6 +17,7 @@ import numpy as np
 
 from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError
+from tfopt.export.batches import padded
 
 Array = np.ndarray[Any, Any]
 Precision = Literal[
@@ -30,8 +31,6 @@ Graph = Literal["plain", "unrolled", "litert", "litert_integers"]
 """The forms in which a model reaches a format; see :class:`tfopt.export.source.Source`."""
 Run = Callable[[Sequence[Array]], list[Array]]
 """One call of an engine: an array an input, in order; back comes an array an output."""
-
-_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -65,16 +64,12 @@ class Graphs:
     forms: dict[Graph, Path]
     calibration: Path | None = None
 
-    def examples(self) -> list[Array]:
-        """Return the calibration data."""
-        assert self.calibration is not None
-        with np.load(self.calibration) as kept:
-            return [kept[f"input_{number}"] for number in range(len(self.signature.inputs))]
-
     def feeds(self) -> list[dict[str, Array]]:
         """Return the calibration data in feeds of the size that the model takes, or of one."""
+        assert self.calibration is not None
         size = self.signature.batch or 1
-        columns = self.examples()
+        with np.load(self.calibration) as kept:
+            columns = [kept[f"input_{number}"] for number in range(len(self.signature.inputs))]
         starts = range(0, max(len(columns[0]) - size + 1, 1), size)
         rows = ([padded(a[start : start + size], size) for a in columns] for start in starts)
         return [self.signature.named(each) for each in rows]
@@ -136,21 +131,3 @@ class Format(ABC):
             except PackageNotFoundError:
                 continue
         return self.engine
-
-
-def run_all(run: Run, signature: Signature, columns: Sequence[Array]) -> list[Array]:
-    """Return the outputs for all examples, computed batch by batch."""
-    size = signature.batch or _BATCH
-    parts: list[list[Array]] = []
-    for start in range(0, len(columns[0]), size):
-        rows = [a[start : start + size] for a in columns]
-        kept = len(rows[0])
-        # The last rows are padded: another shape would be another plan of memory.
-        outputs = run([padded(a, size) for a in rows] if start or signature.batch else rows)
-        parts.append([out[:kept] for out in outputs])
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-
-def padded(rows: Array, size: int) -> Array:
-    """Return the rows, repeated up to so many."""
-    return rows if len(rows) == size else np.resize(rows, (size, *rows.shape[1:]))

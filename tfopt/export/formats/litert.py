@@ -19,7 +19,14 @@ from tfopt.export.formats.format import (
     Run,
     Signature,
 )
-from tfopt.export.litert_file import Kernel, LitertPredictor, float_ops, float_weights, kernels
+from tfopt.export.litert_file import (
+    Kernel,
+    LitertPredictor,
+    float_ops,
+    float_weights,
+    kernels,
+    left_in_words,
+)
 from tfopt.export.shared_vectors import with_shared_vectors
 
 _BLOCK = 32
@@ -53,11 +60,7 @@ class LiteRT(Format):
         content = quantized(plain, recipe(precision, plain), feeds)
         target.write_bytes(content)
         left = float_ops(content) if feeds else float_weights(content)
-        if not left or precision == "float16":
-            return []
-        named = ", ".join(f"{each.name} ({each.reason})" for each in left[:3])
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        return [f"left in float: {named}{more}"]
+        return [left_in_words(left)] if left and precision != "float16" else []
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
         """Open the file in LiteRT's interpreter."""

@@ -1,0 +1,53 @@
+"""What goes into a model or a file, as one array an input, and batch by batch through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import UserError
+
+Array = np.ndarray[Any, Any]
+_BATCH = 32
+
+
+def run_all(
+    run: Callable[[Sequence[Array]], list[Array]],
+    columns: Sequence[Array],
+    batch: int | None = None,
+) -> list[Array]:
+    """Return the outputs for all examples, batch by batch; ``batch`` is a size that is fixed."""
+    size = batch or _BATCH
+    parts: list[list[Array]] = []
+    for start in range(0, len(columns[0]), size):
+        rows = [a[start : start + size] for a in columns]
+        kept = len(rows[0])
+        # The last rows are padded: another shape would be another plan of memory.
+        outputs = run([padded(a, size) for a in rows] if start or batch else rows)
+        parts.append([out[:kept] for out in outputs])
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def parts_of(x: Any, names: Sequence[str], *, in_order: bool = True) -> list[Any]:
+    """Return one part an input, of a single array, a dict by name or, ``in_order``, a list."""
+    if isinstance(x, Mapping):
+        parts = [x.get(name) for name in names]
+    elif len(names) == 1:
+        alone = isinstance(x, list | tuple) and len(x) == 1 and hasattr(x[0], "shape")
+        parts = [x[0] if alone else x]
+    else:
+        parts = list(x) if in_order and isinstance(x, list | tuple) else []
+    if len(parts) != len(names) or any(part is None for part in parts):
+        raise UserError(
+            "The inputs do not match those of the file.",
+            expected=f"a dict with {', '.join(names)}" + (", or a list of them" * in_order),
+            received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
+        )
+    return parts
+
+
+def padded(rows: Array, size: int) -> Array:
+    """Return the rows, repeated up to so many."""
+    return rows if len(rows) == size else np.resize(rows, (size, *rows.shape[1:]))
