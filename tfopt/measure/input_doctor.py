@@ -35,8 +35,7 @@ Bound = Literal["nothing", "Python", "disk", "processor", "handing over"]
 
 SPAN = Span(windows=2, window_ms=100.0, warm_up_s=0.4)
 _TURNS = 8
-_WAITS = 0.05  # of a step: less is not the input's fault
-_WAITS_UNEXPLAINED = 0.2  # where no stage takes so long
+_WAITS = 0.1  # of a step, for certain: less is not the input's fault
 _BRINGS = 0.97  # of the time, at most, for a change to be worth its words
 # Of one core, while a stage is drained: below it, the stage waits for something else.
 _COMPUTES = 0.5
@@ -180,8 +179,6 @@ def judged(seen: Seen, given: Chain) -> InputDiagnosis:
     bound, stage = (
         _bound(seen.stages, fit_ms * (1 - resident.ratio)) if waits else ("nothing", None)
     )
-    if bound == "handing over" and resident.high >= 1 - _WAITS_UNEXPLAINED:
-        bound, waits = "nothing", False
     best = _best(seen.tried, tried) if waits else None
     return InputDiagnosis(
         fit_ms=fit_ms,
