@@ -40,8 +40,8 @@ def served(
 ) -> tuple[Any, list[str]]:
     """Return the examples that data workers prepare, in batches of a size, and notes.
 
-    Each example comes once an epoch. Those that a worker held when it was lost are missing in that
-    epoch: others take their place, and a warning says how many.
+    Each example comes once an epoch. Those that a worker held when it was lost may be missing in
+    that epoch: as many of another pass take their place, and a warning says how many.
 
     Args:
         dataset: Batches of any size.
@@ -106,8 +106,8 @@ class _Epoch:
         lost = self._examples - self._seen
         if lost > 0:
             _log.warning(
-                "a data worker was lost with %d of %d examples; as many others come twice "
-                "in this epoch",
+                "a data worker was lost with %d of %d examples of this epoch; as many are taken "
+                "from another pass over the data",
                 lost,
                 self._examples,
             )
@@ -227,17 +227,20 @@ def serve(
     with contextlib.ExitStack() as stack:
         address = join or f"grpc://{host}:{stack.enter_context(_dispatcher(port))}"
 
-        def start() -> subprocess.Popen[bytes]:
-            return stack.enter_context(_child("work", address, host))
+        # One that comes back to its port gets its tasks back; others are waited for without end.
+        ports = [_free_port() for _ in range(workers)]
 
-        running = [start() for _ in range(workers)]
+        def start(at: int) -> subprocess.Popen[bytes]:
+            return stack.enter_context(_child("work", address, host, str(at)))
+
+        running = [start(at) for at in ports]
         tell(address)
         ended = ended or threading.Event()
         while not ended.wait(1.0):
             for number, process in enumerate(running):
                 if process.poll() is not None:
                     tell(f"data worker {number} ended ({process.returncode}) and is started again")
-                    running[number] = start()
+                    running[number] = start(ports[number])
 
 
 @contextlib.contextmanager
@@ -257,14 +260,21 @@ def _dispatcher(port: int) -> Iterator[int]:
     yield int(server.target.rpartition(":")[2])
 
 
-def _work(address: str, host: str) -> None:
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
+
+
+def _work(address: str, host: str, port: str) -> None:
     """Be a data worker until standard input ends, which is when its parent does."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
     config = service.WorkerConfig(
         dispatcher_address=urlsplit(address).netloc,
-        worker_address=f"{host}:%port%",
+        worker_address=f"{host}:{port}",
+        port=int(port),
         protocol="grpc",
         heartbeat_interval_ms=_HEARTBEAT_MS,
     )
