@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -64,7 +65,10 @@ def _turned(layer: Any, plain: Callable[..., Any], sequences: Any, mask: Any, **
 
 
 class _ConstantZeros:
-    """TensorFlow, but for one function."""
+    """TensorFlow, but for one function in one thread: a loop that another one trains needs it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
         import tensorflow as tf
@@ -75,6 +79,7 @@ class _ConstantZeros:
         """Return zeros of as many channels, which stand for all examples and steps."""
         import tensorflow as tf
 
-        if values.shape.rank is None or values.shape[-1] is None:
+        here = threading.get_ident() == self._thread
+        if not here or values.shape.rank is None or values.shape[-1] is None:
             return tf.zeros_like(values)
         return tf.zeros([1] * (values.shape.rank - 1) + [values.shape[-1]], values.dtype)
