@@ -43,7 +43,7 @@ def in_model(model: keras.Model, layers: Sequence[Any]) -> keras.Model:
 
 
 def random_layers(augment: Any) -> Sequence[Any]:
-    """Return the layers, or those that a function makes; refuse what acts after training too."""
+    """Return the layers as a list, or those that a function makes; refuse what is no layer."""
     import keras
 
     if callable(augment) and not isinstance(augment, keras.Layer):

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from tfopt.data.stages import PYTHON_OPERATIONS
 from tfopt.errors import UserError, first_line
 from tfopt.job.cluster_place import place_in_cluster
 
 VARIABLE = "TFOPT_DATA_SERVICE"
 """Where ``tfopt launch --data-workers`` leaves the dispatcher's address."""
-_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _ANSWERS_S = 10.0
 _HEARTBEAT_MS = 1_000
 _MISSING_MS = 10_000
@@ -164,7 +164,7 @@ def _require_portable(dataset: Any) -> None:
     graph = tf.compat.v1.GraphDef.FromString(content)
     bodies = [graph.node, *(each.node_def for each in graph.library.function)]
     operations = {node.op for body in bodies for node in body}
-    if operations & _PYTHON:
+    if operations & PYTHON_OPERATIONS:
         raise UserError(
             "This pipeline runs Python, which a data service cannot run elsewhere.",
             expected="a source that TensorFlow reads (TFRecord, TFDS, a tf.data.Dataset of files), "

@@ -13,7 +13,7 @@ from typing import Any
 from tfopt.data.host_memory import require_fits
 from tfopt.data.signature import value_bytes
 
-_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _READS = {"TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"}
 _READS_FILES = {"_InterleaveDataset", "_ParallelInterleaveDataset", "_FlatMapDataset"}
 _IN_MEMORY = {"arrays", "batch", "unbatch", "take", "skip", "shard"}
@@ -116,7 +116,7 @@ def _function_name(node: Any) -> str:
 
 
 def _calls_python(node: Any) -> bool:
-    return _kind(node) == "generator" or bool(_PYTHON & _operations(node))
+    return _kind(node) == "generator" or bool(PYTHON_OPERATIONS & _operations(node))
 
 
 def _operations(node: Any) -> set[str]:
