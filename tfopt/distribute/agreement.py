@@ -134,11 +134,16 @@ class Exchange:
             for name in addresses_of(self.place):
                 with suppress(tf.errors.OpError):
                     answers[name] = _read(f"tfopt/does/{name}", _ASKED_S)
+            self.leave(f"knows/{self.name}", "")
+            if self.place.is_chief:  # whose end ends the store
+                for name in answers:
+                    with suppress(tf.errors.OpError):
+                        _read(f"tfopt/knows/{name}", _ASKED_S)
 
         # The store itself may not answer.
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        asking.join(_ASKED_S * self.place.workers)
+        asking.join(2 * _ASKED_S * self.place.workers)
         return dict(answers)
 
 

@@ -112,9 +112,16 @@ def test_other_shapes_of_weights_are_an_error_of_all(workers):
 
 
 def test_a_call_that_one_worker_alone_makes_in_a_callback_is_named(workers):
+    """Also by a worker that reads late: the chief, whose end ends the store, waits for it."""
     for said in workers.all_well(
         COMMON
         + """
+    from tfopt.distribute import agreement
+    read = agreement._read
+    def late(key, wait_s):
+        time.sleep(3 * rank if key == "tfopt/does/worker 0" else 0)
+        return read(key, wait_s)
+    agreement._read = late
     fit(on_epoch_end=lambda epoch, logs: rank or model.predict(x[:10], verbose=0))
     """
     ):
