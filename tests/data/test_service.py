@@ -4,8 +4,10 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -14,7 +16,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.data import PipelineOptions, TFRecord
-from tfopt.data.service import VARIABLE, started
+from tfopt.data.service import VARIABLE, serve, started
 from tfopt.errors import UserError
 
 FILES, EACH = 8, 32
@@ -101,6 +103,15 @@ def test_a_service_that_is_not_there_and_several_workers_are_refused(records, ad
         tfopt.pipeline(records, service=address)
 
 
+def test_serving_without_a_dispatcher_or_a_port_is_refused(address):
+    with pytest.raises(UserError, match="No data service answers at grpc://localhost:9"):
+        serve(1, join="grpc://localhost:9")
+    with pytest.raises(UserError, match="no address"):
+        serve(1, join="localhost:9")
+    with pytest.raises(UserError, match="cannot listen on port"):
+        serve(0, port=int(address.rpartition(":")[2]))
+
+
 def test_resume_refuses_an_order_that_cannot_come_back(records, address, tmp_path):
     data = tfopt.pipeline(records, batch_size=50, service=address)
     model = keras.Sequential([keras.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])
@@ -140,6 +151,34 @@ def test_a_worker_that_is_killed_costs_its_examples_which_is_said(records, caplo
         assert lost > 0
         assert ROWS - lost <= len(set(seen)) <= ROWS
         assert sorted(numbers(data)) == list(range(ROWS))
+    with pytest.raises(UserError, match="No data service answers"):
+        tfopt.pipeline(records, service=address)
+
+
+@contextmanager
+def command(*arguments):
+    """Run ``tfopt data serve`` until the block ends; yield the address that it prints."""
+    words = [sys.executable, "-m", "tfopt", "data", "serve", *arguments]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+
+
+@pytest.mark.slow
+def test_workers_of_another_host_join_the_dispatcher_at_its_port(records):
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    here = ("--host", "localhost", "--workers")
+    with command(*here, "0", "--port", str(port)) as address:
+        assert address == f"grpc://localhost:{port}"
+        with command(*here, "2", "--join", address) as joined:
+            assert joined == address
+            data = tfopt.pipeline(records, batch_size=50, service=address)
+            assert sorted(numbers(data)) == list(range(ROWS))
     with pytest.raises(UserError, match="No data service answers"):
         tfopt.pipeline(records, service=address)
 

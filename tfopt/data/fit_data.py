@@ -26,6 +26,7 @@ from tfopt.data.signature import (
     tuples_for_lists,
 )
 from tfopt.data.sources.source import Source
+from tfopt.data.stages import examples_batched
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Batches:
             return self.rows
         if self.static_batch is not None:
             return self.count * self.static_batch
-        return _examples_before_batching(self.dataset)
+        return examples_batched(self.dataset)
 
     @cached_property
     def first(self) -> Any:
@@ -310,28 +311,6 @@ def _dataset(data: Any) -> Batches:
     if count == 0:
         raise yields_nothing("dataset")
     return Batches(data, count, "dataset")
-
-
-# Of TensorFlow's own names for datasets: those that hand on what they get, and those that batch.
-# Another name, or one that changes, only means that the length stays unknown.
-_HAND_ON = {"_PrefetchDataset", "CacheDataset", "_ShuffleDataset", "_OptionsDataset"}
-_BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
-
-
-def _examples_before_batching(dataset: Any) -> int | None:
-    """Return the length of what ``batch()`` was called on, where nothing after it changes it."""
-    import tensorflow as tf
-
-    while type(dataset).__name__ in _HAND_ON:
-        (dataset,) = dataset._inputs()
-    if type(dataset).__name__ not in _BATCH:
-        return None
-    drops = tf.get_static_value(dataset._drop_remainder)
-    if drops is None or drops:
-        return None
-    (examples,) = dataset._inputs()
-    count = int(examples.cardinality())
-    return count if count > 0 else None
 
 
 def _generator(function: Callable[[], Any]) -> Batches:

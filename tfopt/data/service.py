@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from tfopt.data.stages import PYTHON_OPERATIONS
+from tfopt.data.stages import PYTHON_OPERATIONS, operations_of
 from tfopt.errors import UserError, first_line
 from tfopt.job.cluster_place import place_in_cluster
 
@@ -132,10 +132,15 @@ def _address(service: str) -> str:
             received=f"{place.workers} workers by {place.source}",
             fix="drop service=: each worker reads the data and takes its part",
         )
+    _require_answer(address)
+    return address
+
+
+def _require_answer(address: str) -> None:
     parts = urlsplit(address)
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 0), _ANSWERS_S):
-            return address
+            pass
     except (OSError, ValueError) as error:
         raise UserError(
             f"No data service answers at {address}.",
@@ -162,8 +167,7 @@ def _require_portable(dataset: Any) -> None:
 
     content = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor).numpy()
     graph = tf.compat.v1.GraphDef.FromString(content)
-    bodies = [graph.node, *(each.node_def for each in graph.library.function)]
-    operations = {node.op for body in bodies for node in body}
+    operations = operations_of(graph)
     if operations & PYTHON_OPERATIONS:
         raise UserError(
             "This pipeline runs Python, which a data service cannot run elsewhere.",
@@ -217,12 +221,16 @@ def serve(
     """Prepare data for trainings until the process ends, or ``ended`` is set.
 
     Args:
-        workers: Data workers on this host, each a process; one that dies is started again.
+        workers: Data workers on this host, each a process; one that dies is started again. 0: the
+            dispatcher alone.
         port: Where the dispatcher listens; 0: a free one.
         host: By which name others reach this host; None: its own.
         join: The address of a dispatcher elsewhere, to which the workers go instead.
         tell: Gets the address once it is served, then a line for each worker that was lost.
     """
+    if join is not None:
+        require_service(join)
+        _require_answer(join)
     host = host or socket.gethostname()
     with contextlib.ExitStack() as stack:
         address = join or f"grpc://{host}:{stack.enter_context(_dispatcher(port))}"

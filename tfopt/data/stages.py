@@ -14,6 +14,10 @@ from tfopt.data.host_memory import require_fits
 from tfopt.data.signature import value_bytes
 
 PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+# Kinds that hand on whole batches; a map is taken for one.
+_AS_LARGE = {"cache", "filter", "map", "options", "prefetch", "repeat", "shard", "shuffle", "skip"}
+_AS_LARGE |= {"take"}
+_AS_MANY = {"cache", "options", "prefetch", "shuffle"}
 _READS = {"TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"}
 _READS_FILES = {"_InterleaveDataset", "_ParallelInterleaveDataset", "_FlatMapDataset"}
 _IN_MEMORY = {"arrays", "batch", "unbatch", "take", "skip", "shard"}
@@ -57,10 +61,42 @@ def stages_of(dataset: Any, batch_size: int | None = None) -> tuple[Stage, ...]:
     passed = 1.0
     for node, size in zip(reversed(nodes), reversed(sizes), strict=True):
         if _kind(node) not in ("options", "assertcardinality"):
-            python = _calls_python(node)
+            python = calls_python(node)
             found.append(Stage(_kind(node), _words(node), node, python, size * own * passed))
         passed *= _passed(node) if _kind(node) == "filter" else 1
     return tuple(reversed(found))
+
+
+def batch_size_of(dataset: Any) -> int | None:
+    """Return what ``batch()`` was given, which the specification leaves open for the last batch.
+
+    Nothing is read. None where no batch is made, or where what follows may change its size.
+    """
+    import tensorflow as tf
+
+    batched = _batched(dataset, _AS_LARGE)
+    size = None if batched is None else tf.get_static_value(batched._batch_size)
+    return None if size is None else int(size)
+
+
+def examples_batched(dataset: Any) -> int | None:
+    """Return how many examples ``batch()`` was called on, where all of them are still there."""
+    import tensorflow as tf
+
+    batched = _batched(dataset, _AS_MANY)
+    drops = True if batched is None else tf.get_static_value(batched._drop_remainder)
+    if drops is None or drops:
+        return None
+    (examples,) = batched._inputs()
+    count = int(examples.cardinality())
+    return count if count > 0 else None
+
+
+def _batched(dataset: Any, through: set[str]) -> Any:
+    """Return the dataset that batches, found through stages of these kinds alone; or None."""
+    while _kind(dataset) in through:
+        (dataset,) = dataset._inputs()
+    return dataset if _kind(dataset) == "batch" else None
 
 
 def _passed(node: Any) -> float:
@@ -115,18 +151,21 @@ def _function_name(node: Any) -> str:
     return name.rpartition(".<locals>.")[2] if "from_generator" not in name else name
 
 
-def _calls_python(node: Any) -> bool:
+def calls_python(node: Any) -> bool:
+    """Return whether Python code makes what this stage yields, those before it left aside."""
     return _kind(node) == "generator" or bool(PYTHON_OPERATIONS & _operations(node))
 
 
 def _operations(node: Any) -> set[str]:
     """Return the kinds of operations in the functions that a stage calls."""
-    found = set()
-    for each in node._functions():
-        graph = each.function.graph.as_graph_def()
-        bodies = [graph.node, *(inner.node_def for inner in graph.library.function)]
-        found |= {op.op for body in bodies for op in body}
-    return found
+    graphs = (each.function.graph.as_graph_def() for each in node._functions())
+    return set().union(*map(operations_of, graphs))
+
+
+def operations_of(graph: Any) -> set[str]:
+    """Return the kinds of operations in a graph and in its functions, such as "PyFunc"."""
+    bodies = [graph.node, *(each.node_def for each in graph.library.function)]
+    return {node.op for body in bodies for node in body}
 
 
 def cache_place(stages: Sequence[Stage]) -> int | None:
@@ -266,7 +305,7 @@ def _movable_map(nodes: Sequence[Any]) -> int | None:
     if not maps or set(kinds[maps[-1] + 1 : batch]) - {"shuffle", "repeat", "take", "skip"}:
         return None
     node = nodes[maps[-1]]
-    if _calls_python(node):
+    if calls_python(node):
         return None
     try:
         # The same elements twice, also behind a shuffle.

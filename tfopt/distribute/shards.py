@@ -10,19 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.data.stages import batch_size_of, calls_python, operations_of
 from tfopt.errors import UserError
 
-# What leaves the size of a dataset's elements as it is.
-_AS_LARGE = frozenset(
-    f"_{name}Dataset"
-    for name in ("Map", "ParallelMap", "Prefetch", "Options", "Repeat", "Take", "Skip", "Shuffle")
-) | {"_CacheDataset", "CacheDataset", "_ShardDataset", "_FilterDataset"}
-_BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"})
 # Those by which TensorFlow's own sharding finds out that a dataset reads files.
 _READERS = frozenset({"FixedLengthRecordDataset", "TextLineDataset", "TFRecordDataset"}) | {
     *("ArrayRecordDataset", "FixedLengthRecordDatasetV2", "TFRecordDatasetV2")
 }
-_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
 def refuse_what_cannot_be_split(model: Any, arguments: Mapping[str, Any], replicas: int) -> None:
@@ -91,19 +85,10 @@ def _batch(arguments: Mapping[str, Any]) -> int | None:
     if isinstance(data, tf.data.Dataset):
         first = tf.nest.flatten(data.element_spec)[0]
         there = isinstance(first, tf.TensorSpec) and first.shape.rank
-        return (first.shape[0] if there else None) or _of_dataset(data)
+        return (first.shape[0] if there else None) or batch_size_of(data)
     if hasattr(data, "shape") and not arguments.get("steps_per_epoch"):
         return arguments.get("batch_size") or 32
     return arguments.get("batch_size")
-
-
-def _of_dataset(dataset: Any) -> int | None:
-    """Return the size of the batches that it makes; None where that cannot be seen."""
-    while type(dataset).__name__ in _AS_LARGE:
-        (dataset,) = dataset._inputs()
-    if type(dataset).__name__ not in _BATCHED or not hasattr(dataset._batch_size, "numpy"):
-        return None
-    return int(dataset._batch_size.numpy())
 
 
 @dataclass(frozen=True)
@@ -172,18 +157,7 @@ def is_names(dataset: Any) -> bool:
 
 def reads_python(dataset: Any) -> bool:
     """Return whether Python code makes some of what it yields."""
-    # The functions one by one: a dataset's own graph holds all the data that it is made from.
-    graphs = [
-        wrapped.function.graph.as_graph_def()
-        for each in all_of(dataset)
-        for wrapped in each._functions()
-    ]
-    return any(_ops(graph) & _PYTHON for graph in graphs)
-
-
-def _ops(graph: Any) -> set[str]:
-    functions = graph.library.function
-    return {node.op for node in graph.node} | {n.op for f in functions for n in f.node_def}
+    return any(calls_python(each) for each in all_of(dataset))
 
 
 def _refuse_own_orders(dataset: Any, policy: str) -> None:
@@ -217,7 +191,8 @@ def _files(dataset: Any) -> int | None:
     sources = [each for each in all_of(dataset) if not each._inputs()]
     if len(sources) != 1 or not is_names(sources[0]):
         return None
-    if not _ops(graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())) & _READERS:
+    graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+    if not operations_of(graph) & _READERS:
         return None
     number = int(sources[0].cardinality())
     return number if number >= 0 else None

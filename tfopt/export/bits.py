@@ -12,7 +12,7 @@ from tfopt.export.formats.format import Array, Graphs
 from tfopt.export.formats.litert import LiteRT, mixed_recipe, quantized
 from tfopt.export.litert_file import Kernel, kernels
 from tfopt.export.quantized import compare
-from tfopt.export.source import Source
+from tfopt.export.reference import Reference
 
 _KINDS = ("FULLY_CONNECTED", "CONV_2D")
 _FEWEST = 1024
@@ -22,7 +22,7 @@ _MOST = 24
 
 
 def fewer_bits(
-    source: Source,
+    reference: Reference,
     given: Given,
     folder: Path,
     child: Child,
@@ -34,16 +34,18 @@ def fewer_bits(
     then the cheapest are rounded together, and each such stage is a file that is judged itself:
     what kernels cost alone does not add up.
     """
-    if "litert_integers" not in source.graphs.forms:
+    if "litert_integers" not in reference.graphs.forms:
         return None
-    graphs, number = source.graphs, count(1)
+    graphs, number = reference.graphs, count(1)
 
     def tried(four_bits: Sequence[Kernel]) -> tuple[Path, Sequence[Array] | None]:
         """Return the folder of a file, and what it answers; None where it cannot be made or run."""
         place = folder / f"mixed_{next(number)}" / "litert_mixed"
         try:
             child(write_mixed, graphs, list(four_bits), place)
-            return place, child(answers, "litert", place, graphs.signature, list(source.examples))
+            return place, child(
+                answers, "litert", place, graphs.signature, list(reference.examples)
+            )
         except (ChildEnded, RuntimeError, ValueError):
             return place, None
 
@@ -51,7 +53,7 @@ def fewer_bits(
         _, outputs = tried([kernel])
         if outputs is None:
             return float("inf")
-        return compare(source.expected, outputs).relative_error / kernel.size
+        return compare(reference.expected, outputs).relative_error / kernel.size
 
     content = graphs.forms["litert_integers"].read_bytes()
     large = [each for each in kernels(content, _KINDS) if each.size >= _FEWEST]
@@ -64,7 +66,7 @@ def fewer_bits(
         file = None
         if outputs is not None:
             note = f"four bits in {middle} kernels: {', '.join(_names(order[:middle]))}"
-            file = made_file(source, given, LiteRT(), "mixed", place, outputs, (note,))
+            file = made_file(reference, given, LiteRT(), "mixed", place, outputs, (note,))
         if file is not None and within(file):
             borne, best = middle, file
         else:

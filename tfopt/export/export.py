@@ -36,7 +36,7 @@ from tfopt.export.formats.format import (
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.litert_file import accuracy
 from tfopt.export.quantized import Parity, compare, require_tolerance
-from tfopt.export.source import Source, made_inputs, make_source
+from tfopt.export.reference import Reference, made_inputs, make_reference
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.cluster_place import usable_cores
 from tfopt.job.rebuild import require_built_keras3
@@ -207,10 +207,10 @@ def export(
     target = prepare_folder(Path(folder))
     with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
         given = Given.read(model, calibration, examples, count)
-        source = given.source(model, Path(beside), wanted)
-        score, _ = given.score(source.expected)
+        reference = given.reference(model, Path(beside), wanted)
+        score, _ = given.score(reference.expected)
         with Child() as child:
-            made = list(write_files(source, given, wanted, target, child, tolerance))
+            made = list(write_files(reference, given, wanted, target, child, tolerance))
     files = tuple(each for each in made if isinstance(each, ExportedFile))
     refused = tuple(each for each in made if isinstance(each, Refused))
     if not files:
@@ -219,7 +219,7 @@ def export(
             received="; ".join(f"{each.name}: {each.reason}" for each in refused),
             fix="raise tolerance where a file loses too much, else see the reasons",
         )
-    exported = Exported(target, files, refused, score, source.notes)
+    exported = Exported(target, files, refused, score, reference.notes)
     write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
     return exported
 
@@ -297,12 +297,12 @@ class Given:
         rows, labels = take_labelled(examples, ports, count)
         return Given(ports, rows, labels, kept)
 
-    def source(
+    def reference(
         self, model: keras.Model, folder: Path, wanted: Sequence[tuple[Format, Precision]]
-    ) -> Source:
+    ) -> Reference:
         """Write the model in the forms that these files need."""
         forms = [each.forms(precision) for each, precision in wanted]
-        made = make_source(model, self.ports, folder, forms, self.examples, self.calibration)
+        made = make_reference(model, self.ports, folder, forms, self.examples, self.calibration)
         return replace(made, notes=(*made.notes, *self.notes))
 
     def calibrated_on(self, count: int) -> Given:
@@ -331,7 +331,7 @@ def _ranks_classes(scores: Array, labels: Array) -> bool:
 
 
 def write_files(
-    source: Source,
+    reference: Reference,
     given: Given,
     wanted: Sequence[tuple[Format, Precision]],
     target: Path,
@@ -343,7 +343,7 @@ def write_files(
     for each, precision in wanted:
         place = target / folder_name(each.name, precision, variant)
         try:
-            yield _write_file(source, given, each, precision, place, child, tolerance, variant)
+            yield _write_file(reference, given, each, precision, place, child, tolerance, variant)
         except (UserError, ChildEnded, RuntimeError) as error:
             stays = ""
             if place.exists():
@@ -352,7 +352,7 @@ def write_files(
 
 
 def _write_file(
-    source: Source,
+    reference: Reference,
     given: Given,
     kind: Format,
     precision: Precision,
@@ -361,18 +361,20 @@ def _write_file(
     tolerance: float | None,
     variant: str,
 ) -> ExportedFile:
-    form = _form(source, kind, precision)
+    form = _form(reference, kind, precision)
     with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place.parent) as beside:
         # The folder has its own name from the start: Triton's settings hold it.
         staged = Path(beside) / place.name
-        notes = child(write_file, kind.name, source.graphs, form, precision, staged)
-        outputs = child(answers, kind.name, staged, source.graphs.signature, list(source.examples))
-        made = made_file(source, given, kind, precision, staged, outputs, notes)
+        notes = child(write_file, kind.name, reference.graphs, form, precision, staged)
+        outputs = child(
+            answers, kind.name, staged, reference.graphs.signature, list(reference.examples)
+        )
+        made = made_file(reference, given, kind, precision, staged, outputs, notes)
         made = replace(made, variant=variant)
         limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
         if not made.parity.within(limit):
             raise UserError(
-                f"it loses more than {limit:g}: {made.parity.tell()}{_worst(source, outputs)}"
+                f"it loses more than {limit:g}: {made.parity.tell()}{_worst(reference, outputs)}"
             )
         write_facts(made)
         if place.exists():
@@ -382,7 +384,7 @@ def _write_file(
 
 
 def made_file(
-    source: Source,
+    reference: Reference,
     given: Given,
     kind: Format,
     precision: Precision,
@@ -397,28 +399,28 @@ def made_file(
         precision=precision,
         folder=folder,
         kib=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1024,
-        parity=compare(source.expected, outputs, classifier=source.classifier),
+        parity=compare(reference.expected, outputs, classifier=reference.classifier),
         score=score,
         scored_by=scored_by,
-        signature=source.graphs.signature,
+        signature=reference.graphs.signature,
         notes=tuple(notes),
     )
 
 
-def _form(source: Source, kind: Format, precision: Precision) -> Graph:
+def _form(reference: Reference, kind: Format, precision: Precision) -> Graph:
     choices = kind.forms(precision)
     for form in choices:
-        if form in source.graphs.forms:
+        if form in reference.graphs.forms:
             return form
-    raise source.failed[choices[0]]
+    raise reference.failed[choices[0]]
 
 
-def _worst(source: Source, outputs: Sequence[Array]) -> str:
+def _worst(reference: Reference, outputs: Sequence[Array]) -> str:
     """Return which of several outputs is off most."""
-    names = source.graphs.signature.outputs
+    names = reference.graphs.signature.outputs
     if len(names) == 1:
         return ""
-    pairs = zip(source.expected, outputs, strict=True)
+    pairs = zip(reference.expected, outputs, strict=True)
     errors = [compare([e], [a]).relative_error for e, a in pairs]
     return f", worst in the output {names[int(np.argmax(errors))]!r}"
 

@@ -39,7 +39,7 @@ from tfopt.export.formats.format import (
     Run,
 )
 from tfopt.export.formats.roster import FORMATS
-from tfopt.export.source import Source
+from tfopt.export.reference import Reference
 from tfopt.files import prepare_folder
 from tfopt.job.job import Job, Transform, chain, require_job
 from tfopt.job.parts import Data
@@ -190,13 +190,13 @@ def optimize(
         work = Path(beside)
         given = Given.read(model, train, test, count)
         given = given.calibrated_on(min(256, max(count // 4, 1)))
-        source = given.source(model, work, wanted)
-        score = given.score(source.expected)[0]
+        reference = given.reference(model, work, wanted)
+        score = given.score(reference.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
-            made = list(write_files(source, given, wanted, work, child, _tolerance(given)))
+            made = list(write_files(reference, given, wanted, work, child, _tolerance(given)))
             files = [each for each in made if isinstance(each, ExportedFile)]
             if target == "size":
-                files += _mixed(source, given, files, work, child, score, max_drop)
+                files += _mixed(reference, given, files, work, child, score, max_drop)
             for name, transform in tuning.items():
                 assert job is not None
                 (work / name).mkdir()
@@ -205,14 +205,14 @@ def optimize(
                 except UserError as error:
                     notes = (*notes, f"{name}: not tried: {error.what} {error.received or ''}")
                     continue
-                tuned = given.source(trained, work / name, wanted)
+                tuned = given.reference(trained, work / name, wanted)
                 # Compared with the model that was given, whose answers are to be kept.
-                tuned = replace(tuned, expected=source.expected)
+                tuned = replace(tuned, expected=reference.expected)
                 made += write_files(tuned, given, wanted, work, child, _ANY_LOSS, name)
             files += [e for e in made if isinstance(e, ExportedFile) and e.variant]
         refused = [*missing, *(each for each in made if isinstance(each, Refused))]
         rows = [Candidate(each, _drop(each, score)) for each in files]
-        inputs = [padded(a[:1], source.graphs.signature.batch or size) for a in given.examples]
+        inputs = [padded(a[:1], reference.graphs.signature.batch or size) for a in given.examples]
         borne = {row.file.name for row in rows if not _too_far(row, max_drop)}
         times, broken = _times(rows, borne, inputs, cores, each_time, gpu=target == "gpu-latency")
         rows = _judged(rows, times, target, max_drop)
@@ -234,7 +234,7 @@ def optimize(
         reference=next(iter(times)),
         batch=len(inputs[0]),
         threads=cores,
-        notes=(*source.notes, *notes),
+        notes=(*reference.notes, *notes),
     )
 
 
@@ -269,7 +269,7 @@ def _trained_on(model: keras.Model, job: Job, transform: Transform) -> keras.Mod
 
 
 def _mixed(
-    source: Source,
+    reference: Reference,
     given: Given,
     files: Sequence[ExportedFile],
     work: Path,
@@ -285,7 +285,7 @@ def _mixed(
     whole = [each for each in files if each.name == "litert_int8"]
     if not whole:
         return []
-    found = fewer_bits(source, given, work, child, borne)
+    found = fewer_bits(reference, given, work, child, borne)
     if found is None or found.kib >= whole[0].kib:
         return []
     write_facts(found)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfopt.data.stages import batch_size_of
 from tfopt.errors import UserError
 from tfopt.train.memory_estimate import TrainingMemory, training_memory
 
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 # Of the memory there is: kernels and allocators need some that no estimate sees.
 _USABLE = 0.8
 _MOST_MICRO_BATCHES = 64
-# TensorFlow's names of datasets whose elements are those of their one input, and of ``batch()``.
-_HAND_ON = {
-    *("_PrefetchDataset", "CacheDataset", "_ShuffleDataset", "_OptionsDataset", "_RepeatDataset"),
-    *("_TakeDataset", "_SkipDataset", "_ShardDataset", "_MapDataset", "_ParallelMapDataset"),
-}
-_BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,12 @@ def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
     if isinstance(x, tf.data.Dataset):
         parts = x.element_spec
         parts = parts if isinstance(parts, tuple) else (parts,)
-        sizes = {leaf.shape[0] for leaf in tf.nest.flatten(parts) if leaf.shape.rank}
+        leaves = tf.nest.flatten(parts)
+        sizes = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
         examples = sizes.pop() if len(sizes) == 1 else None
-        examples = examples or given.get("batch_size") or _batched_by(x)
+        examples = examples or given.get("batch_size") or batch_size_of(x)
+        if not all(leaf.shape.rank and leaf.shape[1:].is_fully_defined() for leaf in leaves):
+            examples = None
     elif x is not None and not isinstance(x, keras.utils.PyDataset) and not callable(x):
         parts = tuple(given.get(name) for name in ("x", "y", "sample_weight"))
         while parts[-1] is None:
@@ -100,26 +98,6 @@ def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
         return np.broadcast_to(np.zeros((), kind), (examples, *leaf.shape[1:]))
 
     return keras.tree.map_structure(empty, parts), int(examples)
-
-
-def _batched_by(dataset: Any) -> int | None:
-    """Return what ``batch()`` was given, which the specification leaves open for the last batch.
-
-    Nothing is read: the datasets that this one is made from are looked at, as far as each hands on
-    whole batches. A ``map`` is taken for one that does.
-    """
-    import tensorflow as tf
-
-    for leaf in tf.nest.flatten(dataset.element_spec):
-        known = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
-        if not known or not leaf.shape[1:].is_fully_defined():
-            return None
-    while type(dataset).__name__ in _HAND_ON:
-        (dataset,) = dataset._inputs()
-    if type(dataset).__name__ not in _BATCH:
-        return None
-    size = tf.get_static_value(dataset._batch_size)
-    return None if size is None else int(size)
 
 
 def _by_batch(step: TrainingMemory, each: float) -> list[Way]:

@@ -28,7 +28,7 @@ CALIBRATED = frozenset({"int8", "int16"})
 """Precisions whose ranges are found on calibration data."""
 Device = Literal["cpu", "gpu"]
 Graph = Literal["plain", "unrolled", "litert", "litert_integers"]
-"""The forms in which a model reaches a format; see :class:`tfopt.export.source.Source`."""
+"""The forms in which a model reaches a format; see :class:`tfopt.export.reference.Reference`."""
 Run = Callable[[Sequence[Array]], list[Array]]
 """One call of an engine: an array an input, in order; back comes an array an output."""
 

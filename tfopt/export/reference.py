@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class Reference:
     """A model's forms in a folder, and its answers on examples.
 
     Attributes:
@@ -41,14 +41,14 @@ class Source:
     notes: tuple[str, ...]
 
 
-def make_source(
+def make_reference(
     model: keras.Model,
     ports: Ports,
     folder: Path,
     wanted: Iterable[tuple[Graph, ...]],
     examples: Sequence[Array],
     calibration: Sequence[Array] | None,
-) -> Source:
+) -> Reference:
     """Write forms of a model into a folder: of each tuple in ``wanted`` the first that works."""
     try:
         return outside_strategies(
@@ -74,7 +74,7 @@ class _Maker:
         wanted: set[tuple[Graph, ...]],
         examples: Sequence[Array],
         calibration: Sequence[Array] | None,
-    ) -> Source:
+    ) -> Reference:
         plain = trace(self.model, self.ports)
         signature = Signature(self.ports.inputs, plain.outputs)
         forms: dict[Graph, Path] = {}
@@ -99,7 +99,7 @@ class _Maker:
             kept = self.folder / "calibration.npz"
             columns: dict[str, Any] = {f"input_{n}": a for n, a in enumerate(calibration)}
             np.savez(kept, **columns)
-        return Source(
+        return Reference(
             graphs=Graphs(signature, forms, kept),
             failed=failed,
             examples=examples,
