@@ -20,9 +20,9 @@ from tfopt.distribute.worker_times import (
     DeviceTimes,
     Straggler,
     WorkerTimes,
+    count_input_wait,
     device_times,
     imbalance,
-    measure,
     seconds_waited,
     stragglers,
 )
@@ -89,7 +89,7 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
         self.imbalance = imbalance(self.devices)
         if self.imbalance is not None and self._rank == 0:
             _warn(self.imbalance)
-        measure(True)
+        count_input_wait(True)
         self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -106,11 +106,11 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._on:
-            measure(False)
+            count_input_wait(False)
 
     def on_test_end(self, logs: Any = None) -> None:
         if self._on:
-            measure(True)
+            count_input_wait(True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if not self._on:
@@ -129,7 +129,7 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._on:
-            measure(False)
+            count_input_wait(False)
             self.model.train_function = None  # the next fit compiles it without the clock
 
     def get_state(self) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Any
+
+from tfopt.compress.hooks import replaced
 
 # Below it a difference is not worth a name.
 _LEAST_SHARE = 0.1
@@ -30,46 +33,49 @@ class _Counted:
     """
 
     seconds: Any = None
+    replacing = ExitStack()
     on = False
     within = False
     """Whether a fetch of several replicas runs: the fetches for each are not counted again."""
 
 
-def measure(on: bool) -> None:
-    """Measure the input wait in steps that are compiled from now on, or no longer."""
-    if on and _Counted.seconds is None:
-        _put_on()
+def count_input_wait(on: bool) -> None:
+    """Count the input wait in steps that are compiled from now on, or no longer."""
+    if on and not _Counted.on:
+        _replace_fetches(_Counted.replacing)
+    elif not on:
+        _Counted.replacing.close()
     _Counted.on = on
 
 
 def seconds_waited() -> float:
-    """Return the input wait of all steps that were compiled to measure it."""
+    """Return the input wait of all steps that were compiled to count it."""
     return 0.0 if _Counted.seconds is None else float(_Counted.seconds.numpy())
 
 
-def _put_on() -> None:
+def _replace_fetches(undo: ExitStack) -> None:
     import tensorflow as tf
     from tensorflow.python.data.ops.iterator_ops import OwnedIterator
     from tensorflow.python.distribute import input_lib
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-    # tf.Variable would, in a strategy's scope, be one for each replica of each worker.
-    with tf.init_scope(), tf.device("CPU:0"):
-        _Counted.seconds = ResourceVariable(0.0, trainable=False, dtype=tf.float64)
+    if _Counted.seconds is None:
+        # tf.Variable would, in a strategy's scope, be one for each replica of each worker.
+        with tf.init_scope(), tf.device("CPU:0"):
+            _Counted.seconds = ResourceVariable(0.0, trainable=False, dtype=tf.float64)
     of_several = input_lib._SingleWorkerDatasetIteratorBase
     for kind, names in (
         (of_several, ("get_next_as_list", "get_next_as_optional_list")),
         (OwnedIterator, ("get_next", "get_next_as_optional")),
     ):
-        for name in names:
-            setattr(kind, name, _timed(getattr(kind, name)))
+        undo.enter_context(replaced(kind, **{name: _timed(getattr(kind, name)) for name in names}))
 
 
 def _timed(plain: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _Counted.on or _Counted.within:
+        if _Counted.within:
             return plain(self, *args, **kwargs)
         with tf.device("CPU:0"):
             begun = tf.timestamp()

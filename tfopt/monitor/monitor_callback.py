@@ -21,7 +21,7 @@ from typing import Any
 
 import keras
 
-from tfopt.distribute.worker_times import measure, seconds_waited
+from tfopt.distribute.worker_times import count_input_wait, seconds_waited
 from tfopt.errors import UserError, within
 from tfopt.files import target_of
 from tfopt.job.cluster_place import place_in_cluster
@@ -178,13 +178,13 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     def _begin_measuring(self) -> None:
         if self.model.run_eagerly:
             return
-        measure(True)
+        count_input_wait(True)
         self._measured = True
         self.model.make_train_function(force=True)
 
     def _compile_with_clock(self, on: bool) -> None:
         if self._measured:
-            measure(on)
+            count_input_wait(on)
 
     def _begin_csv(self) -> None:
         file, sampler = self._file, self._sampler
