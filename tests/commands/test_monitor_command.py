@@ -186,6 +186,7 @@ def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
         (("--interval", "nan"), "from 0.1 to 3600"),
         (("--pid", "4194999"), "no process"),
         (("--csv", "/no/such/folder/x.csv"), "does not exist"),
+        (("--dashboard", "/no/such/folder/x.json"), "does not exist"),
         (("--once", "--prometheus", "99999"), "65535"),
     ],
 )
@@ -201,4 +202,5 @@ def test_the_dashboard_is_written_and_the_command_ends(tmp_path, capsys):
     path = tmp_path / "dashboard.json"
     assert main(["monitor", "--dashboard", str(path)]) == 0
     assert capsys.readouterr().out.strip() == str(path)
-    assert json.loads(path.read_text())["title"] == "tfopt: training"
+    board = json.loads(path.read_text(encoding="utf-8"))
+    assert (board["title"], len(board["panels"])) == ("tfopt: training", 18)
