@@ -47,6 +47,7 @@ def test_the_wheel_holds_data_templates_types_and_licences(wheel):
     assert {
         "tfopt/data/mnist_10k.npz",
         "tfopt/data/mnist_10k.LICENSE.md",
+        "tfopt/monitor/outlets/grafana.json",
         "tfopt/report/templates/bench.html.j2",
         "tfopt/py.typed",
     } <= names

@@ -1,7 +1,8 @@
 """Write results: each file appears whole or not at all, and nothing already there is harmed.
 
 A folder that cannot be written to is refused before any work is done; a full disk or an
-interruption leaves the previous file as it was, and no temporary file.
+interruption leaves the previous file as it was, and no temporary file. The system's own small files
+are read here, too.
 """
 
 from __future__ import annotations
@@ -101,6 +102,14 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[str], ob
         if temporary != target:
             temporary.unlink(missing_ok=True)
     return target
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a small system file; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _temporary_beside(target: Path) -> Path:

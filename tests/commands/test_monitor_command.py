@@ -3,6 +3,7 @@
 The GPUs are a stand-in for NVIDIA's library: what passes has not run on the hardware.
 """
 
+import csv
 import json
 import os
 import re
@@ -16,7 +17,6 @@ from nvml_stand_in.library import gpu
 from terminal import Terminal
 
 from tfopt.commands.cli import main
-from tfopt.monitor.sample_files import read_recording
 
 COMMAND = [sys.executable, "-m", "tfopt", "monitor"]
 LONG_S = 120
@@ -162,10 +162,12 @@ def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, 
     )
     process.send_signal(signal.SIGINT)
     process.wait(LONG_S)
-    recording = read_recording(path)
-    assert len(recording.samples) >= 4
-    assert recording.samples[0].host.rss_mib > 20  # this process, which was named
-    assert recording.samples[0].gpus[0].device_mib == 30_000
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    hosts, gpus = ([row for row in rows if row["row"] == kind] for kind in ("host", "gpu"))
+    assert len(hosts) >= 4
+    assert float(hosts[0]["rss_mib"]) > 20  # this process, which was named
+    assert float(gpus[0]["device_mib"]) == 30_000
 
 
 def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
@@ -186,6 +188,7 @@ def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
         (("--interval", "nan"), "from 0.1 to 3600"),
         (("--pid", "4194999"), "no process"),
         (("--csv", "/no/such/folder/x.csv"), "does not exist"),
+        (("--dashboard", "/no/such/folder/x.json"), "does not exist"),
         (("--once", "--prometheus", "99999"), "65535"),
     ],
 )
@@ -201,4 +204,5 @@ def test_the_dashboard_is_written_and_the_command_ends(tmp_path, capsys):
     path = tmp_path / "dashboard.json"
     assert main(["monitor", "--dashboard", str(path)]) == 0
     assert capsys.readouterr().out.strip() == str(path)
-    assert json.loads(path.read_text())["title"] == "tfopt: training"
+    board = json.loads(path.read_text(encoding="utf-8"))
+    assert (board["title"], len(board["panels"])) == ("tfopt: training", 18)

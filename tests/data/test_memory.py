@@ -15,8 +15,8 @@ def group(folder, **values):
 
 
 def test_version_2_limits_with_its_page_cache_given_back(tmp_path):
-    (tmp_path / "proc").write_text("0::/job/step\n")
-    root = tmp_path / "cgroup"
+    group(tmp_path / "proc" / "self", cgroup="0::/job/step\n")
+    root = tmp_path / "sys" / "fs" / "cgroup"
     group(root / "job" / "step", memory__max="max", memory__current=30 * MIB)
     group(
         root / "job",
@@ -24,25 +24,25 @@ def test_version_2_limits_with_its_page_cache_given_back(tmp_path):
         memory__current=60 * MIB,
         memory__stat=f"anon 1\ninactive_file {20 * MIB}\n",
     )
-    memory = available_memory(proc=tmp_path / "proc", mounts=root)
+    memory = available_memory(tmp_path)
     assert memory.available_bytes == 60 * MIB
     assert str(root / "job") in memory.limited_by
 
 
 def test_version_1_limits(tmp_path):
-    (tmp_path / "proc").write_text("4:memory:/a\n3:cpu:/a\n")
-    root = tmp_path / "cgroup"
+    group(tmp_path / "proc" / "self", cgroup="4:memory:/a\n3:cpu:/a\n")
+    root = tmp_path / "sys" / "fs" / "cgroup"
     group(root / "memory" / "a", memory__limit_in_bytes=50 * MIB, memory__usage_in_bytes=10 * MIB)
-    assert available_memory(proc=tmp_path / "proc", mounts=root).available_bytes == 40 * MIB
+    assert available_memory(tmp_path).available_bytes == 40 * MIB
 
 
 def test_no_limit_leaves_what_the_machine_has(tmp_path):
-    (tmp_path / "proc").write_text("4:memory:/\n")
-    root = tmp_path / "cgroup"
+    group(tmp_path / "proc" / "self", cgroup="4:memory:/\n")
+    root = tmp_path / "sys" / "fs" / "cgroup"
     group(root / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=1)
-    memory = available_memory(proc=tmp_path / "proc", mounts=root)
+    memory = available_memory(tmp_path)
     assert memory.limited_by == "the machine's free memory"
-    missing = available_memory(proc=tmp_path / "none", mounts=root)
+    missing = available_memory(tmp_path / "none")
     assert missing.limited_by == "the machine's free memory"
 
 

@@ -1,11 +1,12 @@
-"""Write and read files of samples, whole, cut off, or while a run goes on."""
+"""Files of samples, whole or while a run goes on, as a program without tfopt reads them."""
 
 import csv
+import json
 import os
 import resource
 import signal
-import sys
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
+from types import SimpleNamespace
 
 import pytest
 from pyarrow import parquet
@@ -22,7 +23,7 @@ from tfopt.monitor.readings import (
     SampledGpu,
     StepMark,
 )
-from tfopt.monitor.sample_files import CsvLog, read_recording, write_csv, write_parquet
+from tfopt.monitor.sample_files import CsvLog, write_parquet
 from tfopt.monitor.sampler import sampling
 
 
@@ -71,76 +72,106 @@ def turned():
         yield sampler
 
 
+def write_csv(recording, path):
+    """Write a recording through the log of a sampler that has ended."""
+
+    def since(begun_s):
+        return replace(recording, samples=[s for s in recording.samples if s.at_s >= begun_s])
+
+    def marks(begun_s):
+        return [mark for mark in recording.steps if mark.ended_s >= begun_s]
+
+    sampler = SimpleNamespace(recording=since, marks=marks, listen=lambda log: None)
+    return CsvLog(path, sampler).close()
+
+
+def of(kind, path):
+    """The rows of this kind without what is empty; numbers and JSON are read alike."""
+    if path.suffix == ".parquet":
+        rows = parquet.read_table(path).to_pylist()
+    else:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    return [
+        {name: value(name, v) for name, v in row.items() if name != "row" and v not in ("", None)}
+        for row in rows
+        if row["row"] == kind
+    ]
+
+
+def value(name, given):
+    return json.loads(given) if isinstance(given, str) and name != "device" else given
+
+
+def known(reading, **beside):
+    """What is known of a reading, as JSON has it."""
+    values = {field.name: getattr(reading, field.name) for field in fields(reading)}
+    values = beside | {name: v for name, v in values.items() if v is not None}
+    return json.loads(json.dumps(values, default=astuple))
+
+
 @pytest.mark.parametrize("recording", [full(), without_gpus(), replace(full(), samples=())])
-def test_what_is_written_is_read(tmp_path, recording):
-    assert read_recording(write_csv(recording, tmp_path / "samples.csv")) == recording
-    assert read_recording(write_parquet(recording, tmp_path / "samples.parquet")) == recording
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_every_figure_is_in_its_row(tmp_path, recording, suffix):
+    path = tmp_path / f"samples.{suffix}"
+    assert {"csv": write_csv, "parquet": write_parquet}[suffix](recording, path) == path
+    samples = recording.samples
+    assert of("host", path) == [known(each.host, at_s=each.at_s) for each in samples]
+    assert of("gpu", path) == [
+        known(reading, at_s=each.at_s, device=gpu.uuid)
+        for each in samples
+        for gpu, reading in zip(recording.gpus, each.gpus, strict=True)
+    ]
+    for row in of("gpu", path)[:1]:
+        assert row["clock_reasons"] == [["heat, seen by the driver", True]]
+        assert row["processes"] == [[7, 'a "name", with\nlines', 1 / 3], [8, None, None]]
+    about, *gpus = of("about", path)
+    told = {"no_gpu_reason": recording.no_gpu_reason, "host_missing": recording.host_missing}
+    assert about["told"] == {"format": 1, **told}
+    assert [SampledGpu(row["device"], **row["told"]) for row in gpus] == list(recording.gpus)
+    steps = of("step", path)
+    assert [StepMark(row.pop("at_s"), **row) for row in steps] == list(recording.steps)
 
 
 def test_a_file_is_a_plain_table_of_the_metrics(tmp_path):
     table = parquet.read_table(write_parquet(full(), tmp_path / "samples.parquet"))
     assert str(table.schema.field("power_w").type) == "double"
     assert str(table.schema.field("steps").type) == "int64"
-    with write_csv(full(), tmp_path / "samples.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["row"] == "gpu"]
-    assert [row["device"] for row in rows] == ["GPU-a", "MIG-b", "GPU-a", "MIG-b"]
-    assert float(rows[0]["power_w"]) == full().samples[0].gpus[0].power_w
-    assert [row["power_w"] for row in rows[1:3]] == ["", ""]
-    assert {metric.name for metric in (*GPU_METRICS, *HOST_METRICS)} <= set(rows[0])
+    assert {metric.name for metric in (*GPU_METRICS, *HOST_METRICS)} <= set(table.column_names)
+    header, *_ = write_csv(full(), tmp_path / "samples.csv").read_text().splitlines()
+    assert header.split(",") == table.column_names
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path):
-    path = write_csv(without_gpus(), tmp_path / "samples.csv")
-    whole = path.read_bytes()
-    path.write_bytes(whole + b"host,2.5,,")
-    assert read_recording(path) == without_gpus()
-    write_csv(full(), path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    # Cut off within the first sample, between its GPUs: the second has no reading there.
-    path.write_bytes(b"".join(lines[:6]) + lines[6][:20])
-    (sample,) = read_recording(path).samples
-    assert sample == replace(full().samples[0], gpus=(full().samples[0].gpus[0], GpuReading()))
-
-
-def test_what_cannot_be_read_or_written_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="no file"):
-        read_recording(tmp_path / "nowhere.csv")
-    other = tmp_path / "other.csv"
-    for text in ("", "a,b\n1,2\n", "row,at_s\nhost,x\n", "row,at_s\nhost,1\n"):
-        other.write_text(text)
-        with pytest.raises(UserError, match="no samples that can be read"):
-            read_recording(other)
-    (tmp_path / "not.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="no samples that can be read"):
-        read_recording(tmp_path / "not.parquet")
-    newer = write_csv(without_gpus(), other).read_text().replace('""format"": 1', '""format"": 9')
-    other.write_text(newer)
-    with pytest.raises(UserError, match="newer tfopt"):
-        read_recording(other)
-    with pytest.raises(UserError, match="does not exist"):
-        write_csv(full(), tmp_path / "no" / "folder.csv")
-    # As where it is not installed: the import system refuses a name that is None.
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for use in (lambda path: write_parquet(full(), path), read_recording):
-        with pytest.raises(UserError, match=r"tfopt\[parquet\]"):
-            use(tmp_path / "not.parquet")
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    for write in (write_csv, write_parquet):
+        with pytest.raises(UserError, match="does not exist"):
+            write(full(), tmp_path / "no" / "folder.csv")
 
 
 def test_a_log_holds_each_sample_as_soon_as_it_is_taken(tmp_path, turned):
     path = tmp_path / "log.csv"
     path.write_text("of an earlier run")
     log = CsvLog(path, turned)
-    assert read_recording(path) == turned.recording()
+
+    def is_whole():
+        now, steps = turned.recording(), of("step", path)
+        return (
+            of("host", path) == [known(each.host, at_s=each.at_s) for each in now.samples]
+            and {StepMark(row.pop("at_s"), **row) for row in steps} == set(now.steps)
+            and of("about", path)[-1]["told"]["host_missing"] == now.host_missing
+        )
+
+    assert is_whole()
     for moment in (1.0, 2.0, 3.0):
         turned.mark(StepMark(moment - 0.5, steps=3))
         turned.take_at(moment)
-        assert read_recording(path) == turned.recording()
+        assert is_whole()
     # A mark that comes late, of before the last sample.
     turned.mark(StepMark(2.9, steps=4))
     assert log.close() == log.close() == path
-    assert read_recording(path) == turned.recording()
+    assert is_whole()
     turned.take_at(4.0)
-    assert len(read_recording(path).samples) == 4
+    assert len(of("host", path)) == 4
 
 
 def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(tmp_path, turned):
@@ -157,7 +188,7 @@ def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(
     turned.take_at(2.0)
     log.close()
     assert len(turned.recording().samples) == 3
-    assert [sample.at_s for sample in read_recording(log.path).samples] == [0.0]
+    assert [row["at_s"] for row in of("host", log.path)] == [0.0]
 
 
 def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):
@@ -173,7 +204,7 @@ def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):
             os.kill(os.getpid(), signal.{signal.SIGKILL.name})
     """
     fresh_python(code, fails=True)
-    recording = read_recording(path)
-    assert len(recording.samples) >= 4
-    assert len({sample.at_s for sample in recording.samples}) == len(recording.samples)
-    assert recording.no_gpu_reason == "no GPU is in use"
+    moments = [row["at_s"] for row in of("host", path)]
+    assert len(moments) >= 4
+    assert len(set(moments)) == len(moments)
+    assert of("about", path)[-1]["told"]["no_gpu_reason"] == "no GPU is in use"

@@ -86,12 +86,14 @@ def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _monitor(options: argparse.Namespace, given: list[str]) -> int:
+    from importlib import resources
+
+    from tfopt.files import target_of, write_atomically
     from tfopt.monitor.outlets.watching import ended_by_signals, watching
 
     if options.dashboard is not None:
-        from tfopt.monitor.outlets.grafana import write_dashboard
-
-        print(write_dashboard(options.dashboard))
+        dashboard = resources.files("tfopt.monitor.outlets") / "grafana.json"
+        print(write_atomically(target_of(options.dashboard), dashboard.read_bytes()))
         return WELL
     with ExitStack() as stack:
         watch = stack.enter_context(watching(options.interval, options.pid, time.monotonic))

@@ -88,11 +88,3 @@ def in_one_line(error: BaseException, most: int = 400) -> str:
     """Return an error's kind and message, which Keras writes over many lines and in colours."""
     line = " ".join(_ANSI.sub("", f"{type(error).__name__}: {error}").split())
     return line if len(line) <= most else line[: most - 3] + "..."
-
-
-def text_of(path: Path) -> str:
-    """Return the text of a small system file; empty where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tfopt.doctor.check import Check, Subject, Verdict, text_of
+from tfopt.doctor.check import Check, Subject, Verdict
+from tfopt.files import text_of
 from tfopt.measure.provenance import tensorflow_build
 from tfopt.monitor.nvml import (
     DeviceFacts,

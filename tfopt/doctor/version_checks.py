@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-from tfopt.doctor.check import Check, Subject, Verdict, text_of
+from tfopt.doctor.check import Check, Subject, Verdict
+from tfopt.files import text_of
 from tfopt.measure.machine import cpu_flags, cpu_model
 from tfopt.measure.provenance import package_versions, tensorflow_build
 from tfopt.monitor.nvml import device_facts, driver_version, newest_cuda, why_no_gpu

@@ -294,8 +294,8 @@ def exchange_of(strategy: Any) -> Any:
     return getattr(strategy, "_tfopt_exchange", None)
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use; all of them where the system does not say."""
+def usable_cores(process_id: int = 0) -> int:
+    """Return how many cores a process (0: this) may use; all where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(process_id))
     return os.cpu_count() or 1

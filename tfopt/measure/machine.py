@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfopt.files import text_of
+from tfopt.job.cgroup import cpu_quota, memory_limits
 from tfopt.measure.memory import AllocatorPeaks
-from tfopt.monitor.cgroup import cpu_quota, memory_limit, read
 from tfopt.monitor.readings import ClockReason, GpuReading, Recording, SampledGpu
 from tfopt.monitor.sampler import Sampler
 from tfopt.report.block import GpuState
@@ -40,11 +41,7 @@ def cpu_flags() -> tuple[str, ...]:
 
 def _field(name: str) -> str:
     """Return a field of the first processor in /proc/cpuinfo."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
+    for line in text_of(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
             return value.strip()
@@ -76,7 +73,8 @@ class Limits:
 
 def read_limits(root: Path = Path("/")) -> Limits:
     """Return the limits of this process's control groups."""
-    cpu, memory = cpu_quota(root), memory_limit(root)
+    cpu = cpu_quota(root)
+    memory = next((limit.size for limit in memory_limits(root)), None)
     return Limits(
         None if cpu is None else round(cpu, 3), None if memory is None else round(memory / _GIB, 3)
     )
@@ -91,7 +89,7 @@ def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.env
         if (root / path).exists():
             return kind
     # systemd writes it down for everyone; LXC and others tell their first process.
-    return read(root / "run/systemd/container").strip() or variables.get("container") or None
+    return text_of(root / "run/systemd/container") or variables.get("container") or None
 
 
 # What a report shows of a GPU, with the reason where it is missing; more is sampled.

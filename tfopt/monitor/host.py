@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
-from tfopt.monitor.cgroup import cpu_quota, memory_in_limit, memory_limit, throttled_s
+from tfopt.job.cgroup import MemoryLimit, cpu_quota, memory_limits, throttled_s
+from tfopt.job.cluster_place import usable_cores
 from tfopt.monitor.polling import NotYet, Poller, Question, Rate, Shared
 from tfopt.monitor.readings import HostReading
 
 _MIB = 1024**2
+T = TypeVar("T")
 
 
 class WatchedHost:
@@ -43,8 +45,8 @@ def _questions(process_id: int, clock: Callable[[], float]) -> dict[str, Questio
         "rss_mib": lambda: psutil.Process(process_id).memory_info().rss / _MIB,
         "memory_used_mib": lambda: ((now := memory.new()).total - now.available) / _MIB,
         "memory_total_mib": lambda: memory.last().total / _MIB,
-        "memory_limit_mib": lambda: _limited(memory_limit(process=process_id)) / _MIB,
-        "memory_in_limit_mib": lambda: _limited(memory_in_limit(process=process_id)) / _MIB,
+        "memory_limit_mib": lambda: _memory(process_id).size / _MIB,
+        "memory_in_limit_mib": lambda: _limited(_memory(process_id).used) / _MIB,
         "cpu_limit_cores": lambda: _cores(process_id),
         "cpu_throttled_s": lambda: _limited(throttled_s(process=process_id)),
         "disk_read_mib_per_s": Rate(lambda: disks.new().read_bytes / _MIB, clock),
@@ -91,19 +93,18 @@ def _networks() -> tuple[int, int]:
     return sum(card.bytes_recv for card in cards), sum(card.bytes_sent for card in cards)
 
 
-def _limited(value: float | None) -> float:
+def _memory(process_id: int) -> MemoryLimit:
+    return _limited(next(iter(memory_limits(process=process_id)), None))
+
+
+def _limited(value: T | None) -> T:
     if value is None:
         raise NotYet("no control group limits this process")
     return value
 
 
 def _cores(process_id: int) -> float:
-    if hasattr(os, "sched_getaffinity"):
-        allowed = float(len(os.sched_getaffinity(process_id)))
-    else:
-        allowed = float(os.cpu_count() or 1)
-    quota = cpu_quota(process=process_id)
-    return allowed if quota is None else min(allowed, quota)
+    return min(float(usable_cores(process_id)), cpu_quota(process=process_id) or math.inf)
 
 
 def _explain(error: Exception) -> tuple[str, bool]:

@@ -55,7 +55,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     Args:
         hz: Samples a second, from 0.1 to 10.
         log_dir: TensorBoard scalars go into ``monitor`` below it.
-        file: The samples, as .csv (written as they come) or .parquet (each minute, and at the end).
+        file: The samples, as .csv (written as they come) or .parquet (each minute, and at the end);
+            one table, whose rows are told apart by their column ``row``.
         prometheus_port: Serves the newest sample there; 0 finds a free port, see ``port``.
         prometheus_host: The address it listens on; others than loopback show it to the network.
         show: Print the findings at the end.

@@ -1,4 +1,4 @@
-"""Write samples to CSV and Parquet files, whole or while a run goes on, and read them back.
+"""Write samples to a CSV file while a run goes on, and to a Parquet file whole.
 
 A file is one table. Its columns are the metrics, and these:
 
@@ -9,7 +9,7 @@ A file is one table. Its columns are the metrics, and these:
 
 ``told``, ``cpu_percent``, ``clock_reasons`` and ``processes`` are JSON. A sample is a row "host",
 and after it a row "gpu" for each GPU. So what a spreadsheet needs of one GPU's power is ``at_s``
-and ``power_w`` of the rows "gpu" with its UUID.
+and ``power_w`` of the rows "gpu" with its UUID. ``pandas.read_csv`` or ``read_parquet`` read it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,11 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from tfopt.errors import UserError
 from tfopt.files import target_of, write_atomically
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
-from tfopt.monitor.readings import (
-    ClockReason,
-    GpuProcess,
-    GpuReading,
-    HostReading,
-    Recording,
-    Sample,
-    SampledGpu,
-    StepMark,
-)
+from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample, StepMark
 from tfopt.monitor.sampler import Sampler
 
 FORMAT = 1
@@ -61,45 +50,16 @@ Row = Mapping[str, Any]
 """A column that is not there is None."""
 
 
-def write_csv(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Write a recording as CSV in UTF-8 with a header, and return where it is."""
-    return write_atomically(target_of(path), _lines(_rows(recording), header=True))
-
-
 def write_parquet(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Write a recording as Parquet, in the same columns; needs pyarrow."""
+    """Write a recording as Parquet, in the same columns, and return where it is; needs pyarrow."""
+    import pyarrow
+    from pyarrow import parquet
+
     target = target_of(path)
-    arrow, parquet = _arrow()
-    rows = list(_rows(recording))
-    columns = {
-        name: arrow.array([row.get(name) for row in rows], type=_type_of(name, arrow))
-        for name in COLUMNS
-    }
-    return write_atomically(target, lambda place: parquet.write_table(arrow.table(columns), place))
-
-
-def read_recording(path: str | os.PathLike[str]) -> Recording:
-    """Return the recording in a file; Parquet is known by its suffix .parquet.
-
-    A last line that was cut off, as of a run that was killed, is left out.
-
-    Example:
-        >>> findings(read_recording("samples.csv"))
-    """
-    source = Path(path).expanduser()
-    try:
-        table = _parquet_rows(source) if source.suffix == ".parquet" else _csv_rows(source)
-        return _recording(table)
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"There is no file {source}.", fix="mend its name") from None
-    except Exception as error:
-        raise UserError(
-            f"{source} holds no samples that can be read.",
-            expected="a file of tfopt's monitor: CSV, or Parquet with the suffix .parquet",
-            received=f"{type(error).__name__}: {error}",
-        ) from error
+    types = dict.fromkeys(TEXTS, pyarrow.string()) | dict.fromkeys(WHOLE, pyarrow.int64())
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.float64())) for name in COLUMNS])
+    table = pyarrow.Table.from_pylist(list(_rows(recording)), schema)
+    return write_atomically(target, lambda place: parquet.write_table(table, place))
 
 
 class CsvLog:
@@ -189,17 +149,9 @@ def _about(recording: Recording) -> Iterator[Row]:
 
 
 def _of_sample(sample: Sample, uuids: Iterable[str]) -> Iterator[Row]:
-    host = _values(sample.host)
-    if sample.host.cpu_percent is not None:
-        host["cpu_percent"] = _json(sample.host.cpu_percent)
-    yield {"row": "host", "at_s": sample.at_s, **host}
+    yield {"row": "host", "at_s": sample.at_s, **_values(sample.host)}
     for uuid, gpu in zip(uuids, sample.gpus, strict=True):
-        row = _values(gpu)
-        if gpu.clock_reasons is not None:
-            row["clock_reasons"] = _json([astuple(each) for each in gpu.clock_reasons])
-        if gpu.processes is not None:
-            row["processes"] = _json([astuple(each) for each in gpu.processes])
-        yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **row}
+        yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **_values(gpu)}
 
 
 def _of_step(mark: StepMark) -> Row:
@@ -207,118 +159,18 @@ def _of_step(mark: StepMark) -> Row:
 
 
 def _values(reading: HostReading | GpuReading) -> dict[str, Any]:
-    return {field.name: getattr(reading, field.name) for field in fields(reading)}
+    values = {field.name: getattr(reading, field.name) for field in fields(reading)}
+    return {name: _json(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _recording(table: Iterable[Row]) -> Recording:
-    """Return the recording in these rows; a GPU without a row in a sample has an empty reading."""
-    overall: dict[str, Any] = {}
-    gpus: dict[str, dict[str, Any]] = {}
-    moments: list[tuple[float, HostReading, dict[str, GpuReading]]] = []
-    steps: list[StepMark] = []
-    for row in table:
-        kind, device = row.get("row"), row.get("device") or ""
-        if kind == "about" and not device:
-            overall = _overall(row)
-        elif kind == "about":
-            gpus[device] = json.loads(row["told"])
-        elif kind == "host":
-            moments.append((row["at_s"], _host(row), {}))
-        elif kind == "gpu" and moments:
-            moments[-1][2][device] = _gpu(row)
-        elif kind == "step":
-            steps.append(StepMark(row["at_s"], **{name: row.get(name) for name in _STEP}))
-        else:
-            raise ValueError(f"a row of kind {kind!r} at this place")
-    if not overall:
-        raise ValueError("no row says what the recording is")
-    samples = (
-        Sample(at_s, host, tuple(readings.get(uuid, GpuReading()) for uuid in gpus))
-        for at_s, host, readings in moments
-    )
-    return Recording(
-        tuple(samples),
-        tuple(SampledGpu(uuid, **about) for uuid, about in gpus.items()),
-        overall["no_gpu_reason"],
-        tuple(steps),
-        overall["host_missing"],
-    )
-
-
-def _overall(row: Row) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads(row["told"])
-    if about["format"] > FORMAT:
-        raise UserError(
-            "These samples were written by a newer tfopt.",
-            expected=f"format {FORMAT} or older",
-            received=f"format {about['format']}",
-            fix="read them with that version: pip install --upgrade tfopt",
-        )
-    return about
-
-
-def _host(row: Row) -> HostReading:
-    values = {metric.name: row.get(metric.name) for metric in HOST_METRICS}
-    if values["cpu_percent"] is not None:
-        values["cpu_percent"] = tuple(json.loads(values["cpu_percent"]))
-    return HostReading(**values)
-
-
-def _gpu(row: Row) -> GpuReading:
-    values = {metric.name: row.get(metric.name) for metric in GPU_METRICS}
-    for name, kind in (("clock_reasons", ClockReason), ("processes", GpuProcess)):
-        text = row.get(name)
-        values[name] = None if text is None else tuple(kind(*each) for each in json.loads(text))
-    return GpuReading(**values)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=astuple)
 
 
 def _lines(table: Iterable[Row], *, header: bool = False) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     if header:
-        writer.writerow(COLUMNS)
-    for row in table:
-        writer.writerow(["" if (value := row.get(name)) is None else value for name in COLUMNS])
+        writer.writeheader()
+    writer.writerows(table)
     return text.getvalue()
-
-
-def _csv_rows(source: Path) -> Iterable[Row]:
-    text = source.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    for row in csv.DictReader(io.StringIO(whole)):
-        yield {name: _value(name, text) for name, text in row.items() if text}
-
-
-def _value(name: str, text: str) -> Any:
-    if name in TEXTS:
-        return text
-    return int(text) if name in WHOLE else float(text)
-
-
-def _parquet_rows(source: Path) -> Iterable[Row]:
-    _, parquet = _arrow()
-    table: list[Row] = parquet.read_table(source).to_pylist()
-    return table
-
-
-def _type_of(name: str, arrow: ModuleType) -> Any:
-    if name in TEXTS:
-        return arrow.string()
-    return arrow.int64() if name in WHOLE else arrow.float64()
-
-
-def _arrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(
-            "Parquet files need pyarrow, which is not installed.",
-            received=str(error),
-            fix="pip install 'tfopt[parquet]', or write CSV",
-        ) from error
-    return pyarrow, pyarrow.parquet

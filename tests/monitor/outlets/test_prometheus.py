@@ -7,6 +7,7 @@ import socket
 import threading
 import urllib.request
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,6 @@ from traces import HEAT, marks, trace
 from tfopt import UserError
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
 from tfopt.monitor.outlets import prometheus
-from tfopt.monitor.outlets.grafana import dashboard, write_dashboard
 from tfopt.monitor.outlets.prometheus import (
     NewestSample,
     prometheus_name,
@@ -28,6 +28,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+DASHBOARD = json.loads(Path(prometheus.__file__).with_name("grafana.json").read_text())
 EVERYTHING = {
     "gpu": [{m.name: 50 for m in GPU_METRICS}, {m.name: 1 for m in GPU_METRICS}],
     "host": {m.name: 50 for m in HOST_METRICS} | {"cpu_percent": (10, 90)},
@@ -140,9 +141,8 @@ def test_it_ends_where_its_own_thread_collects_a_crashed_training(monkeypatch):
 
 
 def queries():
-    board = dashboard()
-    asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
-    return asked + [v["query"] for v in board["templating"]["list"] if v["type"] == "query"]
+    asked = [t["expr"] for panel in DASHBOARD["panels"] for t in panel.get("targets", ())]
+    return asked + [v["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
 
 
 def test_the_dashboard_asks_only_for_what_the_endpoint_serves():
@@ -154,7 +154,7 @@ def test_the_dashboard_asks_only_for_what_the_endpoint_serves():
     assert asked <= names
     by = {label for query in queries() for label in re.findall(r"(\w+)=~", query)}
     assert by <= labels | {"instance"}  # which Prometheus adds
-    legends = [t["legendFormat"] for p in dashboard()["panels"] for t in p.get("targets", ())]
+    legends = [t["legendFormat"] for p in DASHBOARD["panels"] for t in p.get("targets", ())]
     assert {x for each in legends for x in re.findall(r"{{(\w+)}}", each)} <= labels | {"instance"}
 
     # Counters are asked for as rates, and gauges are not.
@@ -162,10 +162,3 @@ def test_the_dashboard_asks_only_for_what_the_endpoint_serves():
         for name in re.findall(r"tfopt_\w+", query):
             asked_as_rate = f"rate({name}" in query or f"increase({name}" in query
             assert asked_as_rate == name.endswith("_total"), query
-
-
-def test_the_dashboard_file_is_written_whole(tmp_path):
-    written = write_dashboard(tmp_path / "dashboard.json")
-    assert json.loads(written.read_text()) == dashboard()
-    with pytest.raises(UserError, match="does not exist"):
-        write_dashboard(tmp_path / "no" / "dashboard.json")

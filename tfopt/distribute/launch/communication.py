@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfopt.distribute.launch.local_tasks import visible_gpus
+from tfopt.files import text_of
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
@@ -124,7 +125,7 @@ def _interfaces(root: Path) -> Setting:
     name = "NCCL_SOCKET_IFNAME"
     physical, others = [], []
     for interface in sorted((root / "sys/class/net").glob("*")):
-        if _read(interface / "operstate") in ("down", "lowerlayerdown", "notpresent"):
+        if text_of(interface / "operstate") in ("down", "lowerlayerdown", "notpresent"):
             continue
         # What stands for hardware has a device; bridges and tunnels of containers have none.
         if (interface / "device").exists():
@@ -155,17 +156,10 @@ def _infiniband(root: Path) -> list[Setting]:
 def _ports(root: Path) -> list[_Port]:
     found = []
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        if "ACTIVE" not in _read(port / "state"):
+        if "ACTIVE" not in text_of(port / "state"):
             continue
-        rate = re.match(r"[\d.]+", _read(port / "rate"))
-        link = _read(port / "link_layer") or "InfiniBand"
+        rate = re.match(r"[\d.]+", text_of(port / "rate"))
+        link = text_of(port / "link_layer") or "InfiniBand"
         name = f"{port.parents[1].name}:{port.name}"
         found.append(_Port(link == "InfiniBand", float(rate[0]) if rate else 0.0, link, name))
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

@@ -1,20 +1,22 @@
 """Read the limits of a process's control group (a container, a batch system; version 1 or 2).
 
-A limit that cannot be read counts as none. Of the groups from the process's own up to the root,
-the narrowest limit counts.
+A limit that cannot be read counts as none. The groups are the process's own and all up to the root.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from tfopt.files import text_of
 
 # Version 1 writes "no limit" as the largest number of whole pages.
 _NO_LIMIT = 2**60
 
 
 def cpu_quota(root: Path = Path("/"), process: int | str = "self") -> float | None:
-    """Return the cores that the group may use; None without a limit."""
+    """Return the cores that the narrowest group may use; None without a limit."""
     quotas = [_quota(group) for group in _groups(root, "cpu", process)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -30,40 +32,39 @@ def throttled_s(root: Path = Path("/"), process: int | str = "self") -> float | 
     return None
 
 
-def memory_limit(root: Path = Path("/"), process: int | str = "self") -> int | None:
-    """Return the bytes that the group may use; None without a limit."""
-    limit = _narrowest_memory(root, process)
-    return None if limit is None else limit[0]
+class MemoryLimit(NamedTuple):
+    """The bytes that a group may use, and how many it does; None where that cannot be read."""
+
+    size: int
+    used: int | None
+    group: Path
 
 
-def memory_in_limit(root: Path = Path("/"), process: int | str = "self") -> int | None:
-    """Return the bytes that count against that limit, less what the kernel can give back at once.
+def memory_limits(root: Path = Path("/"), process: int | str = "self") -> list[MemoryLimit]:
+    """Return the limits of the groups that have one, the narrowest first.
 
-    The limit counts such file pages too, but nothing is killed for them: they go first.
+    What the kernel can give back at once is not in use: a limit counts such file pages too, but
+    nothing is killed for them, as they go first.
     """
-    limit = _narrowest_memory(root, process)
-    if limit is None:
-        return None
-    group = limit[1]
-    used = _number(read(group / "memory.current") or read(group / "memory.usage_in_bytes"))
-    if used is None:
-        return None
-    stat = _pairs(group / "memory.stat")
-    return max(0, used - stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-
-
-def read(path: Path) -> str:
-    """Return a file's text; empty where it is not there or may not be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    limits = []
+    for group in _groups(root, "memory", process):
+        size = _number(text_of(group / "memory.max") or text_of(group / "memory.limit_in_bytes"))
+        if size is None or not 0 < size < _NO_LIMIT:
+            continue
+        used = _number(
+            text_of(group / "memory.current") or text_of(group / "memory.usage_in_bytes")
+        )
+        if used is not None:
+            stat = _pairs(group / "memory.stat")
+            used -= min(used, stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+        limits.append(MemoryLimit(size, used, group))
+    return sorted(limits, key=lambda each: each.size)
 
 
 def _groups(root: Path, controller: str, process: int | str) -> Iterator[Path]:
     """Yield the folders of the process's group and of those around it."""
     mounted = root / "sys/fs/cgroup"
-    for line in read(root / f"proc/{process}/cgroup").splitlines():
+    for line in text_of(root / f"proc/{process}/cgroup").splitlines():
         _, _, rest = line.partition(":")
         names, _, group = rest.partition(":")
         if names == "":
@@ -81,20 +82,11 @@ def _groups(root: Path, controller: str, process: int | str) -> Iterator[Path]:
 
 def _quota(group: Path) -> float | None:
     """Return the cores: of version 2 from a pair in one file, of version 1 from two files."""
-    words = read(group / "cpu.max").split() or read(group / "cpu.cfs_quota_us").split()
+    words = text_of(group / "cpu.max").split() or text_of(group / "cpu.cfs_quota_us").split()
     if len(words) == 1:
-        words += read(group / "cpu.cfs_period_us").split()
+        words += text_of(group / "cpu.cfs_period_us").split()
     quota, period = (_number(word) for word in words) if len(words) == 2 else (None, None)
     return quota / period if quota and period and quota > 0 else None
-
-
-def _narrowest_memory(root: Path, process: int | str) -> tuple[int, Path] | None:
-    limits = []
-    for group in _groups(root, "memory", process):
-        size = _number(read(group / "memory.max") or read(group / "memory.limit_in_bytes"))
-        if size is not None and 0 < size < _NO_LIMIT:
-            limits.append((size, group))
-    return min(limits, key=lambda each: each[0], default=None)
 
 
 def _number(text: str) -> int | None:
@@ -107,7 +99,7 @@ def _number(text: str) -> int | None:
 
 def _pairs(path: Path) -> dict[str, int]:
     """Return a file of lines that are a name and a whole number."""
-    pairs = (line.split() for line in read(path).splitlines())
+    pairs = (line.split() for line in text_of(path).splitlines())
     return {
         pair[0]: value
         for pair in pairs
