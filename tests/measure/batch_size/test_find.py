@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import sizes_jobs
+from made_modes import job_facts
 from processes import wait_until, workers_in
 
 from tfopt import Accumulate, Distribute, Job, UserError, chain, find_batch_size
@@ -19,7 +20,7 @@ from tfopt.commands.cli import main
 from tfopt.measure.batch_size import trial
 from tfopt.measure.batch_size.find import Grid, next_size
 from tfopt.measure.batch_size.rebatched import reference_of
-from tfopt.measure.batch_size.trial import Attempt, Seen, Trial, Watch
+from tfopt.measure.batch_size.trial import Attempt, Limits, Trial
 from tfopt.measure.process import WorkerResult
 
 
@@ -177,9 +178,8 @@ def test_where_nothing_trains_it_is_an_error(folder, workers):
 
 def test_a_gpu_gets_its_limit_by_tensorflow(folder, workers):
     def answer(asked):
-        if asked.kind == "batch-look":
-            seen = Seen(32, 32, 64, False, 1, 1, True, "Adam", 0.001)
-            return workers.measured(seen)
+        if asked.kind == "job-look":
+            return workers.measured(job_facts(examples=64, gpus=1))
         assert asked.task.gpu_limit_mib == 900
         return workers.measured(Attempt(asked.task.batch, "trained", None, 700.0, 1.0, 100.0))
 
@@ -190,8 +190,8 @@ def test_a_gpu_gets_its_limit_by_tensorflow(folder, workers):
 
 def test_replicas_and_micro_batches_count(folder, workers):
     workers.answer = lambda asked: (
-        workers.measured(Seen(16, 16, 200, False, 2, 2, False, "Adam", 0.001))
-        if asked.kind == "batch-look"
+        workers.measured(job_facts(batch_size=16, tuned_batch_size=16, replicas=2, accumulate=2))
+        if asked.kind == "job-look"
         else None
     )
     found = find_batch_size(
@@ -275,8 +275,8 @@ def test_an_array_too_large_is_a_trial_that_failed_for_want_of_memory(monkeypatc
 
 
 def test_a_watch_ends_what_holds_too_much_or_takes_too_long():
-    assert Watch(None, 60)(os.getpid()) is None
-    late, large = Watch(None, 0), Watch(10, 60)
+    assert Limits(None, 60)(os.getpid()) is None
+    late, large = Limits(None, 0), Limits(10, 60)
     assert "not done within 0 s" in late(os.getpid())
     assert "more than the 10 MiB it may" in large(os.getpid())
     assert (late.ended, large.ended) == ("time", "memory")

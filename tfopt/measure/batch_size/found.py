@@ -9,10 +9,11 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from tfopt.measure.batch_size.trial import Attempt, Kind
+from tfopt.measure.job_facts import RULES
 from tfopt.report.format import table
 from tfopt.train.learning_rate import Rule, scaled_learning_rate
 
@@ -57,10 +58,6 @@ def in_one_line(reason: str | None) -> str:
 
 # The learning rate that another batch may need: by which rule, and how far to trust it.
 
-RULES: Mapping[str, Rule] = {
-    "SGD": "linear",
-    **dict.fromkeys(("Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "RMSprop", "Lion"), "sqrt"),
-}
 _LARGE_STEP = 8
 _SOURCES = {
     "linear": "Goyal et al. 2017, arXiv:1706.02677",
