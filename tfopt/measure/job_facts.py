@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from tfopt.data.feeding import steps_in
 from tfopt.data.fit_data import Arrays, describe_data, read_source
 from tfopt.job.job import Job, Transform
-from tfopt.measure.batch_size.rebatched import at_batch, require_made, require_other_batches
 from tfopt.measure.one_variant import is_accuracy
+from tfopt.measure.rebatched import at_batch, require_made, require_other_batches
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.measure.turns import Circumstances, circumstances_of
 from tfopt.run import Prepared, prepared

@@ -21,13 +21,13 @@ from typing import Any, TypeVar, get_args
 
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.job.job import Chain, Job
-from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.blocks import BlockStore
 from tfopt.measure.ceilings import cache_path
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, read_provenance
+from tfopt.measure.rebatched import reference_of
 from tfopt.measure.search_space import (
     EXACT,
     Changes,

@@ -19,9 +19,9 @@ from tfopt import Accumulate, Distribute, Job, UserError, chain, find_batch_size
 from tfopt.commands.cli import main
 from tfopt.measure.batch_size import trial
 from tfopt.measure.batch_size.find import Grid, next_size
-from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.batch_size.trial import Attempt, Limits, Trial
 from tfopt.measure.process import WorkerResult
+from tfopt.measure.rebatched import reference_of
 
 
 def searched(grid, start, trains):

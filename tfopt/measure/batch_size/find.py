@@ -20,7 +20,6 @@ from tfopt.files import prepare_folder
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.batch_size.found import BatchSizes, Tried, in_one_line, rate_for
-from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.batch_size.trial import (
     Attempt,
     Attempts,
@@ -33,6 +32,7 @@ from tfopt.measure.comparability import must_stay
 from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, functions_in, read_provenance
+from tfopt.measure.rebatched import reference_of
 from tfopt.measure.targets import parts_of, plain_arguments
 from tfopt.train.memory_message import is_lack_of_memory
 

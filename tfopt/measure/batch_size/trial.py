@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 import psutil
 
 from tfopt.job.job import Job, Transform
-from tfopt.measure.batch_size.rebatched import at_batch, with_gpu_limit
 from tfopt.measure.blocks import BlockStore, ended_early, examples_per_step
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
+from tfopt.measure.rebatched import at_batch, with_gpu_limit
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.report.strict import decode
 from tfopt.run import ENDLESS, Prepared, prepared
