@@ -24,8 +24,9 @@ from paired import paired_ratio, save_result
 from tfopt.commands.arguments import assignments
 from tfopt.commands.tune import setting_values
 from tfopt.job.job import Chain
+from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import run_worker
-from tfopt.measure.search_space import AXES, Seen, Setting, TuneLook, narrowed, space_for
+from tfopt.measure.search_space import AXES, Changes, narrowed, space_for
 from tfopt.measure.tasks import OneBlock
 from tfopt.measure.tune import predicted_training_s, tune
 from tfopt.measure.tuned import SPAN
@@ -39,9 +40,9 @@ class Machine:
 
     def __init__(self, job: str, arguments: dict[str, Any]) -> None:
         self.job = {"job": job, "arguments": arguments, "forked": True}
-        seen = run_worker(TuneLook(), chain=Chain(), **self.job)
+        seen = run_worker(LookAtJob(), chain=Chain(), **self.job)
         assert seen.value is not None, seen.reason
-        self.seen: Seen = seen.value
+        self.seen: JobFacts = seen.value
 
     def training_s(self, chain: Chain) -> float | None:
         """Return the predicted seconds of the whole training; None where it does not run."""
@@ -64,11 +65,11 @@ class Machine:
         return {name: values for name, values in found.items() if len(values) == count}
 
 
-def grid(seen: Seen, asked: dict[str, list[Any]]) -> list[Chain]:
+def grid(seen: JobFacts, asked: dict[str, list[Any]]) -> list[Chain]:
     """Return every combination of the settings, each program once."""
     space = narrowed(space_for(seen), asked, exact=False)
     settings = (
-        Setting(**dict(zip(AXES, values, strict=True)))
+        Changes(**dict(zip(AXES, values, strict=True)))
         for values in itertools.product(*(space[axis] for axis in AXES))
     )
     return list({repr(c): c for c in (setting.chain(seen) for setting in settings)}.values())

@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 from bench_reports import block, training_figures
-from made_modes import modes
+from made_modes import job_facts, modes
 
 from tfopt import Execution, Pipeline, Place, Prune, Quantize, UserError
 from tfopt.job.job import Chain
 from tfopt.job.references import resolve_job
 from tfopt.measure import process, worker
 from tfopt.measure.batch_size.trial import Attempt
-from tfopt.measure.batch_size.trial import Seen as BatchSeen
 from tfopt.measure.process import WorkerResult
 from tfopt.measure.step_cost import StepCost
-from tfopt.measure.study import Seen
+from tfopt.measure.study import StepTimes
 from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
 from tfopt.measure.watcher import Watcher
 from tfopt.report.bench_report import BenchReport, Ceilings
@@ -171,7 +170,7 @@ class Workers:
         """Bound by the device, which computes at a tenth of its speed."""
         step_ms = self.step_ms(request.chain)
         cost = StepCost(step_ms * 0.01, step_ms * 0.01, 0.001, "counted", "float32", "")
-        return Seen(modes(step_ms, 0.98 * step_ms, host=0.05 * step_ms), cost, None)
+        return StepTimes(modes(step_ms, 0.98 * step_ms, host=0.05 * step_ms), cost, None)
 
     def _ceilings(self, request: Request) -> Any:
         return Ceilings("2 cores", request.task.dtype, 100.0, "2026-11-20T10:00:00+00:00")
@@ -183,8 +182,8 @@ class Workers:
         ]
         return Footprints("LiteRT 2.3.0", tuple(rows))
 
-    def _batch_look(self, request: Request) -> Any:
-        return BatchSeen(32, 32, 200, False, 1, 1, False, "Adam", 0.001)
+    def _job_look(self, request: Request) -> Any:
+        return job_facts()
 
     def _batch_trial(self, request: Request) -> Any:
         """The more examples a batch holds, the more of them are trained in a second."""

@@ -1,6 +1,7 @@
 """The modes of a step, made up."""
 
-from tfopt.measure.turns import Modes, Setting, Swept, Windows
+from tfopt.measure.job_facts import JobFacts
+from tfopt.measure.turns import Circumstances, Modes, Swept, Windows
 
 NOT = "not here"
 
@@ -16,10 +17,28 @@ def setting(**changes):
         "half": None,
         "source": "dataset",
         "endless": False,
-        "examples": None,
+        "generated": None,
         "own_input": False,
     }
-    return Setting(**{**plain, **changes})
+    return Circumstances(**{**plain, **changes})
+
+
+def job_facts(**changes):
+    plain = {
+        "batch_size": 32,
+        "tuned_batch_size": 32,
+        "steps_per_epoch": 7,
+        "epochs": 1,
+        "examples": 200,
+        "epoch_examples": 200,
+        "rebatch": False,
+        "accumulate": 1,
+        "optimizer": "Adam",
+        "rate": 0.001,
+        "tested": True,
+        "data": "toy",
+    }
+    return JobFacts(**vars(setting()) | plain | changes)
 
 
 def windows(step_ms, gaps=(), spread=0.0):

@@ -17,7 +17,7 @@ from tfopt import Data, Execution, Job, Pipeline, Place, chain
 from tfopt.errors import UserError
 from tfopt.measure import blocks
 from tfopt.measure import clock as clocks
-from tfopt.measure.batch_size.trial import Watch
+from tfopt.measure.batch_size.trial import Limits
 from tfopt.measure.blocks import Span, lifetime_s
 from tfopt.measure.process import run_worker
 from tfopt.measure.tasks import OneBlock, task_from_dict, task_to_dict
@@ -158,7 +158,7 @@ def test_stand_in_a_block_has_its_gpu(stand_in_driver, monkeypatch):
 @pytest.mark.slow
 def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(in_toy_folder):
     """Python waits at its end for the thread of tf.data that still feeds from a generator."""
-    watch = Watch(None, seconds=60)
+    watch = Limits(None, seconds=60)
     result = run_worker(OneBlock(SPAN), job="toy_jobs:generated", arguments={}, watch=watch)
     assert result.status == "measured", result.reason
     assert result.value.data == "generated (a generator)"

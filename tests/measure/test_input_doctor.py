@@ -8,7 +8,7 @@ from toy_jobs import python_in_a_map
 
 from tfopt import Pipeline, RepairInput, chain
 from tfopt.commands.cli import main
-from tfopt.measure.input_doctor import Seen, StageTime, Tried, judged, look_at_input
+from tfopt.measure.input_doctor import InputTimes, StageTime, Tried, judged, look_at_input
 from tfopt.run import prepared
 
 RANDOM = np.random.default_rng(0)
@@ -22,7 +22,7 @@ def seen(fit=10.0, resident=2.0, stages=(), tried=()):
     fits = turns(fit)
     made = [Tried(" and ".join(c), c, turns(ms), fits, None) for c, ms in dict(tried).items()]
     times = tuple(StageTime(words, python, ms, cores) for words, python, ms, cores in stages)
-    return Seen(fits, turns(resident), times, tuple(made), (), 640)
+    return InputTimes(fits, turns(resident), times, tuple(made), (), 640)
 
 
 READ, COMPUTED = ("read", False, 1.0, 0.9), ("map(decode)", False, 8.0, 1.0)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tfopt import Data, Job
-from tfopt.measure.one_variant import measure, worst_accuracy
+from tfopt.measure.one_variant import timed_training, worst_accuracy
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_of_two_heads_neither_hides_the_other():
     # What this head is tested on is the opposite of what it was taught.
     train, test = ((x, {"easy": y, "failing": other}) for other in (y, 1 - y))
     job = Job(build=build, data=lambda: Data(train=train, test=test), compile=compiled, epochs=3)
-    figures = measure(job, output=None, progress=lambda *_: None).figures
+    figures = timed_training(job, output=None, progress=lambda *_: None).figures
     assert figures.test_accuracy < 0.2
     assert figures.epochs[0].test_accuracy < 0.2

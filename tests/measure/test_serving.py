@@ -1,15 +1,10 @@
-"""What variants would serve: files left by their processes, compared in one more.
-
-A CPU device stands in for the GPU on which TensorFlow serves.
-"""
+"""What variants would serve: files left by their processes, compared in one more."""
 
 import json
-from importlib import import_module
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -17,21 +12,11 @@ from keras import layers
 import tfopt
 from tfopt import Prune, Quantize, UserError, chain
 from tfopt.job.parts import Artefact
-from tfopt.measure import serving
 from tfopt.measure.blocks import Span
 from tfopt.measure.experiment import Experiment, carry_out
-from tfopt.measure.model_footprint import footprint
 from tfopt.measure.process import run_worker
 from tfopt.measure.rounds import Budget
-from tfopt.measure.serving import (
-    Gpu,
-    GpuRuns,
-    ServingFile,
-    _drawn,
-    first_gpu,
-    run_of_model,
-    trained_file,
-)
+from tfopt.measure.serving import ServingFile, trained_file
 from tfopt.measure.targets import Target
 from tfopt.measure.tasks import ServingInTurns, Training, leave_serving_file
 from tfopt.report.serving_view import serving_view
@@ -162,80 +147,3 @@ def test_a_row_that_has_no_place_for_its_file_loses_nothing_else(tmp_path, capsy
     leave(tmp_path / "file" / "row", net())
     assert "Not a directory" in capsys.readouterr().err
     assert not (tmp_path / "file" / "row").exists()
-
-
-# On the device that TensorFlow serves on.
-
-STAND_IN = Gpu("/CPU:0", "a stand-in")
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    monkeypatch.setattr(
-        import_module("tfopt.measure.model_footprint"), "first_gpu", lambda: STAND_IN
-    )
-
-
-def two_inputs():
-    ids, x = keras.Input((5,), dtype="int32", name="ids"), keras.Input((6,), name="x")
-    h = layers.Concatenate()([layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(ids)), x])
-    # Keras hands a dict's values in the order of its keys.
-    return keras.Model({"x": x, "ids": ids}, {"a": layers.Dense(2)(h), "b": layers.Dense(1)(h)})
-
-
-@pytest.mark.parametrize("make", [net, lambda: net(dtype="mixed_bfloat16"), two_inputs])
-def test_what_is_timed_are_the_models_own_answers(make, monkeypatch):
-    model, drawn = make(), []
-
-    def noted(spec, batch):
-        drawn.append(_drawn(spec, batch))
-        return drawn[-1]
-
-    monkeypatch.setattr(serving, "_drawn", noted)
-    run = run_of_model(model, STAND_IN, 7)
-    assert [len(each) for each in drawn] == [7] * len(model.inputs)
-    # Keras hands a dict's values in the order of its keys.
-    given = dict(zip(("ids", "x"), drawn, strict=True)) if len(drawn) > 1 else drawn[0]
-    expected = keras.tree.flatten(model(given, training=False))
-    for got, wanted in zip(run(), expected, strict=True):
-        np.testing.assert_array_equal(got, np.asarray(wanted))
-
-
-def test_models_are_compared_on_it_beside_litert(stand_in, made, tmp_path):
-    (tmp_path / made.filename).write_bytes(made.content)
-    models = {"plain": net(), "wide": net(40_000), "int8": tmp_path / made.filename}
-    found = footprint(models, turns=5, gpu_batch=64)
-    plain, wide, integers = found.rows
-    assert plain.gpu_ms > 0
-    assert plain.gpu_latency is None
-    assert wide.gpu_latency.low > 1.5
-    assert wide.gpu_ms > plain.gpu_ms
-    assert (integers.gpu_ms, integers.gpu_latency) == (None, None)
-    assert "LiteRT runs its file on the CPU only" in integers.notes
-    assert "a stand-in, 64 examples at once" in found.gpu
-    lines = str(found).splitlines()
-    assert lines[0].count("speed") == 2
-    assert lines[2].endswith(", slower")
-    assert lines[3].split()[-1] == "-"
-
-
-def test_what_does_not_run_there_has_its_reason():
-    runs = GpuRuns(STAND_IN)
-    open_sizes = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(2, 1)])
-    kept = runs.with_model(ServingFile("it", b"x", notes=("its own",)), open_sizes)
-    assert kept.notes == ("its own", "no latency on the GPU: its inputs leave a size open")
-    assert runs.runs == {}
-
-
-def test_a_fixed_batch_stays():
-    x = keras.Input((4,), batch_size=8)
-    run = run_of_model(keras.Model(x, layers.Dense(2)(x)), STAND_IN, 32)
-    assert run()[0].shape == (8, 2)
-
-
-def test_without_a_gpu_nothing_is_said_of_one():
-    if first_gpu() is not None:
-        pytest.skip("there is a GPU")
-    found = footprint({"it": net(8)}, turns=5)
-    assert found.gpu is None
-    assert "GPU" not in str(found)

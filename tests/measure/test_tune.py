@@ -9,37 +9,28 @@ import numpy as np
 import pytest
 import toy_jobs
 from bench_reports import block, training_figures
+from made_modes import job_facts
 
 import tfopt
 from tfopt import UserError
 from tfopt.commands.cli import main
 from tfopt.job.recipe_file import read_recipe
+from tfopt.measure.job_facts import LookAtJob
 from tfopt.measure.process import WorkerResult
-from tfopt.measure.search_space import Seen, TuneLook, race_order, space_for
+from tfopt.measure.search_space import race_order, space_for
 from tfopt.measure.tasks import task_from_dict, task_to_dict
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.html import as_html
 from tfopt.report.markdown import as_markdown
 
 JOB = "toy_jobs:job"
-SEEN = Seen(
-    batch_size=32,
+SEEN = job_facts(
     steps_per_epoch=313,
-    whole_executions=None,
     epochs=10,
     examples=10_000,
-    count_examples=False,
-    own_input=False,
-    endless=False,
-    rule="sqrt",
-    rate=0.001,
-    jit_compile=False,
-    eager=False,
+    epoch_examples=10_000,
     half="mixed_bfloat16",
-    gpus=0,
-    replicas=1,
-    tested=True,
-    data="toy",
+    source="arrays",
 )
 
 
@@ -80,7 +71,7 @@ class Machine:
             step_ms *= share if asked.get(name) else 1
         return step_ms
 
-    def _tune_look(self, asked, seed):
+    def _job_look(self, asked, seed):
         return self.seen
 
     def _block(self, asked, seed):
@@ -190,7 +181,7 @@ def test_what_was_measured_is_used_again(tune, machine):
     machine.asked.clear()
     again = tune()
     assert again.chain == first.chain
-    assert machine.kinds() == ["tune-look"]
+    assert machine.kinds() == ["job-look"]
     tune(anew=True)
     assert "block" in machine.kinds()
 
@@ -286,7 +277,7 @@ def test_a_batch_that_loses_accuracy_is_left_for_a_smaller_one(tune, machine):
 @pytest.mark.parametrize("why", ["asked", "no test data", "no time"])
 def test_only_what_trains_the_same_weights(tune, machine, why):
     if why == "no test data":
-        machine.seen = Seen(**{**vars(SEEN), "tested": False})
+        machine.seen = replace(SEEN, tested=False)
     if why == "no time":
         machine.example_ms = 5.0
     tuned = tune(exact=why == "asked")
@@ -346,7 +337,7 @@ def test_mistakes_are_told_before_the_races(tune, machine, given, words):
 
 
 def test_a_training_of_unknown_length_is_tuned_by_its_step(tune, machine):
-    machine.seen = Seen(**{**vars(SEEN), "steps_per_epoch": None, "examples": None})
+    machine.seen = replace(SEEN, steps_per_epoch=None, epoch_examples=None)
     with pytest.raises(UserError, match="needs its length"):
         tune()
     assert settings(tune(objective="step", seeds=0).chain)["policy"] == "mixed_bfloat16"
@@ -354,22 +345,20 @@ def test_a_training_of_unknown_length_is_tuned_by_its_step(tune, machine):
 
 def test_the_space_is_what_the_job_allows():
     assert space_for(SEEN)["batch_size"] == (None, 80, 125, 200, 400)
-    own = space_for(
-        Seen(**{**vars(SEEN), "own_input": True, "whole_executions": 20, "eager": True})
-    )
+    own = space_for(replace(SEEN, own_input=True, whole_executions=20, eager=True))
     assert own["batch_size"] == own["input"] == own["jit_compile"] == (None,)
-    counted = space_for(Seen(**{**vars(SEEN), "whole_executions": 20}))
+    counted = space_for(replace(SEEN, whole_executions=20))
     assert counted["steps_per_execution"] == (None, 4)
-    gpus = space_for(Seen(**{**vars(SEEN), "gpus": 4, "half": None}))
+    gpus = space_for(replace(SEEN, gpus=4, half=None))
     assert (gpus["devices"], gpus["precision"]) == ((None, "all"), (None,))
     # Keras chooses XLA on one GPU, and leaves it off on all of them.
     for count, values in ((1, (None, False)), (4, (None, False, True))):
-        seen = Seen(**{**vars(SEEN), "gpus": count, "jit_compile": True})
+        seen = replace(SEEN, gpus=count, jit_compile=True)
         assert space_for(seen)["jit_compile"] == values
 
 
 def test_how_a_generator_is_fed_is_raced_before_its_batches():
-    fed = Seen(**{**vars(SEEN), "count_examples": True})
+    fed = replace(SEEN, source="generator")
     assert race_order(fed)[:2] == ("input", "devices")
     assert sorted(race_order(fed)) == sorted(race_order(SEEN))
     assert race_order(SEEN)[:2] == ("devices", "batch_size")
@@ -402,7 +391,7 @@ def test_the_command_leaves_the_chain_and_the_report(command, machine, tmp_path)
     # From the user's cache.
     machine.asked.clear()
     assert command(JOB, "--try", "batch_size=64,128", "--try", "input=")[0] == 0
-    assert machine.kinds() == ["tune-look"]
+    assert machine.kinds() == ["job-look"]
 
 
 @pytest.mark.parametrize(
@@ -429,7 +418,7 @@ def test_the_command_answers_mistakes_with_one_message(command, flags, words):
 def test_other_weights_need_an_accuracy_to_be_confirmed_by(metrics, tested):
     arguments = {**toy_jobs.compile_(), "metrics": metrics}
     job = toy_jobs.job().with_(compile=lambda: arguments)
-    look = TuneLook()
+    look = LookAtJob()
     seen = look.read(look.carry_out(job, None, lambda *_: None).value)
     assert seen.tested == tested
     assert (seen.rule, seen.rate) == ("sqrt", pytest.approx(0.001))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from tfopt.errors import UserError
 from tfopt.report.bench_report import BenchReport
-from tfopt.report.footprint import Comparison
 from tfopt.report.html import as_html
 from tfopt.report.markdown import as_markdown
 from tfopt.report.strict import decode
@@ -72,31 +70,6 @@ def test_it_is_a_table_of_its_own_in_markdown_and_on_the_page(trained, page_of, 
     links = {a["href"][1:] for _, a in page.tags if (a.get("href") or "").startswith("#")}
     assert links <= marks
     assert {"note-1", "serving-note-1"} <= links
-
-
-def test_what_ran_on_a_gpu_has_a_column_of_its_own(trained, page_of):
-    assert "GPU, ms" not in cells(trained, "baseline")
-    baseline, pruned, *others = trained.serving.rows
-    rows = (
-        replace(baseline, gpu_ms=1.5),
-        replace(pruned, gpu_ms=0.75, gpu_latency=Comparison(0.5, 0.48, 0.52, 40)),
-        *others,
-    )
-    told = "TensorFlow 2.21.0 on an H200, 32 examples at once from host memory and back"
-    report = replace(trained, serving=replace(trained.serving, rows=rows, gpu=told))
-    assert cells(report, "baseline")["GPU, ms"].text == "1.50"
-    cell = cells(report, "+ Pipeline")["GPU, ms"]
-    assert (cell.text, cell.detail, cell.tone) == (
-        "0.750",
-        "2.00\N{MULTIPLICATION SIGN} (1.92\N{EN DASH}2.08)",
-        "better",
-    )
-    unmeasured = cells(report, "+ Prune")["GPU, ms"]
-    assert view_of(report).serving.footnotes[unmeasured.footnote - 1] == "not run on the GPU"
-    for text in (as_html(report), as_markdown(report)):
-        assert told in text
-    assert page_of(as_html(report))
-    assert BenchReport.from_json(report.to_json()) == report
 
 
 def test_without_it_nothing_is_shown(cpu):

@@ -63,7 +63,6 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
         "--minutes", type=float, metavar="N", help="after so long, no further trial begins"
     )
     arguments.add_json(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg, .png or .pdf")
     add_output(parser, "NAME_batch_size")
     arguments.add_resume(parser)
 
@@ -72,12 +71,9 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import alone_in, prepare_folder, write_atomically
     from tfopt.job.recipe_file import read_recipe
     from tfopt.measure.batch_size.find import find_batch_size
-    from tfopt.measure.batch_size.found import require_picture
     from tfopt.measure.batch_size.trial import kept_in
     from tfopt.recipes.bench_display import termination_as_interrupt
 
-    if options.plot is not None:
-        require_picture(options.plot)
     chain = None
     if options.chain is not None:
         chain = read_recipe(options.chain, trust_functions=options.trust_functions).chain
@@ -111,8 +107,6 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
             return INTERRUPTED
         write_atomically(output / "batch_size.json", found.to_json())
         write_atomically(output / "batch_size.md", found.to_markdown())
-    if options.plot is not None:
-        found.plot(options.plot)
     print(found.to_json() if options.json else found)
     return 0
 

@@ -37,7 +37,7 @@ _IS_REFERENCE = "this is the reference"
 
 
 @dataclass
-class Findings:
+class FoundSoFar:
     """What an experiment has found so far."""
 
     title: str
@@ -97,7 +97,7 @@ class Findings:
         return [found for found in (self.measurements, self.kept_measurements) if found]
 
 
-def assemble(findings: Findings, *, complete: bool) -> BenchReport:
+def assemble(findings: FoundSoFar, *, complete: bool) -> BenchReport:
     """Return the report of everything there is."""
     rows = _rows(findings)
     choice = chosen(findings, rows) if complete else None
@@ -116,20 +116,20 @@ def assemble(findings: Findings, *, complete: bool) -> BenchReport:
     )
 
 
-def _about(findings: Findings) -> list[str]:
+def _about(findings: FoundSoFar) -> list[str]:
     if findings.asked.kind != "ablation" or not findings.trainings:
         return []
     return ["Quality is against the job under no chain, trained for that; times are not."]
 
 
-def chosen(findings: Findings, rows: list[VariantReport] | None = None) -> Choice | None:
+def chosen(findings: FoundSoFar, rows: list[VariantReport] | None = None) -> Choice | None:
     """Return the links worth keeping by what is found so far."""
     rows = _rows(findings) if rows is None else rows
     pairs = list(zip(findings.rehearsed, rows, strict=False))
     return choose(findings.asked.kind, pairs)
 
 
-def _rows(findings: Findings) -> list[VariantReport]:
+def _rows(findings: FoundSoFar) -> list[VariantReport]:
     rows: list[VariantReport] = []
     previous: str | None = None
     for each in findings.variants:
@@ -139,7 +139,7 @@ def _rows(findings: Findings) -> list[VariantReport]:
     return rows
 
 
-def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantReport:
+def _row(findings: FoundSoFar, each: Rehearsed, previous: str | None) -> VariantReport:
     name, variant = each.variant.name, each.variant
     blocks = findings.blocks(name)
     status, reason = each.status, each.reason
@@ -182,7 +182,7 @@ def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantRe
 class _Parts:
     """The parts of a row that may not be there, each with its reason."""
 
-    findings: Findings
+    findings: FoundSoFar
     name: str
     unavailable: dict[str, str]
     measured: bool
@@ -256,7 +256,7 @@ def _why_no_block(blocks: tuple[Block, ...]) -> str:
     return f"every block of it is invalid: {blocks[-1].invalid}"
 
 
-def _read_as(findings: Findings, each: Rehearsed, blocks: tuple[Block, ...]) -> str | None:
+def _read_as(findings: FoundSoFar, each: Rehearsed, blocks: tuple[Block, ...]) -> str | None:
     """Return how to read the comparison with the reference, where that is not plain."""
     reference = findings.blocks(findings.reference)
     notes = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.measure.assemble import Findings, assemble, chosen
+from tfopt.measure.assemble import FoundSoFar, assemble, chosen
 from tfopt.measure.blocks import BlockStore, Span
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import run_worker
@@ -151,7 +151,7 @@ class _Session:
         self.store = BlockStore(folder / BLOCKS, {**experiment.to_dict(), **same})
         self.rehearsal = Rehearsal(self.store, self._rehearses, any_data=experiment.any_data)
         self.studies = Studies(self.store, experiment.studies)
-        self.findings = Findings(
+        self.findings = FoundSoFar(
             title=experiment.title,
             command=experiment.command,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

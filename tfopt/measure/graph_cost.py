@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.measure.op_cost import PRODUCTS, UnknownShape, op_bytes, op_flops
+from tfopt.train.graph_memory import body_of, functions_of, needed
 
 Known = Mapping[str, int]
 """Numbers that a graph gets from its caller, by the names of its tensors."""
@@ -77,17 +78,18 @@ def _cost(graph: Any, results: Iterable[int], given: Known) -> GraphCost:
     """Return the cost of a graph's ``results``; ``given`` are inputs with known values."""
     total = GraphCost()
     known = dict(given)
-    needed = _needed(graph, results)
-    for op in graph.get_operations():
-        if op not in needed.ops:
-            continue
+    ends = [graph.outputs[at] for at in results]
+    ops = needed(graph, ends)
+    taken = {tensor.name for tensor in (*ends, *(each for op in ops for each in op.inputs))}
+    for op in ops:
+        used = {at for at, tensor in enumerate(op.outputs) if tensor.name in taken}
         if op.type in _CALLS:
             body = _function(op, "f")
-            total.add(_cost(body, needed.outputs_of(op), _passed(op, body, known)))
+            total.add(_cost(body, used, _passed(op, body, known)))
         elif op.type in _LOOPS:
-            total.add(_loop(op, needed.outputs_of(op), known))
+            total.add(_loop(op, used, known))
         elif op.type in _BRANCHES:
-            total.add(_costliest_branch(op, needed.outputs_of(op), known))
+            total.add(_costliest_branch(op, used, known))
         else:
             _add_op(total, op)
     return total
@@ -98,7 +100,7 @@ def _add_op(total: GraphCost, op: Any) -> None:
         flops = op_flops(op)
     except UnknownShape:
         flops = None
-    if flops is None or any(_functions(op)):
+    if flops is None or functions_of(op):
         total.left_out[f"the arithmetic of {op.type}"] += 1
     else:
         total.flops += flops
@@ -157,7 +159,8 @@ def _carried(body: Any, condition: Any, used: set[int]) -> set[int]:
 
 def _costliest_branch(op: Any, used: set[int], known: Known) -> GraphCost:
     # The first input chooses; the branches get the others.
-    costs = [_cost(branch, used, _passed(op, branch, known, first=1)) for branch in _functions(op)]
+    branches = [body_of(op, name) for name in functions_of(op)]
+    costs = [_cost(branch, used, _passed(op, branch, known, first=1)) for branch in branches]
     chosen = max(costs, key=lambda cost: (cost.flops, cost.moved_bytes))
     if any(cost.flops != chosen.flops for cost in costs):
         chosen.left_out[f"the cheaper branches of {op.type}, the costliest taken to run"] += 1
@@ -171,49 +174,10 @@ def _passed(op: Any, body: Any, known: Known, *, first: int = 0) -> Known:
     return {name: value for name, value in found.items() if value is not None}
 
 
-@dataclass
-class _Needed:
-    ops: set[Any]
-    tensors: set[str]
-
-    def outputs_of(self, op: Any) -> set[int]:
-        return {at for at, tensor in enumerate(op.outputs) if tensor.name in self.tensors}
-
-
-def _needed(graph: Any, results: Iterable[int]) -> _Needed:
-    """Return the operations that lead to these results or must run for their own sake."""
-    found = _Needed(set(), {graph.outputs[at].name for at in results})
-    waiting = [graph.outputs[at].op for at in results]
-    waiting += list(getattr(graph, "control_outputs", ()))
-    while waiting:
-        op = waiting.pop()
-        if op in found.ops:
-            continue
-        found.ops.add(op)
-        found.tensors.update(tensor.name for tensor in op.inputs)
-        waiting += [tensor.op for tensor in op.inputs]
-        waiting += list(op.control_inputs)
-    return found
-
-
 def _inputs_reached(graph: Any, results: Iterable[int]) -> set[int]:
-    ops = _needed(graph, results).ops
+    ops = set(needed(graph, [graph.outputs[at] for at in results]))
     return {at for at, tensor in enumerate(graph.inputs) if tensor.op in ops}
 
 
-def _functions(op: Any) -> list[Any]:
-    graphs = []
-    for attribute in op.op_def.attr:
-        if attribute.type == "func":
-            graphs.append(_function(op, attribute.name))
-        elif attribute.type == "list(func)":
-            graphs += [_graph_of(op, held.name) for held in op.get_attr(attribute.name)]
-    return graphs
-
-
 def _function(op: Any, attribute: str) -> Any:
-    return _graph_of(op, op.get_attr(attribute).name)
-
-
-def _graph_of(op: Any, name: str) -> Any:
-    return op.graph._get_function(name).graph
+    return body_of(op, op.get_attr(attribute).name)

@@ -26,7 +26,7 @@ from tfopt.measure.resident import first_batch
 from tfopt.measure.statistics import compare
 from tfopt.measure.targets import Target
 from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.measure.turns import Mode, drain, resident_mode, setting_of
+from tfopt.measure.turns import Mode, circumstances_of, drain, resident_mode
 from tfopt.report.footprint import Comparison
 from tfopt.report.strict import decode
 from tfopt.run import Prepared, prepared
@@ -75,7 +75,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Seen:
+class InputTimes:
     """The measurements of one process."""
 
     fit_ms: tuple[tuple[float, ...], ...]
@@ -88,7 +88,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class LookAtInput(Task[Seen]):
+class LookAtInput(Task[InputTimes]):
     """Measure the input of a job; the model trains on meanwhile and is thrown away."""
 
     kind: ClassVar[str] = "input-look"
@@ -97,8 +97,8 @@ class LookAtInput(Task[Seen]):
         with prepared(job, endless=True) as ready:
             return Done(asdict(look_at_input(ready)), ready.effects, ready.data.summary)
 
-    def read(self, value: Mapping[str, Any]) -> Seen:
-        return decode(Seen, dict(value))
+    def read(self, value: Mapping[str, Any]) -> InputTimes:
+        return decode(InputTimes, dict(value))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def diagnose_input(target: Target) -> InputDiagnosis:
     return judged(found.value, target.chain)
 
 
-def judged(seen: Seen, given: Chain) -> InputDiagnosis:
+def judged(seen: InputTimes, given: Chain) -> InputDiagnosis:
     """Return what the measurements allow to say."""
     resident = compare(seen.fit_ms, seen.resident_ms)
     fit_ms = statistics.median(statistics.median(turn) for turn in seen.fit_ms)
@@ -239,7 +239,7 @@ def _in_words(found: Comparison) -> str:
 # The measurements.
 
 
-def look_at_input(ready: Prepared, span: Span = SPAN) -> Seen:
+def look_at_input(ready: Prepared, span: Span = SPAN) -> InputTimes:
     """Measure the input of a job that was prepared as endless."""
     each = ready.model.steps_per_execution
     fit = Mode(ready, each, warm_up_s=span.warm_up_s, must_work=True)
@@ -277,9 +277,10 @@ def look_at_input(ready: Prepared, span: Span = SPAN) -> Seen:
         for stage, drained in zip(stages, drains, strict=True)
         if drained.failed is None
     )
-    examples = None if setting_of(ready).endless else setting_of(ready).examples
+    around = circumstances_of(ready)
+    examples = None if around.endless else around.generated
     resident_ms = tuple(resident.turns_ms)
-    return Seen(fit_ms, resident_ms, times, tuple(tried), tuple(remarks), examples)
+    return InputTimes(fit_ms, resident_ms, times, tuple(tried), tuple(remarks), examples)
 
 
 class _Drain(Mode):
@@ -350,8 +351,8 @@ def _changes(ready: Prepared, span: Span) -> Iterator[tuple[str, Mode]]:
         for name in applicable(ready.data.train):
             yield name, _fit_under(ready, (name,), span)
     elif given is not None or ready.job.input is None:
-        setting = setting_of(ready)
-        base = given or Pipeline(examples=None if setting.endless else setting.examples)
+        setting = circumstances_of(ready)
+        base = given or Pipeline(examples=None if setting.endless else setting.generated)
         others = {} if given is not None else {"Pipeline()": base}
         if base.cache is None and not setting.endless and kind_of(ready.data.train) != "arrays":
             others['Pipeline(cache="memory")'] = replace(base, cache="memory")

@@ -9,9 +9,9 @@ from typing import Any
 
 from tfopt.errors import UserError, require_count, require_switch
 from tfopt.job.job import Chain, Job, Transform
-from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.blocks import QUICK, Span
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
+from tfopt.measure.rebatched import reference_of
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target, parts_of, plain_arguments
 from tfopt.measure.watcher import Watcher

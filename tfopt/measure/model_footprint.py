@@ -20,13 +20,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError, require_count
-from tfopt.measure.serving import (
-    GpuRuns,
-    ServingFile,
-    first_gpu,
-    one_inference,
-    serving_file,
-)
+from tfopt.measure.serving import ServingFile, one_inference, serving_file
 from tfopt.measure.statistics import NARROWEST
 from tfopt.report.footprint import Comparison, Footprint, Footprints
 
@@ -36,9 +30,7 @@ Timed = tuple[float | None, Comparison | None]
 _UNTIMED: Timed = (None, None)
 
 
-def footprint(
-    models: Mapping[str, Any], *, turns: int = 40, threads: int = 1, gpu_batch: int = 32
-) -> Footprints:
+def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -> Footprints:
     """Compare models by size, arithmetic and latency; none of them is changed.
 
     Example::
@@ -51,8 +43,6 @@ def footprint(
             reference.
         turns: How often each is measured, after one turn that does not count.
         threads: CPU threads of LiteRT.
-        gpu_batch: Examples at once on the GPU, where there is one: Keras models are then measured
-            there as well, as TensorFlow serves them.
 
     Printed, it is a table: the file, gzipped, and with sparse kernels stored as such, in KiB; and
     the latency of one example as a share of the first model's, with its 95 % interval. Each model
@@ -60,7 +50,6 @@ def footprint(
     """
     turns = require_count("turns", turns, minimum=5)
     threads = require_count("threads", threads)
-    gpu_batch = require_count("gpu_batch", gpu_batch)
     if not isinstance(models, Mapping) or not models:
         raise UserError(
             "There is nothing to compare.",
@@ -74,20 +63,12 @@ def footprint(
                 expected="texts, as they are to stand in the table",
                 received=repr(name),
             )
-    models = {name: _opened(model) for name, model in models.items()}
-    files, gpu = [serving_file(*each) for each in models.items()], first_gpu()
-    runs = None if gpu is None else GpuRuns(gpu, gpu_batch)
-    if runs is not None:
-        files = [runs.with_model(each, models[each.name]) for each in files]
-    return compared(files, turns, threads, runs)
+    files = [serving_file(name, _opened(model)) for name, model in models.items()]
+    return compared(files, turns, threads)
 
 
 def compared(
-    files: Sequence[ServingFile],
-    turns: int = 40,
-    threads: int = 1,
-    gpu: GpuRuns | None = None,
-    first: str | None = None,
+    files: Sequence[ServingFile], turns: int = 40, threads: int = 1, first: str | None = None
 ) -> Footprints:
     """Compare sizes and latencies of files, run in turns in this process, with the first of them.
 
@@ -99,16 +80,12 @@ def compared(
         read[place] = replace(each, notes=(*each.notes, note)) if note else each
     first = first or read[0].name
     times = _against_first({name: run for name, run in runs.items() if run}, turns, first)
-    on_gpu = _against_first(gpu.runs, turns, first) if gpu else {}
-    rows = tuple(
-        _row(each, times.get(each.name, _UNTIMED), on_gpu.get(each.name, _UNTIMED)) for each in read
-    )
+    rows = tuple(_row(each, times.get(each.name, _UNTIMED)) for each in read)
     engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
-    device = gpu.description if gpu and gpu.runs else None
-    return Footprints(engine, rows, gpu=device, compared=first == read[0].name)
+    return Footprints(engine, rows, compared=first == read[0].name)
 
 
-def _row(each: ServingFile, timed: Timed, on_gpu: Timed) -> Footprint:
+def _row(each: ServingFile, timed: Timed) -> Footprint:
     return Footprint(
         name=each.name,
         parameters=each.parameters,
@@ -119,8 +96,6 @@ def _row(each: ServingFile, timed: Timed, on_gpu: Timed) -> Footprint:
         sparse_kib=each.sparse_kib,
         latency_ms=timed[0],
         latency=timed[1],
-        gpu_ms=on_gpu[0],
-        gpu_latency=on_gpu[1],
         notes=each.notes,
     )
 

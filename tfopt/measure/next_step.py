@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tfopt.job.job import Transform
-from tfopt.measure.turns import Modes, Setting
+from tfopt.measure.turns import Circumstances, Modes
 from tfopt.report.bench_report import Bound
 from tfopt.train.execution import Execution
 from tfopt.train.host_memory import KeepHostMemory
@@ -64,7 +64,7 @@ def advise(
     return replace(advice, words="; ".join(filter(None, (words, advice.words))))
 
 
-def _gives_memory_back(setting: Setting) -> bool:
+def _gives_memory_back(setting: Circumstances) -> bool:
     """Return whether a CPU step takes all its memory anew: see ``tfopt.train.host_memory``."""
     return not setting.gpus and setting.source in ("generator", "pydataset") and not setting.eager
 

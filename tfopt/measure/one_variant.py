@@ -35,7 +35,7 @@ class Measured:
     outcome: Outcome
 
 
-def measure(job: Job, *, output: Path | None, progress: Progress) -> Measured:
+def timed_training(job: Job, *, output: Path | None, progress: Progress) -> Measured:
     """Run the job under the clock."""
     with prepared(job) as ready:
         # Told before the training, which frees its input.

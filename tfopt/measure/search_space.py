@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
-from tfopt.data.feeding import steps_in
 from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError
-from tfopt.job.job import Chain, Job, Transform
-from tfopt.measure.batch_size.found import RULES
-from tfopt.measure.batch_size.trial import optimizer_of
-from tfopt.measure.one_variant import is_accuracy
-from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.run import prepared
+from tfopt.job.job import Chain, Transform
+from tfopt.measure.job_facts import JobFacts
 from tfopt.train.execution import Execution
 from tfopt.train.learning_rate import LearningRate, Rule
 from tfopt.train.precision import MixedPrecision
@@ -33,7 +28,7 @@ _NEAR = 1.35
 
 
 @dataclass(frozen=True)
-class Setting:
+class Changes:
     """What a candidate changes; a field that is None leaves the job as it is.
 
     The fields stand in the order in which they are raced (:func:`race_order`): what often brings
@@ -63,17 +58,17 @@ class Setting:
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return ", ".join(f"{name} {value}" for name, value in given.items()) or "the job as it is"
 
-    def changes(self, other: Setting) -> Iterator[tuple[str, Any]]:
+    def changes(self, other: Changes) -> Iterator[tuple[str, Any]]:
         """Yield the fields in which this setting differs from another, with its values."""
         for name, value in asdict(self).items():
             if getattr(other, name) != value:
                 yield name, value
 
-    def chain(self, seen: Seen) -> Chain:
+    def chain(self, seen: JobFacts) -> Chain:
         """Return the transforms that make these changes."""
         return Chain(tuple(self._parts(seen)))
 
-    def _parts(self, seen: Seen) -> Iterator[Transform]:
+    def _parts(self, seen: JobFacts) -> Iterator[Transform]:
         if self.precision is not None:
             yield MixedPrecision(self.precision)  # type: ignore[arg-type]
         if self.devices is not None:
@@ -85,126 +80,33 @@ class Setting:
                 yield LearningRate(peak=seen.rule)
         if self.batch_size is not None or self.input is not None:
             cache = "memory" if self.input == "cache" else None
-            examples = seen.examples if seen.count_examples else None
+            examples = seen.epoch_examples if seen.source == "generator" else None
             yield Pipeline(batch_size=self.batch_size, cache=cache, examples=examples)
         if self.remat is not None:
             yield Remat()
         if self.jit_compile is not None or self.steps_per_execution is not None:
             yield Execution(self.jit_compile, self.steps_per_execution)
 
-    def _peak(self, seen: Seen) -> float | Rule:
+    def _peak(self, seen: JobFacts) -> float | Rule:
         if self.learning_rate == "cosine" or seen.rate is None:
             return "linear"
-        times = (self.batch_size or 1) / (seen.batch_size or 1)
+        times = (self.batch_size or 1) / seen.batch_size
         return float(f"{_FAST * seen.rate * times:.3g}")
 
 
-AXES = tuple(field.name for field in fields(Setting))
+AXES = tuple(field.name for field in fields(Changes))
 # What trains the weights of the job as it is.
 EXACT = frozenset({"steps_per_execution", "jit_compile", "remat"})
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The job as it is, which decides what can be tried.
-
-    Attributes:
-        examples: Of an epoch; None where the data does not tell.
-        count_examples: A pipeline has to be told how many there are.
-        own_input: The job makes its input itself, or counts its own steps.
-        rule: By which its learning rate goes with the batch; None under a schedule, or where
-            none is known for its optimizer.
-        rate: Its learning rate; None under a schedule.
-        half: The half precision that this machine gains from.
-        tested: Whether there is a test accuracy to confirm the quality by.
-    """
-
-    batch_size: int | None
-    steps_per_epoch: int | None
-    whole_executions: int | None
-    epochs: int
-    examples: int | None
-    count_examples: bool
-    own_input: bool
-    endless: bool
-    rule: Rule | None
-    rate: float | None
-    jit_compile: bool
-    eager: bool
-    half: str | None
-    gpus: int
-    replicas: int
-    tested: bool
-    data: str
-
-
-@dataclass(frozen=True)
-class TuneLook(Task[Seen]):
-    """Build and compile the job; train nothing."""
-
-    kind: ClassVar[str] = "tune-look"
-    gives: ClassVar[type[Any]] = Seen
-
-    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
-        with prepared(job, endless=True) as ready:
-            return Done(asdict(_seen(job, ready)), ready.effects, ready.data.summary)
-
-
-def _seen(job: Job, ready: Any) -> Seen:
-    from tfopt.data.fit_data import describe_data
-    from tfopt.measure.turns import setting_of
-
-    setting, facts = setting_of(ready), ready.facts
-    optimizer, rate = optimizer_of(ready.model)
-    batch, examples = facts.batch_size, None
-    if facts.steps_per_epoch is not None and batch is not None:
-        examples = _examples(ready, facts.steps_per_epoch * batch)
-    return Seen(
-        batch_size=batch,
-        steps_per_epoch=facts.steps_per_epoch,
-        whole_executions=setting.whole_executions,
-        epochs=facts.epochs,
-        examples=examples,
-        count_examples=setting.source == "generator",
-        own_input=setting.own_input or job.steps_per_epoch is not None,
-        endless=setting.endless,
-        rule=None if rate is None else RULES.get(optimizer),
-        rate=rate,
-        jit_compile=setting.jit_compile,
-        eager=setting.eager,
-        half=setting.half,
-        gpus=setting.gpus,
-        replicas=setting.replicas,
-        tested=ready.data.test is not None and _has_accuracy(ready.model),
-        data=describe_data(ready.data),
-    )
-
-
-def _has_accuracy(model: Any) -> bool:
-    """Return whether a metric of compile() is an accuracy, by its name."""
-    import keras
-
-    compiled = getattr(model, "_compile_metrics", None)
-    given = [] if compiled is None else keras.tree.flatten(compiled._user_metrics)
-    names = [each if isinstance(each, str) else getattr(each, "name", None) for each in given]
-    names += [getattr(each, "__name__", None) for each in given]
-    return any(is_accuracy(name) for name in names if isinstance(name, str))
-
-
-def _examples(ready: Any, most: int) -> int:
-    """Return the examples of an epoch; of arrays exactly, whose last batch may be smaller."""
-    alone = steps_in(ready.data.train, 1)
-    return alone if alone is not None and most - alone < (ready.facts.batch_size or 1) else most
-
-
-def space_for(seen: Seen) -> dict[str, tuple[Any, ...]]:
+def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
     """Return the values to try of each setting, the job's own (None) first."""
     space: dict[str, tuple[Any, ...]] = dict.fromkeys(AXES, (None,))
     if seen.gpus > 1 and seen.replicas == 1:
         space["devices"] = (None, "all")
-    if not seen.own_input:
-        if seen.batch_size is not None and seen.examples is not None:
-            space["batch_size"] = (None, *_batches(seen.batch_size, seen.examples))
+    if not seen.own_input and seen.whole_executions is None:
+        if seen.epoch_examples is not None:
+            space["batch_size"] = (None, *_batches(seen.batch_size, seen.epoch_examples))
         if not seen.endless:
             space["input"] = (None, "pipeline", "cache")
     if not seen.eager:
@@ -220,12 +122,12 @@ def space_for(seen: Seen) -> dict[str, tuple[Any, ...]]:
     return space
 
 
-def race_order(seen: Seen) -> tuple[str, ...]:
+def race_order(seen: JobFacts) -> tuple[str, ...]:
     """Return the settings in the order in which they are raced.
 
     A generator is waited for at each batch of any size: how it is fed comes first.
     """
-    if not seen.count_examples:
+    if seen.source != "generator":
         return AXES
     return ("input", *(axis for axis in AXES if axis != "input"))
 
@@ -300,7 +202,9 @@ def _require(name: str, value: object) -> None:
         raise UserError(f"{name} cannot be tried so.", expected=expected, received=repr(value))
 
 
-def variants_of(setting: Setting, axis: str, values: Sequence[Any], seen: Seen) -> list[Setting]:
+def variants_of(
+    setting: Changes, axis: str, values: Sequence[Any], seen: JobFacts
+) -> list[Changes]:
     """Return the setting with each value of one axis, itself first, without duplicates."""
     found = {repr(setting.chain(seen)): setting}
     for value in values:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,92 +183,3 @@ def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
         received=received,
         fix=fix,
     )
-
-
-# A model's answers on a GPU, as TensorFlow serves them: a batch from host memory and back to it.
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A device that models run on."""
-
-    device: str
-    name: str
-
-
-def first_gpu() -> Gpu | None:
-    """Return the first GPU that TensorFlow may use; None without one."""
-    import tensorflow as tf
-
-    logical = tf.config.list_logical_devices("GPU")
-    if not logical:
-        return None
-    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
-    return Gpu(logical[0].name, str(details.get("device_name", "a GPU")))
-
-
-@dataclass(frozen=True)
-class GpuRuns:
-    """Calls to be measured in turns, and notes on them."""
-
-    gpu: Gpu
-    batch: int = 32
-    runs: dict[str, Callable[[], Any]] = field(default_factory=dict)
-
-    def with_model(self, file: ServingFile, model: Any) -> ServingFile:
-        """Take in the model of a file; return the file, with a note where it cannot be measured."""
-        import keras
-
-        if not isinstance(model, keras.Model):
-            return replace(file, notes=(*file.notes, "LiteRT runs its file on the CPU only"))
-        try:
-            run = run_of_model(model, self.gpu, self.batch)
-            # What does not fit into the GPU's memory shows in the first call.
-            run()
-        except Exception as error:
-            reason = (str(error).splitlines() or [""])[0]
-            return replace(file, notes=(*file.notes, f"no latency on the GPU: {reason}"))
-        self.runs[file.name] = run
-        return file
-
-    @property
-    def description(self) -> str:
-        """Return the device and the batch in words."""
-        from importlib.metadata import version
-
-        return (
-            f"TensorFlow {version('tensorflow')} on {self.gpu.name}, {self.batch} examples at "
-            "once from host memory and back"
-        )
-
-
-def run_of_model(model: Any, gpu: Gpu, batch: int) -> Callable[[], list[Any]]:
-    """Return a call of a Keras model's inference on a batch, which returns the answers."""
-    import keras
-    import tensorflow as tf
-
-    ports = ports_of(model)
-    specs = [tf.TensorSpec((p.batch, *p.shape), p.dtype, name=p.name) for p in ports.inputs]
-
-    def infer(*values: Any) -> list[Any]:
-        result: list[Any] = keras.tree.flatten(model(ports.pack(values), training=False))
-        return result
-
-    function = tf.function(infer, input_signature=specs, autograph=False).get_concrete_function()
-    with tf.device("/CPU:0"):
-        rows = [tf.constant(_drawn(spec, batch)) for spec in specs]
-
-    def run() -> list[Any]:
-        with tf.device(gpu.device):
-            return [each.numpy() for each in function(*rows)]
-
-    return run
-
-
-def _drawn(spec: Any, batch: int) -> Any:
-    shape = [batch if spec.shape[0] is None else spec.shape[0], *spec.shape[1:]]
-    if None in shape:
-        raise ValueError("its inputs leave a size open")
-    if spec.dtype.is_floating:
-        return np.random.default_rng(0).random(shape).astype(spec.dtype.as_numpy_dtype)
-    return np.zeros(shape, spec.dtype.as_numpy_dtype)

@@ -25,7 +25,7 @@ from tfopt.report.strict import decode
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepTimes:
     """The findings of one process: the modes of a step, and its cost or why it is not known."""
 
     modes: Modes
@@ -34,11 +34,11 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Look(Task[Seen]):
+class LookAtStep(Task[StepTimes]):
     """Measure the modes of a variant's step, and count what it does."""
 
     kind: ClassVar[str] = "look"
-    gives: ClassVar[type[Any]] = Seen
+    gives: ClassVar[type[Any]] = StepTimes
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.step_cost import step_cost
@@ -49,8 +49,8 @@ class Look(Task[Seen]):
             modes = measure_modes(ready)
             # After the modes: counting traces the step once more.
             cost = step_cost(ready)
-            seen = Seen(modes, None, cost) if isinstance(cost, str) else Seen(modes, cost, None)
-            return Done(asdict(seen), ready.effects, ready.data.summary)
+            told = (None, cost) if isinstance(cost, str) else (cost, None)
+            return Done(asdict(StepTimes(modes, *told)), ready.effects, ready.data.summary)
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Studies:
         parts = _split([each.modes for each in seen], variant)
         return Study(parts, self._roofline(seen[0], parts, variant))
 
-    def _look(self, variant: Variant, name: str, tell: Callable[[], None]) -> Seen | str:
-        kept = self._store.note(name, lambda content: decode(Seen, content))
+    def _look(self, variant: Variant, name: str, tell: Callable[[], None]) -> StepTimes | str:
+        kept = self._store.note(name, lambda content: decode(StepTimes, content))
         if kept is not None:
             return kept
         tell()
         result = run_worker(
-            Look(), job=variant.job, arguments=variant.arguments, chain=variant.chain
+            LookAtStep(), job=variant.job, arguments=variant.arguments, chain=variant.chain
         )
         if result.value is None:
             # Not kept: what failed, as where memory ran out, may do better next time.
@@ -112,7 +112,9 @@ class Studies:
         self._store.write_note(name, asdict(result.value))
         return result.value
 
-    def _roofline(self, seen: Seen, parts: TimeSplit | str, variant: Variant) -> Roofline | str:
+    def _roofline(
+        self, seen: StepTimes, parts: TimeSplit | str, variant: Variant
+    ) -> Roofline | str:
         if seen.cost is None:
             return seen.no_cost or "the step's cost cannot be told"
         if isinstance(parts, str):

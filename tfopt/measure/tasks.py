@@ -72,10 +72,10 @@ class Training(Task[Figures]):
     gives: ClassVar[type[Any]] = Figures
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
-        from tfopt.measure.one_variant import measure
+        from tfopt.measure.one_variant import timed_training
 
         output = Path(self.output) if self.output else None
-        done = measure(job, output=output, progress=progress)
+        done = timed_training(job, output=output, progress=progress)
         afterwards = None
         if self.serving:
             afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
@@ -102,13 +102,12 @@ class OneBlock(Task[Block]):
 _HOMES = {
     "training": "tfopt.measure.tasks:Training",
     "block": "tfopt.measure.tasks:OneBlock",
-    "look": "tfopt.measure.study:Look",
+    "look": "tfopt.measure.study:LookAtStep",
     "input-look": "tfopt.measure.input_doctor:LookAtInput",
     "ceilings": "tfopt.measure.study:MachineCeilings",
     "serving": "tfopt.measure.tasks:ServingInTurns",
-    "batch-look": "tfopt.measure.batch_size.trial:Look",
     "batch-trial": "tfopt.measure.batch_size.trial:Trial",
-    "tune-look": "tfopt.measure.search_space:TuneLook",
+    "job-look": "tfopt.measure.job_facts:LookAtJob",
 }
 
 

@@ -21,18 +21,17 @@ from typing import Any, TypeVar, get_args
 
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.job.job import Chain, Job
-from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.blocks import BlockStore
 from tfopt.measure.ceilings import cache_path
 from tfopt.measure.comparability import must_stay
+from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, read_provenance
+from tfopt.measure.rebatched import reference_of
 from tfopt.measure.search_space import (
     EXACT,
+    Changes,
     Rate,
-    Seen,
-    Setting,
-    TuneLook,
     narrowed,
     race_order,
     space_for,
@@ -164,7 +163,7 @@ class _Search(Found):
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        self.plain = self._candidate(Setting())
+        self.plain = self._candidate(Changes())
         self.best = self.second = self.chosen = self.plain
 
     def open(self, folder: Path | None, *, anew: bool) -> None:
@@ -189,10 +188,10 @@ class _Search(Found):
     def look(self, asked: Mapping[str, Sequence[Any]] | None, *, exact: bool) -> None:
         """Build the job once, measure it as it is, and decide what to try."""
         self.watcher.doing("looking at it", str(self.plain.setting), self.left_s)
-        result = self._run(TuneLook(), Chain())
+        result = self._run(LookAtJob(), Chain())
         if result.value is None:
             raise UserError("The job cannot be built.", received=result.reason or "no reason")
-        self.seen: Seen = result.value
+        self.seen: JobFacts = result.value
         if self.objective == "training" and self.seen.steps_per_epoch is None:
             raise UserError(
                 "The time of a whole training needs its length.",
@@ -331,7 +330,7 @@ class _Search(Found):
             if each.beaten_by is not None
         )
 
-    def _candidate(self, setting: Setting) -> Candidate:
+    def _candidate(self, setting: Changes) -> Candidate:
         return self.known.setdefault(setting, Candidate(setting))
 
     # The trials.
@@ -446,7 +445,7 @@ class _Search(Found):
         """Confirm the winner; where it loses quality, what is near to it, and its exact part."""
         if self.best is self.plain:
             return
-        exact = Setting(**{name: getattr(self.best.setting, name) for name in EXACT})
+        exact = Changes(**{name: getattr(self.best.setting, name) for name in EXACT})
         others = [self.second, self._candidate(exact)]
         for each in dict.fromkeys([self.best, *self._other_batches(), *others]):
             if each is self.plain or each.out:
@@ -576,11 +575,11 @@ class _Lost(Exception):
     """A candidate that cannot be measured."""
 
 
-def predicted_training_s(seen: Seen, block: Block) -> tuple[float, ...]:
+def predicted_training_s(seen: JobFacts, block: Block) -> tuple[float, ...]:
     """Return the predicted seconds of the whole training, from building the model on."""
     steps: float = seen.steps_per_epoch or 0
-    if seen.examples is not None and block.examples_per_step:
-        steps = seen.examples / block.examples_per_step
+    if seen.epoch_examples is not None and block.examples_per_step:
+        steps = seen.epoch_examples / block.examples_per_step
     between_ms = statistics.median(block.between_epochs_ms) if block.between_epochs_ms else 0.0
     fixed_s = block.build_s + block.first_step_s + (seen.epochs - 1) * between_ms / 1000
     return tuple(fixed_s + seen.epochs * steps * ms / 1000 for ms in block.windows_ms)

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from tfopt.job.job import Chain
 from tfopt.job.recipe_file import RecipeFile, write_recipe
-from tfopt.measure.assemble import Findings, assemble
+from tfopt.measure.assemble import FoundSoFar, assemble
 from tfopt.measure.blocks import Span
+from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rehearsal import REFERENCE, Rehearsed
 from tfopt.measure.rounds import Budget, Measurements, RoundsPlan
-from tfopt.measure.search_space import Seen, Setting
+from tfopt.measure.search_space import Changes
 from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.measure.trainings import Trainings
 from tfopt.measure.variant import Variant
@@ -52,7 +53,7 @@ class Candidate:
         beaten_by: The candidate that won a race against it, and the ratio of their times.
     """
 
-    setting: Setting
+    setting: Changes
     values: dict[int, tuple[float, ...]] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
     trainings: dict[int, Figures] = field(default_factory=dict)
@@ -133,8 +134,8 @@ class Found:
     seeds: int
     tolerance_points: float
     provenance: Provenance = field(init=False)
-    seen: Seen = field(init=False)
-    known: dict[Setting, Candidate] = field(init=False, default_factory=dict)
+    seen: JobFacts = field(init=False)
+    known: dict[Changes, Candidate] = field(init=False, default_factory=dict)
     chosen: Candidate = field(init=False)
     confirmed: Comparison | None = field(init=False, default=None)
     whole: Comparison | None = field(init=False, default=None)
@@ -177,7 +178,7 @@ class Found:
         }
         tries = {name: tuple((block,) for block in each.blocks) for each, name in names.items()}
         plan = RoundsPlan(tuple(variants.values()), span=SPAN, budget=FRESH)
-        findings = Findings(
+        findings = FoundSoFar(
             title=self.job,
             command=f"tfopt.tune({self.job!r}, budget_s={self.budget_s:g})",
             created=datetime.now(UTC).isoformat(timespec="seconds"),

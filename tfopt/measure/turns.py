@@ -33,8 +33,8 @@ Half = Literal["mixed_float16", "mixed_bfloat16"]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A variant's circumstances.
+class Circumstances:
+    """What a training step stands in.
 
     Attributes:
         gpus: How many TensorFlow may use.
@@ -44,7 +44,7 @@ class Setting:
         half: The half precision that this machine gains from, where the model is all float32.
         source: What the job's training data is.
         endless: Whether it has no end.
-        examples: How many a generator yields at most; None where that is unknown, and for
+        generated: How many a generator yields at most; None where that is unknown, and for
             sources that tell it themselves.
         own_input: Whether the job makes its training input by a function of its own.
     """
@@ -58,16 +58,16 @@ class Setting:
     half: Half | None
     source: Kind
     endless: bool
-    examples: int | None
+    generated: int | None
     own_input: bool
 
 
-def setting_of(ready: Prepared) -> Setting:
-    """Read the setting off a job that is ready to train."""
+def circumstances_of(ready: Prepared) -> Circumstances:
+    """Read them off a job that is ready to train."""
     import tensorflow as tf
 
     job, facts, model = ready.job, ready.facts, ready.model
-    return Setting(
+    return Circumstances(
         replicas=facts.replicas,
         gpus=len(tf.config.list_logical_devices("GPU")),
         steps_per_execution=model.steps_per_execution,
@@ -77,7 +77,7 @@ def setting_of(ready: Prepared) -> Setting:
         half=_half(model, facts.replicas),
         source=kind_of(ready.data.train),
         endless=_is_endless(ready.data.train),
-        examples=_examples(ready),
+        generated=_generated(ready),
         own_input=makes_its_input(job),
     )
 
@@ -95,7 +95,7 @@ def _is_endless(part: Any) -> bool:
     return kind == "dataset" and int(part.cardinality()) == INFINITE
 
 
-def _examples(ready: Prepared) -> int | None:
+def _generated(ready: Prepared) -> int | None:
     """Return the count of a generator that has been read through once, without a pipeline."""
     facts = ready.facts
     counted = kind_of(ready.data.train) == "generator" and ready.job.steps_per_epoch is None
@@ -329,7 +329,7 @@ class Modes:
     The modes took as many turns; turns of the same number followed one another closely.
     """
 
-    setting: Setting
+    setting: Circumstances
     steps_per_epoch: int | None
     fit: Windows
     resident: Windows | None
@@ -416,7 +416,7 @@ def _gathered(ready: Prepared, steps: int | None, each: int, modes: dict[str, Mo
     fit = windows("fit")
     assert fit is not None, "a fit that does not work raises"
     return Modes(
-        setting=setting_of(ready),
+        setting=circumstances_of(ready),
         steps_per_epoch=steps,
         fit=fit,
         resident=windows("resident"),

@@ -80,8 +80,6 @@ class Footprint:
         sparse_kib: The same file with sparse kernels stored as such.
         latency_ms: Median time of one example on LiteRT; None where inputs leave a size open.
         latency: That against the first row's; None for the first row itself, or without both.
-        gpu_ms: Median time of a batch on the GPU; None without one, and for a LiteRT file.
-        gpu_latency: That against the first row's.
         notes: Why something is missing, and what to know.
     """
 
@@ -95,8 +93,9 @@ class Footprint:
     latency_ms: float | None
     latency: Comparison | None
     notes: tuple[str, ...]
-    gpu_ms: float | None = None
-    gpu_latency: Comparison | None = None
+    # Keys of files of tfopt.bench/3, which are null in each.
+    gpu_ms: None = None
+    gpu_latency: None = None
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,13 @@ class Footprints:
         engine: What ran them: its version, threads and delegate.
         rows: In the order given, the reference first.
         missing: Names of which there is no file, each with the reason.
-        gpu: What ran them on a GPU, and how many examples at once; None where nothing did.
         compared: Whether the first row is the reference; False: that has no file.
     """
 
     engine: str
     rows: tuple[Footprint, ...]
     missing: tuple[str, ...] = ()
-    gpu: str | None = None
+    gpu: None = None
     compared: bool = True
 
     def __post_init__(self) -> None:
@@ -122,15 +120,11 @@ class Footprints:
             raise ReportError("rows", expected="at least the reference", received="none")
 
     def __str__(self) -> str:
-        head = ["", "weights", "zeros", "FLOP", "KiB", "gzip", "sparse"]
-        head += ["latency ms", "speed"]
-        head += ["GPU ms", "speed"] if self.gpu else []
+        head = ["", "weights", "zeros", "FLOP", "KiB", "gzip", "sparse", "latency ms", "speed"]
         lines = fmt.table(head, (self._cells(row) for row in self.rows))
         if any(row.gflop_per_example is not None for row in self.rows):
             lines.append("FLOP: every operation on one example")
         lines.append(f"latency of one example on {self.engine}; speed: against the first row")
-        if self.gpu:
-            lines.append(f"GPU: {self.gpu}")
         notes = (f"{row.name}: {note}" for row in self.rows for note in row.notes)
         return "\n".join([*lines, *notes, *self.missing])
 
@@ -144,7 +138,6 @@ class Footprints:
             f"{row.gzip_kib:,.1f}",
             "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
             *self._time(row.latency_ms, row.latency),
-            *(self._time(row.gpu_ms, row.gpu_latency) if self.gpu else ()),
         )
 
     def _time(self, milliseconds: float | None, against: Comparison | None) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from tfopt.report.columns import (
     size_tone,
     verdict_tone,
 )
-from tfopt.report.footprint import Comparison, Footprint, Footprints, flops_in_words
+from tfopt.report.footprint import Footprint, Footprints, flops_in_words
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ def serving_view(serving: Footprints | None, kept: str | None) -> ServingView | 
     return ServingView(
         title="Size and speed when it serves",
         caption=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
-        "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights."
-        + (f" On the GPU: {fmt.one_line(serving.gpu)}." if serving.gpu else ""),
+        "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights.",
         columns=columns,
         rows=rows,
         footnotes=footnotes.texts,
@@ -71,8 +70,6 @@ def _columns(serving: Footprints) -> Iterator[Column]:
     yield Column("Gzipped, KiB", "times smaller", partial(_size, "gzip_kib", first))
     yield Column("Sparse file, KiB", "", _sparse)
     yield Column("Latency, ms", "speed", _latency)
-    if serving.gpu is not None:
-        yield Column("GPU, ms", "speed", _gpu)
 
 
 def _weights(row: Footprint) -> Cell:
@@ -103,21 +100,10 @@ def _sparse(row: Footprint) -> Cell:
 
 
 def _latency(row: Footprint) -> Cell:
-    return _time(row.latency_ms, row.latency, "the inputs leave a size open")
-
-
-def _gpu(row: Footprint) -> Cell:
-    return _time(row.gpu_ms, row.gpu_latency, "not run on the GPU")
-
-
-def _time(milliseconds: float | None, against: Comparison | None, reason: str) -> Cell:
-    if milliseconds is None:
-        return absent(reason)
+    if row.latency_ms is None:
+        return absent("the inputs leave a size open")
+    shown, against = fmt.quantity(row.latency_ms), row.latency
     if against is None:
-        return Cell(fmt.quantity(milliseconds))
-    return Cell(
-        fmt.quantity(milliseconds),
-        fmt.speed_and_interval(against),
-        verdict_tone(against),
-        badge=against.verdict,
-    )
+        return Cell(shown)
+    speed = fmt.speed_and_interval(against)
+    return Cell(shown, speed, verdict_tone(against), badge=against.verdict)

@@ -46,8 +46,7 @@ class Peak:
 
 def peak_of(graph: Any) -> Peak:
     """Return the peak of a traced function, without its inputs and its variables."""
-    ends = [*graph.outputs, *getattr(graph, "control_outputs", ())]
-    operations = _needed(graph, ends)
+    operations = needed(graph, graph.outputs)
     root = _roots(operations)
     last = _last_uses(operations, root)
     outputs = {root[id(each)] for each in graph.outputs if id(each) in root}
@@ -82,17 +81,17 @@ def size_of(tensor: Any) -> int:
     return int(kind.size * prod(length or 1 for length in tensor.shape.as_list()))
 
 
-def _needed(graph: Any, ends: Iterable[Any]) -> list[Any]:
-    """Return the operations that are run, in the order of the trace."""
+def needed(graph: Any, results: Iterable[Any]) -> list[Any]:
+    """Return what leads to these results or runs for its own sake, in the order of the trace."""
     seen: set[Any] = set()
-    waiting = [getattr(end, "op", end) for end in ends]
+    waiting = [each.op for each in results]
+    waiting += getattr(graph, "control_outputs", ())
     while waiting:
         operation = waiting.pop()
-        if operation in seen:
-            continue
-        seen.add(operation)
-        waiting.extend(each.op for each in operation.inputs)
-        waiting.extend(operation.control_inputs)
+        if operation not in seen:
+            seen.add(operation)
+            waiting.extend(each.op for each in operation.inputs)
+            waiting.extend(operation.control_inputs)
     return [each for each in graph.get_operations() if each in seen]
 
 
@@ -136,7 +135,7 @@ def _given(operation: Any, own: Sequence[Any]) -> dict[int, int]:
 
 def _inside(operation: Any) -> int:
     """Return what the functions that an operation runs have at most, beyond what it gives."""
-    bodies = [_body(operation, name) for name in functions_of(operation)]
+    bodies = [body_of(operation, name) for name in functions_of(operation)]
     most = max((peak_of(body).total_bytes for body in bodies if body is not None), default=0)
     if operation.type in _LOOPS:
         return most
@@ -145,7 +144,7 @@ def _inside(operation: Any) -> int:
 
 def _lists(operation: Any) -> dict[int, int]:
     """Return what a loop keeps of each turn for its gradient."""
-    body = _body(operation, operation.get_attr("body").name)
+    body = body_of(operation, operation.get_attr("body").name)
     if body is None:
         return {}
     turns = _turns(operation)
@@ -177,10 +176,11 @@ def _is_list(tensor: Any) -> bool:
 
 def functions_of(operation: Any) -> list[str]:
     """Return the names of the functions that a loop, a condition or a call runs."""
-    attributes = operation.node_def.attr
-    return [value.func.name for value in attributes.values() if value.HasField("func")]
+    held = [value for _, value in sorted(operation.node_def.attr.items())]
+    single = [value.func.name for value in held if value.HasField("func")]
+    return single + [each.name for value in held for each in value.list.func]
 
 
-def _body(operation: Any, name: str) -> Any:
-    found = operation.graph._get_function(name)
-    return getattr(found, "graph", None)
+def body_of(operation: Any, name: str) -> Any:
+    """Return the graph of a function that an operation runs; None where there is none."""
+    return getattr(operation.graph._get_function(name), "graph", None)

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from markdown_it import MarkdownIt
 
-from tfopt import UserError
 from tfopt.measure.batch_size.found import BatchSizes, Tried, failures, in_one_line, rate_for
 from tfopt.measure.batch_size.trial import Attempt
 from tfopt.measure.worker import _message
@@ -79,16 +78,6 @@ def test_text_markdown_and_json_say_the_same():
 def test_batches_that_something_must_make_and_an_early_end_are_told():
     assert "Pipeline(batch_size=...)" in replace(FOUND, rebatched=True).notes[-1]
     assert replace(FOUND, stopped="It ended early.").notes[-1] == "It ended early."
-
-
-def test_the_picture(tmp_path):
-    for kind, start in {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}.items():
-        assert FOUND.plot(tmp_path / f"sizes{kind}").read_bytes().startswith(start)
-    # Without failures and with a limit far above: matplotlib warns, an error here, without room.
-    far = replace(FOUND, tried=FOUND.tried[:3], limit_mib=20_000.0)
-    assert far.plot(tmp_path / "far.svg").exists()
-    with pytest.raises(UserError, match="written as a picture"):
-        FOUND.plot(tmp_path / "sizes.gif")
 
 
 @pytest.mark.parametrize(

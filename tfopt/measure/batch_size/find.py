@@ -20,20 +20,19 @@ from tfopt.files import prepare_folder
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.batch_size.found import BatchSizes, Tried, in_one_line, rate_for
-from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.batch_size.trial import (
     Attempt,
     Attempts,
     Kind,
-    Look,
-    Seen,
+    Limits,
     Trial,
-    Watch,
     above_limit,
 )
 from tfopt.measure.comparability import must_stay
+from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, functions_in, read_provenance
+from tfopt.measure.rebatched import reference_of
 from tfopt.measure.targets import parts_of, plain_arguments
 from tfopt.train.memory_message import is_lack_of_memory
 
@@ -201,15 +200,15 @@ class _Search:
             "settings": dict(settings),
         }
 
-    def look(self) -> Seen:
+    def look(self) -> JobFacts:
         """Return the job as it is; raise for its own mistakes."""
         if self.attempts.seen is None:
-            result = self._run(Look(), Watch(None, self.trial_s))
+            result = self._run(LookAtJob(other_batches=True), Limits(None, self.trial_s))
             if result.value is None:
                 raise UserError("The job cannot be built.", received=_indented(result.reason))
             self.attempts.saw(result.value)
         assert self.attempts.seen is not None
-        if self.limit_mib is None and not self.attempts.seen.gpu:
+        if self.limit_mib is None and not self.attempts.seen.gpus:
             if self.attempts.limit_mib is None:
                 usable = available_memory().available_bytes * _USABLE
                 self.attempts.limited(round(usable / MIB))
@@ -260,7 +259,7 @@ class _Search:
             replicas=seen.replicas,
             accumulate=seen.accumulate,
             rebatched=seen.rebatch,
-            device="GPU" if seen.gpu else "CPU",
+            device="GPU" if seen.gpus else "CPU",
             limit_mib=self.limit_mib,
             tried=tuple(Tried.of(attempts.of(size)) for size in sizes),
             stopped=self.stopped,
@@ -284,21 +283,21 @@ class _Search:
         seen = self.attempts.seen
         assert seen is not None
         limit = None if self.limit_mib is None else int(self.limit_mib)
-        task = Trial(size, seen.tuned_batch_size, seen.rebatch, limit if seen.gpu else None)
-        watch = Watch(None if seen.gpu else self.limit_mib, self.trial_s)
-        attempt = _attempt(size, self._run(task, watch), watch, seen.gpu, self.limit_mib)
+        task = Trial(size, seen.tuned_batch_size, seen.rebatch, limit if seen.gpus else None)
+        watch = Limits(None if seen.gpus else self.limit_mib, self.trial_s)
+        attempt = _attempt(size, self._run(task, watch), watch, bool(seen.gpus), self.limit_mib)
         self.attempts.add(attempt)
         self.tell(attempt)
         return attempt
 
-    def _run(self, task: Any, watch: Watch) -> WorkerResult[Any]:
+    def _run(self, task: Any, watch: Limits) -> WorkerResult[Any]:
         return run_worker(
             task, job=self.reference, arguments=self.arguments, chain=self.chain, watch=watch
         )
 
 
 def _attempt(
-    size: int, result: WorkerResult[Attempt], watch: Watch, gpu: bool, limit_mib: float | None
+    size: int, result: WorkerResult[Attempt], watch: Limits, gpu: bool, limit_mib: float | None
 ) -> Attempt:
     found = result.value
     if found is None:
@@ -309,7 +308,7 @@ def _attempt(
     return found
 
 
-def _kind_of(result: WorkerResult[Any], watch: Watch) -> Kind:
+def _kind_of(result: WorkerResult[Any], watch: Limits) -> Kind:
     if watch.ended is not None:
         return watch.ended
     reason = result.reason or ""
@@ -318,7 +317,7 @@ def _kind_of(result: WorkerResult[Any], watch: Watch) -> Kind:
     return "memory" if "SIGKILL" in reason or is_lack_of_memory(reason) else "crash"
 
 
-def _grid(seen: Seen, multiple_of: int | None, power_of_two: bool, at_most: int | None) -> Grid:
+def _grid(seen: JobFacts, multiple_of: int | None, power_of_two: bool, at_most: int | None) -> Grid:
     unit = 1 if power_of_two else multiple_of or _MULTIPLE
     most = min((each for each in (at_most, seen.examples) if each is not None), default=None)
     if multiple_of is None and most is not None and most < unit:

@@ -5,19 +5,15 @@ What was not measured is None; a difference in speed that the spread covers is n
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
-from tfopt.errors import UserError
-from tfopt.files import target_of, write_atomically
 from tfopt.measure.batch_size.trial import Attempt, Kind
+from tfopt.measure.job_facts import RULES
 from tfopt.report.format import table
 from tfopt.train.learning_rate import Rule, scaled_learning_rate
 
@@ -62,10 +58,6 @@ def in_one_line(reason: str | None) -> str:
 
 # The learning rate that another batch may need: by which rule, and how far to trust it.
 
-RULES: Mapping[str, Rule] = {
-    "SGD": "linear",
-    **dict.fromkeys(("Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "RMSprop", "Lion"), "sqrt"),
-}
 _LARGE_STEP = 8
 _SOURCES = {
     "linear": "Goyal et al. 2017, arXiv:1706.02677",
@@ -111,73 +103,6 @@ def rate_for(optimizer: str, rate: float | None, *, tuned: int, batch: int) -> R
     if batch >= _LARGE_STEP * tuned and math.isfinite(factor):
         words += "; with warm-up over the first epochs, as LearningRate(..., warmup=0.05)"
     return RateAdvice(batch, rule, factor, scaled, words)
-
-
-# Throughput and memory against the batch, as a picture: the largest is often not the fastest.
-#
-# Failed sizes are crosses on the axis. matplotlib is loaded when something is drawn, without its
-# global state.
-
-KINDS = (".svg", ".png", ".pdf")
-
-
-def require_picture(path: str | Path) -> Path:
-    """Return the path of a picture that can be written."""
-    target = target_of(path)
-    if target.suffix not in KINDS:
-        raise UserError(
-            "A plot is written as a picture.",
-            expected=f"a path that ends in {', '.join(KINDS)}",
-            received=str(path),
-        )
-    return target
-
-
-def draw(found: BatchSizes, path: str | Path) -> Path:
-    """Write the plot of a search."""
-    target = require_picture(path)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    speed, memory = figure.subplots(2, 1, sharex=True)
-    _speed(speed, found)
-    _memory(memory, found)
-    for axes in (speed, memory):
-        for each in found.tried:
-            if not each.passed:
-                axes.plot(each.batch, 0, "x", color="tab:red", clip_on=False)
-        axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-    memory.set_xscale("log", base=2)
-    sizes = [each.batch for each in found.passed]
-    memory.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45, fontsize=8)
-    memory.minorticks_off()
-    memory.set_xlabel("batch; a cross fails")
-    content = io.BytesIO()
-    figure.savefig(content, format=target.suffix[1:], dpi=150)
-    return write_atomically(target, content.getvalue())
-
-
-def _speed(axes: Any, found: BatchSizes) -> None:
-    measured = [each for each in found.passed if each.examples_per_s is not None]
-    sizes = [each.batch for each in measured]
-    axes.plot(sizes, [each.examples_per_s for each in measured], "o-", label="middle and spread")
-    for each in measured:
-        if each.least_per_s is not None:
-            axes.vlines(each.batch, each.least_per_s, each.most_per_s)
-    for batch, words, style in ((found.fastest, "fastest", ":"), (found.largest, "largest", "--")):
-        axes.axvline(batch, color="0.5", linestyle=style, linewidth=0.9, zorder=0, label=words)
-    axes.set_ylabel("examples/s")
-
-
-def _memory(axes: Any, found: BatchSizes) -> None:
-    measured = [each for each in found.passed if each.peak_mib is not None]
-    sizes, peaks = [each.batch for each in measured], [each.peak_mib or 0.0 for each in measured]
-    axes.plot(sizes, peaks, "o-", color="tab:green", label=f"peak on the {found.device}")
-    # A limit far above would leave the peaks on the axis.
-    if found.limit_mib is not None and found.limit_mib < 3 * max(peaks, default=0.0):
-        axes.axhline(found.limit_mib, color="tab:red", linewidth=0.8, label="limit")
-    axes.set_ylabel("MiB")
 
 
 _HEAD = ("batch", "", "peak MiB", "step ms", "examples/s", "from", "to", "processes")
@@ -298,11 +223,6 @@ class BatchSizes:
         """Return all of it as JSON."""
         answers = {"largest": self.largest, "fastest": self.fastest, "notes": list(self.notes)}
         return json.dumps({**answers, **asdict(self)}, indent=1, allow_nan=False)
-
-    def plot(self, path: str | Path) -> Path:
-        """Draw throughput and memory against batch into a .svg, .png or .pdf file."""
-
-        return draw(self, path)
 
     @property
     def passed(self) -> tuple[Tried, ...]:

@@ -1,4 +1,4 @@
-"""The tasks of a search: look at the job, or train it with one batch size.
+"""The task of a search: train the job with one batch size.
 
 A trial is the job's own ``fit`` for at least five executions after the first, and two batches of
 its validation. An error for want of memory is a result with its reason.
@@ -16,18 +16,12 @@ from typing import Any, ClassVar, Literal
 
 import psutil
 
-from tfopt.data.fit_data import Arrays, kind_of, read_source
 from tfopt.job.job import Job, Transform
-from tfopt.measure.batch_size.rebatched import (
-    at_batch,
-    require_made,
-    require_other_batches,
-    with_gpu_limit,
-)
 from tfopt.measure.blocks import BlockStore, ended_early, examples_per_step
+from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
+from tfopt.measure.rebatched import at_batch, with_gpu_limit
 from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.measure.turns import makes_its_input
 from tfopt.report.strict import decode
 from tfopt.run import ENDLESS, Prepared, prepared
 from tfopt.train.memory_message import asked_in_words, read
@@ -38,47 +32,6 @@ _WINDOW_MS = 100.0
 _WARM_UP_S = 0.2
 _VALIDATION_BATCHES = 2
 Kind = Literal["trained", "memory", "time", "crash", "error"]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The job as it is.
-
-    Attributes:
-        examples: How many there are to train on; None where the data does not say.
-        rebatch: The data yields batches, which something has to make anew.
-        gpu: Whether it trains on a GPU.
-        rate: The learning rate; None under a schedule.
-    """
-
-    batch_size: int
-    tuned_batch_size: int
-    examples: int | None
-    rebatch: bool
-    replicas: int
-    accumulate: int
-    gpu: bool
-    optimizer: str
-    rate: float | None
-
-
-@dataclass(frozen=True)
-class Look(Task[Seen]):
-    """Build and compile the job; train nothing."""
-
-    kind: ClassVar[str] = "batch-look"
-    gives: ClassVar[type[Any]] = Seen
-
-    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
-        with prepared(job, endless=True) as ready:
-            require_other_batches(ready.model)
-            seen, data = _seen(job, ready), ready.data.summary
-        if makes_its_input(job):
-            other = 2 * seen.batch_size
-            task = at_batch(job, other, tuned=None, rebatch=False)
-            with prepared(task, endless=True) as ready:
-                require_made(job, other, ready.facts.batch_size)
-        return Done(asdict(seen), ready.effects, data)
 
 
 @dataclass(frozen=True)
@@ -131,43 +84,6 @@ class Trial(Task[Attempt]):
             return Done(asdict(Attempt(self.batch, "memory", reason)), (), "")
 
 
-def _seen(job: Job, ready: Prepared) -> Seen:
-    import tensorflow as tf
-
-    from tfopt.train.accumulate import Accumulate
-
-    optimizer, rate = optimizer_of(ready.model)
-    batches = kind_of(ready.data.train) not in ("arrays", "source")
-    facts = ready.facts
-    assert facts.batch_size is not None
-    return Seen(
-        batch_size=facts.batch_size,
-        tuned_batch_size=facts.tuned_batch_size or facts.batch_size,
-        examples=_examples(ready.data.train),
-        rebatch=batches and job.input is None,
-        replicas=facts.replicas,
-        accumulate=next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1),
-        gpu=bool(tf.config.list_logical_devices("GPU")),
-        optimizer=optimizer,
-        rate=rate,
-    )
-
-
-def optimizer_of(model: Any) -> tuple[str, float | None]:
-    """Return the name of a model's optimizer, and its learning rate; None under a schedule."""
-    import keras
-
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    schedule = keras.optimizers.schedules.LearningRateSchedule
-    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
-    return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
-
-
-def _examples(part: Any) -> int | None:
-    source = read_source(part)
-    return source.examples if isinstance(source, Arrays) or source.count > 0 else None
-
-
 def _train(ready: Prepared, batch: int) -> Attempt:
     import keras
     import tensorflow as tf
@@ -216,14 +132,14 @@ class Attempts:
 
     def __init__(self, folder: Path | None, plan: Mapping[str, Any], *, resume: bool) -> None:
         self.all: list[Attempt] = []
-        self.seen: Seen | None = None
+        self.seen: JobFacts | None = None
         self.limit_mib: float | None = None
         self._store = None
         if folder is None:
             return
         self._store = BlockStore(folder / _FOLDER, plan)
         self._store.open(resume=resume)
-        self.seen = self._store.note("job", lambda content: decode(Seen, content))
+        self.seen = self._store.note("job", lambda content: decode(JobFacts, content))
         self.limit_mib = self._store.note("limit", float)
         while True:
             name = _name(len(self.all))
@@ -232,7 +148,7 @@ class Attempts:
                 return
             self.all.append(kept)
 
-    def saw(self, seen: Seen) -> None:
+    def saw(self, seen: JobFacts) -> None:
         """Keep what the job is."""
         self.seen = seen
         if self._store is not None:
@@ -283,7 +199,7 @@ def _name(number: int) -> str:
 _MIB = 1024**2
 
 
-class Watch:
+class Limits:
     """Limits on memory and time, checked with the process's id; a text ends the process."""
 
     def __init__(self, limit_mib: float | None, seconds: float) -> None:

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt import Accumulate, Data, Distribute, Job, LearningRate, Pipeline, Place, UserError, chain
-from tfopt.measure.batch_size.rebatched import at_batch, with_gpu_limit
-from tfopt.measure.batch_size.trial import Look
+from tfopt.measure.job_facts import LookAtJob
+from tfopt.measure.rebatched import at_batch, with_gpu_limit
 from tfopt.run import prepared
 
 X, Y = np.ones((100, 4), "float32"), np.ones((100, 1), "float32")
@@ -39,7 +39,7 @@ def generated():
 
 
 def seen(given):
-    task = Look()
+    task = LookAtJob(other_batches=True)
     return task.read(task.carry_out(given, None, lambda *_: None).value)
 
 
