@@ -11,8 +11,8 @@ from typing import Any
 
 from tfopt.distribute.facts import CONTENT
 from tfopt.distribute.step_limit import StepLimit
-from tfopt.errors import UserError, WorkerMissing
-from tfopt.job.cluster_place import ClusterPlace, addresses_of
+from tfopt.errors import UserError, WorkerMissing, first_line
+from tfopt.job.cluster_place import ClusterPlace, addresses_of, key_value_store
 
 _ASKED_S = 6.0  # for what another worker may never say
 _SAME_CODE = (
@@ -44,7 +44,7 @@ class Exchange:
         import tensorflow as tf
 
         number = next(self._numbers)
-        _store().set_config_key_value(f"tfopt/{number}/{self.name}", json.dumps(facts))
+        key_value_store().set_config_key_value(f"tfopt/{number}/{self.name}", json.dumps(facts))
         gathered: dict[str, dict[str, Any]] = {}
         absent: list[str] = []
         for name in addresses_of(self.place):
@@ -93,7 +93,7 @@ class Exchange:
         if not self.place.is_chief:
             # The chief that has read this may have ended.
             with suppress(tf.errors.OpError):
-                _store().set_config_key_value(f"tfopt/{number}/{self.name}", "")
+                key_value_store().set_config_key_value(f"tfopt/{number}/{self.name}", "")
             return
         _, *others = addresses_of(self.place)
         for name in others:
@@ -105,7 +105,7 @@ class Exchange:
         import tensorflow as tf
 
         with suppress(tf.errors.OpError):
-            _store().set_config_key_value(f"tfopt/{topic}", message)
+            key_value_store().set_config_key_value(f"tfopt/{topic}", message)
 
     def left(self, topic: str) -> str | None:
         """Return the message that a worker has left; None if nothing can be read."""
@@ -117,8 +117,7 @@ class Exchange:
 
     def leave_cause(self, error: BaseException) -> None:
         """Leave the error that ends this worker, on the topic "cause"."""
-        first_line = (str(error).strip().splitlines() or [""])[0][:600]
-        self.leave("cause", f"{self.name}: {type(error).__name__}: {first_line}")
+        self.leave("cause", f"{self.name}: {type(error).__name__}: {first_line(error)}")
 
     def activities(self, activity: str) -> dict[str, str]:
         """Return what each worker does now, by its name; of those who answer within seconds.
@@ -147,14 +146,8 @@ class Exchange:
         return dict(answers)
 
 
-def _store() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
 def _read(key: str, wait_s: float) -> str:
-    return str(_store().get_config_key_value(key, int(1000 * wait_s)))
+    return str(key_value_store().get_config_key_value(key, int(1000 * wait_s)))
 
 
 def _short(value: Any) -> str:

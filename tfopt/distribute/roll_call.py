@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError, WorkerMissing
-from tfopt.job.cluster_place import ClusterPlace, addresses_of
+from tfopt.job.cluster_place import ClusterPlace, addresses_of, host_and_port
 
 JOINED = "TFOPT_JOINED"
 """The variable that names the file by which a launcher sees that the tasks of a job have met."""
@@ -77,7 +77,7 @@ def call_roll(place: ClusterPlace, card: Mapping[str, Any], timeout_s: float) ->
 @contextmanager
 def _listening(place: ClusterPlace) -> Iterator[socket.socket]:
     """Listen at the own address: on all interfaces, as a name may stand for an outer address."""
-    host, port = _split(place.address)
+    host, port = host_and_port(place.address)
     family, both = socket.AF_INET, False
     if host not in ("localhost", "::1") and not host.startswith("127."):
         host, both = "", socket.has_dualstack_ipv6()
@@ -148,7 +148,7 @@ def _ask_chief(place: ClusterPlace, mine: dict[str, Any], timeout_s: float) -> d
     line: socket.socket | None = None
     while line is None and patience.lasts(waits + failure):
         try:
-            line = socket.create_connection(_split(address), min(timeout_s, _GRACE_S))
+            line = socket.create_connection(host_and_port(address), min(timeout_s, _GRACE_S))
         except OSError as error:
             # Also where nobody knows the name: that of a pod comes with the pod.
             failure = f" ({error})"
@@ -255,12 +255,7 @@ def silent(place: ClusterPlace, timeout_s: float = 2.0) -> list[str]:
 def answers(address: str, timeout_s: float = 2.0) -> bool:
     """Return whether a process listens there."""
     try:
-        with socket.create_connection(_split(address), timeout=timeout_s):
+        with socket.create_connection(host_and_port(address), timeout=timeout_s):
             return True
     except OSError:
         return False
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

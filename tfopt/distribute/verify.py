@@ -43,7 +43,7 @@ from tfopt.distribute.step import (
     variables_of,
 )
 from tfopt.distribute.whole_batch import replicas_of
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.job.cluster_place import exchange_of
 from tfopt.resume.variables import put_back, values_of
 
@@ -271,7 +271,7 @@ class _Proof:
             one = self._run(on_one)
         except Exception as error:
             self._run(on_all)  # which fails as well, where the error is the step's own
-            return [], [f"one device fails ({_in_short(error)})"]
+            return [], [f"one device fails ({type(error).__name__}: {first_line(error)})"]
         replicas = self._run(on_all)
         differ = self._differences(one, replicas)
         if not differ:
@@ -480,8 +480,3 @@ def _gap(one: Any, other: Any) -> float:
         gap = np.abs(np.subtract(one, other, dtype="float64"))
     alike = (np.isnan(one) & np.isnan(other)) | (one == other)
     return float(np.max(np.where(alike, 0.0, np.nan_to_num(gap, nan=np.inf)), initial=0.0))
-
-
-def _in_short(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

@@ -289,9 +289,22 @@ def addresses_of(place: ClusterPlace) -> dict[str, str]:
     }
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the two parts of ``host:port``, without the brackets of an IPv6 address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def exchange_of(strategy: Any) -> Any:
     """Return the exchange among the workers of a strategy; None where it has one process."""
     return getattr(strategy, "_tfopt_exchange", None)
+
+
+def key_value_store() -> Any:
+    """Return what sets, gets and deletes the values that all tasks of a cluster can read."""
+    from tensorflow.python.eager import context
+
+    return context.context()
 
 
 def usable_cores(process_id: int = 0) -> int:

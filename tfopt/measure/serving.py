@@ -94,7 +94,8 @@ def _read(name: str, model: Any) -> ServingFile:
         try:
             one_inference(file.content, 1)
         except (UserError, RuntimeError) as error:
-            raise _no_model(name, f"{path}, which LiteRT cannot run: {_in_short(error)}") from error
+            problem = error.received if isinstance(error, UserError) else first_line(error)
+            raise _no_model(name, f"{path}, which LiteRT cannot run: {problem}") from error
         return file
     return _of_keras(name, model)
 
@@ -167,12 +168,6 @@ def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
     if np.issubdtype(detail["dtype"], np.floating):
         return draw.random(shape, dtype="float32")
     return np.zeros(shape, detail["dtype"])
-
-
-def _in_short(error: Exception) -> str:
-    """Return the line of an error that says what is wrong with a file."""
-    problem = error.received if isinstance(error, UserError) else error
-    return (str(problem).splitlines() or [type(error).__name__])[0]
 
 
 def _no_model(name: str, received: str, fix: str | None = None) -> UserError:

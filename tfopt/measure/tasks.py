@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
@@ -172,8 +172,7 @@ class ServingInTurns(Task[Footprints]):
                 missing.append(f"{name}: {problem}")
             # Of a file that is damaged anything can be wrong; the others are none the worse.
             except Exception as error:
-                problem = (str(error).splitlines() or [type(error).__name__])[0]
-                missing.append(f"{name}: its file cannot be used: {problem}")
+                missing.append(f"{name}: its file cannot be used: {first_line(error)}")
         if not files:
             raise UserError(f"No row has a file for serving. {'; '.join(missing)}")
         first = next(iter(self.folders))

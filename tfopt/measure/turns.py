@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import INFINITE, Kind, kind_of
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.job.job import Job, Transform
 from tfopt.measure.blocks import Span, ended_early
 from tfopt.measure.resident import Batch, builds_anew, first_batch, resident, stand_in
@@ -105,7 +105,7 @@ def _generated(ready: Prepared) -> int | None:
 
 
 def _half(model: keras.Model, replicas: int) -> Half | None:
-    from tfopt.train.precision import choose_policy
+    from tfopt.train.precision import choose_policy, gpu_capabilities
 
     if {layer.compute_dtype for layer in model._flatten_layers()} & {"float16", "bfloat16"}:
         return None
@@ -113,16 +113,8 @@ def _half(model: keras.Model, replicas: int) -> Half | None:
     if chosen == "mixed_bfloat16" or (chosen == "mixed_float16" and replicas == 1):
         return chosen
     # float16 needs loss scaling, which several replicas break; Ampere and newer have the other.
-    return "mixed_bfloat16" if chosen == "mixed_float16" and _has_bfloat16() else None
-
-
-def _has_bfloat16() -> bool:
-    import tensorflow as tf
-
-    return all(
-        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0)) >= (8, 0)
-        for gpu in tf.config.get_visible_devices("GPU")
-    )
+    ampere = chosen == "mixed_float16" and min(gpu_capabilities()) >= (8, 0)
+    return "mixed_bfloat16" if ampere else None
 
 
 Function = Callable[[Any], Any]
@@ -269,9 +261,8 @@ def drain(each: int) -> Function:
 
 
 def _message(error: Exception) -> str:
-    first = str(error).strip().splitlines()[:1]
-    message = first[0] if first else "no message"
-    return message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return kind + first_line(error)
 
 
 # Four modes of one training step, measured by turns in one process.

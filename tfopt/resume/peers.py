@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 from tfopt.errors import UserError, WorkerMissing
-from tfopt.job.cluster_place import addresses_of, exchange_of, place_in_cluster
+from tfopt.job.cluster_place import addresses_of, exchange_of, key_value_store, place_in_cluster
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Several:
             self._exchange.meet("what tfopt.resume settles")
         if self.writes and turn and turn % _DELETED_TOGETHER == 0:
             earlier = turn // _DELETED_TOGETHER - 1
-            _store().delete_config_key_value(f"{self._key}/{earlier}")
+            key_value_store().delete_config_key_value(f"{self._key}/{earlier}")
         return "" if what == _NOTHING else what
 
     def _written(self, turn: int, wish: str) -> bool:
@@ -97,7 +97,7 @@ class Several:
 
         path = self._path(turn)
         try:
-            self._bounded(lambda: _store().set_config_key_value(path, wish or _NOTHING))
+            self._bounded(lambda: key_value_store().set_config_key_value(path, wish or _NOTHING))
         except tf.errors.AlreadyExistsError:
             return False
         return True
@@ -105,7 +105,7 @@ class Several:
     def _read(self, turn: int) -> str:
         path = self._path(turn)
         wait_ms = int(1000 * self._exchange.timeout_s)
-        return str(self._bounded(lambda: _store().get_config_key_value(path, wait_ms)))
+        return str(self._bounded(lambda: key_value_store().get_config_key_value(path, wait_ms)))
 
     def _path(self, turn: int) -> str:
         return f"{self._key}/{turn // _DELETED_TOGETHER}/{turn}"
@@ -153,12 +153,6 @@ def require_ready(wrong: dict[str, str | None], own: UserError | None) -> None:
                 expected="all workers ready to train",
                 fix=f"see the output of {name}",
             )
-
-
-def _store() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
 
 
 def peers_of(model: Any) -> Peers:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.hooks import Hooks
 from tfopt.data.host_memory import MIB, available_memory
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.train.memory_estimate import TrainingMemory
 from tfopt.train.memory_message import Asked, asked_in_words, read
@@ -68,7 +68,7 @@ class Watched:
 
     @property
     def phase(self) -> str | None:
-        """What the model was doing; None for anything but ``fit`` and ``evaluate``."""
+        """Return what the model is doing; None outside ``fit`` and ``evaluate``."""
         if self._evaluating:
             return "the validation" if self._fitting else "the evaluation"
         if not self._fitting:
@@ -194,7 +194,7 @@ def _relief(
         return error.what
     except Exception as error:
         # The state of a process without memory is anybody's guess: the first error matters more.
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _preparing(error: BaseException) -> str | None:

@@ -211,7 +211,7 @@ def choose_policy() -> tuple[Policy, str]:
     NVIDIA GPUs from compute capability 7.0 on have float16 tensor cores; CPUs gain from
     bfloat16 only where AVX512-BF16 or AMX do the arithmetic.
     """
-    capabilities = _capabilities()
+    capabilities = gpu_capabilities()
     if capabilities:
         least = ".".join(map(str, min(capabilities)))
         if min(capabilities) >= _TENSOR_CORES:
@@ -281,7 +281,8 @@ class MixedPrecision(Transform):
             tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
-def _capabilities() -> list[tuple[int, int]]:
+def gpu_capabilities() -> list[tuple[int, int]]:
+    """Return the compute capability of each visible GPU."""
     import tensorflow as tf
 
     return [
@@ -292,7 +293,7 @@ def _capabilities() -> list[tuple[int, int]]:
 
 def _tf32_effect(on: bool) -> Effect:
     switch = "on" if on else "off"
-    if any(capability >= _TF32_SINCE for capability in _capabilities()):
+    if any(capability >= _TF32_SINCE for capability in gpu_capabilities()):
         return Effect(True, f"TF32 {switch}")
     return Effect(False, f"TF32 {switch}: no effect, no visible GPU has it (Ampere or newer)")
 

@@ -39,7 +39,7 @@ class Progress:
     """
 
     def __init__(self, folder: Path, local: Any, element_spec: Any) -> None:
-        """``local`` is the model as ``build`` has made it, with all variables."""
+        """Identify the training by ``local``, the model as ``build`` made it with all variables."""
         self.folder = folder
         self.epoch = 0
         self._store = Store(folder, _KEPT)
