@@ -25,6 +25,9 @@ JOBS = """
         print("the last words", file=sys.stderr)
         os.abort()
 
+    def exits() -> Job:
+        sys.exit(3)
+
     def hangs() -> Job:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path("written.txt").write_text(f"{os.getpid()} {child.pid}")
@@ -60,17 +63,17 @@ def test_why_a_process_ended_is_reported(folder):
     (crashed,) = job(Subject(job="bad_jobs:aborts"))
     assert crashed.verdict == "failure"
     assert crashed.told == "the job's process ended while at: making the job"
-    assert crashed.evidence[0].startswith("killed by SIGABRT; its last words: ")
+    assert crashed.evidence[0].startswith("the process ended with SIGABRT: ")
     assert "the last words" in crashed.evidence[0]
 
 
 def test_what_does_not_end_is_ended(folder):
     (check,) = job(Subject(job="bad_jobs:hangs", job_limit_s=1.0))
-    assert check.evidence[0].startswith("it did not end within 1 s")
+    assert check.evidence == ("gave no answer within 1 s",)
     left = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if "tfopt.doctor.isolated" in child.cmdline():
+            if "tfopt.export.child" in child.cmdline():
                 left.append(child.pid)
     assert gone(*left)
 
@@ -88,11 +91,16 @@ def test_it_is_gone_when_the_command_is_killed(folder):
     assert gone(*processes)
 
 
+def test_a_job_that_calls_sys_exit_has_failed(folder):
+    (ended,) = job(Subject(job="bad_jobs:exits"))
+    assert ended.evidence == ("SystemExit: 3",)
+
+
 def test_a_module_that_is_not_there_is_a_users_mistake():
     asked = {"job": "no_such_module:job", "arguments": {}, "chain": None}
-    (answer,) = examine_job(asked, lambda at: None)
-    assert answer["verdict"] == "failure"
-    assert "no module 'no_such_module'" in answer["told"]
+    stage, check = examine_job(asked)
+    assert (stage, check.verdict) == ("making the job", "failure")
+    assert "no module 'no_such_module'" in check.told
 
 
 def test_real_products_and_a_real_xla_program_on_this_cpu():

@@ -1,5 +1,6 @@
 """Exported files: each format and precision compared with the model, refused with its reason, loaded again."""
 
+import heapq
 import json
 import os
 import re
@@ -280,6 +281,7 @@ def test_a_child_that_dies_is_replaced():
             child(signal.pause, limit_s=0.2)
         with pytest.raises(UserError, match="scale is not a count"):
             child(require_count, "scale", 0)
+        assert list(child.each(heapq.merge, [1, 3], [2])) == [1, 2, 3]
 
 
 def test_loading_tells_what_is_wrong(tmp_path):

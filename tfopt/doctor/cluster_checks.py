@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tfopt.doctor.check import Check, Subject, check_of_error
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import place_in_cluster
+from tfopt.job.cluster_place import host_and_port, place_in_cluster
 
 _GREETING = b"tfopt doctor\n"
 _CONNECT_S = 3.0
@@ -64,7 +64,7 @@ async def meet(
 
     server, why_not = None, None
     if own is not None:
-        host, port = _parts(own)
+        host, port = host_and_port(own)
         try:
             server = await asyncio.start_server(answer, host, port)
         except OSError as error:
@@ -93,7 +93,7 @@ async def _ask_all(others: Mapping[str, str], own: str) -> dict[str, Peer]:
 
 
 async def _ask(address: str, own: str) -> Peer:
-    host, port = _parts(address)
+    host, port = host_and_port(address)
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _CONNECT_S)
     except ConnectionRefusedError:
@@ -123,11 +123,6 @@ async def _their_time(
     theirs = float(json.loads(line)["time"])
     ahead = theirs - (begun + ended) / 2
     return Peer(address, "answered", ahead_s=ahead, within_s=(ended - begun) / 2)
-
-
-def _parts(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def cluster(subject: Subject) -> Iterable[Check]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfopt.doctor.check import Check, Subject, in_one_line
-from tfopt.doctor.isolated import Answered, ask, within
+from tfopt.doctor.isolated import Answered, ask
+from tfopt.export.child import in_time
 from tfopt.monitor.nvml import device_facts, why_no_gpu
 
 _LIMIT_S = 180.0
@@ -17,14 +18,14 @@ _SIZE = 256
 _ALLOWED = {"float32": 1e-5, "tensorfloat32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2, "XLA": 1e-5}
 
 
-def compute(asked: Mapping[str, Any], at: Callable[[str], None]) -> Iterator[Mapping[str, Any]]:
-    """Yield one answer for each precision, and one for XLA; runs in another process."""
-    at("importing TensorFlow")
+def compute(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
+    """Yield stages, and one answer for each precision and for XLA; runs in another process."""
+    yield "importing TensorFlow"
     import numpy as np
     import tensorflow as tf
 
     device = asked["device"]
-    at(f"looking for {device}")
+    yield f"looking for {device}"
     visible = tf.config.list_physical_devices(device.partition(":")[0])
     yield {"what": "devices", "count": len(visible), "tensorflow": tf.__version__}
     if not visible:
@@ -32,7 +33,7 @@ def compute(asked: Mapping[str, Any], at: Callable[[str], None]) -> Iterator[Map
     random = np.random.default_rng(0)
     a, b = (random.normal(size=(_SIZE, _SIZE)).astype("float32") for _ in range(2))
     for what in [*asked["precisions"], "XLA"]:
-        at(what)
+        yield what
         try:
             with tf.device(device):
                 error = _xla_error(a, b) if what == "XLA" else _product_error(a, b, what)
@@ -76,12 +77,12 @@ def _relative_error(got: Any, exact: Any) -> float:
 def on_cpu(subject: Subject) -> Iterable[Check]:
     """Check the CPU, with all GPUs hidden."""
     asked = {"device": "CPU:0", "precisions": ["float32", "float16", "bfloat16"]}
-    return judge("CPU", ask("compute", asked, _LIMIT_S, {"CUDA_VISIBLE_DEVICES": "-1"}))
+    return judge("CPU", ask(compute, asked, _LIMIT_S, {"CUDA_VISIBLE_DEVICES": "-1"}))
 
 
 def on_gpus(subject: Subject) -> Iterable[Check]:
     """Check each visible GPU in a process that sees only this one."""
-    facts = within(_LISTING_S, device_facts)
+    facts = in_time(_LISTING_S, device_facts)
     if isinstance(facts, str) or not facts:
         yield Check("compute", "GPU computation", "not here", why_no_gpu())
         return
@@ -97,7 +98,7 @@ def on_gpus(subject: Subject) -> Iterable[Check]:
         # A GPU that others use is not taken whole for the sake of a check.
         hidden = {"CUDA_VISIBLE_DEVICES": gpu.uuid, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
         asked = {"device": "GPU:0", "precisions": precisions}
-        yield from judge(where, ask("compute", asked, _LIMIT_S, hidden))
+        yield from judge(where, ask(compute, asked, _LIMIT_S, hidden))
 
 
 def judge(where: str, found: Answered) -> list[Check]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfopt.doctor.check import Check, Subject
@@ -12,11 +12,9 @@ _LIMIT_S = 300.0
 _MENDED = "mended inside tfopt's own calls alone; `tfopt repairs` tells each"
 
 
-def find_defects(
-    asked: Mapping[str, Any], at: Callable[[str], None]
-) -> Iterator[Mapping[str, Any]]:
-    """Yield whether each defect is here; runs in another process."""
-    at("probing for defects")
+def find_defects(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
+    """Yield the stage, and whether each defect is here; runs in another process."""
+    yield "probing for defects"
     from tfopt.distribute.mends.repairs_roster import found_here
 
     for repair, here in found_here():
@@ -25,7 +23,7 @@ def find_defects(
 
 def defects(subject: Subject) -> Iterable[Check]:
     """Count the defects of the installed versions, and name them."""
-    found = ask("defects", {}, _LIMIT_S)
+    found = ask(find_defects, {}, _LIMIT_S)
     if found.ended is not None:
         text = f"could not be looked for: the process ended while at: {found.at}"
         yield Check("defects", "known defects", "warning", text, (found.ended,), "tfopt repairs")

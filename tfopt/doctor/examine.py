@@ -29,8 +29,8 @@ from tfopt.doctor import (
     version_checks,
 )
 from tfopt.doctor.check import THEMES, VERDICTS, Check, Subject, in_one_line
-from tfopt.doctor.isolated import within as within_limit
 from tfopt.errors import UserError, within
+from tfopt.export.child import in_time
 from tfopt.job.references import check_reference
 
 
@@ -153,7 +153,7 @@ def examined(
             yield from _looked(each, subject)
             continue
         try:
-            yield from within_limit(each.limit_s, partial(_looked, each, subject))
+            yield from in_time(each.limit_s, partial(_looked, each, subject))
         except TimeoutError as error:
             yield Check(each.theme, each.name, "warning", str(error))
 

@@ -51,7 +51,7 @@ class Work:
 
     @property
     def least_gib(self) -> float:
-        """The memory traffic if all is fused that can be: what is held is written and read once."""
+        """Return the least memory traffic: all that is held is written and read once."""
         return min(2 * self.peak_mib / 1024, self.gib)
 
 

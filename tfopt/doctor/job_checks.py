@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,9 @@ import psutil
 
 from tfopt.doctor.check import Check, Subject, Verdict, check_of_error, in_one_line
 from tfopt.doctor.disk_checks import read_rate
-from tfopt.doctor.isolated import ask, within
+from tfopt.doctor.isolated import ask
 from tfopt.errors import CannotCombine, UserError
+from tfopt.export.child import in_time
 from tfopt.measure.machine import read_limits
 from tfopt.monitor.nvml import gpu_memories
 
@@ -50,9 +50,8 @@ def job(subject: Subject) -> Iterable[Check]:
         "memory_of": owner,
         "read_mib_per_s": None if subject.data is None else _read_rate(subject.data),
     }
-    found = ask("job", asked, subject.job_limit_s)
-    for answer in found.answers:
-        yield Check(**{**answer, "evidence": tuple(answer["evidence"])})
+    found = ask(examine_job, asked, subject.job_limit_s)
+    yield from found.answers
     if found.ended is not None:
         fix = "train it by itself to see more; with SIGKILL, try a smaller batch first"
         text = f"the job's process ended while at: {found.at}"
@@ -61,14 +60,14 @@ def job(subject: Subject) -> Iterable[Check]:
 
 def _read_rate(folder: Path) -> float | None:
     try:
-        return within(_READING_S, lambda: read_rate(folder))[0]
+        return in_time(_READING_S, lambda: read_rate(folder))[0]
     except OSError:  # a TimeoutError too: the disk's own check says what is wrong
         return None
 
 
 def _memory_here(subject: Subject) -> tuple[float, str]:
     """Return the memory for a step: the smallest GPU's, or the host's within its container."""
-    gpus = within(_LISTING_S, gpu_memories)
+    gpus = in_time(_LISTING_S, gpu_memories)
     if isinstance(gpus, list) and gpus:
         return min(gpu.total_mib for gpu in gpus), "the GPU"
     free = psutil.virtual_memory().available / _MIB
@@ -76,16 +75,11 @@ def _memory_here(subject: Subject) -> tuple[float, str]:
     return (free, "the host") if limit is None else (min(free, limit * 1024), "the container")
 
 
-def examine_job(asked: Mapping[str, Any], at: Callable[[str], None]) -> Iterator[Mapping[str, Any]]:
-    """Yield the checks as JSON values; runs in another process."""
-    for check in _checks(asked, at):
-        yield asdict(check)
-
-
-def _checks(asked: Mapping[str, Any], at: Callable[[str], None]) -> Iterator[Check]:
+def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
+    """Yield the stages, as texts, and the checks; runs in another process."""
     from tfopt.run import prepared
 
-    at("making the job")
+    yield "making the job"
     try:
         job = _made(asked)
     except UserError as error:
@@ -96,16 +90,16 @@ def _checks(asked: Mapping[str, Any], at: Callable[[str], None]) -> Iterator[Che
     text = ", ".join(kinds) + (" combine" if len(kinds) > 1 else "")
     text = text or "none: the job is plain"
     yield Check("job", "transforms", "ok", text, tuple(map(repr, job.applied)))
-    at("building the model and reading the data")
+    yield "building the model and reading the data"
     try:
         with prepared(job.with_(callbacks=()), endless=True) as ready:
             yield _built(ready)
             yield _batch(ready)
             yield _policy(ready)
-            at("estimating its memory")
+            yield "estimating its memory"
             yield _tried("memory", lambda: _memory(ready, asked["memory_mib"], asked["memory_of"]))
             yield _tensor_cores(ready.model)
-            at(f"training {_STEPS} steps")
+            yield f"training {_STEPS} steps"
             yield _tried("rehearsal", lambda: _rehearsed(ready, asked["read_mib_per_s"]))
     except Exception as error:
         yield _failed("job", error)

@@ -1,18 +1,20 @@
-"""A process that does work which may end it, and that another one replaces when it does.
+"""Run work that may hang or crash: in a thread with a limit, or in a process that is replaced.
 
 Quantized files can end the process that opens them, and a library's threads and logs stay out of
-the user's. The child knows tfopt and the engines, and no code of the user.
+the user's. The process and what it started are gone with the one that asks, however that ends.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, TypeVar
@@ -31,6 +33,27 @@ _ENVIRONMENT = {
 }
 
 
+def in_time(limit_s: float, work: Callable[[], Result]) -> Result:
+    """Return what ``work`` returns, or raise TimeoutError and abandon its daemon thread."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # raised again by the waiting thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tfopt-in-time", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"did not end within {limit_s:g} s: a driver or a file system may hang")
+    return results[0]
+
+
 class ChildEnded(RuntimeError):
     """The process ended, or gave no answer, where it should have returned something."""
 
@@ -44,10 +67,13 @@ class Child:
 
     Args:
         gpu: Whether the process may use GPUs.
+        environment: Variables of the process; None: those that suit the engines.
     """
 
-    def __init__(self, *, gpu: bool = False) -> None:
-        self._gpu = gpu
+    def __init__(self, *, gpu: bool = False, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(_ENVIRONMENT if environment is None else environment)
+        if not gpu:
+            self._environment["CUDA_VISIBLE_DEVICES"] = "-1"
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._log: IO[bytes] | None = None
@@ -66,23 +92,33 @@ class Child:
         Raises:
             ChildEnded: The process ended, or took longer than ``limit_s``.
         """
+        (result,) = self.each(function, *arguments, limit_s=limit_s)
+        returned: Result = result
+        return returned
+
+    def each(
+        self, function: Callable[..., Any], *arguments: Any, limit_s: float = _LIMIT_S
+    ) -> Iterator[Any]:
+        """Yield what a generator function yields there; ``limit_s`` counts from one to the next."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._pipe is not None
         try:
             self._pipe.send((function, arguments))
-            if not self._pipe.poll(limit_s):
-                self.end()
-                raise ChildEnded(f"gave no answer within {limit_s:.0f} s")
-            kind, answer = self._pipe.recv()
+            while True:
+                if not self._pipe.poll(limit_s):
+                    self.end()
+                    raise ChildEnded(f"gave no answer within {limit_s:.0f} s")
+                kind, answer = self._pipe.recv()
+                if kind != "gave":
+                    break
+                yield answer
         except (EOFError, OSError):
             raise ChildEnded(self._how_it_ended()) from None
-        if kind == "returned":
-            result: Result = answer
-            return result
         if kind == "user_error":
             raise UserError(answer.pop("what"), **answer)
-        raise RuntimeError(answer)
+        if kind == "failed":
+            raise RuntimeError(answer)
 
     def end(self) -> None:
         """End the process, and what it has started."""
@@ -90,9 +126,8 @@ class Child:
             self._pipe.close()
             self._pipe = None
         if self._process is not None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError), self._process:
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
             self._process = None
         if self._log is not None:
             self._log.close()
@@ -101,20 +136,16 @@ class Child:
     def _start(self) -> None:
         self.end()
         self._pipe, other = Pipe()
-        environment = (
-            os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        )
-        if not self._gpu:
-            environment["CUDA_VISIBLE_DEVICES"] = "-1"
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(other.fileno())],
                 pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # closed when this process ends
                 stdout=self._log,
                 stderr=self._log,
-                env=environment,
+                env=os.environ | self._environment | path,
                 start_new_session=True,
             )
 
@@ -125,27 +156,38 @@ class Child:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        return f"the process ended with {how}" + (f": {lines[-1][:300]}" if lines else "")
+        words = " | ".join(line.strip() for line in lines[-3:])
+        return f"the process ended with {how}" + (f": {words[-600:]}" if words else "")
 
 
 def _work(pipe: Connection) -> None:
+    # Else a process forked here would keep it open when this one has crashed.
+    os.register_at_fork(after_in_child=pipe.close)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
-        try:
-            function, arguments = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(_answer(function, arguments))
+        function, arguments = pipe.recv()
+        for answer in _answers(function, arguments):
+            pipe.send(answer)
 
 
-def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _answers(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     try:
-        return "returned", function(*arguments)
+        found = function(*arguments)
+        for each in found if inspect.isgenerator(found) else (found,):
+            yield "gave", each
+        yield "ended", None
     except UserError as error:
         parts = ("what", "expected", "received", "fix")
-        return "user_error", {part: getattr(error, part) for part in parts}
-    except Exception as error:
+        yield "user_error", {part: getattr(error, part) for part in parts}
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return "failed", f"{type(error).__name__}: {first_line(error)}"
+        yield "failed", f"{type(error).__name__}: {first_line(error)}"
 
 
 if __name__ == "__main__":

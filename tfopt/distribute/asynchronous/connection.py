@@ -8,13 +8,14 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD, Watch, wait_for
 from tfopt.distribute.roll_call import answers
 from tfopt.errors import UserError
+from tfopt.export.child import in_time
 from tfopt.job.cluster_place import ClusterPlace
 
 _GOODBYE_S = 10.0
@@ -193,23 +194,8 @@ class Connection:
             gc.collect()
             let_go()
 
-        _in_time(tidy, _GOODBYE_S)
-
-
-def _in_time(do: Callable[[], Any], seconds: float) -> list[Any]:
-    """Return what ``do`` returns or raises, in a list; an empty one if it takes longer."""
-    outcome: list[Any] = []
-
-    def attempt() -> None:
-        try:
-            outcome.append(do())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return outcome
+        with suppress(Exception):
+            in_time(_GOODBYE_S, tidy)
 
 
 def _named(kind: str, place: ClusterPlace) -> dict[str, str]:
@@ -236,22 +222,19 @@ def _connected(place: ClusterPlace, addresses: dict[str, list[str]], patience_s:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    outcome = _in_time(lambda: tf.distribute.ParameterServerStrategy(resolver), patience_s)
-    if not outcome:
+    try:
+        return in_time(patience_s, lambda: tf.distribute.ParameterServerStrategy(resolver))
+    except TimeoutError:
         raise UserError(
             "Every task's address answers, but TensorFlow gets no answer from one of them.",
             expected="a ps or worker of this cluster at each address",
             received=", ".join(place.cluster["ps"] + place.cluster["worker"]),
             fix="see that no other program listens there, and that all tasks run this script",
-        )
-    (strategy,) = outcome
-    if isinstance(strategy, tf.errors.OpError):
+        ) from None
+    except tf.errors.OpError as error:
         raise UserError(
             f"The chief cannot listen at {place.address}, or not connect.",
             expected="a free port of this machine, and tasks of this cluster elsewhere",
-            received=(strategy.message or type(strategy).__name__).splitlines()[0],
+            received=(error.message or type(error).__name__).splitlines()[0],
             fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
-        ) from strategy
-    if isinstance(strategy, BaseException):
-        raise strategy
-    return strategy
+        ) from error
