@@ -1,6 +1,7 @@
 """MNIST: the embedded file, TFDS's own when it is prepared, and what is said when it is not."""
 
 import gzip
+import importlib
 import shutil
 import struct
 import subprocess
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 
 from tfopt.data import mnist
-from tfopt.data.make_embedded_mnist import main, packed, read_idx, select
 from tfopt.data.mnist import load_mnist
 from tfopt.errors import UserError
 
@@ -34,6 +34,13 @@ TINY_TFDS = """
     builder._split_generators = splits
     builder.download_and_prepare()
 """
+
+
+@pytest.fixture
+def maker(monkeypatch):
+    """The script that makes the embedded file."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    return importlib.import_module("benchmarks.make_embedded_mnist")
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +79,12 @@ def test_the_embedded_file_is_small_and_has_its_licence_beside_it():
     assert "Attribution-Share Alike 3.0" in licence
 
 
-def test_packing_gives_the_same_bytes_again():
+def test_packing_gives_the_same_bytes_again(maker):
     with np.load(EMBEDDED) as parts:
         arrays = {name: parts[name] for name in sorted(parts)}
     small = {name: values[:50] for name, values in arrays.items()}
-    assert packed(small) == packed(small)
-    assert select(arrays).keys() == arrays.keys()
+    assert maker.packed(small) == maker.packed(small)
+    assert maker.select(arrays).keys() == arrays.keys()
 
 
 def idx(path, values):
@@ -86,21 +93,21 @@ def idx(path, values):
     return path
 
 
-def test_idx_files_are_read_plain_and_gzipped(tmp_path):
+def test_idx_files_are_read_plain_and_gzipped(tmp_path, maker):
     values = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     path = idx(tmp_path / "a", values)
-    np.testing.assert_array_equal(read_idx(path), values)
+    np.testing.assert_array_equal(maker.read_idx(path), values)
     packed_path = tmp_path / "a.gz"
     packed_path.write_bytes(gzip.compress(path.read_bytes()))
-    np.testing.assert_array_equal(read_idx(packed_path), values)
+    np.testing.assert_array_equal(maker.read_idx(packed_path), values)
 
 
-def test_a_cut_idx_file_or_a_wrong_folder_writes_nothing(tmp_path, capsys):
+def test_a_cut_idx_file_or_a_wrong_folder_writes_nothing(tmp_path, capsys, maker):
     path = idx(tmp_path / "cut", np.zeros((5, 5), np.uint8))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="not a whole IDX file"):
-        read_idx(path)
-    assert main([str(tmp_path), str(tmp_path / "out.npz")]) == 2
+        maker.read_idx(path)
+    assert maker.main([str(tmp_path), str(tmp_path / "out.npz")]) == 2
     assert "does not hold MNIST" in capsys.readouterr().err
     assert not (tmp_path / "out.npz").exists()
 

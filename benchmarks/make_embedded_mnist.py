@@ -1,6 +1,6 @@
 """Make mnist_10k.npz from MNIST's four IDX files: the first 10,000 training and all test images.
 
-Run ``python -m tfopt.data.make_embedded_mnist IDX_DIR OUT``. The same files give the same bytes
+Run ``python -m benchmarks.make_embedded_mnist IDX_DIR OUT``. The same files give the same bytes
 with the same zlib.
 """
 
@@ -89,7 +89,7 @@ def packed(arrays: Mapping[str, Array]) -> bytes:
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return its exit status."""
     if len(arguments) != 2:
-        print("usage: python -m tfopt.data.make_embedded_mnist IDX_DIR OUT", file=sys.stderr)
+        print("usage: python -m benchmarks.make_embedded_mnist IDX_DIR OUT", file=sys.stderr)
         return 2
     try:
         content = packed(select(read_mnist(Path(arguments[0]))))
