@@ -244,7 +244,7 @@ def _attach(site: Site, plan: Plan) -> None:
 
 
 def _keep_zeros(site: Site, plan: Plan) -> None:
-    """What is not clustered is trained on as well, and would lose the zeros that it came with."""
+    """Hold the zeros of kernels that are not clustered: training would fill them otherwise."""
     from tfopt.compress.constraints import KeptZeros
 
     if any(plan.keeps(*count_zeros(kernel.variable)) for kernel in site.kernels):
@@ -258,7 +258,7 @@ def _clusters_of(site: Site) -> Any:
 
 
 def _rows(found: Site | Alone, plan: Plan | None) -> list[LayerClusters]:
-    """``plan`` is that of the model's clusters: what it does not fit has none because of it."""
+    """Return the rows of one layer, each with why it is not clustered by the model's ``plan``."""
     if isinstance(found, Alone):
         weights = sum(prod(each.shape) for each in found.weights)
         values = max(most_values(each.numpy().reshape(1, -1)) for each in found.weights)

@@ -304,7 +304,7 @@ def _output_names(model: Any, given: Any) -> list[str]:
 
 
 def _require_apart(model: Any, teacher: Any) -> None:
-    """A frozen layer may be in both: neither changes it."""
+    """Refuse a teacher that shares trained weights with the model; frozen ones may be shared."""
     own = {id(variable) for variable in model.trainable_variables}
     shared = [each.path for each in teacher.variables if id(each) in own]
     if shared:

@@ -96,7 +96,7 @@ class Site:
 
     @property
     def constraint(self) -> Any:
-        """The constraint in force."""
+        """Return the constraint in force; None without one."""
         return self.kernels[0].variable.constraint if self.kernels else None
 
     def hold(self, constraint: Any) -> None:

@@ -42,7 +42,7 @@ class Pattern:
 
     @property
     def together(self) -> int:
-        """How many weights are zero at once, by which a target may be missed."""
+        """Return how many weights become zero at once: a target may be missed by that many."""
         return 1
 
     def get_config(self) -> dict[str, Any]:

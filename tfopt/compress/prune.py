@@ -320,7 +320,7 @@ def _choose(model: keras.Model, layers: Layers, plan: Plan) -> list[Site]:
 
 
 def _rows(found: Site | Alone, pattern: Pattern | None) -> list[LayerSparsity]:
-    """``pattern`` is that of the model's masks: what it does not fit has no mask because of it."""
+    """Return the rows of one layer, each with why it has no mask of the model's ``pattern``."""
     if isinstance(found, Alone):
         weights, zeros = count_zeros(*found.weights)
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]

@@ -34,7 +34,7 @@ class LayerSparsity:
 
     @property
     def sparsity(self) -> float | None:
-        """The fraction of zeros; None without weights."""
+        """Return the fraction of zeros; None without weights."""
         return self.zeros / self.weights if self.weights else None
 
 

@@ -71,7 +71,7 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """The last step at which masks are chosen; the first one where there is no end."""
+        """Return the last step at which masks are chosen; the first one where there is no end."""
         found = self.last_due(self.begin_step if self.end_step is None else self.end_step)
         assert found is not None
         return found

@@ -35,7 +35,7 @@ class Rows:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many rows there are, and how many weights in each."""
+        """Return how many rows there are, and how many weights in each."""
         rows = prod(self.shape[axis] for axis in self.channels or ())
         return rows, prod(self.shape) // rows
 
@@ -223,19 +223,19 @@ class WeightClusters(Held):
 
     @property
     def step(self) -> int:
-        """The batch that will be trained next, as far as it is counted: up to ``begin_step``."""
+        """Return the number of the batch that is trained next; ``begin_step`` from there on."""
         for state in self._states.values():
             return self.begin_step if state.step is None else int(state.step.numpy())
         return self._first_step
 
     @property
     def one_scale(self) -> bool:
-        """Whether integers for the values should have one scale for the whole kernel."""
+        """Return whether integers for the values should have one scale for a whole kernel."""
         return all(layout.channels is None for layout in self.layouts.values())
 
     @property
     def waits(self) -> bool:
-        """Whether the clusters are still to be formed."""
+        """Return whether the clusters are still to be formed."""
         return self.step < self.begin_step
 
     def layout(self, kernel: Any) -> Layout:

@@ -209,14 +209,14 @@ class WeightMask(Held):
 
     @property
     def step(self) -> int:
-        """The batch that will be trained next, counted from 1."""
+        """Return the number of the batch that will be trained next, counted from 1."""
         for state in self._states.values():
             return int(state.step.numpy())
         return self._first_step
 
     @property
     def unfinished(self) -> str | None:
-        """Where its schedule is, while masks are still to be chosen for more zeros."""
+        """Return where its schedule is while masks for more zeros are still to come; else None."""
         if self.stays or self.step >= self.schedule.last:
             return None
         return f"at step {self.step - 1} of a schedule that ends at {self.schedule.last}"
@@ -322,6 +322,6 @@ class WeightMask(Held):
 
 
 def _visible(scores: Any, weights: Any) -> Any:
-    """A weight that has become NaN stays, and stays visible: a mask must not hide a divergence."""
+    """Return the scores, the highest for weights that are NaN: a mask must not hide them."""
     lost = tf.logical_or(tf.math.is_nan(scores), tf.math.is_nan(weights))
     return tf.where(lost, scores.dtype.max, scores)

@@ -105,9 +105,10 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
 
 
 def host_and_device(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Milliseconds that a call costs, and a step: step = device + host / k, neither negative.
+    """Return the milliseconds that a call costs, and those that a step does.
 
-    By least squares of the relative errors: the long steps under k = 1 would rule otherwise.
+    Fits step = device + host / k, neither negative, by least squares of the relative errors: the
+    long steps under k = 1 would rule otherwise.
     """
     import numpy as np
     from scipy.optimize import nnls

@@ -109,7 +109,7 @@ class Memory:
     """What callbacks remember, to be read and put back; made when each has begun its training."""
 
     def __init__(self, callbacks: list[Any], known: frozenset[int] = frozenset()) -> None:
-        """``known`` are the ids of the variables that a checkpoint holds in any case."""
+        """Read the callbacks, without variables whose id is ``known``: a checkpoint holds them."""
         self._known = known
         self._callbacks = dict(zip(_names(callbacks), callbacks, strict=True))
         self._begun = {name: self._attributes(each) for name, each in self._callbacks.items()}

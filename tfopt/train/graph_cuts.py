@@ -42,7 +42,7 @@ class Cuts:
 
     @property
     def saves(self) -> bool:
-        """Whether the graph is worth cutting."""
+        """Return whether the graph is worth cutting."""
         return bool(self.inner) or self.kept + self.largest < self.whole
 
 

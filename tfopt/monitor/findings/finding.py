@@ -123,7 +123,7 @@ class Trace:
     """One GPU of a recording, or its host, while the training ran."""
 
     def __init__(self, recording: Recording, place: int | None = None) -> None:
-        """``place`` is the GPU's; without one it is the host."""
+        """Take the samples of the GPU at ``place``, or the host's where that is None."""
         self.recording = recording
         self.samples = _while_training(recording)
         self._place = place
