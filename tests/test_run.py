@@ -167,6 +167,7 @@ def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
         ({"data": lambda: Data(train=(X, Y), test=(X, Y - 1))}, "label"),
         ({"build": lambda: WithoutCall()}, "not built"),
         ({"build": lambda: "model"}, "Keras 3 model"),
+        ({"build": lambda: None}, "build function returned nothing"),
     ],
 )
 def test_bad_input_is_one_clear_error(changes, words):
@@ -205,8 +206,9 @@ def test_a_compile_that_draws_at_random_changes_no_weights():
         (chain(Prune(0.5)), r"run\(chain\.apply\(job\)\)", r"chain\(first, second\)"),
         (Prune(0.5), r"run\(chain\.apply\(job\)\)", r"chain\(first, second\)"),
         (classifier(), r"run\(Job\.from_model\(model", r"chain\.apply\(Job\.from_model\(model"),
+        (a_job, r"run\(job\(\)\)", r"chain\.apply\(job\(\)\)"),
     ],
-    ids=["a chain", "a transform", "a model"],
+    ids=["a chain", "a transform", "a model", "a function"],
 )
 def test_what_is_no_job_is_refused_with_the_way_to_one(given, to_run, to_change):
     with pytest.raises(UserError, match=rf"run\(\) takes a job(.|\n)*fix: .*{to_run}"):

@@ -38,7 +38,10 @@ def target_of(path: object) -> Path:
     """Return where a file is to be written: without ``~``, in a folder that is there."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(
-            "path is not one.", expected="a text or a pathlib.Path", received=in_short(path)
+            "The path of the file to write is not one.",
+            expected="a text or a pathlib.Path",
+            received=in_short(path),
+            fix="name the file first, and give data by its keyword",
         )
     target = Path(path).expanduser()
     if not target.parent.is_dir():

@@ -293,6 +293,13 @@ def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
     from tfopt.job.rebuild import require_built_keras3
 
     model = job.build()
+    if model is None:
+        raise UserError(
+            "The job's build function returned nothing.",
+            expected="a keras.Model",
+            received="None",
+            fix="end it with `return model`",
+        )
     build_by(model, data.train)
     require_built_keras3(model)
     for rebuild in job.rebuilds:

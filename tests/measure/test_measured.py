@@ -40,7 +40,9 @@ def test_a_chain_is_measured_and_the_report_looked_into(workers, tmp_path):
 
 
 def test_a_job_alone_a_single_transform_and_an_ablation(workers):
-    assert tfopt.measure(JOB, whole=False).names == ["baseline"]
+    report = tfopt.measure(JOB, whole=False)
+    assert report.names == ["baseline", "kept"]
+    assert report["kept"] is report["baseline"]  # nothing else is to be kept
     assert workers.kinds().count("training") == 0
     assert "+ Execution" in tfopt.measure(JOB, FAST, whole=False, rounds=2).names
     alone = tfopt.measure(JOB, chain(FAST, Prune(0.5)), ablate=True, rounds=2)

@@ -101,9 +101,11 @@ def test_resumed_it_takes_what_the_search_has_found(asked, tmp_path):
     assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
 
 
-def test_interrupted_in_the_search_nothing_else_is_measured(asked):
+def test_interrupted_in_the_search_nothing_else_is_measured(asked, tmp_path, capsys):
     heard = asked(stopped=INTERRUPTED)
     assert (heard.code, heard.links) == (130, None)
+    assert "Interrupted in the search" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "tuned.toml").exists()
 
 
 def test_what_was_found_together_is_one_row(monkeypatch, tmp_path, capsys):

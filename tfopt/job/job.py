@@ -205,7 +205,9 @@ def require_job(job: object, function: str = "run") -> None:
     """Refuse what is not a job where ``function`` takes one, with the way to make it one."""
     if isinstance(job, Job):
         return
-    if not isinstance(job, Transform):
+    if callable(job) and not hasattr(job, "fit"):
+        fix = f"call it, if it returns the job: {function}(job())"
+    elif not isinstance(job, Transform):
         fix = f"make one of a compiled model: {function}(Job.from_model(model, data))"
     elif function == "run":
         fix = "apply it to a job: run(chain.apply(job))"

@@ -117,9 +117,15 @@ class _Recipe:
                 seeds=1,
                 confirm=False,
             )
-            print(tuned.chain)
             if tuned.interrupted:
+                (output / RECIPE).unlink(missing_ok=True)
+                print(
+                    "Interrupted in the search: nothing was measured beside the plain job. "
+                    "The same command goes on from what was tried.",
+                    file=sys.stderr,
+                )
                 return INTERRUPTED
+            print(tuned.chain)
             links = Links(*self._with_small(tuned.chain), _remarks(tuned))
         return measure_and_show(
             title=self.title,

@@ -36,17 +36,21 @@ class Report:
         return Report(read_any(path))
 
     def __getitem__(self, name: str) -> VariantReport:
-        """Return a variant by its name; "kept" is the one that is recommended."""
-        found = kept(self.found) if name == "kept" else self.found.variant(name)
+        """Return a variant by its name.
+
+        "kept" is the one that is recommended: the baseline, where no link is.
+        """
+        found = self.found.variant(name)
+        if name == "kept":
+            found = kept(self.found) or self.found.reference
         if found is None:
             raise KeyError(f"{name!r}: this report has {', '.join(self.names)}")
         return found
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the variants, and "kept" where one is recommended."""
-        last = [] if kept(self.found) is None else ["kept"]
-        return [*(variant.name for variant in self.found.variants), *last]
+        """Return the names of the variants, and "kept"."""
+        return [*(variant.name for variant in self.found.variants), "kept"]
 
     def __str__(self) -> str:
         """Return what ``tfopt report`` prints."""
