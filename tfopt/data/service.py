@@ -258,8 +258,12 @@ def _dispatcher(port: int) -> Iterator[int]:
     service = tf.data.experimental.service
     config = service.DispatcherConfig(port=port, protocol="grpc", worker_timeout_ms=_MISSING_MS)
     try:
+        # TensorFlow would share the port with another service, and each get some of the calls.
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("", port))
         server = service.DispatchServer(config)
-    except tf.errors.OpError as error:
+    except (OSError, tf.errors.OpError) as error:
         raise UserError(
             f"The data service cannot listen on port {port}.",
             expected="a port that is free, or 0",
