@@ -14,7 +14,6 @@ from tfopt.measure.rebatched import at_batch, require_made, require_other_batche
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.measure.turns import Circumstances, circumstances_of
 from tfopt.run import Prepared, prepared
-from tfopt.train.accumulate import Accumulate
 from tfopt.train.learning_rate import Rule
 
 # By which rule the learning rate goes with the batch.
@@ -78,6 +77,8 @@ class LookAtJob(Task[JobFacts]):
 
 def facts_of(ready: Prepared) -> JobFacts:
     """Read them off a job that is ready to train."""
+    from tfopt.train.accumulate import Accumulate
+
     job, facts, data = ready.job, ready.facts, ready.data
     around, (optimizer, rate) = circumstances_of(ready), _optimizer_of(ready.model)
     assert facts.batch_size is not None
