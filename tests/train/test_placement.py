@@ -120,6 +120,13 @@ def test_an_unknown_gpu_lists_those_there_are(two_gpus):
     assert two_gpus.calls == []
 
 
+@pytest.mark.parametrize(("gpus", "fix"), [("gpu:typo", r"place\(0\)"), ("GPU:1", r"place\(1\)")])
+def test_a_device_string_is_refused_whether_or_not_there_are_gpus(gpus, fix):
+    for refused in (place, Place):
+        with pytest.raises(UserError, match=rf"no device strings(.|\n)*{fix}"):
+            refused(gpus)
+
+
 def test_too_late_is_an_error_unless_nothing_would_change(two_gpus, monkeypatch):
     monkeypatch.setattr(placement, "_initialised", lambda: True)
     with pytest.raises(DevicesAlreadyInitialised, match="new process"):

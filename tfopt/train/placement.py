@@ -106,6 +106,14 @@ def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> No
                 expected='"all", "most_free", "none", an index, a name, or several of the two',
                 received=repr(gpus),
             )
+        if isinstance(entry, str) and ":" in entry and not entry.startswith("/physical_device:"):
+            index = entry.rpartition(":")[2]
+            raise UserError(
+                "place() takes no device strings.",
+                expected='an index such as 0, or a part of a GPU\'s name such as "H100"',
+                received=repr(entry),
+                fix=f"place({index if index.isdecimal() else 0})",
+            )
     if len(set(entries)) != len(entries) or not entries:
         raise UserError(
             "place() needs each GPU once.",
