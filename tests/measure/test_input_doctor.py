@@ -55,6 +55,12 @@ def test_an_input_that_keeps_up_is_not_blamed_and_nothing_is_advised():
     assert "not what holds the training up" in str(found)
 
 
+@pytest.mark.parametrize(("made_ms", "bound"), [(2.9, "nothing"), (6.0, "processor")])
+def test_batches_made_ahead_well_within_a_step_are_not_blamed(made_ms, bound):
+    stages = [("map(decode)", False, made_ms, 1.0), ("prefetch(2)", False, made_ms, 1.0)]
+    assert judged(seen(resident=6.0, stages=stages), chain()).bound == bound
+
+
 def test_the_remedy_is_what_brings_most_with_the_fewest_changes():
     several = {("parallel_map",): 6.0, ("cache",): 3.0, ("parallel_map", "cache"): 2.98}
     found = judged(seen(stages=[READ, COMPUTED], tried=several), chain())
