@@ -112,6 +112,7 @@ def main() -> None:
                 space=space,
                 seeds=options.seeds,
                 folder=Path(folder),
+                verbose=False,
             )
         tuned_s.append(time.monotonic() - began)
         tuned.append(found.chain)

@@ -23,7 +23,7 @@ from tfopt.measure.step_cost import StepCost
 from tfopt.measure.study import StepTimes
 from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
 from tfopt.measure.watcher import Watcher
-from tfopt.report.bench_report import BenchReport, Ceilings
+from tfopt.report.bench_report import Ceilings
 from tfopt.report.footprint import Footprint, Footprints
 
 MODULES = ("rounds", "rehearsal", "study", "trainings", "experiment", "batch_size.find")
@@ -80,10 +80,6 @@ class Recorder(Watcher):
 
     def left_out(self, variant: str, reason: str) -> None:
         self.reasons[variant] = reason
-
-    def round_ended(self, report: BenchReport) -> None:
-        assert BenchReport.from_json(report.to_json()) == report
-        assert not report.complete
 
 
 class Workers:

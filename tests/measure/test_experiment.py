@@ -169,10 +169,13 @@ def test_two_jobs_are_compared_only_on_the_same_data(carried_out, workers):
         carried_out("pair", slow, fast, resume=True)
 
 
-def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out, workers):
+def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out, workers, in_toy_folder):
     # In the second round, which has one block by then.
     with pytest.raises(Interrupted) as caught:
         carried_out("prefixes", target(FAST), recorder=Recorder(2, "round"))
+    after_a_round = BenchReport.from_json((in_toy_folder / "bench.json").read_text())
+    assert not after_a_round.complete
+    assert len(after_a_round.variants) == 2
     report = caught.value.report
     assert not report.complete
     assert report.recommendation is None

@@ -19,8 +19,9 @@ def workers(monkeypatch):
     return fake_workers.install(monkeypatch, fake_workers.Workers())
 
 
-def test_a_chain_is_measured_and_the_report_looked_into(workers, tmp_path):
+def test_a_chain_is_measured_and_the_report_looked_into(workers, tmp_path, capsys):
     report = tfopt.measure(job, chain(FAST, Prune(0.5)), arguments={"epochs": 2})
+    assert "+ Prune: trained in" in capsys.readouterr().out
     assert report.names == ["baseline", "+ Execution", "+ Prune", "kept"]
     assert report["baseline"].step_ms == pytest.approx(10, rel=0.02)
     assert report["kept"].step_ms == pytest.approx(5, rel=0.02)
@@ -39,8 +40,9 @@ def test_a_chain_is_measured_and_the_report_looked_into(workers, tmp_path):
         report["pruned"]
 
 
-def test_a_job_alone_a_single_transform_and_an_ablation(workers):
-    report = tfopt.measure(JOB, whole=False)
+def test_a_job_alone_a_single_transform_and_an_ablation(workers, capsys):
+    report = tfopt.measure(JOB, whole=False, verbose=False)
+    assert capsys.readouterr().out == ""
     assert report.names == ["baseline", "kept"]
     assert report["kept"] is report["baseline"]  # nothing else is to be kept
     assert workers.kinds().count("training") == 0

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,18 +110,11 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def tune(machine, tmp_path):
-    """Tune the toy job in the test's folder; ``tune.lines`` is what the watcher was told."""
-    tune_it = SimpleNamespace(lines=[])
+    """Tune the toy job in the test's folder."""
 
     def run(**given):
-        watcher = SimpleNamespace(
-            doing=lambda what, candidate, left_s: tune_it.lines.append(f"{candidate}: {what}"),
-            found=tune_it.lines.append,
-        )
-        given = {"folder": tmp_path, "watcher": watcher, **given}
-        return tfopt.tune(JOB, **given)
+        return tfopt.tune(JOB, **{"folder": tmp_path, **given})
 
-    run.told = tune_it
     return run
 
 
@@ -196,7 +188,7 @@ def test_of_equal_candidates_none_is_called_faster(machine, tmp_path):
     assert sum(bool(parts) for parts in chosen) <= 1
 
 
-def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machine):
+def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machine, capsys):
     def failing(asked):
         if asked.get("jit_compile"):
             return "no XLA kernel for Whatever"
@@ -209,7 +201,7 @@ def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machin
     dropped = "\n".join(tuned.report.recommendation.dropped)
     assert "no XLA kernel" in dropped
     assert "jit_compile" not in settings(tuned.chain)
-    assert any("remat True" in line for line in tune.told.lines)
+    assert "remat True" in capsys.readouterr().out
     assert settings(tuned.chain)["batch_size"] < 200
 
 
@@ -255,10 +247,10 @@ def test_a_batch_that_loses_accuracy_is_tried_with_another_rate(tune, machine, g
     assert "as fast" in tuned.report.recommendation.brought
 
 
-def test_who_measures_the_winner_next_gets_it_unconfirmed(tune, machine):
+def test_who_measures_the_winner_next_gets_it_unconfirmed(tune, machine, capsys):
     tuned = tune(confirm=False, seeds=1)
     assert settings(tuned.chain)["batch_size"] == 400
-    assert not any("confirming" in line for line in tune.told.lines)
+    assert "confirming" not in capsys.readouterr().out
     assert "not confirmed" in tuned.report.recommendation.brought
     assert any(each.startswith("batch_size 80 0.") for each in tuned.slower)
 
@@ -275,7 +267,7 @@ def test_a_batch_that_loses_accuracy_is_left_for_a_smaller_one(tune, machine):
 
 
 @pytest.mark.parametrize("why", ["asked", "no test data", "no time"])
-def test_only_what_trains_the_same_weights(tune, machine, why):
+def test_only_what_trains_the_same_weights(tune, machine, why, capsys):
     if why == "no test data":
         machine.seen = replace(SEEN, tested=False)
     if why == "no time":
@@ -284,7 +276,7 @@ def test_only_what_trains_the_same_weights(tune, machine, why):
     assert tuned.chain.parts
     assert is_exact(tuned.chain)
     assert "training" not in machine.kinds()
-    told = [line for line in tune.told.lines if "seeds=0" in line]
+    told = [line for line in capsys.readouterr().out.splitlines() if "seeds=0" in line]
     assert len(told) == (why != "asked")
     if why != "asked":
         tuned = tune(seeds=0)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.files import write_atomically
 from tfopt.measure.assemble import FoundSoFar, assemble, chosen
 from tfopt.measure.blocks import BlockStore, Span
 from tfopt.measure.comparability import must_stay
@@ -222,7 +223,7 @@ class _Session:
     def _publish_round(self) -> None:
         report = self.report(complete=False)
         if report is not None:
-            self.watcher.round_ended(report)
+            write_atomically(self.folder / "bench.json", report.to_json())
 
     def _study(self, each: Rehearsed, done: int = 0, variants: int = 1) -> None:
         if not self.experiment.studies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tfopt.errors import UserError, require_count, require_switch
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.measure.blocks import QUICK, Span
+from tfopt.measure.display import BenchDisplay
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rebatched import reference_of
 from tfopt.measure.rounds import Budget
@@ -28,7 +30,7 @@ def measure(
     whole: bool = True,
     quick: bool = True,
     ablate: bool = False,
-    watcher: Watcher | None = None,
+    verbose: bool = True,
 ) -> Report:
     """Measure a job as it is and under each prefix of a chain, and return the report.
 
@@ -53,9 +55,14 @@ def measure(
         quick: Blocks of a second. False measures longer ones, in more rounds until the intervals
             are narrow, and looks where the time goes.
         ablate: Measure the chain without each link, in place of its prefixes.
-        watcher: Told what is done and found.
+        verbose: Show what is measured now, the time left, and what was found.
     """
-    for name, value in {"whole": whole, "quick": quick, "ablate": ablate}.items():
+    for name, value in {
+        "whole": whole,
+        "quick": quick,
+        "ablate": ablate,
+        "verbose": verbose,
+    }.items():
         require_switch(name, value)
     require_count("rounds", rounds, minimum=2)
     parts = parts_of(chain)
@@ -79,9 +86,10 @@ def measure(
         seeds=rounds,
         whole=whole,
     )
-    with TemporaryDirectory(prefix="tfopt-") as folder:
+    display = BenchDisplay() if verbose else nullcontext(Watcher())
+    with TemporaryDirectory(prefix="tfopt-") as folder, display as watcher:
         try:
-            return Report(carry_out(experiment, Path(folder), watcher or Watcher()))
+            return Report(carry_out(experiment, Path(folder), watcher))
         except Interrupted as stop:
             if stop.report is None:
                 raise KeyboardInterrupt from None

@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -24,6 +24,7 @@ from tfopt.job.job import Chain, Job
 from tfopt.measure.blocks import BlockStore
 from tfopt.measure.ceilings import cache_path
 from tfopt.measure.comparability import must_stay
+from tfopt.measure.display import SearchDisplay
 from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, read_provenance
@@ -52,6 +53,7 @@ from tfopt.measure.tuned import (
     Tuned,
 )
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import SearchWatcher
 from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison
 from tfopt.report.training import Figures
@@ -72,16 +74,6 @@ _START_S = 2.0  # of a whole training, beside the training
 _RESERVE = 0.6  # of the budget, at most, for what follows the races
 
 
-class Watcher:
-    """A listener to the search, which does nothing unless a method is replaced."""
-
-    def doing(self, what: str, candidate: str, left_s: float) -> None:
-        """Handle the start of a trial; ``left_s`` is what is left of the budget."""
-
-    def found(self, line: str) -> None:
-        """Handle a finding, in one line."""
-
-
 def tune(
     job: str | Callable[..., Job],
     *,
@@ -95,7 +87,7 @@ def tune(
     tolerance_points: float = TOLERANCE_POINTS,
     anew: bool = False,
     folder: str | Path | None = None,
-    watcher: Watcher | None = None,
+    verbose: bool = True,
 ) -> Tuned:
     """Find the chain that trains a job fastest on this machine.
 
@@ -129,34 +121,36 @@ def tune(
         tolerance_points: A loss of test accuracy that counts as none, in hundredths.
         anew: Measure again what the cache has.
         folder: Where to keep what was measured, instead of the user's cache.
-        watcher: Told what is done and found.
+        verbose: Show each trial, what was found, and what is left of the budget.
     """
     _require(objective, budget_s, exact, seeds, tolerance_points)
-    search = _Search(
-        job=reference_of(job, "tune"),
-        arguments=plain_arguments(arguments),
-        objective=objective,
-        budget_s=float(budget_s),
-        seeds=seeds,
-        tolerance_points=tolerance_points,
-        confirms=confirm,
-        watcher=watcher or Watcher(),
-    )
     require_switch("confirm", confirm)
-    search.open(None if folder is None else Path(folder), anew=anew)
-    search.look(space, exact=exact)
-    try:
-        search.race_all()
-        search.confirm()
-    except KeyboardInterrupt:
-        search.stopped = INTERRUPTED
-    return search.result()
+    require_switch("verbose", verbose)
+    with SearchDisplay() if verbose else nullcontext(SearchWatcher()) as watcher:
+        search = _Search(
+            job=reference_of(job, "tune"),
+            arguments=plain_arguments(arguments),
+            objective=objective,
+            budget_s=float(budget_s),
+            seeds=seeds,
+            tolerance_points=tolerance_points,
+            confirms=confirm,
+            watcher=watcher,
+        )
+        search.open(None if folder is None else Path(folder), anew=anew)
+        search.look(space, exact=exact)
+        try:
+            search.race_all()
+            search.confirm()
+        except KeyboardInterrupt:
+            search.stopped = INTERRUPTED
+        return search.result()
 
 
 @dataclass(eq=False, kw_only=True)
 class _Search(Found):
     confirms: bool
-    watcher: Watcher
+    watcher: SearchWatcher
     target: float | None = field(init=False, default=None)
     round: int = field(init=False, default=0)
     took_s: list[float] = field(init=False, default_factory=list)

@@ -1,4 +1,4 @@
-"""Listen to an experiment: what it does now, what it has found."""
+"""Listen to an experiment or a search: what it does now, what it has found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfopt.measure.rehearsal import Rehearsed
-    from tfopt.report.bench_report import BenchReport
     from tfopt.report.block import Block
     from tfopt.report.training import Figures
 
@@ -35,5 +34,12 @@ class Watcher:
     def left_out(self, variant: str, reason: str) -> None:
         """Handle a variant that cannot be measured, or not any more."""
 
-    def round_ended(self, report: BenchReport) -> None:
-        """Handle a complete round."""
+
+class SearchWatcher:
+    """A listener to a search, which does nothing unless a method is replaced."""
+
+    def doing(self, what: str, candidate: str, left_s: float) -> None:
+        """Handle the start of a trial; ``left_s`` is what is left of the budget."""
+
+    def found(self, line: str) -> None:
+        """Handle a finding, in one line."""
