@@ -414,7 +414,7 @@ def test_a_wrong_setting_is_refused_when_it_is_made(settings, words):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"buffer": 1}, {"threads": -1}, {"autoshard": "auto"}, {"slack": 1}],
+    [{"buffer": 1}, {"threads": -1}, {"autoshard": "files"}, {"slack": 1}],
 )
 def test_a_wrong_option_is_refused(setting):
     with pytest.raises(UserError, match=next(iter(setting))):

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -82,6 +83,83 @@ def test_each_row_comes_once_an_epoch_in_an_order_that_follows_from_the_seed(par
     assert x["half"].dtype == tf.float32
     assert x["name"].numpy()[:2].tolist() == [b"n0", b"n1"]
     assert (y.numpy() == np.arange(64) % 3).all()
+
+
+@pytest.fixture
+def of_two_workers(monkeypatch):
+    """Return a function that makes the pipeline of each of two workers."""
+
+    def pipelines(source, **settings):
+        made = []
+        for index in range(2):
+            cluster = {"worker": ["host0:2222", "host1:2222"]}
+            task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+            monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+            made.append(tfopt.pipeline(source, batch_size=64, **settings))
+        return made
+
+    return pipelines
+
+
+def policy(dataset):
+    return dataset.options().experimental_distribute.auto_shard_policy.name
+
+
+def test_workers_read_files_row_groups_and_partitions_of_their_own(
+    of_two_workers, parquet, tmp_path
+):
+    import dask.array
+    import dask.dataframe
+
+    for part in range(4):
+        records(tmp_path / f"{part}.tfrecord", range(250 * part, 250 * part + 250))
+    frames = dask.dataframe.from_pandas(frame(), npartitions=6)
+    numbers = dask.array.arange(ROWS, chunks=90)
+    for source, cache in (
+        (Parquet(parquet, label="y", features="id"), None),
+        (Parquet(parquet, features="id", filter=(("id", ">=", 0),)), "memory"),
+        (TFRecord(tmp_path, features="id"), "memory"),
+        (Dask(frames, features="id"), None),
+        (DaskArrays(numbers), None),
+    ):
+        shares = of_two_workers(source, cache=cache)
+        assert [policy(each) for each in shares] == ["OFF", "OFF"]
+        first, second = ([seen(each) for _ in range(2)] for each in shares)
+        for epoch in range(2):
+            assert sorted([*first[epoch], *second[epoch]]) == list(range(ROWS)), source
+        assert min(len(first[0]), len(second[0])) > 0.4 * ROWS
+        # The same in each epoch, in another order.
+        assert sorted(first[0]) == sorted(first[1])
+        assert first[0] != first[1]
+
+
+def seen(dataset):
+    batches = (batch[0] if isinstance(batch, tuple) else batch for batch in dataset)
+    return np.concatenate(list(batches)).ravel().tolist()
+
+
+def test_workers_take_parts_of_each_batch_where_the_order_counts_or_shares_would_be_uneven(
+    of_two_workers, parquet, tmp_path
+):
+    source = Parquet(parquet, features="id")
+    of_batches = tfopt.data.PipelineOptions(autoshard="data")
+    records(tmp_path / "large.tfrecord", range(100))
+    records(tmp_path / "small.tfrecord", range(100, 110))
+    for each in (
+        *of_two_workers(source, shuffle=False),
+        *of_two_workers(source, options=of_batches),
+        *of_two_workers(TFRecord(tmp_path, features="id")),
+        *of_two_workers(ArrowTable(pa.table({"id": np.arange(1000)}), features="id")),
+    ):
+        assert policy(each) == "DATA"
+        assert len(seen(each)) in (110, ROWS)
+
+
+def test_a_cache_on_disk_is_each_workers_own(of_two_workers, parquet, tmp_path):
+    source = Parquet(parquet, features="id")
+    for _ in range(2):
+        shares = of_two_workers(source, cache=f"file:{tmp_path}/cache")
+        assert sorted(seen(shares[0]) + seen(shares[1])) == list(range(ROWS))
 
 
 def test_a_cache_on_disk_is_not_that_of_another_source(parquet, tmp_path):
@@ -284,7 +362,9 @@ def records(path, numbers, compression=""):
             feature = {
                 "id": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
                 "v": tf.train.Feature(float_list=tf.train.FloatList(value=[number, number / 2])),
-                "photo": tf.train.Feature(bytes_list=tf.train.BytesList(value=[picture(number)])),
+                "photo": tf.train.Feature(
+                    bytes_list=tf.train.BytesList(value=[picture(number % 256)])
+                ),
             }
             example = tf.train.Example(features=tf.train.Features(feature=feature))
             writer.write(example.SerializeToString())
@@ -334,7 +414,7 @@ def test_hugging_face_data_on_disk(tmp_path):
         HuggingFace(tmp_path).count()
 
 
-def test_a_prepared_data_set_of_tfds(tmp_path):
+def test_a_prepared_data_set_of_tfds(tmp_path, of_two_workers):
     testing = pytest.importorskip("tensorflow_datasets").testing
     builder = testing.DummyDatasetSharedGenerator(data_dir=tmp_path)
     builder.download_and_prepare()
@@ -346,6 +426,10 @@ def test_a_prepared_data_set_of_tfds(tmp_path):
     assert int(data.cardinality()) == 3
     again = tfopt.pipeline(folder, batch_size=8)
     assert [np.concatenate([x for x, _ in again]).tolist() for _ in range(2)] == epochs
+    shares = of_two_workers(TFDS(folder, features=("x",)))
+    assert sorted(x for each in shares for batch in each for x in batch["x"].numpy()) == [
+        *range(20)
+    ]
     part = TFDS(folder, split="test[:50%]", features=("x",))
     (five,) = [x["x"].tolist() for x in part]
     assert len(five) == 5

@@ -25,7 +25,7 @@ from tfopt.data.signature import (
     standardised,
     tuples_for_lists,
 )
-from tfopt.data.sources.source import Source
+from tfopt.data.sources.source import WHOLE, Share, Source
 from tfopt.data.stages import examples_batched
 from tfopt.errors import UserError
 
@@ -56,6 +56,8 @@ class Batches:
     notes: tuple[str, ...] = ()
     rows: int | None = None
     """How many examples, where the source says so."""
+    most_rows: int | None = None
+    """How many examples at most, where it says no more."""
     size: int | None = None
     """Examples a batch, where they were asked for."""
     origin: str = "not looked at"
@@ -165,19 +167,28 @@ def source_batches(
     buffer: int = 10_000,
     drop_remainder: bool = False,
     whole: bool = True,
+    share: Share = WHOLE,
 ) -> Batches:
-    """Return a source of files or tables as batches of a size, of known length.
+    """Return a source of files or tables as batches of a size, of known length if it is whole.
 
     ``whole=False`` is for one that others read in parts, each of which knows no length.
     """
     import tensorflow as tf
 
     dataset = source.batches(
-        batch_size, shuffle=shuffle, buffer=buffer, seed=seed, drop_remainder=drop_remainder
+        batch_size,
+        shuffle=shuffle,
+        buffer=buffer,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        share=share,
     )
     rows = source.count()
     if rows == 0:
         raise yields_nothing(type(source).__name__)
+    if share.count > 1:
+        origin = f"{source.fingerprint()} {share}"
+        return Batches(dataset, UNKNOWN, "source", most_rows=rows, size=batch_size, origin=origin)
     count = rows // batch_size if drop_remainder else math.ceil(rows / batch_size)
     if whole:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))

@@ -31,10 +31,10 @@ from tfopt.data.fit_data import (
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.service import served
-from tfopt.data.sources.source import Source
+from tfopt.data.sources.source import WHOLE, Share, Source
 from tfopt.data.sources.table import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cluster_place import place_in_cluster, usable_cores
 
 
 def build(
@@ -87,7 +87,7 @@ def build(
             ahead = tf.data.AUTOTUNE if plan.prefetch == "auto" else plan.prefetch
             dataset = dataset.prefetch(ahead)
             flow.notes.append("prefetched" if plan.prefetch == "auto" else f"prefetched by {ahead}")
-        dataset = dataset.with_options(_options(plan))
+        dataset = dataset.with_options(_options(plan, own_share=flow.share.count > 1))
     if plan.device is not None:
         dataset, note = _ahead_on_device(dataset, plan.device, replicas)
         flow.notes.append(note)
@@ -99,12 +99,16 @@ class _Flow:
     plan: Plan
     seed: int
     notes: list[str] = field(default_factory=list)
+    share: Share = WHOLE
 
     def of_source(self, source: Source) -> Batches:
         """Return the batches of files or tables, shuffled as they are read unless cached."""
         plan = self.plan
         shuffle = plan.shuffle is not False and plan.cache is None and plan.service is None
+        self.share = self._share_of(source)
         self.notes.append(f"read from {type(source).__name__}")
+        if self.share.count > 1:
+            self.notes.append("this worker's share of its files, row groups or partitions")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
         return source_batches(
@@ -115,7 +119,20 @@ class _Flow:
             buffer=plan.options.buffer,
             drop_remainder=plan.options.drop_remainder and plan.map is None,
             whole=plan.service is None,
+            share=self.share,
         )
+
+    def _share_of(self, source: Source) -> Share:
+        """Return what this worker reads: its share of the parts where the order is free."""
+        plan, place = self.plan, place_in_cluster()
+        ordered = plan.shuffle is False or plan.service is not None
+        if place is None or "ps" in place.cluster or ordered or plan.options.autoshard != "auto":
+            return WHOLE
+        if place.kind not in ("chief", "worker") or place.workers < 2:
+            return WHOLE
+        if not source.can_share(place.workers):
+            return WHOLE
+        return Share(place.rank, place.workers)
 
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
         import tensorflow as tf
@@ -227,7 +244,9 @@ class _Flow:
 
     def example_counts(self, source: Batches) -> tuple[int | None, int | None]:
         """Return how many examples there are for certain, and how many at most."""
-        given, bound = self.plan.examples, None
+        given, bound = self.plan.examples, source.most_rows
+        if self.share.count > 1:
+            given = None  # it is that of all workers
         if source.count > 0 and (self.plan.cache is not None or source.static_batch):
             bound = source.count * source.batch_size
         certain = source.examples
@@ -309,6 +328,8 @@ class _Flow:
         if path is None:
             dataset, note = cached_in_memory(dataset, size)
         else:
+            if self.share.count > 1:
+                path = path.with_name(f"{path.name}-of-worker-{self.share.index}")
             origin = made_from(self.plan, source, dataset, unit)
             dataset, note = cached_in_file(dataset, path, size, origin)
         self.notes.append(note)
@@ -352,13 +373,15 @@ def _require_count_agrees(plan: Plan, count: int) -> None:
         )
 
 
-def _options(plan: Plan) -> Any:
+def _options(plan: Plan, *, own_share: bool) -> Any:
     import tensorflow as tf
 
     options = tf.data.Options()
     options.deterministic = plan.deterministic
-    policy = tf.data.experimental.AutoShardPolicy[plan.options.autoshard.upper()]
-    options.experimental_distribute.auto_shard_policy = policy
+    asked = plan.options.autoshard
+    policy = ("off" if own_share else "data") if asked == "auto" else asked
+    policies = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = policies[policy.upper()]
     if plan.options.threads:
         options.threading.private_threadpool_size = plan.options.threads
     # The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may

@@ -67,6 +67,30 @@ class Batches:
         left = iter(leaves)
         return tree.map_structure(lambda v: None if v is None else next(left), self.all[0])
 
+    def kinds(self) -> list[Any]:
+        """Return shape and type of each array of all batches."""
+        leaves = (leaf for n in range(len(self.all)) for leaf in self.leaves(n))
+        return [[list(leaf.shape), leaf.dtype.name] for leaf in leaves]
+
+    def of_the_chief(self, strategy: Any, kinds: list[Any], is_chief: bool) -> Batches:
+        """Return the chief's batches, whose arrays are of these kinds, on each of the workers."""
+        mine = [leaf for n in range(len(self.all)) for leaf in self.leaves(n)]
+        if not is_chief:
+            mine = [np.zeros(shape, kind) for shape, kind in kinds]
+        # All-reduce takes few types of integers.
+        sent = [each if each.dtype.kind == "f" else each.astype("int64") for each in mine]
+
+        def received() -> Any:
+            context = tf.distribute.get_replica_context()
+            sends = is_chief and tf.equal(context.replica_id_in_sync_group, 0)
+            parts = [tf.where(sends, each, tf.zeros_like(each)) for each in sent]
+            return context.all_reduce("sum", parts)
+
+        sums = strategy.run(tf.function(received, autograph=False))
+        first = (strategy.experimental_local_results(each)[0].numpy() for each in sums)
+        whole = (value.astype(kind) for value, (_, kind) in zip(first, kinds, strict=True))
+        return Batches([self.pack(whole) for _ in self.all], self.is_fixed)
+
     def digest(self) -> str:
         """Return a text that is the same for the same batches."""
         content = hashlib.sha256()

@@ -181,13 +181,32 @@ def _read(model: DistributedModel, arguments: dict[str, Any]) -> Batches | Verdi
         reason = str(error)
     exchange = exchange_of(model.strategy)
     if exchange is not None:
-        known = reason if found is None else found.digest()
-        facts = exchange.gather({"call": "the proof before fit()", "known": known})
-        if len({each["known"] for each in facts.values()}) > 1:
-            reason = "each worker has data of its own, and none has the whole batch"
+        known = {"reason": reason} if found is None else {"digest": found.digest()}
+        kinds = None if found is None else found.kinds()
+        facts = exchange.gather({"call": "the proof before fit()", "known": known, "kinds": kinds})
+        told = list(facts.values())
+        if any(each["known"] != told[0]["known"] for each in told):
+            # Each worker has data of its own, and all prove with the chief's.
+            reason = _why_not_shared(told)
+            if found is not None and not reason:
+                place = exchange.place
+                found = found.of_the_chief(model.strategy, told[0]["kinds"], place.is_chief)
     if found is None or reason:
         return Verdict("inconclusive", reasons=[reason], is_rest_equal=False)
     return found
+
+
+def _why_not_shared(told: list[dict[str, Any]]) -> str:
+    """Return why the chief's batches cannot be all workers'; nothing where they can."""
+    for each in told:
+        if each["kinds"] is None:
+            return str(each["known"]["reason"])
+        kinds = [kind for _, kind in each["kinds"]]
+        if kinds != [kind for _, kind in told[0]["kinds"]]:
+            return "each worker has data of its own, of another type"
+        if any(np.dtype(kind).kind not in "fiub" for kind in kinds):
+            return "each worker has data of its own, of a type that is not exchanged"
+    return ""
 
 
 def _of_all_workers(model: DistributedModel, verdict: Verdict) -> Verdict:

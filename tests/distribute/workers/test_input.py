@@ -74,6 +74,18 @@ CODE = """
     mine = numbered(100 * rank, 100 * rank + 11 + 4 * rank).shuffle(100).batch(8)
     seen("own", mine.with_options(off))
 
+    with tfopt.distribute(logical_cpus=2):
+        proven = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        proven.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    proven.fit(mine.map(lambda x: (x, x)).with_options(off), verbose=0, shuffle=False)
+
+    import pyarrow.parquet
+    rows = pyarrow.array(np.arange(26, dtype="float32"))
+    rows = pyarrow.FixedSizeListArray.from_arrays(rows, 1)
+    file = f"{folder}/{rank}.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"x": rows}), file, row_group_size=5)
+    seen("parquet", tfopt.pipeline(tfopt.data.Parquet(file, features="x"), batch_size=8))
+
     names = [f"{folder}/{n}.rec" for n in range(3)]
     if rank == 0:
         for n, name in enumerate(names):
@@ -120,6 +132,7 @@ SEEN = {
         ("arrays", "shuffled", "dataset", "py_dataset", "threads", "endless", "table"), ALL
     ),
     "own": [*range(11), *range(100, 115)],
+    "parquet": list(range(26)),
     "files": IN_FILES,
     "listed": IN_FILES,
     "one_file": list(range(7)),
@@ -132,9 +145,11 @@ def test_each_example_is_seen_once_in_each_epoch(workers):
     for name, expected in SEEN.items():
         for first, second in zip(*(each.said[name] for each in ended), strict=True):
             assert sorted(first + second) == expected, name
-    # Files are read by one worker each.
+    # Files and row groups are read by one worker each.
+    assert ended[1].said["parquet"][0] == [*range(5, 10), *range(15, 20), 25]
     assert ended[1].said["files"][0] == list(range(10, 17))
     for each in ended:
+        assert "equal: 2 steps on 4 replicas" in each.err  # of the chief's own data
         # No iterator waits for the autotuner unless it was asked for.
         assert each.said["by_tensorflow"] == [None]
         assert each.said["mended"] == [[False], [True]]

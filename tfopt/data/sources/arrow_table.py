@@ -33,7 +33,7 @@ class ArrowTable(Table):
         return range(0, self._table.num_rows, MOST_ROWS)
 
     def split_bytes(self, split: int) -> int | None:
-        return int(self._table.nbytes * MOST_ROWS // max(self._table.num_rows, 1))
+        return int(self._table.slice(split, MOST_ROWS).nbytes)
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         rows = self._table.select(list(columns))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.data.sources.columns import Array
-from tfopt.data.sources.source import Source, needs
+from tfopt.data.sources.source import WHOLE, Share, Source, are_even, needs
 from tfopt.data.sources.table import Table, shuffled_blocks, streamed
 from tfopt.errors import UserError, first_line, require_count
 
@@ -110,14 +110,25 @@ class DaskArrays(Source):
     def _parts(self, which: int) -> Sequence[Any]:
         return list(self._arrays[which].to_delayed().ravel())
 
+    def can_share(self, count: int) -> bool:
+        return are_even([1] * len(self._parts(0)), count)
+
     def batches(
-        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        buffer: int,
+        seed: int,
+        drop_remainder: bool,
+        share: Share = WHOLE,
     ) -> Any:
         import tensorflow as tf
 
         arrays = self._arrays
         signature = tuple(tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in arrays)
-        parts = list(enumerate(zip(*map(self._parts, range(len(arrays))), strict=True)))
+        every = zip(*map(self._parts, range(len(arrays))), strict=True)
+        parts = share.of(list(enumerate(every)))
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
             visited = parts if order is None else [parts[i] for i in order.permutation(len(parts))]

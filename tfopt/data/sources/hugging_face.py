@@ -49,7 +49,8 @@ class HuggingFace(Table):
         return f"{self!r} {self._rows._fingerprint}"
 
     def split_bytes(self, split: int) -> int | None:
-        return int(self._rows.data.nbytes * _ROWS // max(len(self._rows), 1))
+        rows = min(_ROWS, len(self._rows) - split)
+        return int(self._rows.data.nbytes * rows // len(self._rows))
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         rows = self._rows.select_columns(list(columns)).with_format("arrow")

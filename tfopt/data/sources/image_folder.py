@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.data.class_folders import class_folders
-from tfopt.data.sources.source import Source
+from tfopt.data.sources.source import WHOLE, Share, Source
 from tfopt.errors import UserError, first_line, require_count
 
 
@@ -54,7 +54,14 @@ class ImageFolder(Source):
         return list(self._read(shuffle=False, seed=0).file_paths)
 
     def batches(
-        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        buffer: int,
+        seed: int,
+        drop_remainder: bool,
+        share: Share = WHOLE,
     ) -> Any:
         images = self._read(shuffle=shuffle, seed=seed)
         return images.batch(batch_size, drop_remainder=drop_remainder)

@@ -19,7 +19,7 @@ from tfopt.data.sources.columns import (
     layout,
     valid_rows,
 )
-from tfopt.data.sources.source import Source
+from tfopt.data.sources.source import WHOLE, Share, Source, are_even
 from tfopt.errors import UserError, hashable, require_switch
 from tfopt.job.cluster_place import usable_cores
 from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
@@ -101,12 +101,22 @@ class Table(Source):
         """Return what of the columns becomes x, y and sample_weight."""
         return layout(self.schema(), self)
 
+    def can_share(self, count: int) -> bool:
+        return are_even([self.split_bytes(each) or 1 for each in self.splits()], count)
+
     def batches(
-        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        buffer: int,
+        seed: int,
+        drop_remainder: bool,
+        share: Share = WHOLE,
     ) -> Any:
 
         plan = self.layout()
-        splits = list(self.splits())
+        splits = share.of(list(self.splits()))
         spec = {name: rule.spec for name, rule in plan.rules.items()}
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.source import Source
+from tfopt.data.sources.source import WHOLE, Share, Source
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
@@ -56,8 +56,18 @@ class TFDS(Source):
                 received=repr(self.split),
             ) from error
 
+    def can_share(self, count: int) -> bool:
+        return self.count() >= count  # it can be cut anywhere
+
     def batches(
-        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        buffer: int,
+        seed: int,
+        drop_remainder: bool,
+        share: Share = WHOLE,
     ) -> Any:
         import tensorflow_datasets as tfds
 
@@ -65,7 +75,9 @@ class TFDS(Source):
         builder = self._builder()
         read = tfds.ReadConfig(shuffle_seed=seed, shuffle_reshuffle_each_iteration=True)
         examples = builder.as_dataset(
-            split=self.split, shuffle_files=shuffle, read_config=read
+            split=tfds.even_splits(self.split, share.count)[share.index],
+            shuffle_files=shuffle,
+            read_config=read,
         ).map(self._arranged(builder.info), num_parallel_calls=usable_cores())
         if shuffle:
             examples = examples.shuffle(buffer, seed=seed + 1, reshuffle_each_iteration=True)

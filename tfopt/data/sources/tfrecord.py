@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.columns import decode_image
-from tfopt.data.sources.source import Source
+from tfopt.data.sources.source import WHOLE, Share, Source, are_even
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
@@ -78,12 +78,23 @@ class TFRecord(Source):
         except tf.errors.DataLossError as error:
             raise self._broken() from error
 
+    def can_share(self, count: int) -> bool:
+        known = [os.path.getsize(each) for each in self.files() if os.path.exists(each)]
+        return are_even(known, count)
+
     def batches(
-        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        buffer: int,
+        seed: int,
+        drop_remainder: bool,
+        share: Share = WHOLE,
     ) -> Any:
         import tensorflow as tf
 
-        files = self.files()
+        files = share.of(self.files())
         spec = self.first_spec()
         names = self._names(spec)
         compression = self._compression()

@@ -19,13 +19,14 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import AbstractContextManager
+from copy import copy
 from typing import Any
 
 from tfopt.compress.hooks import replaced
 from tfopt.distribute import watched as doing
 from tfopt.distribute.agreement import Exchange
 from tfopt.distribute.facts import CONTENT, content_of_batches, content_of_dataset
-from tfopt.distribute.shards import shared_out
+from tfopt.distribute.shards import reads_python, shared_out
 from tfopt.job.cluster_place import exchange_of
 
 _log = logging.getLogger("tfopt")
@@ -98,7 +99,8 @@ def _with_first_batches(adapter: Any) -> tuple[Any, list[Any]]:
 
 def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
     """Warn of what each worker takes whole, where all have the same."""
-    content = content_of_dataset(dataset)
+    # What Python reads is not seen, and a source of tfopt's is shared out already.
+    content = None if reads_python(dataset) else content_of_dataset(dataset)
     told = exchange.gather({"call": "the same input", "content": content}).values()
     if content is not None and all(each["content"] == content for each in told):
         warnings.warn(
@@ -128,19 +130,11 @@ def _from_function() -> Any:
 
 
 def _end_with_the_data(epochs: Any) -> None:
-    epochs.data_adapter = _UnknownLength(epochs.data_adapter)
+    # The same adapter, but it does not say how many batches it has.
+    adapter = copy(epochs.data_adapter)
+    kind = type(adapter)
+    adapter.__class__ = type(kind.__name__, (kind,), {"num_batches": None})
+    epochs.data_adapter = adapter
     epochs._num_batches = None
     # Keras would warn that the data ran out before what it takes for an epoch.
     epochs._interrupted_warning = lambda: None
-
-
-class _UnknownLength:
-    """A data adapter of Keras's that does not say how many batches it has."""
-
-    num_batches = None
-
-    def __init__(self, adapter: Any) -> None:
-        self._adapter = adapter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._adapter, name)
