@@ -18,7 +18,17 @@ CODE = """
         pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
         return pairs.shuffle(48, seed=3).batch(8)
 
-    def fit(epochs, where=None, data=None, **asked):
+    class Stop(keras.callbacks.Callback):
+        def __init__(self, step):
+            super().__init__()
+            self.left = step
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+    def fit(epochs, where=None, data=None, stop=None, **asked):
         with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=30):
             keras.utils.set_random_seed(7)
             middle = [keras.layers.Dropout(0.3), keras.layers.BatchNormalization()]
@@ -26,9 +36,9 @@ CODE = """
             model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
         np.random.seed(rank)  # of its own
         resuming = [] if where is None else [tfopt.resume(where, **{"every_steps": 1, **asked})]
-        history = model.fit(
-            data or dataset(), epochs=epochs, verbose=0, shuffle=False, callbacks=resuming
-        )
+        calls = resuming if stop is None else [*resuming, Stop(stop)]
+        data = dataset() if data is None else data
+        history = model.fit(data, epochs=epochs, verbose=0, shuffle=False, callbacks=calls)
         weights = [v.numpy().ravel().tolist() for v in [*model.variables, *model.optimizer.variables]]
         return weights, history.history
 
@@ -49,6 +59,23 @@ CODE = """
         off=[float(np.abs(np.subtract(a, b)).max()) for a, b in zip(weights, undisturbed)],
         same_history=after == history,
         own_random=float(np.random.uniform()) == drawn,
+    )
+
+    # Of a file each worker reads its own row groups, five of 48 rows: in the middle of an epoch.
+    import pyarrow as pa, pyarrow.parquet
+    column = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 6)
+    table = pa.table({"x": column, "y": x[:, 0]})
+    pa.parquet.write_table(table, f"{folder}/{rank}.parquet", row_group_size=10)
+    source = tfopt.data.Parquet(f"{folder}/{rank}.parquet", features="x", label="y")
+    weights, _ = fit(3, data=tfopt.pipeline(source, batch_size=8))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try: fit(3, f"{folder}/rows", tfopt.pipeline(source, batch_size=8), stop=10)
+        except KeyboardInterrupt: pass
+        again, _ = fit(3, f"{folder}/rows", tfopt.pipeline(source, batch_size=8))
+    say(
+        rows_off=[float(np.abs(np.subtract(a, b)).max()) for a, b in zip(again, weights)],
+        rows_told=[str(each.message) for each in caught if "examples" in str(each.message)],
     )
 
     try: fit(1, f"{folder}/of{rank}")
@@ -78,6 +105,8 @@ def test_parts_of_several_workers(workers):
         assert len(said["unusable"]) == 1
         assert "worker 1: arrays.bin has 9 of" in said["unusable"][0]
         assert all(each == 0 for each in said["off"])
+        assert all(each == 0 for each in said["rows_off"])
+        assert said["rows_told"] == []
         assert said["same_history"]
         assert said["own_random"]
         assert "worker 1 does not see the checkpoints of worker 0" in said["not_shared"]
