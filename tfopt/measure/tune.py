@@ -61,7 +61,7 @@ from tfopt.train.memory_message import is_lack_of_memory
 
 T = TypeVar("T")
 
-_ROUNDS = 2  # of a race
+_ROUNDS = 2  # of a race, where there is time for so many of each
 _TRIES = 3
 _SWEEPS = 2
 _BEHIND = 1.1  # of the fastest's time, each at its best: out, and not tried again later
@@ -240,14 +240,17 @@ class _Search(Found):
 
     def race_all(self) -> None:
         """Race every setting by itself, then once more those that were near."""
+        axes = [axis for axis in race_order(self.seen) if len(self.space[axis]) > 1]
+        trials = sum(len(self.space[axis]) for axis in axes)
+        # Rather each setting once than the first ones twice: the fresh rounds decide at the end.
+        rounds = _ROUNDS if self._in_time() >= _ROUNDS * trials else 1
         for again in range(_SWEEPS):
-            for axis in race_order(self.seen):
-                if len(self.space[axis]) > 1:
-                    self._race(axis, again=bool(again))
+            for axis in axes:
+                self._race(axis, rounds, again=bool(again))
                 if self.stopped:
                     return
 
-    def _race(self, axis: str, *, again: bool) -> None:
+    def _race(self, axis: str, rounds: int, *, again: bool) -> None:
         """Race the values of one setting, as many as there is time for."""
         settings = variants_of(self.best.setting, axis, self._values(axis), self.seen)
         alive = [each for each in map(self._candidate, settings) if not each.out]
@@ -256,19 +259,23 @@ class _Search(Found):
             if all(each.values for each in alive):
                 return
         first = self.round
-        for number in range(_ROUNDS):
+        for number in range(rounds):
             raced = alive[: self._affordable(len(alive))]
             if len(raced) < 2:
                 break
             self._one_round(raced, f"{axis}, round {number + 1}")
             tried = [*raced, *self._with_remat(axis, raced)]
-            alive = self._near(tried, first, last=number + 1 == _ROUNDS)
+            alive = self._near(tried, first, last=number + 1 == rounds)
         if self.round > first:
             self._rank(axis, [each for each in alive if not each.out], first)
 
+    def _in_time(self) -> int:
+        """Return for how many trials there is time before the confirmation."""
+        return max(int((self.left_s - self._reserve_s()) / self._pace_s()), 0)
+
     def _affordable(self, trials: int) -> int:
         """Return for how many of these trials there is time."""
-        found = max(int((self.left_s - self._reserve_s()) / self._pace_s()), 0)
+        found = self._in_time()
         if trials > 1 and found < trials:
             self.stopped = f"the budget of {self.budget_s:g} s was over"
         return min(found, trials)

@@ -39,7 +39,7 @@ LEAST_S = 20.0  # of a budget
 INTERRUPTED = "it was interrupted"
 # A trial is short: what it cannot tell, the fresh rounds at the end can.
 SPAN = Span(windows=10, window_ms=50.0, warm_up_s=0.3)
-FRESH = Budget(3, 8, 0.02)  # rounds at the end
+FRESH = Budget(3, 16, 0.02)  # rounds at the end, for as long as the budget lasts
 
 
 @dataclass(eq=False)
