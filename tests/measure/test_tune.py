@@ -188,6 +188,22 @@ def test_of_equal_candidates_none_is_called_faster(machine, tmp_path):
     assert sum(bool(parts) for parts in chosen) <= 1
 
 
+def test_what_makes_large_batches_slower_is_tried_on_small_ones_too(tune, machine, monkeypatch):
+    plain = machine.step_ms
+
+    def step_ms(asked):
+        # The same step, by XLA a third of the time where it is small.
+        by_xla = 0.3 if asked.get("batch_size", 32) == 32 else 1.5
+        return plain(asked) * (by_xla if asked.get("jit_compile") else 1)
+
+    machine.shares = {}
+    machine.step_ms = step_ms
+    tuned = tune(space={"precision": [], "input": []})
+    assert settings(tuned.chain).get("jit_compile")
+    assert "batch_size" not in settings(tuned.chain)
+    assert is_exact(tuned.chain)
+
+
 def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machine, capsys):
     def failing(asked):
         if asked.get("jit_compile"):

@@ -239,25 +239,46 @@ class _Search(Found):
     # The races.
 
     def race_all(self) -> None:
-        """Race every setting by itself, then once more those that were near."""
+        """Race every setting by itself; with time left, once more in batches of the job's size.
+
+        What a larger batch makes slower, XLA for instance, may make small ones the fastest.
+        """
         axes = [axis for axis in race_order(self.seen) if len(self.space[axis]) > 1]
-        trials = sum(len(self.space[axis]) for axis in axes)
         # Rather each setting once than the first ones twice: the fresh rounds decide at the end.
-        rounds = _ROUNDS if self._in_time() >= _ROUNDS * trials else 1
+        rounds = _ROUNDS if self._in_time() >= _ROUNDS * self._trials(axes) else 1
         for again in range(_SWEEPS):
-            for axis in axes:
-                self._race(axis, rounds, again=bool(again))
-                if self.stopped:
-                    return
+            self._sweep(axes, rounds, again=bool(again))
+        larger, rest = self.best, [axis for axis in axes if axis != "batch_size"]
+        needed = self._trials(rest) + 2 * _ROUNDS
+        if larger.setting.batch_size is None or self.stopped or self._in_time() < needed:
+            return
+        self.best = self.plain
+        self._sweep(rest, 1, again=False)
+        smaller, self.best = self.best, larger
+        if smaller is not self.plain:
+            self._race_these("each size of batch", [larger, smaller], _ROUNDS)
+
+    def _trials(self, axes: Sequence[str]) -> int:
+        return sum(len(self.space[axis]) for axis in axes)
+
+    def _sweep(self, axes: Sequence[str], rounds: int, *, again: bool) -> None:
+        """Race every setting by itself, or those that were near before."""
+        for axis in axes:
+            if not self.stopped:
+                self._race(axis, rounds, again=again)
 
     def _race(self, axis: str, rounds: int, *, again: bool) -> None:
-        """Race the values of one setting, as many as there is time for."""
+        """Race the values of one setting."""
         settings = variants_of(self.best.setting, axis, self._values(axis), self.seen)
         alive = [each for each in map(self._candidate, settings) if not each.out]
         if again:
             alive = [c for c in alive if c is self.best or not self._was_behind(c, axis)]
             if all(each.values for each in alive):
                 return
+        self._race_these(axis, alive, rounds)
+
+    def _race_these(self, axis: str, alive: list[Candidate], rounds: int) -> None:
+        """Race candidates, as many as there is time for, and keep the fastest."""
         first = self.round
         for number in range(rounds):
             raced = alive[: self._affordable(len(alive))]
