@@ -89,13 +89,14 @@ def test_each_row_comes_once_an_epoch_in_an_order_that_follows_from_the_seed(par
 def of_two_workers(monkeypatch):
     """Return a function that makes the pipeline of each of two workers."""
 
-    def pipelines(source, **settings):
+    def pipelines(source, autoshard="split", **settings):
         made = []
+        options = tfopt.data.PipelineOptions(autoshard=autoshard)
         for index in range(2):
             cluster = {"worker": ["host0:2222", "host1:2222"]}
             task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
             monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-            made.append(tfopt.pipeline(source, batch_size=64, **settings))
+            made.append(tfopt.pipeline(source, batch_size=64, options=options, **settings))
         return made
 
     return pipelines
@@ -138,21 +139,26 @@ def seen(dataset):
     return np.concatenate(list(batches)).ravel().tolist()
 
 
-def test_workers_take_parts_of_each_batch_where_the_order_counts_or_shares_would_be_uneven(
-    of_two_workers, parquet, tmp_path
-):
-    source = Parquet(parquet, features="id")
-    of_batches = tfopt.data.PipelineOptions(autoshard="data")
+def test_workers_read_everything_unless_shares_were_asked_for(of_two_workers, parquet):
+    for each in of_two_workers(Parquet(parquet, features="id"), autoshard="data"):
+        assert policy(each) == "DATA"
+        assert len(seen(each)) == ROWS
+        assert int(each.cardinality()) == 16
+
+
+def test_what_cannot_be_shared_out_is_refused(of_two_workers, parquet, tmp_path):
     records(tmp_path / "large.tfrecord", range(100))
     records(tmp_path / "small.tfrecord", range(100, 110))
-    for each in (
-        *of_two_workers(source, shuffle=False),
-        *of_two_workers(source, options=of_batches),
-        *of_two_workers(TFRecord(tmp_path, features="id")),
-        *of_two_workers(ArrowTable(pa.table({"id": np.arange(1000)}), features="id")),
+    for source in (
+        TFRecord(tmp_path, features="id"),
+        ArrowTable(pa.table({"id": np.arange(1000)}), features="id"),
     ):
-        assert policy(each) == "DATA"
-        assert len(seen(each)) in (110, ROWS)
+        with pytest.raises(UserError, match="cannot be shared out over 2 workers"):
+            of_two_workers(source)
+    with pytest.raises(UserError, match='autoshard="split" and shuffle=False'):
+        of_two_workers(Parquet(parquet, features="id"), shuffle=False)
+    with pytest.raises(UserError, match='autoshard="split" is for sources'):
+        of_two_workers((np.zeros(8), np.zeros(8)))
 
 
 def test_a_cache_on_disk_is_each_workers_own(of_two_workers, parquet, tmp_path):

@@ -183,12 +183,12 @@ def source_batches(
         drop_remainder=drop_remainder,
         share=share,
     )
+    if share.count > 1:
+        origin = f"{source.fingerprint()} {share}"
+        return Batches(dataset, UNKNOWN, "source", size=batch_size, origin=origin)
     rows = source.count()
     if rows == 0:
         raise yields_nothing(type(source).__name__)
-    if share.count > 1:
-        origin = f"{source.fingerprint()} {share}"
-        return Batches(dataset, UNKNOWN, "source", most_rows=rows, size=batch_size, origin=origin)
     count = rows // batch_size if drop_remainder else math.ceil(rows / batch_size)
     if whole:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))

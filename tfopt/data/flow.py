@@ -7,7 +7,7 @@ device; steps not asked for cost nothing, and what was asked for and not done is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfopt.data.augment import in_input, random_layers, require_random
@@ -50,11 +50,18 @@ def build(
     with tf.device("CPU:0"):
         # A PyDataset can be read in any order; a cache would freeze the first one.
         in_new_orders = plan.shuffle is not False and plan.cache is None
-        flow = _Flow(plan, seed)
+        flow = _Flow(plan, seed, endless=endless)
         steps: int | None
         source: Arrays | Batches
         if kind_of(data) == "source":
             source = flow.of_source(data)
+        elif plan.options.autoshard == "split":
+            raise CannotCombine(
+                'autoshard="split" is for sources: it shares out their row groups or files.',
+                expected="a path, or a source such as tfopt.data.Parquet",
+                received=type(data).__name__,
+                fix='PipelineOptions(autoshard="data")',
+            )
         else:
             source = read_source(data, shuffle_batches=in_new_orders, seed=seed)
         if isinstance(source, Arrays):
@@ -87,7 +94,7 @@ def build(
             ahead = tf.data.AUTOTUNE if plan.prefetch == "auto" else plan.prefetch
             dataset = dataset.prefetch(ahead)
             flow.notes.append("prefetched" if plan.prefetch == "auto" else f"prefetched by {ahead}")
-        dataset = dataset.with_options(_options(plan, own_share=flow.share.count > 1))
+        dataset = dataset.with_options(_options(plan))
     if plan.device is not None:
         dataset, note = _ahead_on_device(dataset, plan.device, replicas)
         flow.notes.append(note)
@@ -98,6 +105,7 @@ def build(
 class _Flow:
     plan: Plan
     seed: int
+    endless: bool = False
     notes: list[str] = field(default_factory=list)
     share: Share = WHOLE
 
@@ -108,10 +116,10 @@ class _Flow:
         self.share = self._share_of(source)
         self.notes.append(f"read from {type(source).__name__}")
         if self.share.count > 1:
-            self.notes.append("this worker's share of its files, row groups or partitions")
+            self.notes.append("this worker's share of its row groups, partitions or files")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
-        return source_batches(
+        found = source_batches(
             source,
             plan.batch_size or DEFAULT_BATCH,
             shuffle=shuffle,
@@ -121,17 +129,35 @@ class _Flow:
             whole=plan.service is None,
             share=self.share,
         )
+        bounded = self.share.count > 1 and plan.cache is not None
+        return replace(found, most_rows=source.count()) if bounded else found
 
     def _share_of(self, source: Source) -> Share:
-        """Return what this worker reads: its share of the parts where the order is free."""
+        """Return what this worker reads: all, unless shares of the source were asked for."""
         plan, place = self.plan, place_in_cluster()
-        ordered = plan.shuffle is False or plan.service is not None
-        if place is None or "ps" in place.cluster or ordered or plan.options.autoshard != "auto":
+        if plan.options.autoshard != "split" or place is None or place.workers < 2:
             return WHOLE
-        if place.kind not in ("chief", "worker") or place.workers < 2:
+        if place.kind not in ("chief", "worker"):  # such as an evaluator
             return WHOLE
+        for name, asked in (
+            ("shuffle=False", plan.shuffle is False),
+            ("service", plan.service is not None),
+            ("drop_remainder", plan.options.drop_remainder),
+            ("steps_per_epoch", self.endless),
+        ):
+            if asked:
+                raise CannotCombine(
+                    f'autoshard="split" and {name} cannot be combined: each worker reads rows of '
+                    "its own in an order of its own, and ends where they end.",
+                    fix=f'drop {name}, or PipelineOptions(autoshard="data")',
+                )
         if not source.can_share(place.workers):
-            return WHOLE
+            raise UserError(
+                f"{type(source).__name__} cannot be shared out over {place.workers} workers.",
+                expected="at least as many files, row groups or partitions, of about the same size",
+                received=repr(source),
+                fix='PipelineOptions(autoshard="data"), or tfopt.data.convert to smaller shards',
+            )
         return Share(place.rank, place.workers)
 
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
@@ -329,7 +355,7 @@ class _Flow:
             dataset, note = cached_in_memory(dataset, size)
         else:
             if self.share.count > 1:
-                path = path.with_name(f"{path.name}-of-worker-{self.share.index}")
+                path = path.with_name(f"{path.name}-{self.share.index}-of-{self.share.count}")
             origin = made_from(self.plan, source, dataset, unit)
             dataset, note = cached_in_file(dataset, path, size, origin)
         self.notes.append(note)
@@ -373,13 +399,13 @@ def _require_count_agrees(plan: Plan, count: int) -> None:
         )
 
 
-def _options(plan: Plan, *, own_share: bool) -> Any:
+def _options(plan: Plan) -> Any:
     import tensorflow as tf
 
     options = tf.data.Options()
     options.deterministic = plan.deterministic
-    asked = plan.options.autoshard
-    policy = ("off" if own_share else "data") if asked == "auto" else asked
+    # What is shared out already is not shared out again.
+    policy = {"split": "off"}.get(plan.options.autoshard, plan.options.autoshard)
     policies = tf.data.experimental.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = policies[policy.upper()]
     if plan.options.threads:

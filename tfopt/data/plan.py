@@ -38,10 +38,10 @@ class PipelineOptions:
         autotune: Let TensorFlow tune parallelism and buffers while it trains. Off, since its
             tuner can hold up the end of every epoch for about as long as the epoch took.
         ram_budget_mib: What the autotuner may spend on buffers; 0 leaves it to TensorFlow.
-        autoshard: How several workers divide the data. "auto": of a shuffled source (Parquet,
-            TFRecord, Dask …) with enough files, row groups or partitions each worker reads its
-            own; of all else each reads everything and takes its part of every batch, as with
-            "data". "file" is tf.data's own sharding by file, "off" none.
+        autoshard: How several workers divide the data. With "data" each reads everything and
+            takes its part of every batch; with "split" each reads row groups, partitions or files
+            of its own of a source (Parquet, TFRecord, Dask …), by its place in the cluster.
+            "file" is tf.data's own sharding by file, "off" none.
         slack: Hold the producers back at the start of a step. It can help where input and
             training compete for the same cores.
     """
@@ -52,7 +52,7 @@ class PipelineOptions:
     threads: int = 0
     autotune: bool = False
     ram_budget_mib: int = 0
-    autoshard: Literal["auto", "data", "file", "off"] = "auto"
+    autoshard: Literal["data", "split", "file", "off"] = "data"
     slack: bool = False
 
     def __repr__(self) -> str:
@@ -73,10 +73,10 @@ class PipelineOptions:
                 received=f"ram_budget_mib={self.ram_budget_mib}, autotune=False",
                 fix=f"PipelineOptions(autotune=True, ram_budget_mib={self.ram_budget_mib})",
             )
-        if self.autoshard not in ("auto", "data", "file", "off"):
+        if self.autoshard not in ("data", "split", "file", "off"):
             raise UserError(
                 "PipelineOptions.autoshard has an unknown value.",
-                expected='"auto", "data", "file" or "off"',
+                expected='"data", "split", "file" or "off"',
                 received=repr(self.autoshard),
             )
 

@@ -68,15 +68,15 @@ class Batches:
         return tree.map_structure(lambda v: None if v is None else next(left), self.all[0])
 
     def kinds(self) -> list[Any]:
-        """Return shape and type of each array of all batches."""
+        """Return shape, type and kind of each array of all batches."""
         leaves = (leaf for n in range(len(self.all)) for leaf in self.leaves(n))
-        return [[list(leaf.shape), leaf.dtype.name] for leaf in leaves]
+        return [[list(leaf.shape), leaf.dtype.name, leaf.dtype.kind] for leaf in leaves]
 
     def of_the_chief(self, strategy: Any, kinds: list[Any], is_chief: bool) -> Batches:
         """Return the chief's batches, whose arrays are of these kinds, on each of the workers."""
         mine = [leaf for n in range(len(self.all)) for leaf in self.leaves(n)]
         if not is_chief:
-            mine = [np.zeros(shape, kind) for shape, kind in kinds]
+            mine = [np.zeros(shape, name) for shape, name, _ in kinds]
         # All-reduce takes few types of integers.
         sent = [each if each.dtype.kind == "f" else each.astype("int64") for each in mine]
 
@@ -84,11 +84,12 @@ class Batches:
             context = tf.distribute.get_replica_context()
             sends = is_chief and tf.equal(context.replica_id_in_sync_group, 0)
             parts = [tf.where(sends, each, tf.zeros_like(each)) for each in sent]
-            return context.all_reduce("sum", parts)
+            # One by one: packed together they would have to be of one type.
+            return [context.all_reduce("sum", each) for each in parts]
 
         sums = strategy.run(tf.function(received, autograph=False))
         first = (strategy.experimental_local_results(each)[0].numpy() for each in sums)
-        whole = (value.astype(kind) for value, (_, kind) in zip(first, kinds, strict=True))
+        whole = (value.astype(name) for value, (_, name, _) in zip(first, kinds, strict=True))
         return Batches([self.pack(whole) for _ in self.all], self.is_fixed)
 
     def digest(self) -> str:

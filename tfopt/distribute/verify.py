@@ -201,10 +201,10 @@ def _why_not_shared(told: list[dict[str, Any]]) -> str:
     for each in told:
         if each["kinds"] is None:
             return str(each["known"]["reason"])
-        kinds = [kind for _, kind in each["kinds"]]
-        if kinds != [kind for _, kind in told[0]["kinds"]]:
+        names = [name for _, name, _ in each["kinds"]]
+        if names != [name for _, name, _ in told[0]["kinds"]]:
             return "each worker has data of its own, of another type"
-        if any(np.dtype(kind).kind not in "fiub" for kind in kinds):
+        if any(kind not in "fiub" for _, _, kind in each["kinds"]):
             return "each worker has data of its own, of a type that is not exchanged"
     return ""
 

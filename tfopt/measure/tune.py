@@ -245,16 +245,19 @@ class _Search(Found):
         """
         axes = [axis for axis in race_order(self.seen) if len(self.space[axis]) > 1]
         # Rather each setting once than the first ones twice: the fresh rounds decide at the end.
-        rounds = _ROUNDS if self._in_time() >= _ROUNDS * self._trials(axes) else 1
+        rounds = self.store.note("rounds", lambda noted: int(noted["rounds"]))
+        if rounds is None:
+            rounds = _ROUNDS if self._in_time() >= _ROUNDS * self._trials(axes) else 1
+            self.store.write_note("rounds", {"rounds": rounds})
         for again in range(_SWEEPS):
             self._sweep(axes, rounds, again=bool(again))
         larger, rest = self.best, [axis for axis in axes if axis != "batch_size"]
         needed = self._trials(rest) + 2 * _ROUNDS
         if larger.setting.batch_size is None or self.stopped or self._in_time() < needed:
             return
-        self.best = self.plain
+        self.best, runner_up = self.plain, self.second
         self._sweep(rest, 1, again=False)
-        smaller, self.best = self.best, larger
+        smaller, self.best, self.second, self.stopped = self.best, larger, runner_up, ""
         if smaller is not self.plain:
             self._race_these("each size of batch", [larger, smaller], _ROUNDS)
 

@@ -67,12 +67,14 @@ CODE = """
     table = pa.table({"x": column, "y": x[:, 0]})
     pa.parquet.write_table(table, f"{folder}/{rank}.parquet", row_group_size=10)
     source = tfopt.data.Parquet(f"{folder}/{rank}.parquet", features="x", label="y")
-    weights, _ = fit(3, data=tfopt.pipeline(source, batch_size=8))
+    split = tfopt.data.PipelineOptions(autoshard="split")
+    rows = lambda: tfopt.pipeline(source, batch_size=8, options=split)
+    weights, _ = fit(3, data=rows())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try: fit(3, f"{folder}/rows", tfopt.pipeline(source, batch_size=8), stop=10)
+        try: fit(3, f"{folder}/rows", rows(), stop=10)
         except KeyboardInterrupt: pass
-        again, _ = fit(3, f"{folder}/rows", tfopt.pipeline(source, batch_size=8))
+        again, _ = fit(3, f"{folder}/rows", rows())
     say(
         rows_off=[float(np.abs(np.subtract(a, b)).max()) for a, b in zip(again, weights)],
         rows_told=[str(each.message) for each in caught if "examples" in str(each.message)],

@@ -111,7 +111,8 @@ class DaskArrays(Source):
         return list(self._arrays[which].to_delayed().ravel())
 
     def can_share(self, count: int) -> bool:
-        return are_even([1] * len(self._parts(0)), count)
+        rows = self._arrays[0].chunks[0]
+        return are_even([1] * len(rows) if any(map(math.isnan, rows)) else rows, count)
 
     def batches(
         self,

@@ -60,6 +60,9 @@ class Spark(Table):
         # Spark hands out partitions in order; a shuffle mixes rows within the buffer.
         return self._written.splits() if self.folder is not None else ("all",)
 
+    def split_bytes(self, split: Any) -> int | None:
+        return self._written.split_bytes(split) if self.folder is not None else None
+
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if self.folder is not None:
             yield from self._written.read(splits, columns)

@@ -28,6 +28,7 @@ from tfopt.distribute.agreement import Exchange
 from tfopt.distribute.facts import CONTENT, content_of_batches, content_of_dataset
 from tfopt.distribute.shards import reads_python, shared_out
 from tfopt.job.cluster_place import exchange_of
+from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
 
 _log = logging.getLogger("tfopt")
 
@@ -99,8 +100,15 @@ def _with_first_batches(adapter: Any) -> tuple[Any, list[Any]]:
 
 def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
     """Warn of what each worker takes whole, where all have the same."""
-    # What Python reads is not seen, and a source of tfopt's is shared out already.
-    content = None if reads_python(dataset) else content_of_dataset(dataset)
+    import tensorflow as tf
+
+    if reads_python(dataset):
+        graph = dataset._as_serialized_graph(
+            external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE
+        )
+        if ROWS_OF_A_SOURCE.encode() in graph.numpy():
+            return  # shared out by tfopt.pipeline
+    content = content_of_dataset(dataset)
     told = exchange.gather({"call": "the same input", "content": content}).values()
     if content is not None and all(each["content"] == content for each in told):
         warnings.warn(
