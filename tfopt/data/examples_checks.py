@@ -22,7 +22,7 @@ from tfopt.data.fit_data import (
     yields_nothing,
 )
 from tfopt.data.signature import holds_objects, standardised, tuples_for_lists
-from tfopt.data.sources.source import refusals
+from tfopt.data.sources.source import Reading, refusals
 from tfopt.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ def _first_batch(part: Any, kind: str, name: str) -> Any:
     if kind == "dataset":
         running = iter(part.take(1))
     elif kind == "source":
-        running = iter(source_batches(part, DEFAULT_BATCH, shuffle=False, seed=0).dataset.take(1))
+        running = iter(source_batches(part, DEFAULT_BATCH, Reading()).dataset.take(1))
     elif kind == "pydataset":
         running = iter(() if part.num_batches == 0 else (part[0],))
     else:

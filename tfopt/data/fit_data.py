@@ -25,7 +25,7 @@ from tfopt.data.signature import (
     standardised,
     tuples_for_lists,
 )
-from tfopt.data.sources.source import WHOLE, Share, Source
+from tfopt.data.sources.source import Reading, Source
 from tfopt.data.stages import examples_batched
 from tfopt.errors import UserError
 
@@ -150,7 +150,7 @@ def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> A
     if kind == "pydataset":
         return _py_dataset(data, shuffle_batches, seed)
     if kind == "source":
-        return source_batches(data, DEFAULT_BATCH, shuffle=False, seed=seed)
+        return source_batches(data, DEFAULT_BATCH, Reading())
     return _generator(data)
 
 
@@ -158,38 +158,21 @@ def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> A
 DEFAULT_BATCH = 32
 
 
-def source_batches(
-    source: Source,
-    batch_size: int,
-    *,
-    shuffle: bool,
-    seed: int,
-    buffer: int = 10_000,
-    drop_remainder: bool = False,
-    whole: bool = True,
-    share: Share = WHOLE,
-) -> Batches:
+def source_batches(source: Source, batch_size: int, how: Reading, *, whole: bool = True) -> Batches:
     """Return a source of files or tables as batches of a size, of known length if it is whole.
 
     ``whole=False`` is for one that others read in parts, each of which knows no length.
     """
     import tensorflow as tf
 
-    dataset = source.batches(
-        batch_size,
-        shuffle=shuffle,
-        buffer=buffer,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        share=share,
-    )
-    if share.count > 1:
-        origin = f"{source.fingerprint()} {share}"
+    dataset = source.batches(batch_size, how)
+    if how.share.count > 1:
+        origin = f"{source.fingerprint()} {how.share}"
         return Batches(dataset, UNKNOWN, "source", size=batch_size, origin=origin)
     rows = source.count()
     if rows == 0:
         raise yields_nothing(type(source).__name__)
-    count = rows // batch_size if drop_remainder else math.ceil(rows / batch_size)
+    count = rows // batch_size if how.drop_remainder else math.ceil(rows / batch_size)
     if whole:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     return Batches(

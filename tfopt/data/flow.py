@@ -31,7 +31,7 @@ from tfopt.data.fit_data import (
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.service import served
-from tfopt.data.sources.source import WHOLE, Share, Source
+from tfopt.data.sources.source import WHOLE, Reading, Share, Source
 from tfopt.data.sources.table import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cluster_place import place_in_cluster, usable_cores
@@ -119,16 +119,15 @@ class _Flow:
             self.notes.append("this worker's share of its row groups, partitions or files")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
-        found = source_batches(
-            source,
-            plan.batch_size or DEFAULT_BATCH,
+        how = Reading(
             shuffle=shuffle,
-            seed=self.seed,
             buffer=plan.options.buffer,
+            seed=self.seed,
             drop_remainder=plan.options.drop_remainder and plan.map is None,
-            whole=plan.service is None,
             share=self.share,
         )
+        batch = plan.batch_size or DEFAULT_BATCH
+        found = source_batches(source, batch, how, whole=plan.service is None)
         bounded = self.share.count > 1 and plan.cache is not None
         return replace(found, most_rows=source.count()) if bounded else found
 
@@ -147,8 +146,8 @@ class _Flow:
         ):
             if asked:
                 raise CannotCombine(
-                    f'autoshard="split" and {name} cannot be combined: each worker reads rows of '
-                    "its own in an order of its own, and ends where they end.",
+                    f'autoshard="split" and {name} cannot be combined: each worker shuffles '
+                    "its part of the rows and stops after the last one.",
                     fix=f'drop {name}, or PipelineOptions(autoshard="data")',
                 )
         if not source.can_share(place.workers):

@@ -39,8 +39,8 @@ class PipelineOptions:
             tuner can hold up the end of every epoch for about as long as the epoch took.
         ram_budget_mib: What the autotuner may spend on buffers; 0 leaves it to TensorFlow.
         autoshard: How several workers divide the data. With "data" each reads everything and
-            takes its part of every batch; with "split" each reads row groups, partitions or files
-            of its own of a source (Parquet, TFRecord, Dask …), by its place in the cluster.
+            takes its part of every batch; with "split" the row groups, partitions or files of a
+            source (Parquet, TFRecord, Dask …) are dealt out by the worker's place in the cluster.
             "file" is tf.data's own sharding by file, "off" none.
         slack: Hold the producers back at the start of a step. It can help where input and
             training compete for the same cores.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.data.sources.columns import Array
-from tfopt.data.sources.source import WHOLE, Share, Source, are_even, needs
+from tfopt.data.sources.source import Reading, Source, are_even, needs
 from tfopt.data.sources.table import Table, shuffled_blocks, streamed
 from tfopt.errors import UserError, first_line, require_count
 
@@ -114,22 +114,13 @@ class DaskArrays(Source):
         rows = self._arrays[0].chunks[0]
         return are_even([1] * len(rows) if any(map(math.isnan, rows)) else rows, count)
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        buffer: int,
-        seed: int,
-        drop_remainder: bool,
-        share: Share = WHOLE,
-    ) -> Any:
+    def batches(self, batch_size: int, how: Reading) -> Any:
         import tensorflow as tf
 
         arrays = self._arrays
         signature = tuple(tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in arrays)
         every = zip(*map(self._parts, range(len(arrays))), strict=True)
-        parts = share.of(list(enumerate(every)))
+        parts = how.share.of(list(enumerate(every)))
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
             visited = parts if order is None else [parts[i] for i in order.permutation(len(parts))]
@@ -137,12 +128,12 @@ class DaskArrays(Source):
                 yield {str(i): np.asarray(part) for i, part in enumerate(chunk)}
 
         return streamed(
-            lambda order: shuffled_blocks(blocks(order), order, buffer),
+            lambda order: shuffled_blocks(blocks(order), order, how.buffer),
             lambda block: tuple(block.values()) if len(arrays) > 1 else block["0"],
             signature if len(arrays) > 1 else signature[0],
-            shuffle=shuffle,
-            seed=seed,
-        ).rebatch(batch_size, drop_remainder=drop_remainder)
+            shuffle=how.shuffle,
+            seed=how.seed,
+        ).rebatch(batch_size, drop_remainder=how.drop_remainder)
 
     @cached_property
     def _arrays(self) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.data.class_folders import class_folders
-from tfopt.data.sources.source import WHOLE, Share, Source
+from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, first_line, require_count
 
 
@@ -53,18 +53,9 @@ class ImageFolder(Source):
         """Return the paths of the images, in the order of their classes."""
         return list(self._read(shuffle=False, seed=0).file_paths)
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        buffer: int,
-        seed: int,
-        drop_remainder: bool,
-        share: Share = WHOLE,
-    ) -> Any:
-        images = self._read(shuffle=shuffle, seed=seed)
-        return images.batch(batch_size, drop_remainder=drop_remainder)
+    def batches(self, batch_size: int, how: Reading) -> Any:
+        images = self._read(shuffle=how.shuffle, seed=how.seed)
+        return images.batch(batch_size, drop_remainder=how.drop_remainder)
 
     def _read(self, *, shuffle: bool, seed: int) -> Any:
         """Return a dataset of single images; Keras shuffles their paths, not the images."""

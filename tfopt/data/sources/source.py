@@ -39,6 +39,25 @@ class Share:
 WHOLE = Share()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a source is read.
+
+    Attributes:
+        shuffle: A new order every epoch, the n-th one always the same for a ``seed``.
+        buffer: Examples among which they are shuffled.
+        seed: Decides the orders.
+        drop_remainder: Leave out a smaller last batch.
+        share: Of which files, row groups or partitions.
+    """
+
+    shuffle: bool = False
+    buffer: int = 10_000
+    seed: int = 0
+    drop_remainder: bool = False
+    share: Share = WHOLE
+
+
 def are_even(sizes: Sequence[float], count: int) -> bool:
     """Return whether parts of these sizes give none of ``count`` workers twice another's."""
     shares = [sum(Share(index, count).of(sizes)) for index in range(count)]
@@ -85,30 +104,12 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        buffer: int,
-        seed: int,
-        drop_remainder: bool,
-        share: Share = WHOLE,
-    ) -> Any:
-        """Return a ``tf.data.Dataset`` of batches: each example once an epoch.
-
-        Args:
-            batch_size: Examples a batch; the last one may be smaller.
-            shuffle: A new order every epoch, the n-th one always the same for a ``seed``.
-            buffer: Examples among which they are shuffled.
-            seed: Decides the orders.
-            drop_remainder: Leave out a smaller last batch.
-            share: Of which files, row groups or partitions.
-        """
+    def batches(self, batch_size: int, how: Reading) -> Any:
+        """Return a ``tf.data.Dataset`` of batches: each example of the share once an epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the examples once, in order, in batches of NumPy arrays."""
-        batches = self.batches(256, shuffle=False, buffer=2, seed=0, drop_remainder=False)
+        batches = self.batches(256, Reading())
         with refusals():
             yield from batches.as_numpy_iterator()
 

@@ -19,7 +19,7 @@ from tfopt.data.sources.columns import (
     layout,
     valid_rows,
 )
-from tfopt.data.sources.source import WHOLE, Share, Source, are_even
+from tfopt.data.sources.source import Reading, Source, are_even
 from tfopt.errors import UserError, hashable, require_switch
 from tfopt.job.cluster_place import usable_cores
 from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
@@ -104,35 +104,26 @@ class Table(Source):
     def can_share(self, count: int) -> bool:
         return are_even([self.split_bytes(each) or 1 for each in self.splits()], count)
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        buffer: int,
-        seed: int,
-        drop_remainder: bool,
-        share: Share = WHOLE,
-    ) -> Any:
+    def batches(self, batch_size: int, how: Reading) -> Any:
 
         plan = self.layout()
-        splits = share.of(list(self.splits()))
+        splits = how.share.of(list(self.splits()))
         spec = {name: rule.spec for name, rule in plan.rules.items()}
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
-            return shuffled_blocks(self._blocks(splits, plan, order), order, buffer)
+            return shuffled_blocks(self._blocks(splits, plan, order), order, how.buffer)
 
         if not plan.images:
             dataset = streamed(
-                blocks, plan.arranged, plan.arranged(spec), shuffle=shuffle, seed=seed
+                blocks, plan.arranged, plan.arranged(spec), shuffle=how.shuffle, seed=how.seed
             )
-            return dataset.rebatch(batch_size, drop_remainder=drop_remainder)
-        rows = streamed(blocks, dict, spec, shuffle=shuffle, seed=seed).unbatch()
+            return dataset.rebatch(batch_size, drop_remainder=how.drop_remainder)
+        rows = streamed(blocks, dict, spec, shuffle=how.shuffle, seed=how.seed).unbatch()
         images = rows.map(
             lambda row: plan.arranged(_decoded(row, plan.images)),
             num_parallel_calls=usable_cores(),
         )
-        return images.batch(batch_size, drop_remainder=drop_remainder)
+        return images.batch(batch_size, drop_remainder=how.drop_remainder)
 
     def _blocks(
         self, splits: Sequence[Any], plan: Layout, order: np.random.Generator | None

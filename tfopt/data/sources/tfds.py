@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.source import WHOLE, Share, Source
+from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
@@ -59,29 +59,22 @@ class TFDS(Source):
     def can_share(self, count: int) -> bool:
         return self.count() >= count  # it can be cut anywhere
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        buffer: int,
-        seed: int,
-        drop_remainder: bool,
-        share: Share = WHOLE,
-    ) -> Any:
+    def batches(self, batch_size: int, how: Reading) -> Any:
         import tensorflow_datasets as tfds
 
         self.count()  # refuses a split that is not there
         builder = self._builder()
-        read = tfds.ReadConfig(shuffle_seed=seed, shuffle_reshuffle_each_iteration=True)
+        read = tfds.ReadConfig(shuffle_seed=how.seed, shuffle_reshuffle_each_iteration=True)
         examples = builder.as_dataset(
-            split=tfds.even_splits(self.split, share.count)[share.index],
-            shuffle_files=shuffle,
+            split=tfds.even_splits(self.split, how.share.count)[how.share.index],
+            shuffle_files=how.shuffle,
             read_config=read,
         ).map(self._arranged(builder.info), num_parallel_calls=usable_cores())
-        if shuffle:
-            examples = examples.shuffle(buffer, seed=seed + 1, reshuffle_each_iteration=True)
-        return examples.batch(batch_size, drop_remainder=drop_remainder)
+        if how.shuffle:
+            examples = examples.shuffle(
+                how.buffer, seed=how.seed + 1, reshuffle_each_iteration=True
+            )
+        return examples.batch(batch_size, drop_remainder=how.drop_remainder)
 
     def _arranged(self, info: Any) -> Any:
         """Return the function that makes x, or (x, y), of an example."""

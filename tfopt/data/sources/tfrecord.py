@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.columns import decode_image
-from tfopt.data.sources.source import WHOLE, Share, Source, are_even
+from tfopt.data.sources.source import Reading, Source, are_even
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
@@ -82,19 +82,10 @@ class TFRecord(Source):
         known = [os.path.getsize(each) for each in self.files() if os.path.exists(each)]
         return are_even(known, count)
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        buffer: int,
-        seed: int,
-        drop_remainder: bool,
-        share: Share = WHOLE,
-    ) -> Any:
+    def batches(self, batch_size: int, how: Reading) -> Any:
         import tensorflow as tf
 
-        files = share.of(self.files())
+        files = how.share.of(self.files())
         spec = self.first_spec()
         names = self._names(spec)
         compression = self._compression()
@@ -104,16 +95,16 @@ class TFRecord(Source):
 
         names_of_files = tf.data.Dataset.from_tensor_slices(files)
         records = names_of_files.flat_map(records_of)
-        if shuffle:
+        if how.shuffle:
             names_of_files = names_of_files.shuffle(
-                len(files), seed=seed, reshuffle_each_iteration=True
+                len(files), seed=how.seed, reshuffle_each_iteration=True
             )
             records = names_of_files.interleave(
                 records_of,
                 cycle_length=_FILES_AT_A_TIME,
                 num_parallel_calls=_FILES_AT_A_TIME,
                 deterministic=True,
-            ).shuffle(buffer, seed=seed + 1, reshuffle_each_iteration=True)
+            ).shuffle(how.buffer, seed=how.seed + 1, reshuffle_each_iteration=True)
 
         def parsed(serialized: Any) -> Any:
             return tf.io.parse_example(serialized, {name: spec[name] for name in names})
@@ -123,8 +114,8 @@ class TFRecord(Source):
 
         if self.images:  # one after the other, so that several are decoded at a time
             examples = parallel(records, lambda one: self._arranged(parsed(one)))
-            return examples.batch(batch_size, drop_remainder=drop_remainder)
-        batches = records.batch(batch_size, drop_remainder=drop_remainder)
+            return examples.batch(batch_size, drop_remainder=how.drop_remainder)
+        batches = records.batch(batch_size, drop_remainder=how.drop_remainder)
         return parallel(batches, lambda many: self._arranged(parsed(many)))
 
     def _arranged(self, values: dict[str, Any]) -> Any:
