@@ -103,7 +103,8 @@ def _warnings(report: BenchReport) -> list[str]:
         if variant.quality is not None and variant.quality.lost
     ]
     if losing:
-        warnings.append(f"Quality is lost, not recommended: {', '.join(losing)}.")
+        chains = "chains up to " if report.asked.kind == "prefixes" else ""
+        warnings.append(f"Quality is lost, not recommended: {chains}{', '.join(losing)}.")
     blocks = [block for variant in report.variants for block in variant.blocks]
     invalid = sum(block.invalid is not None for block in blocks)
     if invalid:
