@@ -178,11 +178,12 @@ def judged(seen: InputTimes, given: Chain) -> InputDiagnosis:
     resident = compare(seen.fit_ms, seen.resident_ms)
     fit_ms = statistics.median(statistics.median(turn) for turn in seen.fit_ms)
     tried = {each.name: each.found() for each in seen.tried}
-    waits = resident.high < 1 - _WAITS and not _keeps_up(seen.stages, fit_ms * resident.ratio)
-    bound, stage = (
-        _bound(seen.stages, fit_ms * (1 - resident.ratio)) if waits else ("nothing", None)
-    )
-    best = _best(seen.tried, tried) if waits else None
+    best = _best(seen.tried, tried)
+    bound, stage = _bound(seen.stages, fit_ms * (1 - resident.ratio))
+    may_be_borne = best is None and bound != "handing over"
+    keeps_up = _keeps_up(seen.stages, fit_ms * resident.ratio, borne=may_be_borne)
+    if resident.high >= 1 - _WAITS or keeps_up:
+        bound, stage, best = "nothing", None, None
     return InputDiagnosis(
         fit_ms=fit_ms,
         resident=resident,
@@ -196,13 +197,14 @@ def judged(seen: InputTimes, given: Chain) -> InputDiagnosis:
     )
 
 
-def _keeps_up(stages: Sequence[StageTime], step_ms: float) -> bool:
-    """Return whether batches are made ahead, in less time than a step takes.
+def _keeps_up(stages: Sequence[StageTime], step_ms: float, *, borne: bool) -> bool:
+    """Return whether batches take less time than a step, and are made ahead or to be borne.
 
     On a few cores a step is slower beside any input at all, which is no fault of the input.
     """
-    ahead = bool(stages) and stages[-1].words.startswith("prefetch")
-    return ahead and stages[-1].ms < _AHEAD * step_ms
+    if not stages or not (borne or stages[-1].words.startswith("prefetch")):
+        return False
+    return stages[-1].ms < _AHEAD * step_ms
 
 
 def _bound(stages: Sequence[StageTime], waits_ms: float) -> tuple[Bound, str | None]:
