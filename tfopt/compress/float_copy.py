@@ -39,7 +39,7 @@ def convertible_copy(
     if retyped:
         notes.append(f"{retyped} layers of another precision were rebuilt in float32")
     if loops:
-        notes.append(f"{', '.join(loops)}: unrolled, since the converter cannot quantize a loop")
+        notes.append(f"{', '.join(loops)}: unrolled, since integers need a graph without loops")
     if any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.weights):
         notes.append("the variables of several replicas were gathered on one device")
     if not notes:

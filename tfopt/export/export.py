@@ -295,7 +295,8 @@ class Given:
             note = "compared on noise: pass examples=x_test for your own data"
             return Given(ports, noise, None, kept, (note,))
         rows, labels = take_labelled(examples, ports, count)
-        return Given(ports, rows, labels, kept)
+        note = "no score: the examples hold no labels, or those of several outputs"
+        return Given(ports, rows, labels, kept, () if labels is not None else (note,))
 
     def reference(
         self, model: keras.Model, folder: Path, wanted: Sequence[tuple[Format, Precision]]

@@ -90,7 +90,8 @@ class Optimized:
 
     Attributes:
         winner: The best file that keeps to the drop.
-        candidates: All files that could be made, the winner first.
+        candidates: All files that could be made, the winner first; the winner's is kept, the
+            folders of the others are gone (``tfopt.export`` writes one of them again).
         refused: Those that could not, with their reasons.
         target: What was to be small.
         max_drop: How much of the score might be lost.
