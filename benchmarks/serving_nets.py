@@ -154,17 +154,34 @@ def _keep_the_scale(model: Any) -> None:
 
 
 def examples(model: Any, count: int = 64) -> Any:
-    """Return noise for a model's inputs, and numbers below 100 for those of words."""
+    """Return noise for a model's inputs, and numbers below 100 for those of words.
+
+    It lies between 0 and 1, or 0 and 255 for a model that scales such pixels itself.
+    """
     import numpy as np
 
-    draw = np.random.default_rng(1)
+    draw, most = np.random.default_rng(1), 255 if _takes_pixels(model) else 1
     made = []
     for each in model.inputs:
         shape = (count, *each.shape[1:])
         words = "int" in each.dtype
-        made.append(draw.integers(0, 100, shape) if words else draw.random(shape))
+        made.append(draw.integers(0, 100, shape) if words else most * draw.random(shape))
     columns = [
         a.astype("int32" if "int" in each.dtype else "float32")
         for a, each in zip(made, model.inputs, strict=True)
     ]
     return columns if len(columns) > 1 else columns[0]
+
+
+def _takes_pixels(model: Any) -> bool:
+    """Return whether a model begins by dividing what comes in, or by taking a large mean off it."""
+    import keras
+    import numpy as np
+
+    return any(
+        isinstance(layer, keras.layers.Rescaling)
+        and np.max(layer.scale) < 0.1
+        or isinstance(layer, keras.layers.Normalization)
+        and np.max(layer.mean) > 1
+        for layer in model._flatten_layers()
+    )
