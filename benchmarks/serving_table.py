@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="*", default=[*NETS, *ARCHITECTURES])
     parser.add_argument("--examples", type=int, default=16)
     parser.add_argument("--anew", action="store_true", help="do not go on from the last results")
+    parser.add_argument("--jobs", type=int, default=1, help="nets at a time")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(in_this_process(options.one, options.examples)))
@@ -123,14 +125,16 @@ def main() -> None:
     path = Path(RESULTS) / f"{today}-serving_table.json"
     earlier = sorted(Path(RESULTS).glob("*-serving_table.json"))
     nets = json.loads(earlier[-1].read_text())["nets"] if earlier and not options.anew else {}
-    for name in options.nets:
-        if name in nets:
-            continue
-        nets[name] = in_a_fresh_process(name, options.examples)
-        print(name, in_words(nets[name]), flush=True)
-        command = f"python benchmarks/serving_table.py --examples {options.examples}"
-        save_figures("serving_table", command, nets=nets)
-        path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")
+    missing = [name for name in options.nets if name not in nets]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(in_a_fresh_process, n, options.examples): n for n in missing}
+        for done in as_completed(running):
+            nets[running[done]] = done.result()
+            print(running[done], in_words(done.result()), flush=True)
+            nets = {name: nets[name] for name in (*NETS, *ARCHITECTURES) if name in nets}
+            command = f"python benchmarks/serving_table.py --examples {options.examples}"
+            save_figures("serving_table", command, nets=nets)
+            path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")
 
 
 if __name__ == "__main__":
