@@ -198,6 +198,48 @@ def test_what_is_not_told_apart_is_said_so():
     assert "2.00" in rows[1].lost
 
 
+def test_files_are_ordered_by_what_they_took_beside_the_reference():
+    files = [file("a_float32"), file("b_int8"), file("c_int8")]
+    slow, quick = [[2.0]] * 9, [[1.0]] * 18  # the machine was slower while c was measured
+    turns = {"a_float32": slow + quick, "b_int8": [[1.0]] * 9 + [[0.5]] * 18, "c_int8": [[1.1]] * 9}
+    rows = [module.Candidate(each, None) for each in files]
+    found = module._judged(rows, turns, "cpu-latency", 0.5)
+    assert [each.file.name for each in found] == ["b_int8", "c_int8", "a_float32"]
+    assert found[1].lost.startswith("slower: 0.909")
+
+
+def test_the_fastest_are_measured_again_in_fresh_processes(monkeypatch):
+    ended = []
+
+    class Process:
+        def __init__(self, gpu):
+            self.name = ""
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *raised):
+            pass
+
+        def __call__(self, function, name, folder, threads, inputs):
+            self.name = name
+            return [{"a": 9.0, "slowest": 8.0}.get(name, 1.0)]
+
+        def end(self):
+            ended.append(self.name)
+
+    monkeypatch.setattr(module, "Child", Process)
+    names = ("a_float32", "b_float32", "c_float32", "d_float32", "e_float32", "slowest_float32")
+    rows = [module.Candidate(file(name), None) for name in names]
+    times, broken = module._times(rows, set(names), [], 1, 5, gpu=False)
+    assert broken == []
+    assert sorted(ended) == sorted([*"abcde"] * 2)
+    assert {name: len(turns) for name, turns in times.items()} == {
+        **dict.fromkeys(names, 15),
+        "slowest_float32": 5,
+    }
+
+
 def test_a_file_that_fails_in_a_later_turn_is_named():
     def ends():
         raise RuntimeError("killed by signal 9")

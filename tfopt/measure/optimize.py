@@ -58,7 +58,7 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 Times = dict[str, list[list[float]]]
 """For each file its turns, each the seconds of some calls."""
 _FINALISTS, _FINAL = 4, 2
-"""So many files are measured again, in so many times the turns."""
+"""So many files are measured again, so many times, each time in a fresh process."""
 _ANY_LOSS = 1.0
 """What a file may lose is judged by the score where there is one, and not by its outputs."""
 
@@ -382,27 +382,36 @@ def _times(
 ) -> tuple[Times, list[Refused]]:
     """Return the times of each file, turn by turn, and the files that cannot be run.
 
-    The fastest of those that may win are measured again, beside the reference: what was lucky in
-    the first turns is not chosen for that.
+    The fastest of those that may win are measured again, beside the reference: neither lucky turns
+    nor a process whose memory lies well decide.
     """
     broken: list[Refused] = []
     measure: dict[str, Callable[[], list[float]]] = {}
-    with ExitStack() as children:
+    children: dict[str, Child] = {}
+    with ExitStack() as around:
         for file in (row.file for row in rows):
-            child = children.enter_context(Child(gpu=gpu))
-            turn = partial(child, turn_of, file.format, file.folder, threads)
+            child = around.enter_context(Child(gpu=gpu))
+            turn = partial(child, turn_of, file.format, file.folder, threads, list(inputs))
             try:
-                turn(list(inputs))
-                measure[file.name] = partial(_turn, file.name, partial(turn, None))
+                turn()
             except (RuntimeError, UserError) as error:
                 broken.append(Refused(file.format, file.precision, str(error), file.variant))
                 child.end()
+            else:
+                measure[file.name], children[file.name] = partial(_turn, file.name, turn), child
         times = in_turns(measure, turns)
-        fastest = sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
-        again = {name: measure[name] for name in dict.fromkeys([*list(times)[:1], *fastest])}
-        for name, more in in_turns(again, _FINAL * turns).items():
-            times[name] += more
+        again = dict.fromkeys([*list(times)[:1], *_fastest(times, borne)])
+        for _ in range(_FINAL):
+            for name in again:
+                children[name].end()  # the next turn starts another
+            for name, more in in_turns({name: measure[name] for name in again}, turns).items():
+                times[name] += more
     return times, broken
+
+
+def _fastest(times: Times, borne: Set[str]) -> list[str]:
+    """Return the files to measure again."""
+    return sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
 
 
 def _turn(name: str, call: Callable[[], list[float]]) -> list[float]:
@@ -427,17 +436,13 @@ def _against(times: Times, reference: str, name: str) -> Comparison:
 
 
 @cache
-def _run_here(name: str, folder: Path, threads: int) -> tuple[Run, list[Any]]:
-    file = read_file(folder)
-    return opened(name, folder, file.signature, threads), []
+def _run_here(name: str, folder: Path, threads: int) -> Run:
+    return opened(name, folder, read_file(folder).signature, threads)
 
 
-def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array] | None) -> list[float]:
+def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array]) -> list[float]:
     """Return the seconds of each call in one turn, in the process of the file."""
-    run, kept = _run_here(name, folder, threads)
-    if inputs is not None:
-        kept[:] = inputs
-    return timed_turn(partial(run, kept))
+    return timed_turn(partial(_run_here(name, folder, threads), inputs))
 
 
 # The verdict.
@@ -459,18 +464,21 @@ def _judged(
         timed.append(replace(row, latency_ms=ms, latency=beside, lost=_too_far(row, max_drop)))
 
     def order(row: Candidate) -> tuple[bool, float]:
-        assert row.latency_ms is not None
-        return bool(row.lost), row.file.kib if target == "size" else row.latency_ms
+        # Beside the reference: the turns of some were earlier than those of others.
+        slow = row.latency.ratio if row.latency else 1.0
+        return bool(row.lost), row.file.kib if target == "size" else slow
 
     timed.sort(key=order)
     if not timed or timed[0].lost:
         return timed
-    best = timed[0].file
+    finalists = [row for row in timed if len(times[row.file.name]) == len(times[reference])]
+    best = timed[0] if target == "size" else min(finalists, key=order)
+    others = [row for row in timed if row is not best]
     return [
-        timed[0],
+        best,
         *(
-            row if row.lost else replace(row, lost=_behind(row.file, best, times, target))
-            for row in timed[1:]
+            row if row.lost else replace(row, lost=_behind(row.file, best.file, times, target))
+            for row in others
         ),
     ]
 
