@@ -263,6 +263,19 @@ def test_a_batch_that_loses_accuracy_is_tried_with_another_rate(tune, machine, g
     assert "as fast" in tuned.report.recommendation.brought
 
 
+@pytest.mark.parametrize("spaces", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_of_twenty_spaces_of_equals_at_most_one_is_said_to_be_faster(tmp_path, spaces, monkeypatch):
+    found = []
+    for number in range(spaces):
+        machine = Machine()
+        machine.overhead_ms, machine.noise = 0.0, 0.03  # an example takes the same in any batch
+        machine.random = np.random.default_rng(number)
+        monkeypatch.setattr(import_module("tfopt.measure.tune"), "run_worker", machine.__call__)
+        tuned = tfopt.tune(JOB, folder=tmp_path / str(number), seeds=0, verbose=False)
+        found += [repr(tuned.chain)] if tuned.chain.parts else []
+    assert len(found) <= spaces / 20, found
+
+
 def test_who_measures_the_winner_next_gets_it_unconfirmed(tune, machine, capsys):
     tuned = tune(confirm=False, seeds=1)
     assert settings(tuned.chain)["batch_size"] == 400
