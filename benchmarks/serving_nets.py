@@ -179,9 +179,7 @@ def _takes_pixels(model: Any) -> bool:
     import numpy as np
 
     return any(
-        isinstance(layer, keras.layers.Rescaling)
-        and np.max(layer.scale) < 0.1
-        or isinstance(layer, keras.layers.Normalization)
-        and np.max(layer.mean) > 1
+        (isinstance(layer, keras.layers.Rescaling) and np.max(layer.scale) < 0.1)
+        or (isinstance(layer, keras.layers.Normalization) and np.max(layer.mean) > 1)
         for layer in model._flatten_layers()
     )

@@ -14,7 +14,9 @@ from tfopt.report.view import view_of
 def test_markdown_says_what_the_page_says(lossy, quick):
     markdown = as_markdown(lossy)
     assert f"**{view_of(lossy).summary.headline}**" in markdown
-    assert "> **Quality is lost, not recommended: chains up to + Prune (-1.20 points).**" in markdown
+    assert (
+        "> **Quality is lost, not recommended: chains up to + Prune (-1.20 points).**" in markdown
+    )
     assert "Keep:" not in markdown
     assert "-1.20 lost" in markdown
     assert "<details><summary>Where it comes from</summary>" in markdown

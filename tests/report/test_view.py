@@ -66,7 +66,10 @@ def test_lost_quality_is_never_recommended(lossy):
     view = view_of(lossy)
     assert view.summary.headline.startswith("No chain is recommended.")
     assert "but loses 1.20 points of test accuracy: not recommended" in view.summary.headline
-    assert "Quality is lost, not recommended: chains up to + Prune (-1.20 points)." in view.summary.warning
+    assert (
+        "Quality is lost, not recommended: chains up to + Prune (-1.20 points)."
+        in view.summary.warning
+    )
     assert not any(row.kept for row in view.rows)
     assert view.keep == view.brought == ""
     assert "quality lost: not recommended" in view.rows[-1].flags

@@ -37,7 +37,7 @@ SPAN = Span(windows=2, window_ms=100.0, warm_up_s=0.4)
 _TURNS = 8
 _WAITS = 0.1  # of a step, for certain: less is not the input's fault
 # Of a step, for a batch made ahead: of the 30 pipelines of benchmarks/input_faults the healthy ones
-# took up to 0.51, and those with a fault 1.09 or more.
+# took up to 0.51, and those with a fault 1.09 or more, one 0.73 on a slow day.
 _AHEAD = 0.75
 _BRINGS = 0.97  # of the time, at most, for a change to be worth its words
 # Of one core, while a stage is drained: below it, the stage waits for something else.
