@@ -73,7 +73,7 @@ def in_a_fresh_process(name: str, count: int) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"not done in {_MOST_SECONDS} s"}
-    if done.returncode:
+    if done.returncode or not done.stdout.strip():
         return {"failed": f"ended with {done.returncode}: {done.stderr[-300:]}"}
     rows: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return rows

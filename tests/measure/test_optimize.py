@@ -171,7 +171,7 @@ def file(name, *, kib=10.0, score=None, lost=0.0):
 def judged(files, times, target="cpu-latency", max_drop=0.5, score=None):
     rows = [module.Candidate(each, module._drop(each, score)) for each in files]
     turns = {name: [[t * (1 + 0.001 * (n % 3))] for n in range(9)] for name, t in times.items()}
-    return module._judged(rows, turns, target, max_drop)
+    return module._judged(rows, turns, [], target, max_drop)
 
 
 def test_the_fastest_that_keeps_to_the_drop_wins():
@@ -203,7 +203,7 @@ def test_files_are_ordered_by_what_they_took_beside_the_reference():
     slow, quick = [[2.0]] * 9, [[1.0]] * 18  # the machine was slower while c was measured
     turns = {"a_float32": slow + quick, "b_int8": [[1.0]] * 9 + [[0.5]] * 18, "c_int8": [[1.1]] * 9}
     rows = [module.Candidate(each, None) for each in files]
-    found = module._judged(rows, turns, "cpu-latency", 0.5)
+    found = module._judged(rows, turns, ["b_int8"], "cpu-latency", 0.5)
     assert [each.file.name for each in found] == ["b_int8", "c_int8", "a_float32"]
     assert found[1].lost.startswith("slower: 0.909")
 
@@ -231,13 +231,44 @@ def test_the_fastest_are_measured_again_in_fresh_processes(monkeypatch):
     monkeypatch.setattr(module, "Child", Process)
     names = ("a_float32", "b_float32", "c_float32", "d_float32", "e_float32", "slowest_float32")
     rows = [module.Candidate(file(name), None) for name in names]
-    times, broken = module._times(rows, set(names), [], 1, 5, gpu=False)
+    times, finalists, broken = module._times(rows, set(names), [], 1, 5, gpu=False)
     assert broken == []
+    assert set(finalists) == {*names[1:5]}
     assert sorted(ended) == sorted([*"abcde"] * 2)
     assert {name: len(turns) for name, turns in times.items()} == {
         **dict.fromkeys(names, 15),
         "slowest_float32": 5,
     }
+    assert module._times(rows, set(), [], 1, 5, gpu=False)[0].keys() == set(names)
+    assert len(ended) == 10  # where no latency decides, none is measured again
+
+
+def test_a_file_that_cannot_be_opened_again_is_judged_by_its_first_turns(monkeypatch):
+    class Process:
+        def __init__(self, gpu):
+            self.ended, self.name = False, ""
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *raised):
+            pass
+
+        def __call__(self, function, name, folder, threads, inputs):
+            self.name = name
+            if self.ended and name == "b":
+                raise RuntimeError("no memory")
+            return [1.0]
+
+        def end(self):
+            self.ended = True
+
+    monkeypatch.setattr(module, "Child", Process)
+    names = ("a_float32", "b_float32", "c_float32")
+    rows = [module.Candidate(file(name), None) for name in names]
+    times, finalists, broken = module._times(rows, {*names[1:]}, [], 1, 5, gpu=False)
+    assert (finalists, broken) == (["c_float32"], [])
+    assert [len(times[name]) for name in names] == [15, 5, 15]
 
 
 def test_a_file_that_fails_in_a_later_turn_is_named():

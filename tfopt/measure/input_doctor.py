@@ -131,7 +131,8 @@ class InputDiagnosis:
             f"({1 - self.resident.high:.0%} to {1 - self.resident.low:.0%}) for its input."
         ]
         if self.bound == "nothing":
-            lines.append(f"{_WORDS['nothing']}.")
+            in_time = "Batches take less time than a step. " * (self.resident.high < 1 - _WAITS)
+            lines.append(f"{in_time}{_WORDS['nothing']}.")
         else:
             at = f", in {self.stage}" if self.stage else ""
             lines.append(f"What binds it is {_WORDS[self.bound]}{at}.")
@@ -180,8 +181,9 @@ def judged(seen: InputTimes, given: Chain) -> InputDiagnosis:
     tried = {each.name: each.found() for each in seen.tried}
     best = _best(seen.tried, tried)
     bound, stage = _bound(seen.stages, fit_ms * (1 - resident.ratio))
-    may_be_borne = best is None and bound != "handing over"
-    keeps_up = _keeps_up(seen.stages, fit_ms * resident.ratio, borne=may_be_borne)
+    measured = [each for each in tried.values() if not isinstance(each, str)]
+    borne = bool(measured) and best is None and bound != "handing over"
+    keeps_up = _keeps_up(seen.stages, fit_ms * resident.ratio, borne=borne)
     if resident.high >= 1 - _WAITS or keeps_up:
         bound, stage, best = "nothing", None, None
     return InputDiagnosis(

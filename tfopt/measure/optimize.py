@@ -16,7 +16,7 @@ import numpy as np
 
 from tfopt.compress.strip import strip
 from tfopt.data.sources.open import open_source, with_sources
-from tfopt.errors import UserError, in_short, real, require_count
+from tfopt.errors import UserError, first_line, in_short, real, require_count
 from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
 from tfopt.export.child import Child
@@ -215,8 +215,12 @@ def optimize(
         rows = [Candidate(each, _drop(each, score)) for each in files]
         inputs = [padded(a[:1], reference.graphs.signature.batch or size) for a in given.examples]
         borne = {row.file.name for row in rows if not _too_far(row, max_drop)}
-        times, broken = _times(rows, borne, inputs, cores, each_time, gpu=target == "gpu-latency")
-        rows = _judged(rows, times, target, max_drop)
+        if target == "size":
+            borne = set()  # none is chosen by its latency
+        times, finalists, broken = _times(
+            rows, borne, inputs, cores, each_time, gpu=target == "gpu-latency"
+        )
+        rows = _judged(rows, times, finalists, target, max_drop)
         if not rows or rows[0].lost:
             raise UserError(
                 f"No file of {model.name!r} keeps to max_drop={max_drop:g}.",
@@ -379,8 +383,8 @@ def _times(
     turns: int,
     *,
     gpu: bool,
-) -> tuple[Times, list[Refused]]:
-    """Return the times of each file, turn by turn, and the files that cannot be run.
+) -> tuple[Times, list[str], list[Refused]]:
+    """Return the times of each file, turn by turn, the finalists, and what cannot be run.
 
     The fastest of those that may win are measured again, beside the reference: neither lucky turns
     nor a process whose memory lies well decide.
@@ -400,27 +404,27 @@ def _times(
             else:
                 measure[file.name], children[file.name] = partial(_turn, file.name, turn), child
         times = in_turns(measure, turns)
-        again = dict.fromkeys([*list(times)[:1], *_fastest(times, borne)])
+        fastest = sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
+        again = list(dict.fromkeys([*list(times)[:1], *fastest])) if fastest else []
         for _ in range(_FINAL):
-            for name in again:
-                children[name].end()  # the next turn starts another
+            for name in tuple(again):
+                children[name].end()
+                try:
+                    measure[name]()
+                except UserError:  # it may have no room beside the others: its first turns count
+                    again.remove(name)
             for name, more in in_turns({name: measure[name] for name in again}, turns).items():
                 times[name] += more
-    return times, broken
-
-
-def _fastest(times: Times, borne: Set[str]) -> list[str]:
-    """Return the files to measure again."""
-    return sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
+    return times, [name for name in fastest if name in again], broken
 
 
 def _turn(name: str, call: Callable[[], list[float]]) -> list[float]:
     try:
         return call()
-    except RuntimeError as error:
+    except (RuntimeError, UserError) as error:
         raise UserError(
             f"{name} ran once, and failed while it was measured.",
-            received=str(error),
+            received=first_line(error),
             fix="leave it out: formats and precision say what is tried",
         ) from error
 
@@ -451,6 +455,7 @@ def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array]) -> l
 def _judged(
     rows: Sequence[Candidate],
     times: Times,
+    finalists: Sequence[str],
     target: Target,
     max_drop: float,
 ) -> list[Candidate]:
@@ -471,8 +476,7 @@ def _judged(
     timed.sort(key=order)
     if not timed or timed[0].lost:
         return timed
-    finalists = [row for row in timed if len(times[row.file.name]) == len(times[reference])]
-    best = timed[0] if target == "size" else min(finalists, key=order)
+    best = next((row for row in timed if row.file.name in finalists), timed[0])
     others = [row for row in timed if row is not best]
     return [
         best,
@@ -497,7 +501,7 @@ def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target
     beside = _against(times, best.name, file.name)
     if beside.verdict == "slower":
         return f"slower: {speed_and_interval(beside)} of the best"
-    return "not told apart from the best"
+    return "not measured again" if beside.verdict == "faster" else "not told apart from the best"
 
 
 def _keep(file: ExportedFile, place: Path) -> ExportedFile:

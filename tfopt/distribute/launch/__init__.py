@@ -1,1 +1,1 @@
-"""Start distributed jobs: on this machine, on Slurm, Kubernetes and Ray."""
+"""Start distributed jobs: on this machine, on Slurm and Kubernetes."""
