@@ -1,5 +1,6 @@
 """The best file of a model: found, measured in turns, kept with what it needs; the others told what they lost by."""
 
+import contextlib
 import importlib
 
 import keras
@@ -208,67 +209,49 @@ def test_files_are_ordered_by_what_they_took_beside_the_reference():
     assert found[1].lost.startswith("slower: 0.909")
 
 
-def test_the_fastest_are_measured_again_in_fresh_processes(monkeypatch):
+@pytest.fixture
+def processes(monkeypatch):
+    """Stand in for the files' processes; return the names of those that were ended."""
     ended = []
 
-    class Process:
+    class Process(contextlib.nullcontext):
         def __init__(self, gpu):
+            super().__init__(self)
             self.name = ""
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *raised):
-            pass
 
         def __call__(self, function, name, folder, threads, inputs):
             self.name = name
-            return [{"a": 9.0, "slowest": 8.0}.get(name, 1.0)]
+            if name == "full" and name in ended:
+                raise RuntimeError("no memory")
+            return [{"reference": 9.0, "slowest": 8.0}.get(name, 1.0)]
 
         def end(self):
             ended.append(self.name)
 
     monkeypatch.setattr(module, "Child", Process)
-    names = ("a_float32", "b_float32", "c_float32", "d_float32", "e_float32", "slowest_float32")
+    return ended
+
+
+def timed(names, borne):
     rows = [module.Candidate(file(name), None) for name in names]
-    times, finalists, broken = module._times(rows, set(names), [], 1, 5, gpu=False)
+    times, finalists, broken = module._times(rows, set(borne), [], 1, 5, gpu=False)
     assert broken == []
-    assert set(finalists) == {*names[1:5]}
-    assert sorted(ended) == sorted([*"abcde"] * 2)
-    assert {name: len(turns) for name, turns in times.items()} == {
-        **dict.fromkeys(names, 15),
-        "slowest_float32": 5,
-    }
-    assert module._times(rows, set(), [], 1, 5, gpu=False)[0].keys() == set(names)
-    assert len(ended) == 10  # where no latency decides, none is measured again
+    return {name: len(turns) for name, turns in times.items()}, set(finalists)
 
 
-def test_a_file_that_cannot_be_opened_again_is_judged_by_its_first_turns(monkeypatch):
-    class Process:
-        def __init__(self, gpu):
-            self.ended, self.name = False, ""
+def test_the_fastest_are_measured_again_in_fresh_processes(processes):
+    names = ["reference", "b", "c", "d", "e", "slowest"]
+    turns, finalists = timed(names, names)
+    assert finalists == {*"bcde"}
+    assert turns == {**dict.fromkeys(names, 15), "slowest": 5}
+    assert sorted(processes) == sorted(["reference", *"bcde"] * 2)
+    assert timed(names, [])[0] == dict.fromkeys(names, 5)  # no latency decides
 
-        def __enter__(self):
-            return self
 
-        def __exit__(self, *raised):
-            pass
-
-        def __call__(self, function, name, folder, threads, inputs):
-            self.name = name
-            if self.ended and name == "b":
-                raise RuntimeError("no memory")
-            return [1.0]
-
-        def end(self):
-            self.ended = True
-
-    monkeypatch.setattr(module, "Child", Process)
-    names = ("a_float32", "b_float32", "c_float32")
-    rows = [module.Candidate(file(name), None) for name in names]
-    times, finalists, broken = module._times(rows, {*names[1:]}, [], 1, 5, gpu=False)
-    assert (finalists, broken) == (["c_float32"], [])
-    assert [len(times[name]) for name in names] == [15, 5, 15]
+def test_a_file_that_cannot_be_opened_again_is_judged_by_its_first_turns(processes):
+    turns, finalists = timed(["reference", "full", "c"], ["full", "c"])
+    assert finalists == {"c"}
+    assert turns == {"reference": 15, "full": 5, "c": 15}
 
 
 def test_a_file_that_fails_in_a_later_turn_is_named():
