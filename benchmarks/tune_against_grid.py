@@ -7,6 +7,12 @@ beside each other in fresh rounds; the figure is the speed of the tuned chain as
 winner's, by the predicted time of the whole training.
 
     python benchmarks/tune_against_grid.py tfopt.recipes.cnn_mnist:job --set data=embedded --runs 3
+
+Chains that were found before take the place of the searches with ``--chain``, for instance those
+that ``python -m tfopt.recipes.cnn_mnist`` writes:
+
+    python benchmarks/tune_against_grid.py tfopt.recipes.cnn_mnist:job --set data=embedded \\
+        --chain cnn_mnist_report/tuned.toml
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from paired import paired_ratio, save_result
 from tfopt.commands.arguments import assignments
 from tfopt.commands.tune import setting_values
 from tfopt.job.job import Chain
+from tfopt.job.recipe_file import read_recipe
 from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import run_worker
 from tfopt.measure.search_space import AXES, Changes, narrowed, space_for
@@ -84,39 +91,58 @@ def best_of(machine: Machine, chains: list[Chain]) -> Chain:
     return min(near, key=lambda chain: min(fine.get(repr(chain), 1e9), coarse[repr(chain)]))
 
 
+def searched(options: argparse.Namespace) -> tuple[list[Chain], list[float]]:
+    """Return the chains that ``tune`` finds, each from nothing, and the seconds of each search."""
+    chains, seconds = [], []
+    for number in range(options.runs):
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            found = tune(
+                options.job,
+                arguments=assignments(options.set),
+                budget_s=options.budget,
+                space=dict(setting_values(each) for each in options.space),
+                seeds=options.seeds,
+                folder=Path(folder),
+                verbose=False,
+            )
+        seconds.append(time.monotonic() - began)
+        chains.append(found.chain)
+        print(f"run {number + 1}, {seconds[-1]:.0f} s: {found}", flush=True)
+    return chains, seconds
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """Return the command that these options came from."""
+    given = "".join(f" --chain {each}" for each in options.chain)
+    searches = f" --runs {options.runs} --budget {options.budget:g} --seeds {options.seeds}"
+    return (
+        f"python benchmarks/tune_against_grid.py {options.job}"
+        + "".join(f" --set {each}" for each in options.set)
+        + "".join(f" --try {each}" for each in options.space)
+        + (given or searches)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("job")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--try", action="append", default=[], dest="space", metavar="A=B,C")
+    parser.add_argument("--chain", action="append", default=[], metavar="FILE")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--budget", type=float, default=180.0, metavar="SECONDS")
     parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
-    arguments = assignments(options.set)
-    machine = Machine(options.job, arguments)
+    machine = Machine(options.job, assignments(options.set))
     space = dict(setting_values(each) for each in options.space)
     chains = grid(machine.seen, space)
     began = time.monotonic()
     winner = best_of(machine, chains)
     grid_s = time.monotonic() - began
     print(f"{len(chains)} candidates in {grid_s:.0f} s: {winner!r}", flush=True)
-    tuned, tuned_s = [], []
-    for number in range(options.runs):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            found = tune(
-                options.job,
-                arguments=arguments,
-                budget_s=options.budget,
-                space=space,
-                seeds=options.seeds,
-                folder=Path(folder),
-                verbose=False,
-            )
-        tuned_s.append(time.monotonic() - began)
-        tuned.append(found.chain)
-        print(f"run {number + 1}, {tuned_s[-1]:.0f} s: {found}", flush=True)
+    found = [read_recipe(file).chain for file in options.chain]
+    tuned, tuned_s = (found, []) if found else searched(options)
     fresh = machine.rounds([winner, Chain(), *tuned], _FRESH)
     best = fresh[repr(winner)]
     ratios = [
@@ -126,11 +152,8 @@ def main() -> None:
     ratios.append(paired_ratio("speed of the winner over the job", fresh[repr(Chain())], best))
     save_result(
         f"tune_against_grid-{options.job.partition(':')[0].rpartition('.')[2]}"
-        f"-{options.job.rpartition(':')[2]}",
-        "python benchmarks/tune_against_grid.py "
-        + " ".join([options.job, *(f"--set {each}" for each in options.set)])
-        + "".join(f" --try {each}" for each in options.space)
-        + f" --runs {options.runs} --budget {options.budget:g} --seeds {options.seeds}",
+        f"-{options.job.rpartition(':')[2]}{'-given' if found else ''}",
+        command_line(options),
         ratios,
         candidates=len(chains),
         grid_s=round(grid_s),

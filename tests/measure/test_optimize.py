@@ -171,8 +171,12 @@ def file(name, *, kib=10.0, score=None, lost=0.0):
 
 def judged(files, times, target="cpu-latency", max_drop=0.5, score=None):
     rows = [module.Candidate(each, module._drop(each, score)) for each in files]
-    turns = {name: [[t * (1 + 0.001 * (n % 3))] for n in range(9)] for name, t in times.items()}
+    turns = {name: [process(t)] for name, t in times.items()}
     return module._judged(rows, turns, [], target, max_drop)
+
+
+def process(seconds):
+    return [[seconds * (1 + 0.001 * (n % 3))] for n in range(9)]
 
 
 def test_the_fastest_that_keeps_to_the_drop_wins():
@@ -201,12 +205,31 @@ def test_what_is_not_told_apart_is_said_so():
 
 def test_files_are_ordered_by_what_they_took_beside_the_reference():
     files = [file("a_float32"), file("b_int8"), file("c_int8")]
-    slow, quick = [[2.0]] * 9, [[1.0]] * 18  # the machine was slower while c was measured
-    turns = {"a_float32": slow + quick, "b_int8": [[1.0]] * 9 + [[0.5]] * 18, "c_int8": [[1.1]] * 9}
+    # The machine was slower while c was measured.
+    turns = {
+        "a_float32": [process(2.0), process(1.0), process(1.0)],
+        "b_int8": [process(1.0), process(0.5), process(0.5)],
+        "c_int8": [process(1.1)],
+    }
     rows = [module.Candidate(each, None) for each in files]
     found = module._judged(rows, turns, ["b_int8"], "cpu-latency", 0.5)
     assert [each.file.name for each in found] == ["b_int8", "c_int8", "a_float32"]
     assert found[1].lost.startswith("slower: 0.909")
+
+
+def test_files_are_told_apart_by_processes_and_not_by_their_turns():
+    files = [file("a_float32"), file("b_int8"), file("c_int8")]
+    turns = {
+        "a_float32": [process(9.0)] * 3,
+        "b_int8": [process(t) for t in (1.0, 1.1, 1.05)],
+        "c_int8": [process(t) for t in (1.1, 1.0, 1.02)],
+    }
+    rows = [module.Candidate(each, None) for each in files]
+    best, other, slow = module._judged(rows, turns, ["b_int8", "c_int8"], "cpu-latency", 0.5)
+    assert (best.file.name, best.of_best) == ("c_int8", None)
+    assert other.lost == "not told apart from the best"
+    assert other.of_best.low < 0.95 < 1.05 < other.of_best.high
+    assert slow.lost.startswith("slower: 0.11")
 
 
 @pytest.fixture
@@ -236,22 +259,22 @@ def timed(names, borne):
     rows = [module.Candidate(file(name), None) for name in names]
     times, finalists, broken = module._times(rows, set(borne), [], 1, 5, gpu=False)
     assert broken == []
-    return {name: len(turns) for name, turns in times.items()}, set(finalists)
+    return {name: len(rounds) for name, rounds in times.items()}, set(finalists)
 
 
 def test_the_fastest_are_measured_again_in_fresh_processes(processes):
     names = ["reference", "b", "c", "d", "e", "slowest"]
     turns, finalists = timed(names, names)
     assert finalists == {*"bcde"}
-    assert turns == {**dict.fromkeys(names, 15), "slowest": 5}
+    assert turns == {**dict.fromkeys(names, 3), "slowest": 1}
     assert sorted(processes) == sorted(["reference", *"bcde"] * 2)
-    assert timed(names, [])[0] == dict.fromkeys(names, 5)  # no latency decides
+    assert timed(names, [])[0] == dict.fromkeys(names, 1)  # no latency decides
 
 
 def test_a_file_that_cannot_be_opened_again_is_judged_by_its_first_turns(processes):
     turns, finalists = timed(["reference", "full", "c"], ["full", "c"])
     assert finalists == {"c"}
-    assert turns == {"reference": 15, "full": 5, "c": 15}
+    assert turns == {"reference": 3, "full": 1, "c": 3}
 
 
 def test_a_file_that_fails_in_a_later_turn_is_named():

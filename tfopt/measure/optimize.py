@@ -46,6 +46,7 @@ from tfopt.job.parts import Data
 from tfopt.job.rebuild import blueprint
 from tfopt.job.roster import transform_name
 from tfopt.measure.model_footprint import against, in_turns, timed_turn
+from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.report.footprint import Comparison
 from tfopt.report.format import factor, speed_and_interval, table
 from tfopt.run import run
@@ -55,8 +56,10 @@ if TYPE_CHECKING:
 
 Target = Literal["cpu-latency", "gpu-latency", "size"]
 TARGETS: tuple[Target, ...] = get_args(Target)
-Times = dict[str, list[list[float]]]
-"""For each file its turns, each the seconds of some calls."""
+Turns = list[list[float]]
+"""The turns of one process, each the seconds of some calls."""
+Times = dict[str, list[Turns]]
+"""For each file the processes that it was measured in."""
 _FINALISTS, _FINAL = 4, 2
 """So many files are measured again, so many times, each time in a fresh process."""
 _ANY_LOSS = 1.0
@@ -74,6 +77,7 @@ class Candidate:
         latency_ms: The time of one call in the middle of all turns; None where not measured.
         latency: The same as a share of the reference's, with its 95 % interval. The reference is
             the model's own graph in TensorFlow where that was tried, else the first file.
+        of_best: The same as a share of the winner's; None for the winner.
         lost: Why it is not the winner; empty for the winner.
     """
 
@@ -81,6 +85,7 @@ class Candidate:
     drop: float | None
     latency_ms: float | None = None
     latency: Comparison | None = None
+    of_best: Comparison | None = None
     lost: str = ""
 
 
@@ -403,8 +408,8 @@ def _times(
                 child.end()
             else:
                 measure[file.name], children[file.name] = partial(_turn, file.name, turn), child
-        times = in_turns(measure, turns)
-        fastest = sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
+        times = {name: [found] for name, found in in_turns(measure, turns).items()}
+        fastest = sorted(borne & times.keys(), key=lambda name: _level(times[name]))[:_FINALISTS]
         again = list(dict.fromkeys([*list(times)[:1], *fastest])) if fastest else []
         for _ in range(_FINAL):
             for name in tuple(again):
@@ -414,7 +419,7 @@ def _times(
                 except UserError:  # it may have no room beside the others: its first turns count
                     again.remove(name)
             for name, more in in_turns({name: measure[name] for name in again}, turns).items():
-                times[name] += more
+                times[name].append(more)
     return times, [name for name in fastest if name in again], broken
 
 
@@ -429,14 +434,26 @@ def _turn(name: str, call: Callable[[], list[float]]) -> list[float]:
         ) from error
 
 
-def _middle(turns: Sequence[Sequence[float]]) -> float:
-    return float(np.median([np.median(turn) for turn in turns]))
+def _level(processes: Sequence[Turns]) -> float:
+    """Return the seconds of a call, in the middle of a process, averaged over the processes."""
+    middles = [np.log(np.median(block)) for block in _blocks(processes)]
+    return float(np.exp(np.mean(middles)))
 
 
 def _against(times: Times, reference: str, name: str) -> Comparison:
-    """Compare two files by the turns in which both were measured."""
-    count = min(len(times[reference]), len(times[name]))
-    return against(times[reference][:count], times[name][:count])
+    """Compare two files by the rounds in which both had a process.
+
+    The process is what repeats: its memory lies well or badly for all of its turns. Where there
+    is one round only, its turns have to do.
+    """
+    pairs = list(zip(times[reference], times[name], strict=False))
+    if len(pairs) < LEAST_ROUNDS:
+        return against(*pairs[0])
+    return compare(*(_blocks(side) for side in zip(*pairs, strict=True)))
+
+
+def _blocks(processes: Sequence[Turns]) -> list[list[float]]:
+    return [[float(np.median(turn)) for turn in turns] for turns in processes]
 
 
 @cache
@@ -465,7 +482,7 @@ def _judged(
     for row in (row for row in rows if row.file.name in times):
         name = row.file.name
         beside = None if name == reference else _against(times, reference, name)
-        ms = 1e3 * _middle(times[name])
+        ms = 1e3 * _level(times[name])
         timed.append(replace(row, latency_ms=ms, latency=beside, lost=_too_far(row, max_drop)))
 
     def order(row: Candidate) -> tuple[bool, float]:
@@ -476,15 +493,11 @@ def _judged(
     timed.sort(key=order)
     if not timed or timed[0].lost:
         return timed
-    best = next((row for row in timed if row.file.name in finalists), timed[0])
-    others = [row for row in timed if row is not best]
-    return [
-        best,
-        *(
-            row if row.lost else replace(row, lost=_behind(row.file, best.file, times, target))
-            for row in others
-        ),
-    ]
+    # Finalists were measured side by side to the end: their own times say more.
+    final = [row for row in timed if row.file.name in finalists]
+    best = min(final, key=lambda row: row.latency_ms or 0.0, default=timed[0])
+    others = [_behind(row, best, times, target) for row in timed if row is not best]
+    return [best, *others]
 
 
 def _too_far(row: Candidate, max_drop: float) -> str:
@@ -495,13 +508,20 @@ def _too_far(row: Candidate, max_drop: float) -> str:
     return f"{row.file.parity.tell()}" if lost > max_drop else ""
 
 
-def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target) -> str:
-    if target == "size":
-        return f"{factor(file.kib / best.kib)} the size of the best"
-    beside = _against(times, best.name, file.name)
-    if beside.verdict == "slower":
-        return f"slower: {speed_and_interval(beside)} of the best"
-    return "not measured again" if beside.verdict == "faster" else "not told apart from the best"
+def _behind(row: Candidate, best: Candidate, times: Times, target: Target) -> Candidate:
+    """Return the row with its time as a share of the best's, and what it lost by."""
+    beside = _against(times, best.file.name, row.file.name)
+    if row.lost:
+        lost = row.lost
+    elif target == "size":
+        lost = f"{factor(row.file.kib / best.file.kib)} the size of the best"
+    elif beside.verdict == "slower":
+        lost = f"slower: {speed_and_interval(beside)} of the best"
+    elif beside.verdict == "faster":
+        lost = "not measured again"
+    else:
+        lost = "not told apart from the best"
+    return replace(row, of_best=beside, lost=lost)
 
 
 def _keep(file: ExportedFile, place: Path) -> ExportedFile:
