@@ -552,6 +552,29 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
         Spark(bad, label="y").count()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
+def test_spark_keeps_no_rows_in_its_driver_after_an_epoch(spark):
+    rows = spark.range(200_000).selectExpr("id", "cast(id % 3 as int) y", "repeat('x', 100) text")
+    source = Spark(rows, label="y", features=("id", "text"))
+    java = spark.sparkContext._jvm.java.lang
+
+    def held():
+        java.System.gc()
+        return (
+            java.Runtime.getRuntime().totalMemory() - java.Runtime.getRuntime().freeMemory()
+        ) / 1e6
+
+    def epoch():
+        return sum(len(y) for _, y in source)
+
+    assert epoch() == 200_000
+    before = held()
+    for _ in range(3):
+        epoch()
+    assert held() - before < 20  # each epoch hands over 24 MB
+
+
 MEMORY = """
 import resource, sys
 import numpy as np, tensorflow as tf

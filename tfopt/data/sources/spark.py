@@ -69,7 +69,7 @@ class Spark(Table):
             return
         arrow = needs("pyarrow", "Spark", "spark")
         packed = self._frame.select(*columns).mapInArrow(_to_bytes(), "batch binary")
-        rows = _run("be started", lambda: packed.toLocalIterator(prefetchPartitions=True))
+        rows = _run("be started", lambda: _as_rdd(packed).toLocalIterator(prefetchPartitions=True))
         number = 0
         while (row := _run("hand out a batch", lambda: next(rows, None))) is not None:
             with arrow.ipc.open_stream(row.batch) as stream:
@@ -133,6 +133,17 @@ def _to_bytes() -> Any:
             yield pa.RecordBatch.from_pydict({"batch": [sink.getvalue().to_pybytes()]})
 
     return packed
+
+
+def _as_rdd(frame: Any) -> Any:
+    """Return the rows as an RDD; a frame of Spark Connect, which has none, as it is.
+
+    After ``DataFrame.toLocalIterator`` Spark 4.3 holds all rows in the driver's memory.
+    """
+    try:
+        return frame.rdd
+    except NotImplementedError:
+        return frame
 
 
 def _run(what: str, action: Any) -> Any:
