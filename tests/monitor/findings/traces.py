@@ -21,7 +21,7 @@ BRAKE = ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", True)
 IDLE = ClockReason("nothing to do (GpuIdle)", False)
 SET = ClockReason("clocks set by somebody (ApplicationsClocksSetting)", False)
 
-# A GPU with nothing wrong: busy, cool, alone, at full clocks and link.
+# A GPU with nothing wrong: busy, cool, alone, at full clocks.
 HEALTHY = {
     "device_mib": 20000,
     "total_mib": 40000,
@@ -35,12 +35,6 @@ HEALTHY = {
     "power_w": 240,
     "power_limit_w": 400,
     "energy_j": lambda t: 1000 + 240 * t,
-    "pcie_generation": 4,
-    "pcie_max_generation": 4,
-    "pcie_width": 16,
-    "pcie_max_width": 16,
-    "ecc_corrected": 0,
-    "ecc_uncorrected": 0,
     "clock_reasons": (),
     "processes": (GpuProcess(77, "python", 19000),),
 }

@@ -109,8 +109,7 @@ def test_findings_with_evidence_and_short():
     assert "try: tfopt.Pipeline" in whole
     assert "temperature 89 °C" not in short
     assert f"and {len(found) - 1} more" in short
-    ecc = {"ecc_corrected": None, "ecc_uncorrected": None}
-    lacking = findings(trace(gpu={**BAD, **ecc, "clock_reasons": (HEAT, POWER)}))
+    lacking = findings(trace(gpu={**BAD, "clock_reasons": (HEAT, POWER)}))
     first = shown(findings_view(lacking, 1), 200)
     assert re.search(r"and \d+ more.*Not judged", first, re.DOTALL)
     assert "Nothing found" in shown(findings_view([]))

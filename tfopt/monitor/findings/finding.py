@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, Literal
@@ -177,10 +177,8 @@ Rule = Callable[[Recording], list[Finding]]
 GpuRule = Callable[[Trace], Iterable[Finding]]
 
 
-def for_each(
-    traces: Callable[[Recording], Sequence[Trace]], *metrics: str
-) -> Callable[[GpuRule], Rule]:
-    """Turn a rule about one GPU, which has to have these metrics, into one about a recording."""
+def for_each_board(*metrics: str) -> Callable[[GpuRule], Rule]:
+    """Turn a rule about one board, which has to have these metrics, into one about a recording."""
 
     def decorate(rule: GpuRule) -> Rule:
         def of_one(gpu: Trace) -> Iterable[Finding]:
@@ -189,7 +187,7 @@ def for_each(
 
         @wraps(rule)
         def of_all(recording: Recording) -> list[Finding]:
-            return [found for gpu in traces(recording) for found in of_one(gpu)]
+            return [found for gpu in boards(recording) for found in of_one(gpu)]
 
         return of_all
 

@@ -6,12 +6,6 @@ anything, so that a recording read from a file gives what it gave when it was ta
 
 from __future__ import annotations
 
-from tfopt.monitor.findings.bottleneck_rules import (
-    compute_bound,
-    host_bound,
-    memory_bound,
-    starved_by_input,
-)
 from tfopt.monitor.findings.finding import (
     LEAST_SAMPLES,
     LEAST_SECONDS,
@@ -21,25 +15,16 @@ from tfopt.monitor.findings.finding import (
     Rule,
     not_judged,
 )
-from tfopt.monitor.findings.gpu_rules import low_clocks, memory_errors, throttled
-from tfopt.monitor.findings.host_rules import cpu_bound, cpu_held_back, host_memory
+from tfopt.monitor.findings.gpu_rules import low_clocks, throttled
+from tfopt.monitor.findings.host_rules import cpu_held_back, host_memory
+from tfopt.monitor.findings.input_rules import starved_by_input
 from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance
 from tfopt.monitor.readings import Recording
 
 __all__ = ["HOST_RULES", "RULES", "Evidence", "Finding", "findings"]
 
-HOST_RULES: tuple[Rule, ...] = (starved_by_input, host_memory, cpu_bound, cpu_held_back)
-RULES: tuple[Rule, ...] = (
-    *HOST_RULES,
-    memory_errors,
-    throttled,
-    out_of_balance,
-    another_process,
-    host_bound,
-    low_clocks,
-    memory_bound,
-    compute_bound,
-)
+HOST_RULES: tuple[Rule, ...] = (starved_by_input, host_memory, cpu_held_back)
+RULES: tuple[Rule, ...] = (*HOST_RULES, throttled, out_of_balance, another_process, low_clocks)
 
 
 def findings(recording: Recording) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Find what is wrong with a board: clocks that are held down or set low, and new memory errors.
+"""Find what is wrong with a board: clocks that are held down or set low.
 
 NVML says why it holds the clocks down (nvmlClocksEventReasons); the cost is computed from the
 clocks themselves. The thresholds are tfopt's own.
@@ -14,8 +14,7 @@ from tfopt.monitor.findings.finding import (
     Finding,
     Severity,
     Trace,
-    boards,
-    for_each,
+    for_each_board,
     is_busy,
     is_throttled,
 )
@@ -53,7 +52,7 @@ _BEFORE = "the clock before"
 _Moments = Sequence[tuple[float, GpuReading]]
 
 
-@for_each(boards, "clock_reasons")
+@for_each_board("clock_reasons")
 def throttled(gpu: Trace) -> Iterator[Finding]:
     """Find clocks held down by heat, by the power limit, or by the hardware."""
     known = [(at, each) for at, each in gpu.readings() if each.clock_reasons is not None]
@@ -134,7 +133,7 @@ def _severity(rule: str, cost: float | None, compared: str) -> Severity:
     return "serious" if costly else "warning"
 
 
-@for_each(boards, "sm_clock_mhz", "utilisation_percent", "max_sm_clock_mhz")
+@for_each_board("sm_clock_mhz", "utilisation_percent", "max_sm_clock_mhz")
 def low_clocks(gpu: Trace) -> Iterator[Finding]:
     """Find a GPU that computes at low clocks without heat, power or hardware as the reason."""
     clock = gpu.series("sm_clock_mhz", lambda each: is_busy(each) and not is_throttled(each))
@@ -154,34 +153,5 @@ def low_clocks(gpu: Trace) -> Iterator[Finding]:
         ),
         "measured while busy and not throttled",
         "reset clocks that somebody set: sudo nvidia-smi -rgc; sudo nvidia-smi -rac",
-        gpu=gpu.place,
-    )
-
-
-@for_each(boards, "ecc_corrected", "ecc_uncorrected")
-def memory_errors(gpu: Trace) -> Iterator[Finding]:
-    """Find ECC errors that were counted while the GPU was watched; older ones are history."""
-    grown = {}
-    for kind in ("corrected", "uncorrected"):
-        counts = gpu.series(f"ecc_{kind}").values
-        grown[kind] = counts[-1] - counts[0]
-    if grown["uncorrected"] > 0:
-        errors = f"{grown['uncorrected']:.0f} memory errors beyond correction"
-        action = (
-            "what was trained since may be wrong: go back to a checkpoint from before, and have "
-            "the board looked at (nvidia-smi -q -d ECC,ROW_REMAPPER)"
-        )
-    elif grown["corrected"] > 0:
-        errors = f"{grown['corrected']:.0f} corrected memory errors"
-        action = "nothing was lost; if they go on, have the board looked at (nvidia-smi -q -d ECC)"
-    else:
-        return
-    yield Finding(
-        "memory_errors",
-        "serious" if grown["uncorrected"] > 0 else "warning",
-        f"{gpu.label} had {errors} while it was watched.",
-        tuple(Evidence(f"errors {kind}", count, "") for kind, count in grown.items()),
-        "counted by the GPU",
-        action,
         gpu=gpu.place,
     )

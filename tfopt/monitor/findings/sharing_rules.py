@@ -15,7 +15,6 @@ from tfopt.monitor.findings.finding import (
     Severity,
     Trace,
     gpu_traces,
-    is_throttled,
 )
 from tfopt.monitor.readings import Recording
 
@@ -27,8 +26,6 @@ LEAST_MIB = 50.0
 USED_PERCENT = 30.0
 IDLE_PERCENT = 5.0
 UNEVEN_POINTS = 20.0
-# GPUs that wait for another one in an exchange look busy (NCCL's kernels spin), and draw less.
-UNEVEN_POWER = 0.75
 
 # A process, by its number and name, with the most memory that it held.
 _Held = dict[tuple[int, str | None], float]
@@ -113,7 +110,7 @@ def _unused(idle: list[Trace], busy: _Means, severity: Severity) -> Finding:
         "gpu_unused",
         severity,
         f"{labels} did nothing while another one computed.",
-        _evidence(busy, "utilisation", "%"),
+        _evidence(busy),
         "measured",
         "train on all of them, or leave the idle ones to somebody else (CUDA_VISIBLE_DEVICES)",
         "tfopt.Distribute()",
@@ -129,40 +126,30 @@ def _uneven(busy: _Means) -> list[Finding]:
                 "out_of_balance",
                 "warning",
                 f"GPUs of {len(names)} models work together: {', '.join(sorted(names))}.",
-                _evidence(busy, "utilisation", "%"),
+                _evidence(busy),
                 "reported by the driver; which one is slower, tfopt.replica_times measures",
                 "replicas get equal shares, so all wait for the slowest: train on equal GPUs",
             )
         ]
     means = [series.mean for series in busy.values()]
-    if max(means) - min(means) >= UNEVEN_POINTS:
-        return [_out_of_balance(busy, "utilisation", "%", "measured")]
-    # What heat or power holds down is another finding.
-    power = {gpu: gpu.series("power_w", lambda each: not is_throttled(each)) for gpu in busy}
-    if all(each.enough for each in power.values()):
-        means = [each.mean for each in power.values()]
-        if min(means) < UNEVEN_POWER * max(means):
-            sure = "likely: equal GPUs at equal work draw alike"
-            return [_out_of_balance(power, "power", "W", sure)]
-    lacking = [gpu for gpu in busy if not gpu.series("power_w").enough]
-    return [each.lacks("out_of_balance", "power_w") for each in lacking[:1]]
+    if max(means) - min(means) < UNEVEN_POINTS:
+        return []
+    low, *_, high = sorted(busy, key=lambda gpu: busy[gpu].mean)
+    return [
+        Finding(
+            "out_of_balance",
+            "warning",
+            f"The GPUs do not work alike: utilisation is {busy[low].mean:.0f} % on {low.label} "
+            f"and {busy[high].mean:.0f} on {high.label}.",
+            _evidence(busy),
+            "measured",
+            "tfopt.replica_times() shows which one the others wait for, and for what; "
+            "look at the heat, the PCIe link and the other processes of the odd one",
+        )
+    ]
 
 
-def _out_of_balance(series: _Means, name: str, unit: str, sure: str) -> Finding:
-    low, *_, high = sorted(series, key=lambda gpu: series[gpu].mean)
-    return Finding(
-        "out_of_balance",
-        "warning",
-        f"The GPUs do not work alike: {name} is {series[low].mean:.0f} {unit} on {low.label} "
-        f"and {series[high].mean:.0f} on {high.label}.",
-        _evidence(series, name, unit),
-        sure,
-        "tfopt.replica_times() shows which one the others wait for, and for what; "
-        "look at the heat, the PCIe link and the other processes of the odd one",
-    )
-
-
-def _evidence(series: _Means, name: str, unit: str) -> tuple[Evidence, ...]:
+def _evidence(busy: _Means) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(f"GPU {gpu.place} {name}", each.mean, unit) for gpu, each in series.items()
+        Evidence(f"GPU {gpu.place} utilisation", each.mean, "%") for gpu, each in busy.items()
     )
