@@ -205,4 +205,4 @@ def test_the_dashboard_is_written_and_the_command_ends(tmp_path, capsys):
     assert main(["monitor", "--dashboard", str(path)]) == 0
     assert capsys.readouterr().out.strip() == str(path)
     board = json.loads(path.read_text(encoding="utf-8"))
-    assert (board["title"], len(board["panels"])) == ("tfopt: training", 18)
+    assert (board["title"], len(board["panels"])) == ("tfopt: training", 17)

@@ -40,12 +40,12 @@ def test_a_file_that_is_no_report_is_refused_by_its_name(capsys, name):
     assert name in capsys.readouterr().err
 
 
-def test_samples_have_the_columns_that_are_written_today():
+def test_every_column_that_is_written_today_is_in_a_file_of_then():
     from tfopt.monitor.sample_files import COLUMNS, FORMAT
 
     with (REPORTS / "samples.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(name for name in rows[0] if name in COLUMNS) == COLUMNS
     hosts, steps = ([row for row in rows if row["row"] == kind] for kind in ("host", "step"))
     assert (len(hosts), len(steps)) == (13, 61)
     about = json.loads([row for row in rows if row["row"] == "about"][-1]["told"])

@@ -12,8 +12,7 @@
  * loaded; nvml_stand_in_at() sets it.
  *
  * Keys of a GPU: uuid name memory.total memory.used utilisation memory_utilisation clock.N
- * max_clock.N temperature threshold.N power_mw power_limit_mw energy_mj pcie.generation
- * pcie.max_generation pcie.width pcie.max_width pcie.throughput.N link.N field.ID ecc.KIND fan
+ * max_clock.N temperature threshold.N power_mw power_limit_mw energy_mj field.ID fan
  * reasons processes (PID:BYTES ...) mig part_of.
  * Of none: driver cuda process.PID. `self` is this process's number.
  */
@@ -381,8 +380,6 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, FieldValue
     for (int n = 0; n < count; n++) {
         u64 value = 0;
         values[n].result = put_numbered(gpu, "field", values[n].field, &value);
-        /* NVLink's counters are of one link each, but for the scope that sums them up. */
-        if ((values[n].field == 138 || values[n].field == 139) && values[n].scope != ~0u) value = 1;
         values[n].timestamp = (int64_t)(moment() * 1e6);
         values[n].type = value > ~0u ? 3 : 1;
         if (values[n].type == 3) values[n].value.ull = value;
@@ -394,29 +391,9 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, FieldValue
 NUMBERED(nvmlDeviceGetClockInfo, "clock")
 NUMBERED(nvmlDeviceGetMaxClockInfo, "max_clock")
 NUMBERED(nvmlDeviceGetTemperatureThreshold, "threshold")
-NUMBERED(nvmlDeviceGetNvLinkState, "link")
 SMALL(nvmlDeviceGetPowerUsage, "power_mw")
 SMALL(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
 LARGE(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
-SMALL(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation")
-SMALL(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_generation")
-SMALL(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
-SMALL(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width")
 SMALL(nvmlDeviceGetFanSpeed, "fan")
 LARGE(nvmlDeviceGetCurrentClocksEventReasons, "reasons")
 LARGE(nvmlDeviceGetCurrentClocksThrottleReasons, "reasons")
-
-nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *value)
-{
-    GPU("nvmlDeviceGetPcieThroughput");
-    usleep(20000); /* the library counts for as long before it answers */
-    return put_small_numbered(gpu, "pcie.throughput", counter, value);
-}
-
-nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned kind, unsigned counter,
-                                         u64 *count)
-{
-    (void)counter;
-    GPU("nvmlDeviceGetTotalEccErrors");
-    return put_numbered(gpu, "ecc", kind, count);
-}

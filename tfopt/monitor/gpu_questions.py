@@ -6,11 +6,11 @@ of the whole GPU, which the part shares with its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from tfopt.monitor.polling import Question, Rate, Shared
+from tfopt.monitor.polling import Question, Shared
 from tfopt.monitor.readings import ClockReason, GpuProcess
 from tfopt.monitor.visible_gpus import MIB, ListedGpu, UnavailableError
 
@@ -29,14 +29,8 @@ _CLOCK_REASONS: Mapping[int, ClockReason] = {
     0x400: ClockReason("the voltage's limit (Reliability)", throttles=False),
 }
 
-# NVML sums a counter over all links where the link is this one.
-_ALL_LINKS = 2**32 - 1
-_KIB = 1024
 
-
-def questions(
-    nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], float]
-) -> dict[str, Question]:
+def questions(nvml: Any, gpu: ListedGpu, process_id: int) -> dict[str, Question]:
     """Return the questions by metric, with ``clock_reasons`` and ``processes``."""
     handle = gpu.handle
     board = handle if gpu.whole is None else gpu.whole.handle
@@ -55,16 +49,6 @@ def questions(
         board,
         nvml.NVML_TEMPERATURE_GPU,
     )
-
-    def field(name: str, *scope: int) -> Any:
-        return _field(nvml, board, getattr(nvml, f"NVML_FI_DEV_{name}"), *scope)
-
-    def ecc(kind: int) -> Any:
-        return nvml.nvmlDeviceGetTotalEccErrors(board, kind, nvml.NVML_VOLATILE_ECC)
-
-    def pcie_mib(direction: int) -> float:
-        return float(nvml.nvmlDeviceGetPcieThroughput(board, direction) / _KIB)
-
     return {
         "device_mib": lambda: memory.new().used / MIB,
         "total_mib": lambda: memory.last().total / MIB,
@@ -75,28 +59,13 @@ def questions(
         "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(board, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_MEM),
         "temperature_c": temperature,
-        "memory_temperature_c": lambda: field("MEMORY_TEMP"),
+        "memory_temperature_c": lambda: _memory_temperature(nvml, board),
         "slowdown_temperature_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(
             board, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
         ),
         "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(board) / 1000,
         "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1000,
         "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(board) / 1000,
-        "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(board),
-        "pcie_max_generation": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(board),
-        "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(board),
-        "pcie_max_width": lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(board),
-        "pcie_received_mib_per_s": lambda: pcie_mib(nvml.NVML_PCIE_UTIL_RX_BYTES),
-        "pcie_sent_mib_per_s": lambda: pcie_mib(nvml.NVML_PCIE_UTIL_TX_BYTES),
-        "nvlinks": lambda: _active_links(nvml, board),
-        "nvlink_received_mib_per_s": Rate(
-            lambda: field("NVLINK_THROUGHPUT_DATA_RX", _ALL_LINKS) / _KIB, clock
-        ),
-        "nvlink_sent_mib_per_s": Rate(
-            lambda: field("NVLINK_THROUGHPUT_DATA_TX", _ALL_LINKS) / _KIB, clock
-        ),
-        "ecc_corrected": lambda: ecc(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-        "ecc_uncorrected": lambda: ecc(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         "fan_percent": lambda: nvml.nvmlDeviceGetFanSpeed(board),
         "clock_reasons": lambda: _clock_reasons(clock_reasons()),
         "processes": lambda: _processes(nvml, listed.last()),
@@ -153,33 +122,11 @@ def _held(processes: Sequence[Any], process_id: int) -> int:
     return sum(own)
 
 
-def _field(nvml: Any, handle: Any, number: int, *scope: int) -> Any:
-    (value,) = nvml.nvmlDeviceGetFieldValues(handle, [(number, *scope) if scope else number])
+def _memory_temperature(nvml: Any, handle: Any) -> int:
+    (value,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_MEMORY_TEMP])
     if value.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(value.nvmlReturn)
-    members = {
-        nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
-        nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-        nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-        nvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
-    }
-    return getattr(value.value, members[value.valueType])
-
-
-def _active_links(nvml: Any, handle: Any) -> int:
-    active = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active += nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED
-        except nvml.NVMLError as error:
-            # NVML has no call for how many links a GPU has: it refuses the first that is not there.
-            over = (nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NOT_SUPPORTED)
-            if link == 0 or error.value not in over:
-                raise
-            break
-    return active
+    return int(value.value.uiVal)
 
 
 def _clock_reasons(mask: int) -> tuple[ClockReason, ...]:

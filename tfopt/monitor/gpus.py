@@ -31,7 +31,6 @@ _PERMANENT = (
     "NVML_ERROR_FUNCTION_NOT_FOUND",
     "NVML_ERROR_INVALID_ARGUMENT",
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
-    "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED",
     "NVML_ERROR_DEPRECATED",
 )
 
@@ -55,15 +54,13 @@ class GpuWatch:
         self._stack = ExitStack()
         self._abandoned = False
         self._gpus: list[_WatchedGpu] = []
-        self._slow_order: list[_WatchedGpu] = []
         self.no_gpu_reason: str | None = None
         if not isinstance(wanted, str) and not wanted:
             self.no_gpu_reason = "no GPU is in use"
             return
         try:
             nvml = self._stack.enter_context(session())
-            self._gpus = [_watched(nvml, gpu, process_id, clock) for gpu in _chosen(nvml, wanted)]
-            self._slow_order = list(self._gpus)
+            self._gpus = [_watched(nvml, gpu, process_id) for gpu in _chosen(nvml, wanted)]
         except Exception as error:  # whatever breaks in a driver
             known = isinstance(error, UnavailableError)
             self.no_gpu_reason = str(error) if known else f"NVML: {error}"
@@ -73,15 +70,6 @@ class GpuWatch:
         """Return a reading of each GPU."""
         now_s = self._clock()
         return tuple(GpuReading(**gpu.poller.values(now_s)) for gpu in self._gpus)
-
-    def poll_slow(self) -> None:
-        """Poll one metric that takes long, of one GPU, for the next reading."""
-        now_s = self._clock()
-        polled = next((gpu for gpu in self._slow_order if gpu.poller.poll_slow(now_s)), None)
-        if polled is not None:
-            # The others come first, the next time.
-            self._slow_order.remove(polled)
-            self._slow_order.append(polled)
 
     def gpus(self) -> tuple[SampledGpu, ...]:
         """Return which GPUs these are, and what each does not report."""
@@ -106,7 +94,7 @@ class GpuWatch:
         self._abandoned = True
 
 
-def _watched(nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], float]) -> _WatchedGpu:
+def _watched(nvml: Any, gpu: ListedGpu, process_id: int) -> _WatchedGpu:
     permanent = {getattr(nvml, name) for name in _PERMANENT}
 
     def explain(error: Exception) -> tuple[str, bool]:
@@ -118,7 +106,7 @@ def _watched(nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], flo
         return f"NVML: {error}", getattr(error, "value", None) in permanent
 
     missing: dict[str, str] = {}
-    asked = {} if gpu.lost else questions(nvml, gpu, process_id, clock)
+    asked = {} if gpu.lost else questions(nvml, gpu, process_id)
     if gpu.lost:
         missing |= dict.fromkeys((metric.name for metric in GPU_METRICS), gpu.lost)
     return _WatchedGpu(gpu, Poller(asked, missing, explain), missing)

@@ -12,8 +12,6 @@ from typing import Literal
 OFTEN_S = 0.0
 EACH_SECOND_S = 1.0
 SELDOM_S = 10.0
-# NVML counts bytes for 20 ms before it answers this one.
-PCIE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,59 +73,6 @@ GPU_METRICS: tuple[Metric, ...] = (
     ),
     Metric("power_limit_w", "W", "Power that may be drawn", every_s=SELDOM_S),
     Metric("energy_j", "J", "Energy since the driver was loaded", kind="counter"),
-    Metric(
-        "pcie_generation",
-        "",
-        "PCIe generation of the link now; an idle GPU lowers it",
-        every_s=EACH_SECOND_S,
-    ),
-    Metric(
-        "pcie_max_generation",
-        "",
-        "Highest PCIe generation of this GPU in this machine",
-        every_s=SELDOM_S,
-    ),
-    Metric("pcie_width", "", "PCIe lanes of the link now", every_s=EACH_SECOND_S),
-    Metric("pcie_max_width", "", "Most PCIe lanes of this GPU in this machine", every_s=SELDOM_S),
-    Metric(
-        "pcie_received_mib_per_s",
-        "MiB/s",
-        "Bytes that came in over PCIe, during 20 ms",
-        every_s=PCIE_S,
-    ),
-    Metric(
-        "pcie_sent_mib_per_s",
-        "MiB/s",
-        "Bytes that went out over PCIe, during 20 ms",
-        every_s=PCIE_S,
-    ),
-    Metric("nvlinks", "", "NVLinks that are active", every_s=SELDOM_S),
-    Metric(
-        "nvlink_received_mib_per_s",
-        "MiB/s",
-        "Data that came in over all NVLinks, since the value before",
-        every_s=EACH_SECOND_S,
-    ),
-    Metric(
-        "nvlink_sent_mib_per_s",
-        "MiB/s",
-        "Data that went out over all NVLinks, since the value before",
-        every_s=EACH_SECOND_S,
-    ),
-    Metric(
-        "ecc_corrected",
-        "",
-        "Memory errors corrected since the driver was loaded",
-        kind="counter",
-        every_s=SELDOM_S,
-    ),
-    Metric(
-        "ecc_uncorrected",
-        "",
-        "Memory errors beyond correction since the driver was loaded",
-        kind="counter",
-        every_s=SELDOM_S,
-    ),
     Metric("fan_percent", "%", "Intended fan speed, of its highest", every_s=EACH_SECOND_S),
 )
 

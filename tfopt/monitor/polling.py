@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfopt.monitor.metrics import BY_NAME, PCIE_S
+from tfopt.monitor.metrics import BY_NAME
 
 Question = Callable[[], Any]
 """Return a metric in its unit, or raise what its source raises."""
@@ -34,27 +34,13 @@ class Poller:
         self._explain = explain
         self._values: dict[str, Any] = {}
         self._due_s = dict.fromkeys(questions, -math.inf)
-        self._slow = [name for name in questions if _period_s(name) == PCIE_S]
-        self._fast = [name for name in questions if name not in self._slow]
-        for name in self._slow:
-            missing.setdefault(name, "not asked at once: the answer takes long")
 
     def values(self, now_s: float) -> dict[str, Any]:
-        """Return all metrics, polled where they are due.
-
-        Metrics that take long are polled by ``poll_slow`` only.
-        """
-        for name in self._fast:
+        """Return all metrics, polled where they are due."""
+        for name in self._questions:
             if self._due_s[name] <= now_s:
                 self._poll(name, now_s)
         return dict(self._values)
-
-    def poll_slow(self, now_s: float) -> bool:
-        """Poll one metric that takes long, if one is due; return whether it did."""
-        due = [name for name in self._slow if self._due_s[name] <= now_s]
-        if due:
-            self._poll(min(due, key=self._due_s.__getitem__), now_s)
-        return bool(due)
 
     def _poll(self, name: str, now_s: float) -> None:
         self._due_s[name] = now_s + _period_s(name)

@@ -50,17 +50,6 @@ class GpuReading:
     power_w: float | None = None
     power_limit_w: float | None = None
     energy_j: float | None = None
-    pcie_generation: float | None = None
-    pcie_max_generation: float | None = None
-    pcie_width: float | None = None
-    pcie_max_width: float | None = None
-    pcie_received_mib_per_s: float | None = None
-    pcie_sent_mib_per_s: float | None = None
-    nvlinks: float | None = None
-    nvlink_received_mib_per_s: float | None = None
-    nvlink_sent_mib_per_s: float | None = None
-    ecc_corrected: float | None = None
-    ecc_uncorrected: float | None = None
     fan_percent: float | None = None
     clock_reasons: tuple[ClockReason, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None

@@ -173,7 +173,6 @@ class Sampler:
             self.take()
             owed_s = max(owed_s - pause_s, 0.0) + _PAUSES_A_SAMPLE * (self._clock() - begun)
             owed_s = min(owed_s, _LONGEST_PAUSE_S + _DEFERRED_S)
-            self._gpus.poll_slow()
             # A driver that answers slowly is polled less often: the training goes first.
             pause_s = max(period_s, owed_s - _DEFERRED_S)
 
