@@ -8,7 +8,6 @@ functions.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 import warnings
@@ -29,14 +28,12 @@ from tfopt.monitor.findings.findings import Finding, findings
 from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
 from tfopt.monitor.outlets.tensorboard import TensorBoardScalars
 from tfopt.monitor.readings import Recording, StepMark
-from tfopt.monitor.sample_files import CsvLog, write_parquet
+from tfopt.monitor.sample_files import CsvLog
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.monitor.step_marks import StepMarks, batch_sizes
 
 # The findings need no finer marks than one a second.
 _MARK_S = 1.0
-# A training that is killed loses this much of a Parquet file, and nothing of a CSV one.
-_FILE_S = 60.0
 _SLOWEST_HZ, _FASTEST_HZ = 0.1, 10.0
 _NOTHING = Recording((), (), "nothing was sampled")
 
@@ -55,8 +52,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     Args:
         hz: Samples a second, from 0.1 to 10.
         log_dir: TensorBoard scalars go into ``monitor`` below it.
-        file: The samples, as .csv (written as they come) or .parquet (each minute, and at the end);
-            one table, whose rows are told apart by their column ``row``.
+        file: A CSV file of the samples, written as they come: one table, whose rows are told apart
+            by their column ``row``.
         prometheus_port: Serves the newest sample there; 0 finds a free port, see ``port``.
         prometheus_host: The address it listens on; others than loopback show it to the network.
         show: Print the findings at the end.
@@ -103,7 +100,6 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._steps = StepMarks(_MARK_S, self._mark)
         self._ended = _NOTHING
         self._measured = False
-        self._file_s = 0.0
         self._warned: set[str] = set()
 
     @property
@@ -138,9 +134,6 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         mark = self._steps.end_step(batch, time.perf_counter(), self._waited)
         if mark is not None:
             self._try("writing to TensorBoard", lambda: self._write_scalars(mark))
-            if mark.ended_s - self._file_s >= _FILE_S:
-                self._file_s = mark.ended_s
-                self._try("writing the samples' file", self._write_parquet)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._steps.pause(time.perf_counter(), self._waited)
@@ -158,7 +151,6 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._compile_with_clock(False)
             self._measured = False
             self.model.train_function = None  # the next fit compiles it without the clock
-        self._try("writing the samples' file", self._write_parquet)
         if self._shows:
             self._try("showing the findings", self._show)
 
@@ -173,7 +165,6 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._sampler = self._stack.enter_context(
             sampling(os.getpid(), clock=time.perf_counter, period_s=1 / self._hz)
         )
-        self._file_s = time.perf_counter()
         self._steps.begin(batch_sizes(self.model), self.params.get("steps"))
 
     def _begin_measuring(self) -> None:
@@ -189,7 +180,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     def _begin_csv(self) -> None:
         file, sampler = self._file, self._sampler
-        if file is not None and sampler is not None and file.suffix == ".csv":
+        if file is not None and sampler is not None:
             self._stack.callback(CsvLog(file, sampler).close)
 
     def _begin_tensorboard(self) -> None:
@@ -219,12 +210,6 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         newest = None if self._sampler is None else self._sampler.newest()
         if self._scalars is not None and newest is not None:
             self._scalars.write(self._steps.steps, newest, mark)
-
-    def _write_parquet(self) -> None:
-        """Write the whole file anew, as Parquet cannot grow."""
-        file = self._file
-        if file is not None and file.suffix == ".parquet" and self.recording.samples:
-            write_parquet(self.recording, file)
 
     def _show(self) -> None:
         from rich.console import Console
@@ -262,16 +247,10 @@ def _log_dir(path: object, worker: str) -> Path:
 
 def _samples_file(path: object, worker: str) -> Path:
     target = target_of(path)
-    if target.suffix not in (".csv", ".parquet"):
+    if target.suffix != ".csv":
         raise UserError(
-            "The samples' file has an ending that says no format.",
-            expected="a path that ends in .csv or .parquet",
+            "The samples are written as CSV.",
+            expected="a path that ends in .csv",
             received=str(path),
-        )
-    if target.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError(
-            "A Parquet file needs the package pyarrow.",
-            received="no pyarrow here",
-            fix="pip install 'tfopt[parquet]', or write a .csv",
         )
     return target.with_name(f"{target.stem}{worker}{target.suffix}")

@@ -1,4 +1,4 @@
-"""Write samples to a CSV file while a run goes on, and to a Parquet file whole.
+"""Write samples to a CSV file while a run goes on.
 
 A file is one table. Its columns are the metrics, and these:
 
@@ -9,7 +9,7 @@ A file is one table. Its columns are the metrics, and these:
 
 ``told``, ``cpu_percent``, ``clock_reasons`` and ``processes`` are JSON. A sample is a row "host",
 and after it a row "gpu" for each GPU. So what a spreadsheet needs of one GPU's power is ``at_s``
-and ``power_w`` of the rows "gpu" with its UUID. ``pandas.read_csv`` or ``read_parquet`` read it.
+and ``power_w`` of the rows "gpu" with its UUID. ``pandas.read_csv`` reads it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from tfopt.monitor.sampler import Sampler
 
 FORMAT = 1
 _STEP = tuple(field.name for field in fields(StepMark) if field.name != "ended_s")
-TEXTS = ("row", "device", "cpu_percent", "clock_reasons", "processes", "told")
-WHOLE = ("steps", "examples")
 COLUMNS = (
     "row",
     "at_s",
@@ -48,18 +46,6 @@ COLUMNS = (
 
 Row = Mapping[str, Any]
 """A column that is not there is None."""
-
-
-def write_parquet(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Write a recording as Parquet, in the same columns, and return where it is; needs pyarrow."""
-    import pyarrow
-    from pyarrow import parquet
-
-    target = target_of(path)
-    types = dict.fromkeys(TEXTS, pyarrow.string()) | dict.fromkeys(WHOLE, pyarrow.int64())
-    schema = pyarrow.schema([(name, types.get(name, pyarrow.float64())) for name in COLUMNS])
-    table = pyarrow.Table.from_pylist(list(_rows(recording)), schema)
-    return write_atomically(target, lambda place: parquet.write_table(table, place))
 
 
 class CsvLog:
@@ -126,14 +112,6 @@ class CsvLog:
             rows.append(_of_step(mark))
             self._marked_s = mark.ended_s
         return _lines(rows)
-
-
-def _rows(recording: Recording) -> Iterator[Row]:
-    yield from _about(recording)
-    uuids = [gpu.uuid for gpu in recording.gpus]
-    for sample in recording.samples:
-        yield from _of_sample(sample, uuids)
-    yield from map(_of_step, recording.steps)
 
 
 def _about(recording: Recording) -> Iterator[Row]:

@@ -4,7 +4,6 @@ import csv
 import gc
 import glob
 import socket
-import sys
 import time
 import urllib.request
 import warnings
@@ -133,16 +132,6 @@ def test_one_training_feeds_all_outlets(tmp_path, stand_in_driver, capsys):
     assert [float(row["seconds"]) for row in steps] == [m.seconds for m in monitor.recording.steps]
 
 
-def test_parquet_is_written_at_the_end_and_nothing_is_printed(tmp_path, capsys):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monitor = tfopt.Monitor(file=tmp_path / "samples.parquet")
-    train(monitor)
-    rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
-    seconds = [row["seconds"] for row in rows if row["row"] == "step"]
-    assert seconds == [mark.seconds for mark in monitor.recording.steps]
-    assert capsys.readouterr().out == ""
-
-
 def test_no_failure_of_its_own_ends_a_training(tmp_path, plain):
     pytest.importorskip("prometheus_client")
     (tmp_path / "taken").write_text("a file where the folder should be")
@@ -240,6 +229,7 @@ def test_under_two_replicas_and_with_replica_times(fresh_python):
         {"log_dir": 3},
         {"file": 3},
         {"file": "samples.txt"},
+        {"file": "samples.parquet"},
         {"file": "/no/such/folder/samples.csv"},
         {"prometheus_port": 70000},
         {"prometheus_port": True},
@@ -249,13 +239,6 @@ def test_under_two_replicas_and_with_replica_times(fresh_python):
 def test_bad_arguments_are_refused_before_anything_is_trained(arguments):
     with pytest.raises(tfopt.UserError, match="expected"):
         tfopt.Monitor(**arguments)
-
-
-def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
-    # As where it is not installed: the import system finds no name that is None.
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(tfopt.UserError, match=r"tfopt\[parquet\]"):
-        tfopt.Monitor(file=tmp_path / "samples.parquet")
 
 
 def test_a_worker_of_a_cluster_writes_beside_the_others(tmp_path, monkeypatch):
