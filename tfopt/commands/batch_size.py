@@ -1,6 +1,6 @@
 """Find the largest batch that trains, the fastest one, and what each takes: ``tfopt batch-size``.
 
-Ctrl-C and a request to terminate end the trial that runs and keep what was tried.
+Ctrl-C and a request to terminate end the search with what was found by then.
 """
 
 from __future__ import annotations
@@ -64,14 +64,12 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     arguments.add_json(parser)
     add_output(parser, "NAME_batch_size")
-    arguments.add_resume(parser)
 
 
 def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import alone_in, prepare_folder, write_atomically
     from tfopt.job.recipe_file import read_recipe
     from tfopt.measure.batch_size.find import find_batch_size
-    from tfopt.measure.batch_size.trial import kept_in
     from tfopt.recipes.bench_display import termination_as_interrupt
 
     chain = None
@@ -80,13 +78,6 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
     name = options.job.rpartition(":")[0].rpartition(".")[2] or "job"
     output = prepare_folder(options.output or Path(f"{name}_batch_size"))
     with alone_in(output), termination_as_interrupt():
-        kept = 0 if options.resume else kept_in(output)
-        if kept:
-            print(
-                f"{kept} trial{'s' if kept > 1 else ''} of an earlier search in {output}: "
-                "removed, and measured anew; --resume would have gone on.",
-                file=sys.stderr,
-            )
         try:
             found = find_batch_size(
                 options.job,
@@ -98,17 +89,14 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
                 limit_mib=options.limit_mib,
                 repeats=options.repeats,
                 within_s=math.inf if options.minutes is None else 60 * options.minutes,
-                folder=output,
-                resume=options.resume,
                 tell=_tell,
             )
         except KeyboardInterrupt:
-            print("Interrupted: what was tried is kept; go on with --resume.", file=sys.stderr)
+            print("Interrupted before a batch size was found that trains.", file=sys.stderr)
             return INTERRUPTED
         write_atomically(output / "batch_size.json", found.to_json())
-        write_atomically(output / "batch_size.md", found.to_markdown())
     print(found.to_json() if options.json else found)
-    return 0
+    return INTERRUPTED if found.interrupted else 0
 
 
 def _tell(attempt: Attempt) -> None:

@@ -5,9 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from made_modes import job_facts
 from processes import wait_until, workers_in
 
 from tfopt import Accumulate, Distribute, Job, UserError, chain, find_batch_size
-from tfopt.commands.cli import main
 from tfopt.measure.batch_size import trial
 from tfopt.measure.batch_size.find import Grid, next_size
 from tfopt.measure.batch_size.trial import Attempt, Limits, Trial
@@ -114,7 +111,7 @@ def test_trials_that_die_are_failed_trials_with_their_reasons(folder, workers):
         36: (died("killed by SIGABRT"), "crash", "SIGABRT"),
     }
     outcomes(workers, **{f"b{size}": answer for size, (answer, *_) in failing.items()})
-    settings = {"multiple_of": 4, "repeats": 0, "trial_s": 75, "folder": "kept"}
+    settings = {"multiple_of": 4, "repeats": 0, "trial_s": 75}
     heard = []
     found = find_batch_size("a.b:c", tell=heard.append, **settings)
     assert found.largest == found.fastest == 32
@@ -122,23 +119,21 @@ def test_trials_that_die_are_failed_trials_with_their_reasons(folder, workers):
     reasons = {each.batch: each.reason for each in found.tried}
     assert all(words in reasons[size] for size, (*_, words) in failing.items())
     assert [each.batch for each in heard] == [32, *failing]
-    # With everything kept, no process is needed; of another search, nothing is taken.
-    workers.asked.clear()
-    again = find_batch_size("a.b:c", resume=True, **settings)
-    assert workers.asked == []
-    assert again == found
-    with pytest.raises(UserError, match=r"settings \(multiple of\)"):
-        find_batch_size("a.b:c", resume=True, **{**settings, "multiple_of": 8})
 
 
-def test_the_limit_of_a_search_that_goes_on_is_that_of_its_beginning(folder, workers, monkeypatch):
-    settings = {"at_most": 8, "repeats": 0, "folder": "kept"}
-    begun = find_batch_size("a.b:c", **settings)
-    monkeypatch.setattr(
-        import_module("tfopt.measure.batch_size.find"), "_USABLE", 0.1
-    )  # as if less was free now
-    assert find_batch_size("a.b:c", resume=True, **settings).limit_mib == begun.limit_mib > 100
-    assert find_batch_size("a.b:c", **settings).limit_mib < begun.limit_mib
+def test_an_interrupted_search_tells_what_was_found_by_then(folder, workers):
+    def answer(asked):
+        if asked.kind == "batch-trial" and asked.task.batch == stops_at:
+            raise KeyboardInterrupt
+
+    workers.answer, stops_at = answer, 128
+    found = find_batch_size("a.b:c")
+    assert found.interrupted
+    assert (found.largest, kinds(found)) == (64, {32: "trained", 64: "trained"})
+    assert "was interrupted" in str(found)
+    stops_at = 32
+    with pytest.raises(KeyboardInterrupt):
+        find_batch_size("a.b:c")
 
 
 def test_the_fastest_are_measured_again_and_what_then_fails_does_not_train(folder, workers):
@@ -209,18 +204,6 @@ def test_replicas_and_micro_batches_count(folder, workers):
     assert "200 examples" in raised.value.received
 
 
-def test_the_command_says_that_it_begins_anew_and_what_it_cannot_do(folder, workers, capsys):
-    find_batch_size("sizes_jobs:small", at_most=8, repeats=0, folder="kept")
-    command = ["batch-size", "--job", "sizes_jobs:small", "--at-most", "8", "--repeats", "0"]
-    assert main([*command, "--output", "kept"]) == 0
-    printed = capsys.readouterr().err
-    assert "1 trial of an earlier search" in printed
-    assert "--resume" in printed
-    assert main([*command, "--resume"]) == 2
-    printed = capsys.readouterr().err
-    assert "nothing to resume" in printed
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -232,7 +215,6 @@ def test_the_command_says_that_it_begins_anew_and_what_it_cannot_do(folder, work
         ({"limit_mib": float("nan")}, "limit_mib is not a size"),
         ({"trial_s": 0}, "trial_s is not a time"),
         ({"under": "chain"}, "This is no chain"),
-        ({"resume": True}, "nothing to resume"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_started(workers, settings, words):
@@ -295,31 +277,16 @@ def test_a_search_on_real_trainings(request, folder, where):
 
 
 @pytest.mark.slow
-def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
+def test_a_limit_is_found_by_the_command(folder):
     """64 takes some 1,250 MiB, 128 some 1,760."""
     command = [sys.executable, "-m", "tfopt.commands.cli", "batch-size", "--job", "sizes_jobs:wide"]
     command += ["--limit-mib", "1500", "--multiple-of", "32", "--repeats", "1", "--output", "out"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stopped:
-        try:
-            deadline = time.monotonic() + 200
-            while not (folder / "out/trials/trial-000.json").exists():
-                assert stopped.poll() is None, stopped.stderr.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            stopped.send_signal(signal.SIGINT)
-            _, printed = stopped.communicate(timeout=60)
-        finally:
-            stopped.kill()
-    assert stopped.returncode == 130
-    assert "go on with --resume" in printed
-    assert "batch 64: trains" in printed
-
-    resumed = subprocess.run(
-        [*command, "--resume", "--json"],
+    done = subprocess.run(
+        [*command, "--json"],
         capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    found = json.loads(resumed.stdout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
     tried = {each["batch"]: each for each in found["tried"]}
     assert found["largest"] in (64, 96)
     assert tried[64]["peak_mib"] < 1500
@@ -331,4 +298,23 @@ def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
     assert best["least_per_s"] <= best["examples_per_s"] <= best["most_per_s"]
     assert (found["own_batch"], found["device"], found["stopped"]) == (64, "CPU", None)
     assert json.loads((folder / "out/batch_size.json").read_text()) == found
+
+
+@pytest.mark.slow
+def test_the_command_tells_what_it_found_before_ctrl_c(folder):
+    command = [sys.executable, "-m", "tfopt.commands.cli", "batch-size", "--output", "out"]
+    command += ["--job", "sizes_jobs:small"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as stopped:
+        try:
+            while "trains" not in stopped.stderr.readline():
+                assert stopped.poll() is None
+            stopped.send_signal(signal.SIGINT)
+            printed, complaint = stopped.communicate(timeout=60)
+        finally:
+            stopped.kill()
+    assert stopped.returncode == 130, complaint
+    assert "was interrupted" in printed, complaint
+    assert json.loads((folder / "out/batch_size.json").read_text())["largest"] >= 32
     wait_until(lambda: not workers_in(folder))

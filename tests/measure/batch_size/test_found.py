@@ -1,4 +1,4 @@
-"""What a search found, as text, Markdown, JSON and a picture; why sizes failed, a line a reason."""
+"""What a search found, as text and JSON; why sizes failed, a line a reason."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from markdown_it import MarkdownIt
 
 from tfopt.measure.batch_size.found import BatchSizes, Tried, failures, in_one_line, rate_for
 from tfopt.measure.batch_size.trial import Attempt
@@ -62,13 +61,12 @@ def test_a_difference_counts_beyond_the_spread_only():
     assert "It is the fastest as well." in same.notes
 
 
-def test_text_markdown_and_json_say_the_same():
+def test_text_and_json_say_the_same():
     text = str(FOUND)
     assert text.splitlines()[0] == "my.train:job, on the CPU within 900 MiB: batch sizes that train"
     assert "256  fails (memory)" in text
     assert "256 failed: the process held | too much." in text
     assert "Learning rate for 128: 0.4 by the linear rule for SGD" in text
-    assert MarkdownIt("commonmark").enable("table").render(FOUND.to_markdown()).count("<tr>") == 6
     content = json.loads(FOUND.to_json())
     assert (content["largest"], content["fastest"]) == (128, 64)
     assert content["tried"][1]["least_per_s"] == 240.0

@@ -1,7 +1,7 @@
 """Find the largest batch that trains, by training it.
 
 Each trial is a process of its own, so that one that is killed, crashes, hangs or runs out of memory
-is a failed trial with its reason. With a folder, a search that was stopped goes on.
+is a failed trial with its reason. Interrupted, the search returns what was found by then.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError, require_count, require_switch, within
-from tfopt.files import prepare_folder
 from tfopt.job.job import Chain, Job, Transform
-from tfopt.job.recipe_file import chain_to_toml
-from tfopt.measure.batch_size.found import BatchSizes, Tried, in_one_line, rate_for
+from tfopt.measure.batch_size.found import (
+    INTERRUPTED,
+    BatchSizes,
+    Tried,
+    in_one_line,
+    rate_for,
+)
 from tfopt.measure.batch_size.trial import (
     Attempt,
-    Attempts,
     Kind,
     Limits,
     Trial,
     above_limit,
 )
-from tfopt.measure.comparability import must_stay
 from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import WorkerResult, run_worker
-from tfopt.measure.provenance import code_digest, functions_in, read_provenance
 from tfopt.measure.rebatched import reference_of
 from tfopt.measure.targets import parts_of, plain_arguments
 from tfopt.train.memory_message import is_lack_of_memory
@@ -105,8 +105,6 @@ def find_batch_size(
     most_trials: int = 30,
     trial_s: float = 600.0,
     within_s: float = math.inf,
-    folder: str | Path | None = None,
-    resume: bool = False,
     tell: Callable[[Attempt], None] = lambda attempt: None,
 ) -> BatchSizes:
     """Find the largest batch with which a job trains, and how fast each one tried is.
@@ -114,8 +112,9 @@ def find_batch_size(
     The job's own batch is tried first, or the next smaller one of those that may be, then twice as
     much while it trains, then the gap is halved.
     A trial trains some steps by ``fit``, with the optimizer's state and some of the validation. The
-    fastest sizes are measured again, in turns, so that their spread is known. On a GPU, memory and
-    its limit are those of TensorFlow's allocator; that has not been run on one yet.
+    fastest sizes are measured again, in turns, so that their spread is known. Ctrl-C ends it with
+    what was found by then. On a GPU, memory and its limit are those of TensorFlow's allocator; that
+    has not been run on one yet.
 
     Example::
 
@@ -139,8 +138,6 @@ def find_batch_size(
         most_trials: To find the largest; the repeats come on top.
         trial_s: A trial that takes longer has failed.
         within_s: After so long, no further trial begins.
-        folder: Where to keep what was tried; an earlier search's trials there are removed.
-        resume: Go on with what is in ``folder`` instead, within the limit of then.
         tell: Called with each trial's outcome.
     """
     reference = reference_of(job)
@@ -150,12 +147,6 @@ def find_batch_size(
     for name, value in (("trial_s", trial_s), ("within_s", within_s)):
         if value != math.inf and (not within(value, 0, math.inf) or not value):
             raise UserError(f"{name} is not a time.", expected="seconds", received=repr(value))
-    if resume and folder is None:
-        raise UserError("There is nothing to resume.", expected="the folder of an earlier search")
-    settings = {
-        "limit": limit_mib, "multiple of": multiple_of, "power of two": power_of_two,
-        "seconds a trial": trial_s,
-    }  # fmt: skip
     search = _Search(
         reference=reference,
         arguments=plain_arguments(arguments),
@@ -165,13 +156,37 @@ def find_batch_size(
         ends_s=time.monotonic() + within_s,
         tell=tell,
     )
-    place = None if folder is None else prepare_folder(folder)
-    search.attempts = Attempts(place, search.to_dict(settings), resume=resume)
     seen = search.look()
     grid = _grid(seen, multiple_of, power_of_two, at_most)
-    search.find(grid, most_trials)
-    search.repeat(repeats)
+    try:
+        search.find(grid, most_trials)
+        search.repeat(repeats)
+    except KeyboardInterrupt:
+        if not search.attempts.passed:
+            raise
+        search.stopped = INTERRUPTED
     return search.result()
+
+
+@dataclass
+class _Attempts:
+    """All attempts of one search, in order."""
+
+    all: list[Attempt] = field(default_factory=list)
+
+    def of(self, batch: int) -> list[Attempt]:
+        """Return the attempts with this size."""
+        return [each for each in self.all if each.batch == batch]
+
+    @property
+    def failed(self) -> set[int]:
+        """Return the sizes that failed once or more: what trains only sometimes does not train."""
+        return {each.batch for each in self.all if not each.passed}
+
+    @property
+    def passed(self) -> set[int]:
+        """Return the sizes that trained each time."""
+        return {each.batch for each in self.all} - self.failed
 
 
 @dataclass
@@ -183,44 +198,24 @@ class _Search:
     trial_s: float
     ends_s: float
     tell: Callable[[Attempt], None]
-    attempts: Attempts = field(init=False)
+    seen: JobFacts = field(init=False)
+    attempts: _Attempts = field(default_factory=_Attempts)
     stopped: str | None = None
-
-    def to_dict(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a search that goes on must agree on."""
-        provenance = read_provenance()
-        named = [self.reference, *functions_in(self.chain)]
-        return {
-            **must_stay(provenance),
-            "job": self.reference,
-            "arguments": self.arguments,
-            "chain": chain_to_toml(self.chain),
-            "job's code": code_digest(named),
-            "commit": provenance.git,
-            "settings": dict(settings),
-        }
 
     def look(self) -> JobFacts:
         """Return the job as it is; raise for its own mistakes."""
-        if self.attempts.seen is None:
-            result = self._run(LookAtJob(other_batches=True), Limits(None, self.trial_s))
-            if result.value is None:
-                raise UserError("The job cannot be built.", received=_indented(result.reason))
-            self.attempts.saw(result.value)
-        assert self.attempts.seen is not None
-        if self.limit_mib is None and not self.attempts.seen.gpus:
-            if self.attempts.limit_mib is None:
-                usable = available_memory().available_bytes * _USABLE
-                self.attempts.limited(round(usable / MIB))
-            self.limit_mib = self.attempts.limit_mib
-        return self.attempts.seen
+        result = self._run(LookAtJob(other_batches=True), Limits(None, self.trial_s))
+        if result.value is None:
+            raise UserError("The job cannot be built.", received=_indented(result.reason))
+        self.seen = result.value
+        if self.limit_mib is None and not self.seen.gpus:
+            self.limit_mib = round(available_memory().available_bytes * _USABLE / MIB)
+        return self.seen
 
     def find(self, grid: Grid, most_trials: int) -> None:
         """Try sizes until the largest is known."""
-        assert self.attempts.seen is not None
-        start = self.attempts.seen.batch_size
         while True:
-            size = next_size(grid, start, self.attempts.passed, self.attempts.failed)
+            size = next_size(grid, self.seen.batch_size, self.attempts.passed, self.attempts.failed)
             if size is None or self._over(len(self.attempts.all) >= most_trials, most_trials):
                 break
             attempt = self._try(size)
@@ -239,16 +234,16 @@ class _Search:
         fast = sorted(tried, key=lambda each: -(each.examples_per_s or 0.0))[:_CONTENDERS]
         sizes = sorted({tried[-1].batch, *(each.batch for each in fast)})
         order = random.Random(0)
-        for round_ in range(repeats):
+        for _ in range(repeats):
             for size in order.sample(sizes, len(sizes)):
-                if len(self.attempts.of(size)) < round_ + 2 and size in self.attempts.passed:
-                    if self._over(False, 0):
-                        return
-                    self._try(size)
+                if size not in self.attempts.passed:
+                    continue
+                if self._over(False, 0):
+                    return
+                self._try(size)
 
     def result(self) -> BatchSizes:
-        seen, attempts = self.attempts.seen, self.attempts
-        assert seen is not None
+        seen, attempts = self.seen, self.attempts
         if not attempts.passed:
             raise _nothing_trains(attempts.all, self.limit_mib, self.stopped)
         sizes = sorted({each.batch for each in attempts.all})
@@ -280,13 +275,12 @@ class _Search:
         return self.stopped is not None
 
     def _try(self, size: int) -> Attempt:
-        seen = self.attempts.seen
-        assert seen is not None
+        seen = self.seen
         limit = None if self.limit_mib is None else int(self.limit_mib)
         task = Trial(size, seen.tuned_batch_size, seen.rebatch, limit if seen.gpus else None)
         watch = Limits(None if seen.gpus else self.limit_mib, self.trial_s)
         attempt = _attempt(size, self._run(task, watch), watch, bool(seen.gpus), self.limit_mib)
-        self.attempts.add(attempt)
+        self.attempts.all.append(attempt)
         self.tell(attempt)
         return attempt
 

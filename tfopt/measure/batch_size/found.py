@@ -105,6 +105,7 @@ def rate_for(optimizer: str, rate: float | None, *, tuned: int, batch: int) -> R
     return RateAdvice(batch, rule, factor, scaled, words)
 
 
+INTERRUPTED = "The search was interrupted: not all was tried or repeated."
 _HEAD = ("batch", "", "peak MiB", "step ms", "examples/s", "from", "to", "processes")
 
 
@@ -187,6 +188,11 @@ class BatchSizes:
     rates: tuple[RateAdvice, ...]
 
     @property
+    def interrupted(self) -> bool:
+        """Return whether the user stopped it."""
+        return self.stopped == INTERRUPTED
+
+    @property
     def largest(self) -> int:
         """Return the largest batch that trained each time it was tried."""
         return self._largest.batch
@@ -211,13 +217,6 @@ class BatchSizes:
     def __str__(self) -> str:
         lines = [self._title, *table(_HEAD, map(_row, self.tried)), *self.notes]
         return "\n".join([*lines, *self._advice])
-
-    def to_markdown(self) -> str:
-        """Return the same as a table and a list in Markdown."""
-        rows = [_HEAD, ("--:", ":--", *["--:"] * 6), *map(_row, self.tried)]
-        cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        notes = [f"- {each}" for each in (*self.notes, *self._advice)]
-        return "\n".join([f"**{self._title}**", "", *cells, "", *notes, ""])
 
     def to_json(self) -> str:
         """Return all of it as JSON."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,12 +16,10 @@ from typing import Any, ClassVar, Literal
 import psutil
 
 from tfopt.job.job import Job, Transform
-from tfopt.measure.blocks import BlockStore, ended_early, examples_per_step
-from tfopt.measure.job_facts import JobFacts
+from tfopt.measure.blocks import ended_early, examples_per_step
 from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
 from tfopt.measure.rebatched import at_batch, with_gpu_limit
 from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.report.strict import decode
 from tfopt.run import ENDLESS, Prepared, prepared
 from tfopt.train.memory_message import asked_in_words, read
 from tfopt.train.out_of_memory import Watched
@@ -120,74 +117,6 @@ def _end_first_where_memory_ends() -> None:
     """Let the system end this process first, and nobody else's work, where memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
-# What was tried: each process's outcome, kept in a folder so that a search can go on.
-
-_FOLDER = "trials"
-
-
-class Attempts:
-    """All attempts of one search, in order."""
-
-    def __init__(self, folder: Path | None, plan: Mapping[str, Any], *, resume: bool) -> None:
-        self.all: list[Attempt] = []
-        self.seen: JobFacts | None = None
-        self.limit_mib: float | None = None
-        self._store = None
-        if folder is None:
-            return
-        self._store = BlockStore(folder / _FOLDER, plan)
-        self._store.open(resume=resume)
-        self.seen = self._store.note("job", lambda content: decode(JobFacts, content))
-        self.limit_mib = self._store.note("limit", float)
-        while True:
-            name = _name(len(self.all))
-            kept = self._store.note(name, lambda content: decode(Attempt, content))
-            if kept is None:
-                return
-            self.all.append(kept)
-
-    def saw(self, seen: JobFacts) -> None:
-        """Keep what the job is."""
-        self.seen = seen
-        if self._store is not None:
-            self._store.write_note("job", asdict(seen))
-
-    def limited(self, limit_mib: float) -> None:
-        """Keep what was free when the search began: trials under another limit do not compare."""
-        self.limit_mib = limit_mib
-        if self._store is not None:
-            self._store.write_note("limit", limit_mib)
-
-    def add(self, attempt: Attempt) -> None:
-        """Keep one more."""
-        if self._store is not None:
-            self._store.write_note(_name(len(self.all)), asdict(attempt))
-        self.all.append(attempt)
-
-    def of(self, batch: int) -> list[Attempt]:
-        """Return the attempts with this size."""
-        return [each for each in self.all if each.batch == batch]
-
-    @property
-    def failed(self) -> set[int]:
-        """Return the sizes that failed once or more: what trains only sometimes does not train."""
-        return {each.batch for each in self.all if not each.passed}
-
-    @property
-    def passed(self) -> set[int]:
-        """Return the sizes that trained each time."""
-        return {each.batch for each in self.all} - self.failed
-
-
-def kept_in(folder: Path) -> int:
-    """Return how many trials of an earlier search are in a folder."""
-    return len(list((folder / _FOLDER).glob("trial-*.json")))
-
-
-def _name(number: int) -> str:
-    return f"trial-{number:03d}"
 
 
 # What is looked at while a trial runs: the memory it holds, and the time it takes.
