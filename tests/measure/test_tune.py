@@ -407,7 +407,7 @@ def test_the_command_leaves_the_chain_and_the_report(command, machine, tmp_path)
     assert settings(chain)["batch_size"] == 128
     assert repr(chain) in printed
     assert "best so far: batch_size 128" in printed
-    assert "s of the budget left" in printed
+    assert " min left" in printed
     assert {"bench.json", "bench.md", "bench.html"} <= {path.name for path in folder.iterdir()}
     # From the user's cache.
     machine.asked.clear()
@@ -443,3 +443,13 @@ def test_other_weights_need_an_accuracy_to_be_confirmed_by(metrics, tested):
     seen = look.read(look.carry_out(job, None, lambda *_: None).value)
     assert seen.tested == tested
     assert (seen.rule, seen.rate) == ("sqrt", pytest.approx(0.001))
+
+
+def test_the_cache_is_where_xdg_says(monkeypatch, tmp_path):
+    kept = import_module("tfopt.measure.tune")._cache_folder
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert kept() == tmp_path / "cache/tfopt/tuned"
+    for none in ("", "relative/folder"):
+        monkeypatch.setenv("XDG_CACHE_HOME", none)
+        assert kept() == tmp_path / ".cache/tfopt/tuned"

@@ -62,7 +62,7 @@ def test_it_leaves_report_and_files_and_tells_the_time_left(shown, workers, tmp_
     ]  # fmt: skip
     assert [figures.seed for figures in report.reference.trainings] == [3, 4, 5]
     assert "+ Place: no effect: runs on the CPU" in printed
-    assert "of rounds left" in printed
+    assert " left" in printed
     assert "+ Execution: trained in" in printed
     assert report.recommendation.keep in " ".join(printed.split())
     assert "reaches baseline's test accuracy" in (tmp_path / "bench.md").read_text()

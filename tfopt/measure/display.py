@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tfopt.measure.rehearsal import Rehearsed
-from tfopt.measure.watcher import SearchWatcher, Watcher
+from tfopt.measure.watcher import Watcher
 from tfopt.report.block import Block
 from tfopt.report.training import Figures
 
 _DRAWN_A_SECOND = 2
 
 
-class _Display:
+class Display(Watcher):
     """A progress line for what runs, and a line for what is done."""
 
     def __init__(self) -> None:
@@ -39,31 +39,12 @@ class _Display:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def _begin(self, line: str, left: str) -> None:
+    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
+        line, left = f"{variant}: {what}", "" if left_s is None else _left(*left_s)
         description = line.replace("[", r"\[")
         self._progress.reset(self._task, description=description, total=None, left=left, where="")
         if not self._console.is_terminal:
             self._say(f"{line}{f', {left}' if left else ''} ...")
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-class SearchDisplay(_Display, SearchWatcher):
-    """Shows the trials of a search for the fastest chain."""
-
-    def doing(self, what: str, candidate: str, left_s: float) -> None:
-        self._begin(f"{candidate}: {what}", f"{max(left_s, 0):.0f} s of the budget left")
-
-    def found(self, line: str) -> None:
-        self._say(f"  {line}")
-
-
-class BenchDisplay(_Display, Watcher):
-    """Shows an experiment, round by round."""
-
-    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
-        self._begin(f"{variant}: {what}", "" if left_s is None else _left(*left_s))
 
     def rehearsed(self, found: Rehearsed) -> None:
         if found.status != "measured":
@@ -85,11 +66,17 @@ class BenchDisplay(_Display, Watcher):
     def left_out(self, variant: str, reason: str) -> None:
         self._say(f"  {variant}: failed: {reason}")
 
+    def found(self, line: str) -> None:
+        self._say(f"  {line}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
 
 def _left(least_s: float, most_s: float) -> str:
     least, most = _duration(least_s), _duration(most_s)
     lasts = least if least == most else f"{least} to {most}"
-    return f"{lasts} of rounds left"
+    return f"{lasts} left"
 
 
 def _duration(seconds: float) -> str:

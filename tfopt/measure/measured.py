@@ -11,7 +11,7 @@ from typing import Any
 from tfopt.errors import UserError, require_count, require_switch
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.measure.blocks import QUICK, Span
-from tfopt.measure.display import BenchDisplay
+from tfopt.measure.display import Display
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rebatched import reference_of
 from tfopt.measure.rounds import Budget
@@ -86,7 +86,7 @@ def measure(
         seeds=rounds,
         whole=whole,
     )
-    display = BenchDisplay() if verbose else nullcontext(Watcher())
+    display = Display() if verbose else nullcontext(Watcher())
     with TemporaryDirectory(prefix="tfopt-") as folder, display as watcher:
         try:
             return Report(carry_out(experiment, Path(folder), watcher))

@@ -10,6 +10,7 @@ that is not faster than the job as it is.
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
 import time
@@ -22,9 +23,8 @@ from typing import Any, TypeVar, get_args
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.job.job import Chain, Job
 from tfopt.measure.blocks import BlockStore
-from tfopt.measure.ceilings import cache_path
 from tfopt.measure.comparability import must_stay
-from tfopt.measure.display import SearchDisplay
+from tfopt.measure.display import Display
 from tfopt.measure.job_facts import JobFacts, LookAtJob
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, read_provenance
@@ -53,7 +53,7 @@ from tfopt.measure.tuned import (
     Tuned,
 )
 from tfopt.measure.variant import Variant
-from tfopt.measure.watcher import SearchWatcher
+from tfopt.measure.watcher import Watcher
 from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison
 from tfopt.report.training import Figures
@@ -126,7 +126,7 @@ def tune(
     _require(objective, budget_s, exact, seeds, tolerance_points)
     require_switch("confirm", confirm)
     require_switch("verbose", verbose)
-    with SearchDisplay() if verbose else nullcontext(SearchWatcher()) as watcher:
+    with Display() if verbose else nullcontext(Watcher()) as watcher:
         search = _Search(
             job=reference_of(job, "tune"),
             arguments=plain_arguments(arguments),
@@ -150,7 +150,7 @@ def tune(
 @dataclass(eq=False, kw_only=True)
 class _Search(Found):
     confirms: bool
-    watcher: SearchWatcher
+    watcher: Watcher
     target: float | None = field(init=False, default=None)
     round: int = field(init=False, default=0)
     took_s: list[float] = field(init=False, default_factory=list)
@@ -171,17 +171,14 @@ class _Search(Found):
             "commit": self.provenance.git,
             "span": asdict(SPAN),
         }
-        if folder is None:
-            cache = cache_path()
-            folder = (Path(".tfopt") if cache is None else cache.parent) / "tuned"
         # A folder for each plan: opening one empties it.
-        folder = folder / Variant("", self.job, arguments=plan).digest
+        folder = (folder or _cache_folder()) / Variant("", self.job, arguments=plan).digest
         self.store = BlockStore(folder, plan)
         self.store.open(resume=not anew and (folder / "plan.json").exists())
 
     def look(self, asked: Mapping[str, Sequence[Any]] | None, *, exact: bool) -> None:
         """Build the job once, measure it as it is, and decide what to try."""
-        self.watcher.doing("looking at it", str(self.plain.setting), self.left_s)
+        self._doing("looking at it", self.plain)
         result = self._run(LookAtJob(), Chain())
         if result.value is None:
             raise UserError("The job cannot be built.", received=result.reason or "no reason")
@@ -355,6 +352,10 @@ class _Search(Found):
             if each.beaten_by is not None
         )
 
+    def _doing(self, what: str, candidate: Candidate) -> None:
+        left_s = max(self.left_s, 0.0)
+        self.watcher.doing(what, str(candidate.setting), (left_s, left_s))
+
     def _candidate(self, setting: Changes) -> Candidate:
         return self.known.setdefault(setting, Candidate(setting))
 
@@ -365,7 +366,7 @@ class _Search(Found):
         order = list(candidates)
         random.Random(f"{self.job}/{self.round}").shuffle(order)
         for each in order:
-            self.watcher.doing(what, str(each.setting), self.left_s)
+            self._doing(what, each)
             began = time.monotonic()
             try:
                 each.values[self.round] = self._try(each)
@@ -548,7 +549,7 @@ class _Search(Found):
             for each in pair if seed % 2 == 0 else reversed(pair):
                 if seed not in each.trainings:
                     what = f"training whole, seed {seed + 1} of {self.seeds}"
-                    self.watcher.doing(what, str(each.setting), self.left_s)
+                    self._doing(what, each)
                 try:
                     self._trained(each, seed)
                 except _Lost as lost:
@@ -598,6 +599,18 @@ class _Search(Found):
 
 class _Lost(Exception):
     """A candidate that cannot be measured."""
+
+
+def _cache_folder() -> Path:
+    """Return where searches are kept: in the user's cache, or here for a user without a home."""
+    asked = os.environ.get("XDG_CACHE_HOME", "")
+    # By the XDG rules a relative path is as good as none.
+    if os.path.isabs(asked):
+        return Path(asked) / "tfopt/tuned"
+    try:
+        return Path.home() / ".cache/tfopt/tuned"
+    except RuntimeError:
+        return Path(".tfopt/tuned")
 
 
 def predicted_training_s(seen: JobFacts, block: Block) -> tuple[float, ...]:

@@ -34,12 +34,5 @@ class Watcher:
     def left_out(self, variant: str, reason: str) -> None:
         """Handle a variant that cannot be measured, or not any more."""
 
-
-class SearchWatcher:
-    """A listener to a search, which does nothing unless a method is replaced."""
-
-    def doing(self, what: str, candidate: str, left_s: float) -> None:
-        """Handle the start of a trial; ``left_s`` is what is left of the budget."""
-
     def found(self, line: str) -> None:
-        """Handle a finding, in one line."""
+        """Handle a finding of a search, in one line."""

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
-from tfopt.measure.display import BenchDisplay
+from tfopt.measure.display import Display
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.targets import Target
 from tfopt.measure.tune import tune
@@ -33,7 +33,7 @@ def bench_and_show(experiment: Experiment, output: Path, *, resume: bool) -> int
     """Carry the experiment out and leave bench.json, bench.md and bench.html in ``output``."""
     console = Console()
     code = 0
-    with alone_in(output), termination_as_interrupt(), BenchDisplay() as display:
+    with alone_in(output), termination_as_interrupt(), Display() as display:
         try:
             report: BenchReport | None = carry_out(experiment, output, display, resume=resume)
         except Interrupted as stop:
