@@ -2,8 +2,8 @@
 
 They were written on 2026-11-24 by ``tfopt run``, ``tfopt bench --quick --rounds 2:2``,
 ``tfopt batch-size`` and ``tfopt doctor --json --only host`` for a dense net on made data, under the
-chain of ``chain.toml``. ``whole.json`` was written on 2026-11-25 by ``tfopt run`` when it had one schema
-with ``tfopt bench``.
+chain of ``chain.toml``. ``whole.json`` was written on 2026-11-25 by ``tfopt run`` under the schema
+``tfopt.bench/3``, and put under ``tfopt.bench/4`` by leaving out the figures that this one has no more.
 """
 
 import dataclasses

@@ -169,7 +169,7 @@ class Workers:
         return StepTimes(modes(step_ms, 0.98 * step_ms, host=0.05 * step_ms), cost, None)
 
     def _ceilings(self, request: Request) -> Any:
-        return Ceilings("2 cores", request.task.dtype, 100.0, "2026-11-20T10:00:00+00:00")
+        return Ceilings("2 cores", request.task.dtype, 100.0)
 
     def _serving(self, request: Request) -> Any:
         rows = [

@@ -64,8 +64,6 @@ def with_one(field, **changed):
         ({"data": "cifar10"}, "data: mnist: 10,000 digits against cifar10", True),
         ({"asked": {"quick": True}}, "measured: in full against quick", True),
         ({"asked": {"window_ms": 100.0}}, "length of a window, ms: 250.0 against 100.0", True),
-        ({"asked": {"rounds_at_most": 9}}, "rounds at most: 20 against 9", False),
-        ({"complete": False}, "complete: yes against no", False),
         (
             {"command": "x\x1b[2J"},
             "command: tfopt bench my_package.train:job against x\ufffd[2J",

@@ -10,7 +10,7 @@ from tfopt import UserError
 from tfopt.measure.comparability import NotComparable
 from tfopt.measure.regression_gate import gate_one, gate_two, judge, parse_slowdown
 from tfopt.measure.side_by_side import Named
-from tfopt.report.footprint import Comparison, Steadiness
+from tfopt.report.footprint import Comparison
 
 
 @pytest.mark.parametrize(
@@ -161,16 +161,15 @@ def test_one_valid_block_gives_no_interval():
     assert gate.judged[0].why == "6 and 1 valid blocks: no interval"
 
 
-def test_quick_interrupted_swapped_and_drifting_measurements_are_noted():
-    unsteady = variant("baseline", blocks(10, seed=1), steadiness=Steadiness(0.06, 0.01, None))
+def test_quick_interrupted_and_swapped_measurements_are_noted():
+    again = variant("baseline", blocks(10, seed=1))
     quick = {"asked": {"quick": True}}
-    old = report(unsteady, complete=False, created="2026-11-20T12:00:00+00:00", **quick)
+    old = report(again, complete=False, created="2026-11-20T12:00:00+00:00", **quick)
     gate = two(single(**quick), old)
     assert "base.json was measured quick: less than by default" in gate.told
     assert "new.json is not complete: it was interrupted" in gate.told
     assert "new.json is older than base.json: are they swapped?" in gate.told
-    drifted, interrupted = gate.judged[0].notes
-    assert drifted == "its steps changed by +6.0 % over the second measurement"
+    (interrupted,) = gate.judged[0].notes
     assert "was interrupted" in interrupted
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfopt.measure.statistics import compare, compare_unpaired, steadiness
+from tfopt.measure.statistics import compare, compare_unpaired
 from tfopt.report.footprint import Comparison
 
 RANDOM = np.random.default_rng(0)
@@ -93,16 +93,6 @@ def test_the_interval_is_the_textbooks(compared, counts, noise, most):
         comparison = compared(*sides)
         held += comparison.low <= 1 <= comparison.high
     assert 0.92 <= held / trials <= most
-
-
-def test_drift_and_autocorrelation_are_seen():
-    level = [10 * (1 + 0.01 * number) * RANDOM.lognormal(0, 0.001, 50) for number in range(11)]
-    seen = steadiness(level)
-    assert seen.drift == pytest.approx(0.1, abs=0.01)
-    assert abs(seen.autocorrelation) < 0.15
-    walk = [10 + np.cumsum(RANDOM.normal(0, 0.1, 200)) for _ in range(3)]
-    assert steadiness(walk).autocorrelation > 0.8
-    assert steadiness([[1.0], [1.0]]).autocorrelation is None
 
 
 # Series without rounds in common.

@@ -272,7 +272,7 @@ def test_a_cost_goes_through_json():
     assert StepCost(**json.loads(json.dumps(asdict(cost)))) == cost
 
 
-MACHINE = Ceilings("cpu", "float32", 1000.0, "2026-01-01T00:00:00+00:00")
+MACHINE = Ceilings("cpu", "float32", 1000.0)
 
 
 def a_cost(gflop, dtype="float32", note=""):

@@ -32,7 +32,7 @@ from tfopt.report.bench_report import (
     VariantReport,
 )
 from tfopt.report.block import Block, GpuState
-from tfopt.report.footprint import Comparison, Footprint, Footprints, Steadiness
+from tfopt.report.footprint import Comparison, Footprint, Footprints
 from tfopt.report.training import Epoch, Figures
 
 IS_REFERENCE = "it is the reference"
@@ -124,7 +124,6 @@ def roofline(gflops: float, gpu: bool) -> Roofline:
         "NVIDIA H200" if gpu else "2 cores of AMD EPYC",
         "bfloat16" if gpu else "float32",
         688_000.0 if gpu else 96.0,
-        "2026-11-20T10:00:00+00:00",
     )
     return Roofline(
         gflop_per_step=gflops * 0.005,
@@ -147,8 +146,6 @@ def quality(points: float) -> Quality:
 
 def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> VariantReport:
     """Number 0 is the reference. What is not given is None, with a reason."""
-    if blocks:
-        more.setdefault("steadiness", Steadiness(0.004, 0.01, 0.08))
     made = bench_reports.variant(
         name,
         blocks,
@@ -290,7 +287,7 @@ def trained() -> BenchReport:
 
 @pytest.fixture(scope="session")
 def rough_bench() -> BenchReport:
-    """Failed, refused, without effect, interrupted, drifting, with invalid blocks; nothing kept."""
+    """Failed, refused, without effect, interrupted, with invalid blocks; nothing kept."""
     first, second, *_ = walked()
     random = np.random.default_rng(3)
     hot = replace(
@@ -300,7 +297,7 @@ def rough_bench() -> BenchReport:
         round=3,
     )
     blocks = (*second.blocks[:3], hot, *second.blocks[3:])
-    shaky = replace(second, blocks=blocks, steadiness=Steadiness(0.061, 0.02, 0.72))
+    shaky = replace(second, blocks=blocks)
     refused = (
         "Execution and Distribute cannot run together.\n"
         "  expected: steps_per_execution=1 under several replicas\n"

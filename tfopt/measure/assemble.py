@@ -10,7 +10,6 @@ from tfopt.measure.advice import Choice, choose, recommend
 from tfopt.measure.comparability import scaling
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.rounds import Measurements
-from tfopt.measure.statistics import steadiness
 from tfopt.measure.study import Study
 from tfopt.measure.trainings import (
     EXACT,
@@ -166,7 +165,6 @@ def _row(findings: FoundSoFar, each: Rehearsed, previous: str | None) -> Variant
         blocks=blocks,
         against_reference=parts.against("against_reference", findings.reference),
         against_previous=parts.against("against_previous", previous),
-        steadiness=parts.take("steadiness", parts.steady()),
         scaling=_read_as(findings, each, blocks),
         split=parts.take("split", parts.studied("split")),
         roofline=parts.take("roofline", parts.studied("roofline")),
@@ -209,10 +207,6 @@ class _Parts:
             compared = self.findings.compared(other, self.name)
             found = compared or "fewer than two rounds in which both have a valid block"
         return self.take(part, found)  # type: ignore[no-any-return]
-
-    def steady(self) -> Any:
-        valid = [b.per_example_ms for b in self.findings.blocks(self.name) if b.invalid is None]
-        return steadiness(valid) if valid and self.measured else self.why_not or "no valid block"
 
     def studied(self, part: str) -> Any:
         if not self.measured:

@@ -1,24 +1,15 @@
-"""Measure the fastest product of this machine, by TensorFlow's own, and keep it on disk.
+"""Measure the fastest product of this machine, by TensorFlow's own.
 
-A ceiling is measured until two measurements agree, and the highest is kept: a machine that was busy
-once does not stay slow. A cache that cannot be read or written costs a measurement, never an error.
 Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.files import write_atomically
 from tfopt.job.cluster_place import usable_cores
 from tfopt.measure.machine import cpu_model
 from tfopt.report.bench_report import Ceilings
@@ -29,11 +20,10 @@ _SMALLEST, _LARGEST_CPU, _LARGEST_GPU = 256, 4096, 16384
 _LONG_ENOUGH_S = 0.05
 _ROUND_S = 0.2
 _ROUNDS = 5
-_AGREE_WITHIN = 0.05
 
 
 def ceilings(dtype: str, device: str = "CPU:0") -> Ceilings:
-    """Return the ceilings of a device in a dtype, kept or measured.
+    """Measure the ceiling of a device in a dtype.
 
     Args:
         dtype: One of ``DTYPES``.
@@ -51,80 +41,28 @@ def ceilings(dtype: str, device: str = "CPU:0") -> Ceilings:
             expected=f"{' or '.join(DTYPES)}, on {' or '.join(sorted(here))}",
             received=f"{dtype!r} on {device}",
         )
-    name, key = _identity(dtype, device)
-    kept = _read().get(key)
-    if kept is not None and kept[1]:
-        return kept[0]
     try:
         gflops = round(_product_gflops(dtype, device), 3)
     except (tf.errors.OpError, MemoryError) as error:
         what = f"{device} multiplies no matrices in {dtype}: {type(error).__name__}"
         raise UserError(what) from error
-    low, high = sorted((gflops, gflops if kept is None else kept[0].gflops))
-    found = Ceilings(name, dtype, high, datetime.now(UTC).isoformat(timespec="seconds"))
-    _keep(key, found, agreed=kept is not None and low > (1 - _AGREE_WITHIN) * high)
-    return found
+    return Ceilings(_name(dtype, device), dtype, gflops)
 
 
-def cache_path() -> Path | None:
-    """Return where the ceilings are kept; None for a user without a home."""
-    asked = os.environ.get("XDG_CACHE_HOME", "")
-    # By the XDG rules a relative path is as good as none.
-    if os.path.isabs(asked):
-        return Path(asked) / "tfopt" / "ceilings.json"
-    try:
-        return Path.home() / ".cache" / "tfopt" / "ceilings.json"
-    except RuntimeError:
-        return None
-
-
-def _identity(dtype: str, device: str) -> tuple[str, str]:
-    """Return the device's name, and everything that changes its ceilings as one key."""
+def _name(dtype: str, device: str) -> str:
+    """Return the device's name, with what changes its ceiling."""
     import tensorflow as tf
 
-    threads = tf.config.threading.get_intra_op_parallelism_threads()
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     if device.startswith("GPU"):
         physical = tf.config.get_visible_devices("GPU")[int(device.partition(":")[2])]
         details = tf.config.experimental.get_device_details(physical)
         name = str(details.get("device_name", "unnamed GPU"))
         if dtype == "float32" and details.get("compute_capability", (0,))[0] >= 8:
+            tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
             name += f", {'in' if tf32 else 'not in'} TF32"
-    else:
-        name = f"{cpu_model()}, {usable_cores()} cores"
-        if threads:
-            name += f", {threads} threads"
-    facts = (name, os.cpu_count(), allowed, threads, tf.__version__, dtype, f"tf32={tf32}")
-    return name, " | ".join(map(str, facts))
-
-
-def _read() -> dict[str, tuple[Ceilings, bool]]:
-    """Return the cache, each with whether two measurements agreed; without what makes no sense."""
-    path = cache_path()
-    kept: dict[str, tuple[Ceilings, bool]] = {}
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8")) if path else {}
-        for key, entry in entries.items():
-            kept[key] = (Ceilings(**entry["ceilings"]), bool(entry["agreed"]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-    return kept
-
-
-def _keep(key: str, found: Ceilings, *, agreed: bool) -> None:
-    path = cache_path()
-    if path is None:
-        return
-    with suppress(OSError, UserError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may have added to it meanwhile; an entry lost is one measured anew.
-        entries = {**_read(), key: (found, agreed)}
-        content = {
-            name: {"ceilings": asdict(each), "agreed": twice}
-            for name, (each, twice) in entries.items()
-        }
-        write_atomically(path, json.dumps(content, indent=1))
+        return name
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    return f"{cpu_model()}, {usable_cores()} cores" + (f", {threads} threads" if threads else "")
 
 
 def _product_gflops(dtype: str, device: str) -> float:

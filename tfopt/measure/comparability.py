@@ -6,8 +6,8 @@ of measuring (quick, length of windows, warm-up), and for a variant by another g
 number of replicas, or other GPUs in use.
 
 Only noted, since it is what people compare or moves no time: tfopt's version, git state, command,
-directory, job, arguments, chain, container, the number of rounds, which of equal GPUs and nodes
-were given, logging, packages that only look on, and memory within a twentieth.
+directory, job, arguments, chain, container, which of equal GPUs and nodes were given, logging,
+packages that only look on, and memory within a twentieth.
 """
 
 from __future__ import annotations
@@ -140,8 +140,7 @@ def _stops(report: BenchReport) -> dict[str, Any]:
 
 
 def _notes(report: BenchReport) -> dict[str, Any]:
-    """Return what is only noted: also what was asked for, which moves no more than an interval."""
-    provenance, asked = report.provenance, report.asked
+    provenance = report.provenance
     packages = {n: provenance.packages.get(n) for n in _NOTED_PACKAGES}
     variables = {f"variable {n}": provenance.variables.get(n) for n in _NOTED_VARIABLES}
     return {
@@ -151,13 +150,6 @@ def _notes(report: BenchReport) -> dict[str, Any]:
         "command": report.command,
         "directory": provenance.directory,
         "container": provenance.container,
-        "kind": asked.kind,
-        "windows a block": asked.windows,
-        "rounds at least": asked.rounds_at_least,
-        "rounds at most": asked.rounds_at_most,
-        "interval aimed at": asked.half_width,
-        "seed": asked.seed,
-        "complete": "yes" if report.complete else "no",
     }
 
 

@@ -21,7 +21,6 @@ from tfopt.measure.comparability import (
 from tfopt.measure.rounds import matched
 from tfopt.measure.statistics import LEAST_ROUNDS, compare, compare_unpaired
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import drifts
 from tfopt.report.bench_report import BenchReport, VariantReport, read_bench_report
 from tfopt.report.block import Block
 from tfopt.report.compared import LeftOut, Line, Side, SideBySide, VariantFigures
@@ -180,7 +179,7 @@ def _apart(
 
     line = _line(a, b, few, compared, force=force)
     over = tuple(dict.fromkeys((*over, *line.forced_over)))
-    return replace(line, forced_over=over, notes=(*line.notes, *_drift_notes(a, b)))
+    return replace(line, forced_over=over)
 
 
 def _line(
@@ -220,15 +219,6 @@ def _batch_notes(a: VariantReport, b: VariantReport) -> tuple[str, ...]:
     if a.batch_size != b.batch_size:
         return ("compared by the example, since the global batches differ",)
     return ()
-
-
-def _drift_notes(a: VariantReport, b: VariantReport) -> tuple[str, ...]:
-    """Note a machine that was not steady: more blocks there would say something else."""
-    return tuple(
-        f"its steps changed by {side.steadiness.drift * 100:+.1f} % over the {place} measurement"
-        for place, side in (("first", a), ("second", b))
-        if side.steadiness is not None and side.steadiness.drift is not None and drifts(side)
-    )
 
 
 def _swapped(first: Named, second: Named) -> tuple[str, ...]:

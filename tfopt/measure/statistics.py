@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.report.footprint import CONFIDENCE, Comparison, Steadiness
+from tfopt.report.footprint import CONFIDENCE, Comparison
 
 Block = Sequence[float]
 
@@ -84,35 +84,6 @@ def _widening(rounds: int) -> float:
     level = 1 - (1 - CONFIDENCE) / 2
     ratio = stats.t.ppf(level, rounds - 1) / stats.norm.ppf(level)
     return float(ratio * math.sqrt(rounds / (rounds - 1)))
-
-
-def steadiness(blocks: Sequence[Block]) -> Steadiness:
-    """Return the drift over the blocks, in their order, and the correlation within them."""
-    logs = np.log([np.median(block) for block in blocks])
-    drift = error = None
-    if len(logs) > 1:
-        places = np.arange(len(logs))
-        slope, start = np.polyfit(places, logs, 1)
-        drift = math.expm1(slope * (len(logs) - 1))
-        if len(logs) > 2:
-            rest = logs - (start + slope * places)
-            variance = float(rest @ rest) / (len(logs) - 2) / (len(logs) * np.var(places))
-            error = math.sqrt(variance) * (len(logs) - 1)
-    return Steadiness(drift, error, _autocorrelation(blocks))
-
-
-def _autocorrelation(blocks: Sequence[Block]) -> float | None:
-    """Correlate ranks, so that one long window is one high rank and not the whole figure."""
-    from scipy import stats
-
-    before, after = [], []
-    for block in blocks:
-        ranks = stats.rankdata(block) / len(block)
-        before.extend(ranks[:-1])
-        after.extend(ranks[1:])
-    if len(set(before)) < 3 or len(set(after)) < 3:
-        return None
-    return float(np.corrcoef(before, after)[0, 1])
 
 
 # What two measurements made at different times say about each other: a ratio, its interval.

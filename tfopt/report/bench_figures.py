@@ -9,10 +9,7 @@ from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.footprint import Footprint
 from tfopt.report.training import lowest_final_accuracy
 
-# What a reader must know: a change of the block medians from the first round to the last, a
-# correlation of neighbouring windows, and a mean step over the median step, from these on.
-_DRIFT = 0.02
-_CORRELATION = 0.5
+# What a reader must know: a mean step over the median step from here on.
 _STALLS = 1.2
 
 
@@ -59,14 +56,6 @@ def kept(report: BenchReport) -> VariantReport | None:
     return found[-1] if found and not lost(found[-1]) else None
 
 
-def drifts(variant: VariantReport) -> bool:
-    """Return whether the level moved over the rounds, by more than its own error can be."""
-    steady = variant.steadiness
-    if steady is None or steady.drift is None or steady.drift_error is None:
-        return False
-    return abs(steady.drift) > max(_DRIFT, 2 * steady.drift_error)
-
-
 def mean_ms(variant: VariantReport) -> float:
     """Return all time over all steps; 0 without a block that counts."""
     return statistics.median(block.mean_ms for block in variant.valid) if variant.valid else 0.0
@@ -76,13 +65,6 @@ def stalls(variant: VariantReport) -> bool:
     """Return whether waits that a median does not see take much of the time in most blocks."""
     ratios = [block.mean_ms / block.step_ms for block in variant.valid]
     return bool(ratios) and statistics.median(ratios) > _STALLS
-
-
-def depends(variant: VariantReport) -> bool:
-    """Return whether a window says what the next will be."""
-    steady = variant.steadiness
-    correlation = steady.autocorrelation if steady else None
-    return correlation is not None and abs(correlation) > _CORRELATION
 
 
 def middle_training(variant: VariantReport, name: str) -> float | None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tfopt.errors import UserError
 from tfopt.report.block import Block
-from tfopt.report.footprint import Comparison, Footprints, Steadiness
+from tfopt.report.footprint import Comparison, Footprints
 from tfopt.report.strict import (
     AboveZero,
     Count,
@@ -129,8 +129,6 @@ class Ceilings:
     device: str
     dtype: str
     gflops: AboveZero
-    measured: str
-    """When, in UTC."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +207,7 @@ class VariantReport:
         whole: The seconds of a whole training, as a share of the reference's, at equal epochs.
         to_accuracy: Those until the end of the first epoch that reaches the lowest final test
             accuracy of the reference's trainings.
-        unavailable: Why ``split``, ``roofline``, ``quality``, ``steadiness`` or a comparison
-            is None.
+        unavailable: Why ``split``, ``roofline``, ``quality`` or a comparison is None.
     """
 
     name: str
@@ -225,7 +222,6 @@ class VariantReport:
     blocks: tuple[Block, ...]
     against_reference: Comparison | None
     against_previous: Comparison | None
-    steadiness: Steadiness | None
     scaling: str | None
     split: TimeSplit | None
     roofline: Roofline | None
@@ -238,7 +234,6 @@ class VariantReport:
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
         "against_reference",
         "against_previous",
-        "steadiness",
         "split",
         "roofline",
         "quality",
@@ -352,7 +347,7 @@ class BenchReport:
     notes: tuple[str, ...]
     serving: Footprints | None = None
 
-    schema: ClassVar[str] = "tfopt.bench/3"
+    schema: ClassVar[str] = "tfopt.bench/4"
 
     def __post_init__(self) -> None:
         if not self.variants:

@@ -48,23 +48,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Steadiness:
-    """Whether the windows of a series look like independent draws around one level.
-
-    Attributes:
-        drift: Change of the block medians from the first to the last along a line, as a share;
-            None with one block.
-        drift_error: Its standard error; None with fewer than three blocks.
-        autocorrelation: Of each window with the next in its block, by ranks; None where there
-            are too few windows.
-    """
-
-    drift: float | None
-    drift_error: float | None
-    autocorrelation: float | None
-
-
-@dataclass(frozen=True)
 class Footprint:
     """One model.
 
@@ -93,9 +76,6 @@ class Footprint:
     latency_ms: float | None
     latency: Comparison | None
     notes: tuple[str, ...]
-    # Keys of files of tfopt.bench/3, which are null in each.
-    gpu_ms: None = None
-    gpu_latency: None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +92,6 @@ class Footprints:
     engine: str
     rows: tuple[Footprint, ...]
     missing: tuple[str, ...] = ()
-    gpu: None = None
     compared: bool = True
 
     def __post_init__(self) -> None:

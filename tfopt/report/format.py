@@ -95,11 +95,6 @@ def percent(value: float) -> str:
     return f"{value * 100:.0f} %"
 
 
-def signed_percent(value: float) -> str:
-    """Return a change as a percentage with its sign: +1.4 %."""
-    return f"{value * 100 + 0.0:+.1f} %"
-
-
 def signed_points(value: float) -> str:
     """Return a difference of percentages: +0.21."""
     # What rounds to nothing is shown without a loss's sign.

@@ -14,8 +14,6 @@ from functools import partial
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import (
-    depends,
-    drifts,
     kept,
     lost,
     mean_ms,
@@ -268,7 +266,6 @@ def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]
         Column("Speed of a step", "vs. reference", against),
         Column("Speed of a step", "vs. previous", previous),
         Column("Quality, points", "95 % interval", _quality),
-        Column("Drift", "correlation", _steady),
         Column("Host peak, MiB", "", partial(_peak, "host_peak_mib")),
         Column("GPU peak, MiB", "steady", gpu),
         Column("NVML peak, MiB", "device", nvml),
@@ -327,24 +324,6 @@ def _quality(variant: VariantReport) -> Cell:
     return Cell(text, fmt.points_interval(quality), tone)
 
 
-def _steady(variant: VariantReport) -> Cell:
-    steady = variant.steadiness
-    if steady is None:
-        return absent(variant.unavailable["steadiness"])
-    if steady.drift is None:
-        return absent("a drift needs two blocks")
-    correlation = steady.autocorrelation
-    detail = fmt.NOT_AVAILABLE if correlation is None else f"{correlation:+.2f}"
-    reason = "" if correlation is not None else "correlation: there are too few windows"
-    off = drifts(variant), depends(variant)
-    return Cell(
-        fmt.signed_percent(steady.drift) + (" drifts" if off[0] else ""),
-        detail + (" depends" if off[1] else ""),
-        "worse" if any(off) else "plain",
-        reason=reason,
-    )
-
-
 def _peak(name: str, variant: VariantReport) -> Cell:
     found = peak(variant, name)
     return absent(found.why) if found.mib is None else Cell(fmt.quantity(found.mib))
@@ -397,8 +376,6 @@ def _flags(variant: VariantReport) -> tuple[str, ...]:
         (f"{invalid} of {fmt.count(len(variant.blocks), 'block')} invalid", invalid > 0),
         (f"GPU throttled in {fmt.count(throttled, 'block')}", throttled > 0),
         (f"long waits: {fmt.duration(mean_ms(variant))} a step on average", stalls(variant)),
-        ("drifts over the rounds", drifts(variant)),
-        ("windows depend on each other", depends(variant)),
         (how_often(variant), bool(how_often(variant))),
     )
     return tuple(text for text, is_so in flags if is_so)
