@@ -23,17 +23,9 @@ class Machine:
             self.write(f"dev/nvidia{index}")
         return self
 
-    def interface(self, name, *, hardware=False, state="up"):
-        self.write(f"sys/class/net/{name}/operstate", f"{state}\n")
-        if hardware:
-            self.write(f"sys/class/net/{name}/device/vendor", "0x15b3\n")
-        return self
-
-    def port(self, name, *, state="4: ACTIVE", link="InfiniBand", rate="400 Gb/sec (4X NDR)"):
+    def port(self, name, *, state="4: ACTIVE"):
         adapter, port = name.split(":")
-        folder = f"sys/class/infiniband/{adapter}/ports/{port}"
-        for file, text in (("state", state), ("link_layer", link), ("rate", rate)):
-            self.write(f"{folder}/{file}", f"{text}\n")
+        self.write(f"sys/class/infiniband/{adapter}/ports/{port}/state", f"{state}\n")
         return self
 
     def choose(self, environment=None, **how):
@@ -45,13 +37,8 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def setting(communication, name):
-    (found,) = [each for each in communication.settings if each.name == name]
-    return found.value, found.reason
-
-
 def test_without_a_gpu_the_processors_talk_by_ring(machine):
-    chosen = machine.interface("eth0", hardware=True).choose()
+    chosen = machine.choose()
     assert chosen.implementation == "RING"
     assert chosen.to_set == {}
     assert machine.choose(ps=True).to_set == {"GRPC_FAIL_FAST": "use_caller"}
@@ -65,45 +52,18 @@ def test_gpus_that_are_hidden_do_not_count(machine):
 
 
 def test_a_machine_without_infiniband(machine):
-    machine.gpus(1).interface("lo", state="unknown").interface("eth0", hardware=True)
-    chosen = machine.interface("docker0").choose()
-    assert chosen.to_set == {
+    assert machine.gpus(1).choose().to_set == {
         "NCCL_IB_DISABLE": "1",
         "NCCL_DEBUG": "WARN",
         "TF_GPU_THREAD_MODE": "gpu_private",
     }
-    assert setting(chosen, "NCCL_SOCKET_IFNAME")[0] is None
 
 
-def test_bridges_of_containers_are_not_talked_through(machine):
-    machine.gpus(1).interface("lo", state="unknown").interface("virbr0").interface("cni0")
-    machine.interface("ens1", hardware=True).interface("ens2", hardware=True, state="down")
-    value, reason = setting(machine.choose(), "NCCL_SOCKET_IFNAME")
-    assert (value, reason) == ("=ens1", "else NCCL might take cni0, virbr0")
-
-
-def test_a_container_has_no_hardware_to_name(machine):
-    machine.gpus(1).interface("lo", state="unknown").interface("eth0")
-    value, reason = setting(machine.choose(), "NCCL_SOCKET_IFNAME")
-    assert value is None
-    assert "eth0" in reason
-
-
-def test_equal_infiniband_ports_are_left_to_nccl(machine):
+def test_which_infiniband_ports_are_used_is_left_to_nccl(machine):
     machine.gpus(1).port("mlx5_0:1").port("mlx5_1:1").port("mlx5_2:1", state="1: DOWN")
     chosen = machine.choose()
-    value, reason = setting(chosen, "NCCL_IB_HCA")
-    assert (value, reason) == (None, "all 2 ports are alike (InfiniBand, 400 Gb/s)")
-    assert "NCCL_IB_DISABLE" not in chosen.to_set
-
-
-def test_the_slow_or_ethernet_port_of_a_mixed_machine_is_left_out(machine):
-    machine.gpus(1).port("mlx5_0:1").port("mlx5_1:1")
-    machine.port("mlx5_2:1", rate="100 Gb/sec (4X EDR)")
-    machine.port("mlx5_bond_0:1", link="Ethernet", rate="25 Gb/sec (1X EDR)")
-    value, reason = setting(machine.choose(), "NCCL_IB_HCA")
-    assert value == "=mlx5_0:1,mlx5_1:1"
-    assert "without mlx5_2:1 (InfiniBand, 100 Gb/s), mlx5_bond_0:1 (Ethernet, 25 Gb/s)" in reason
+    assert chosen.reason == "1 GPU(s) a worker, 2 InfiniBand port(s) up"
+    assert not [each for each in chosen.settings if each.name.startswith("NCCL_IB")]
 
 
 def test_ports_that_are_down_are_no_infiniband(machine):
@@ -112,17 +72,17 @@ def test_ports_that_are_down_are_no_infiniband(machine):
 
 
 def test_what_the_user_has_set_stays_and_the_table_says_so(machine):
-    machine.gpus(1).interface("virbr0").interface("ens1", hardware=True)
-    mine = {"NCCL_SOCKET_IFNAME": "ens9", "NCCL_DEBUG": "INFO"}
+    machine.gpus(1)
+    mine = {"NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"}
     chosen = machine.choose(mine)
     assert not set(chosen.to_set) & set(mine)
     lines = {line.split()[0]: line for line in chosen.table().splitlines()}
     assert lines["communication"].split()[1] == "NCCL"
     assert "1 GPU(s) a worker" in lines["communication"]
+    assert "input does not delay" in lines["TF_GPU_THREAD_MODE"]
     for name, value in mine.items():
         assert value in lines[name]
         assert lines[name].endswith("set by you")
-    assert "no InfiniBand port" in lines["NCCL_IB_DISABLE"]
 
 
 def test_a_proxy_is_not_asked_for_the_other_tasks(machine):

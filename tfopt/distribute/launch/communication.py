@@ -1,16 +1,14 @@
 """Choose how the workers talk: NCCL or RING, and the variables of NCCL and gRPC.
 
 What this machine has is read from its files (``/dev``, ``/sys/class``), without TensorFlow or a
-driver. The variables follow NCCL's documentation.
+driver. Which network cards NCCL takes is its own choice. The variables follow NCCL's documentation.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from tfopt.distribute.launch.local_tasks import visible_gpus
 from tfopt.files import text_of
@@ -23,8 +21,7 @@ class Setting:
     """One variable, and why it is so."""
 
     name: str
-    value: str | None
-    """None: left to the library."""
+    value: str
     reason: str
     by_user: bool = False
 
@@ -41,31 +38,16 @@ class Communication:
     @property
     def to_set(self) -> dict[str, str]:
         """Return the variables to set: none that the user has set."""
-        return {
-            each.name: each.value
-            for each in self.settings
-            if each.value is not None and not each.by_user
-        }
+        return {each.name: each.value for each in self.settings if not each.by_user}
 
     def table(self) -> str:
         """Return a line for each variable: name, value, reason."""
         rows = [("communication", self.implementation, self.reason)]
-        for each in self.settings:
-            value = "left as it is" if each.value is None else each.value
-            rows.append((each.name, value, each.reason))
+        rows += [(each.name, each.value, each.reason) for each in self.settings]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(
             f"{name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows
         )
-
-
-class _Port(NamedTuple):
-    """A port of an InfiniBand (or RoCE) adapter that is up; the better one is the greater."""
-
-    is_infiniband: bool
-    gigabits: float
-    link: str
-    name: str
 
 
 def choose(
@@ -94,10 +76,11 @@ def choose(
     if count == 0:
         implementation, why = "RING", "no GPU: gRPC between the processors"
     else:
-        implementation, why = "NCCL", f"{count} GPU(s) a worker"
+        ports = _infiniband_ports(root)
+        implementation, why = "NCCL", f"{count} GPU(s) a worker, {ports} InfiniBand port(s) up"
+        if not ports:
+            wanted.append(Setting("NCCL_IB_DISABLE", "1", "no InfiniBand port that is up"))
         wanted += [
-            _interfaces(root),
-            *_infiniband(root),
             Setting("NCCL_DEBUG", "WARN", "else NCCL fails without a word"),
             Setting("TF_GPU_THREAD_MODE", "gpu_private", "input does not delay the GPU's kernels"),
         ]
@@ -121,45 +104,6 @@ def _around_the_proxy(environment: Mapping[str, str], hosts: Sequence[str]) -> l
     return [Setting("no_grpc_proxy", value, reason)]
 
 
-def _interfaces(root: Path) -> Setting:
-    name = "NCCL_SOCKET_IFNAME"
-    physical, others = [], []
-    for interface in sorted((root / "sys/class/net").glob("*")):
-        if text_of(interface / "operstate") in ("down", "lowerlayerdown", "notpresent"):
-            continue
-        # What stands for hardware has a device; bridges and tunnels of containers have none.
-        if (interface / "device").exists():
-            physical.append(interface.name)
-        elif not interface.name.startswith(("lo", "docker")):
-            others.append(interface.name)
-    if physical and others:
-        reason = f"else NCCL might take {', '.join(others[:3])}"
-        return Setting(name, "=" + ",".join(physical), reason)
-    left = ", ".join(physical or others) or "nothing but lo and docker"
-    return Setting(name, None, f"NCCL leaves out lo and docker by itself; there is {left}")
-
-
-def _infiniband(root: Path) -> list[Setting]:
-    ports = _ports(root)
-    if not ports:
-        return [Setting("NCCL_IB_DISABLE", "1", "no InfiniBand port that is up")]
-    best = max(ports)
-    left = [port for port in ports if port[:2] != best[:2]]
-    if not left:
-        reason = f"all {len(ports)} ports are alike ({best.link}, {best.gigabits:g} Gb/s)"
-        return [Setting("NCCL_IB_HCA", None, reason)]
-    without = ", ".join(f"{port.name} ({port.link}, {port.gigabits:g} Gb/s)" for port in left)
-    names = "=" + ",".join(port.name for port in ports if port not in left)
-    return [Setting("NCCL_IB_HCA", names, f"{best.gigabits:g} Gb/s; without {without}")]
-
-
-def _ports(root: Path) -> list[_Port]:
-    found = []
-    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        if "ACTIVE" not in text_of(port / "state"):
-            continue
-        rate = re.match(r"[\d.]+", text_of(port / "rate"))
-        link = text_of(port / "link_layer") or "InfiniBand"
-        name = f"{port.parents[1].name}:{port.name}"
-        found.append(_Port(link == "InfiniBand", float(rate[0]) if rate else 0.0, link, name))
-    return found
+def _infiniband_ports(root: Path) -> int:
+    states = (root / "sys/class/infiniband").glob("*/ports/*/state")
+    return sum("ACTIVE" in text_of(state) for state in states)
