@@ -3,6 +3,7 @@
 import collections
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from trainings import (
@@ -98,28 +99,18 @@ class Remembers(keras.callbacks.Callback):
 
     def __init__(self):
         super().__init__()
-        self.numbers = collections.defaultdict(int)
-        self.ordered = collections.OrderedDict()
-        self.counted = collections.Counter()
-        self.last = collections.deque(maxlen=2)
+        self.numbers = {}
+        self.last = ()
         self.tensor = tf.constant(0.0)
-        self.variable = self.first = tf.Variable(0.0)
-        self.several = {"a": [tf.Variable([0, 0])], "b": keras.Variable(0.0)}
-        self.rng = tf.random.Generator.from_seed(3)
+        self.array = np.zeros(2)
 
     def on_train_batch_end(self, batch, logs=None):
-        self.numbers[batch] += 1
-        self.ordered[batch] = None
-        self.ordered.move_to_end(batch)
-        self.counted.update([batch, batch])
-        self.last.append(batch)
+        self.numbers[batch] = self.numbers.get(batch, 0) + 1
+        self.last = (*self.last[-1:], batch)
         self.tensor = self.tensor + 1.0
-        self.variable.assign_add(1.0)
-        self.several["a"][0].assign_add([1, 2])
-        self.several["b"].assign(self.several["b"] + 1)
-        drawn = float(self.rng.uniform(())) + float(self.variable) + float(self.tensor)
+        self.array += 1
         bias = self.model.layers[-1].bias
-        bias.assign(bias + 0.01 * drawn)
+        bias.assign(bias + 0.01 * (self.tensor + float(self.array[0])))
 
 
 def test_what_a_callback_counts_in_comes_back_as_it_was(tmp_path):
@@ -131,18 +122,9 @@ def test_what_a_callback_counts_in_comes_back_as_it_was(tmp_path):
     with pytest.raises(Crash):
         fit(make(Remembers()), tmp_path, breaks=8)
     assert_equal(fit(make(found), tmp_path), expected)
-    for name in ("numbers", "ordered", "counted", "last"):
-        one, other = getattr(found, name), getattr(undisturbed, name)
-        assert type(one) is type(other)
-        assert list(one) == list(other)
-        assert one == other
-    assert found.numbers["new"] == 0
-    assert found.last.maxlen == 2
+    assert (found.numbers, found.last) == (undisturbed.numbers, undisturbed.last)
     assert isinstance(found.tensor, tf.Tensor)
-    assert found.variable is found.first
-    assert float(found.variable) == float(found.tensor) == 15
-    assert found.several["a"][0].numpy().tolist() == [15, 30]
-    assert float(found.several["b"]) == 15
+    assert float(found.tensor) == found.array[1] == 15
 
 
 class Mine(dict):
@@ -152,25 +134,31 @@ class Mine(dict):
 class TooMuch(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
-        self.mine, self.lazy, self.seen = Mine(), collections.defaultdict(lambda: 3), {1, 2}
+        self.mine, self.lazy, self.seen = Mine(), collections.defaultdict(list), {1, 2}
+        self.variable, self.mean, self.ema = tf.Variable(0.0), keras.metrics.Mean(), network()
         # What can be called, and lists of it, remember nothing.
         self.loss, self.calls = keras.losses.Huber(), [print, lambda epoch: epoch]
+
+    def on_train_begin(self, logs=None):
+        # Nor does what has the variables of the model alone.
+        self.part, self.weights = self.model.layers[0], self.model.trainable_variables
+        self.rule, self.rate = self.model.optimizer, self.model.optimizer.learning_rate
 
     def on_train_batch_end(self, batch, logs=None):
         self.late = getattr(self, "late", None) or tf.Variable(0.0)
 
 
-@pytest.mark.slow
 def test_what_of_a_callbacks_is_of_no_type_that_is_kept_is_told(tmp_path):
     with pytest.warns(RuntimeWarning, match="Not in the checkpoints") as warned:
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[TooMuch()])
     shown = str(warned[-1].message)
     assert len(warned) == 2  # once, and once more for what is made later
-    assert shown.count("TooMuch.") == 4
+    assert shown.count("TooMuch.") == 7
     assert r"TooMuch.seen (set)" in shown
     assert r"TooMuch.mine (Mine)" in shown
-    assert r"TooMuch.lazy (defaultdict of <lambda>)" in shown
-    assert r"TooMuch.late (a variable made while it trains)" in shown
+    assert r"TooMuch.lazy (defaultdict)" in shown
+    for name in ("variable", "mean", "ema", "late"):
+        assert f"TooMuch.{name} (" in shown
 
 
 def test_what_get_state_returns_must_be_something_that_can_be_saved(tmp_path):
@@ -183,27 +171,6 @@ def test_what_get_state_returns_must_be_something_that_can_be_saved(tmp_path):
 
     with pytest.raises(UserError, match=r"get_state\(\) of the callback Tells"):
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[Tells()])
-
-
-class OwnRate(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.mean, self.ema = keras.metrics.Mean(), network()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.mean.update_state(logs["loss"])
-        for mine, theirs in zip(self.ema.weights, self.model.weights, strict=True):
-            mine.assign(0.9 * mine + 0.1 * theirs)
-        drawn = float(self.mean.result()) + float(keras.ops.sum(self.ema.weights[0]))
-        self.model.optimizer.learning_rate.assign(0.02 / (1 + abs(drawn)))
-
-
-def test_a_metric_and_a_model_of_a_callbacks_come_back(tmp_path):
-    def make():
-        callback = OwnRate()
-        return compiled(), {"x": dataset(), "callbacks": [callback]}
-
-    assert_goes_on(make, tmp_path)
 
 
 class Slowing(keras.optimizers.SGD):

@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from hashlib import sha256
 
 import numpy as np
@@ -45,22 +45,10 @@ def test_values_come_back_as_they_were():
     assert np.isnan(back(float("nan")))
 
 
-def test_what_is_derived_from_a_dict_or_a_list_comes_back_as_its_own_type():
-    for value in (
-        defaultdict(list, a=[1]),
-        defaultdict(None, a=1),
-        OrderedDict([("b", 1), ("a", 2)]),
-        Counter("abb"),
-        deque([1, 2], maxlen=2),
-    ):
-        got = back(value)
-        assert type(got) is type(value)
-        assert got == value
-        assert list(got) == list(value)
-    assert back(defaultdict(list))["none yet"] == []
-    assert back(deque([1], maxlen=3)).maxlen == 3
-    for value in (defaultdict(lambda: 3), type("Mine", (list,), {})([1]), np.ma.masked_array([1])):
-        with pytest.raises(Unsaveable):
+def test_what_is_derived_from_a_dict_or_a_list_is_refused():
+    kinds = OrderedDict(a=1), deque([1]), type("Mine", (list,), {})([1]), np.ma.masked_array([1])
+    for value in kinds:
+        with pytest.raises(Unsaveable, match=type(value).__name__):
             pack(value, [])
 
 

@@ -132,20 +132,11 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
             count_input_wait(False)
             self.model.train_function = None  # the next fit compiles it without the clock
 
-    def get_state(self) -> dict[str, Any]:
-        """Return what ``tfopt.resume`` keeps of this callback."""
-        return {"epochs": [asdict(each) for each in self.epochs]}
+    def get_state(self) -> None:
+        """Keep nothing for ``tfopt.resume``: what was measured is of a process that has ended."""
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Take up the epochs of the training that goes on."""
-        self.epochs = [
-            EpochTimes(
-                each["epoch"],
-                tuple(WorkerTimes(**worker) for worker in each["workers"]),
-                tuple(Straggler(**one) for one in each["stragglers"]),
-            )
-            for each in state["epochs"]
-        ]
+    def set_state(self, state: None) -> None:
+        """Begin anew."""
 
     @property
     def _rank(self) -> int:

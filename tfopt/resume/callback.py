@@ -48,8 +48,9 @@ def resume(
     ``__getitem__``, a seed that a loss or a metric keeps, variables in a set, in slots, in a class
     or in a layer that Keras does not track, Python numbers that the model counts in, what can be
     called and counts in itself, and a GPU without
-    ``tf.config.experimental.enable_op_determinism()``. Named in a warning, and not kept: objects
-    of a callback's. ``CSVLogger`` needs ``append=True``.
+    ``tf.config.experimental.enable_op_determinism()``. Named in a warning, and not kept: what a
+    callback holds beside numbers, texts, arrays, and lists, tuples and dicts of them.
+    ``CSVLogger`` needs ``append=True``.
 
     Args:
         folder: Where the checkpoints are; it is made if need be.

@@ -5,16 +5,10 @@ What cannot come back as it was is refused by its type, and never left out.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict, deque
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-
-_DICTS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_DEFAULTS: dict[str, Any] = {
-    each.__name__: each for each in (bool, int, float, str, list, tuple, dict, set)
-}
 
 
 class Unsaveable(TypeError):
@@ -30,13 +24,9 @@ def pack(value: Any, arrays: list[Any]) -> Any:
         return [pack(each, arrays) for each in value]
     if kind is tuple:
         return {"!": "tuple", "of": [pack(each, arrays) for each in value]}
-    if kind is deque:
-        of = [pack(each, arrays) for each in value]
-        return {"!": "deque", "of": of, "longest": value.maxlen}
-    if kind in (*_DICTS.values(), defaultdict):
+    if kind is dict:
         of = [[pack(key, arrays), pack(each, arrays)] for key, each in value.items()]
-        default = {"default": _default_name(value)} if kind is defaultdict else {}
-        return {"!": kind.__name__, "of": of, **default}
+        return {"!": "dict", "of": of}
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
         return {"!": "generator", "of": type(bits).__name__, "at": pack(bits.state, arrays)}
@@ -56,13 +46,8 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
     kind, of = packed["!"], packed["of"]
     if kind == "tuple":
         return tuple(unpack(each, arrays) for each in of)
-    if kind == "deque":
-        return deque((unpack(each, arrays) for each in of), packed["longest"])
-    if kind in _DICTS or kind == "defaultdict":
-        found = {unpack(key, arrays): unpack(each, arrays) for key, each in of}
-        if kind in _DICTS:
-            return _DICTS[kind](found)
-        return defaultdict(_DEFAULTS.get(packed["default"]), found)
+    if kind == "dict":
+        return {unpack(key, arrays): unpack(each, arrays) for key, each in of}
     if kind == "generator":
         bits = getattr(np.random, of)()
         bits.state = unpack(packed["at"], arrays)
@@ -75,16 +60,6 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
 
         return tf.constant(arrays[of])
     return arrays[of][()] if kind == "scalar" else arrays[of]
-
-
-def _default_name(value: defaultdict[Any, Any]) -> str | None:
-    factory = value.default_factory
-    if factory is None:
-        return None
-    name = getattr(factory, "__name__", type(factory).__name__)
-    if _DEFAULTS.get(name) is not factory:
-        raise Unsaveable(f"defaultdict of {name}")
-    return str(name)
 
 
 def _as_array(value: Any) -> Any:

@@ -26,7 +26,7 @@ _UNFINISHED = ".unfinished-"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.bin", "manifest.json"
 # Written into each checkpoint; one more whenever what is in them changes. It is in the file that
 # the manifest has the checksum of: damage cannot be taken for another version.
-FORMAT = 2
+FORMAT = 3
 
 
 class Unreadable(Exception):
