@@ -9,10 +9,10 @@ from typing import Any
 from tfopt.commands import arguments
 
 _DESCRIPTION = """\
-Estimates memory and step time of a job on common GPUs, in its own and in half precision: what one
-step computes, moves and holds is counted here, without training, and set against the published
-peaks. Shows what is assumed, whether the batch fits, and what would make it fit. It was checked
-on one H200 alone: take it to choose what to try."""
+Estimates memory and step time of a job on common GPUs: what one step computes, moves and holds is
+counted here, without training, and set against the published peaks. Shows what is assumed, and
+whether the batch fits. For half precision put mixed_precision into --chain. It was checked on one
+H200 alone: take it to choose what to try."""
 
 
 def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,6 @@ from tfopt.report.format import table
 if TYPE_CHECKING:
     import keras
 
-    from tfopt.run import Prepared
-    from tfopt.train.memory_estimate import TrainingMemory
-
 
 @dataclass(frozen=True)
 class Work:
@@ -31,8 +28,7 @@ class Work:
         product_gflop: Matrix products and convolutions, in 10^9 operations.
         other_gflop: All other operations.
         gib: What operations read and write, each by itself.
-        fixed_mib: Memory that does not grow with the batch: weights, their gradients, optimizer.
-        by_example_mib: What each example adds: itself and its activations.
+        peak_mib: The memory that it holds, by ``tfopt.training_memory``.
         note: What the counts leave out.
     """
 
@@ -41,13 +37,8 @@ class Work:
     product_gflop: float
     other_gflop: float
     gib: float
-    fixed_mib: float
-    by_example_mib: float
+    peak_mib: float
     note: str = ""
-
-    @property
-    def peak_mib(self) -> float:
-        return self.fixed_mib + self.by_example_mib * self.batch_size
 
     @property
     def least_gib(self) -> float:
@@ -58,8 +49,10 @@ class Work:
 def work_of(job: Job) -> Work:
     """Return the work of a job's step as it is, on one device; the step is traced, not run."""
     from tfopt.data.fit_data import Arrays, read_source
+    from tfopt.doctor.job_checks import first_batch
     from tfopt.measure.step_cost import step_cost
     from tfopt.run import prepared
+    from tfopt.train.memory_estimate import training_memory
 
     with prepared(job.with_(callbacks=())) as ready:
         if ready.facts.replicas > 1:
@@ -77,48 +70,24 @@ def work_of(job: Job) -> Work:
                 received=cost,
                 fix="measure it where it runs: tfopt bench",
             )
-        whole = _memory(ready, ready.facts.batch_size)
-        half = _memory(ready, max(whole.batch_size // 2, 1))
+        held = training_memory(ready.model, first_batch(ready), ready.facts.batch_size)
         source = read_source(ready.train_input)
     # The step that was counted has fewer examples where there are fewer.
-    size = whole.batch_size
+    size = held.batch_size
     counted = min(source.examples, size) if isinstance(source, Arrays) else size
     times = size / counted
     notes = [cost.note]
     if times != 1:
         notes.append(f"counted for {counted} examples, all that there are, times {times:g}")
-    # The line through the memory of the batch and of half of it.
-    fewer = size - half.batch_size
-    by_example = max((whole.peak_mib - half.peak_mib) / fewer, 0.0) if fewer else 0.0
     return Work(
         batch_size=size,
         dtype=cost.dtype,
         product_gflop=times * cost.product_gflop,
         other_gflop=times * max(cost.gflop_per_step - cost.product_gflop, 0.0),
         gib=times * cost.gib_per_step,
-        fixed_mib=whole.peak_mib - by_example * size,
-        by_example_mib=by_example,
+        peak_mib=held.peak_mib,
         note="; ".join(filter(None, notes)),
     )
-
-
-def _memory(ready: Prepared, batch_size: int | None) -> TrainingMemory:
-    from tfopt.doctor.job_checks import first_batch
-    from tfopt.train.memory_estimate import training_memory
-
-    return training_memory(ready.model, first_batch(ready), batch_size)
-
-
-def _peak_with_remat(job: Job) -> float | None:
-    """Return ``peak_mib`` under ``tfopt.remat``; None where that cannot be."""
-    from tfopt.run import prepared
-    from tfopt.train.remat import Remat
-
-    try:
-        with prepared(Remat().apply(job.with_(callbacks=()))) as ready:
-            return _memory(ready, ready.facts.batch_size).peak_mib
-    except UserError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -212,30 +181,24 @@ ASSUMPTION = (
 
 @dataclass(frozen=True)
 class OnGpu:
-    """The estimate for one GPU in one precision.
+    """The estimate for one GPU.
 
     Attributes:
-        precision: "as it is", or the policy for ``tfopt.mixed_precision``.
         ideal_ms: The time with all of the published peaks, and all fused that can be.
         range_ms: The times from the best to the worst that is assumed.
         bound_by: "compute" or "memory"; "fusion": memory while each operation moves its own,
             compute once they are fused (``jit_compile=True``).
         needs_mib: The memory of the step with the margin and what CUDA takes.
         has_mib: All the memory of the GPU.
-        largest_batch: The most examples of a step that fit; 0 where not even one does.
-        to_fit: What would make the batch fit, in the order in which to try.
     """
 
     gpu: Gpu
-    precision: str
     ideal_ms: float
     range_ms: tuple[float, float]
     bound_by: str
     needs_mib: float
     has_mib: float
     fits: bool
-    largest_batch: int
-    to_fit: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -244,12 +207,11 @@ class HardwareEstimate:
     """The estimates for all GPUs, and the work that they are for."""
 
     name: str
-    as_it_is: Work
-    half: Work | None
+    work: Work
     rows: tuple[OnGpu, ...]
 
     def __str__(self) -> str:
-        """Return a table, what would make it fit, and what is assumed; 80 columns wide."""
+        """Return a table, and what is assumed; 80 columns wide."""
         return "\n".join(_lines(self))
 
 
@@ -264,12 +226,11 @@ def hardware_estimate(
 
     Counted is what one step computes, moves and holds (``tfopt.training_memory``); times are a
     roofline over published peaks, with a range for how much of them is reached. It was checked on
-    one H200 alone: take it to choose what to try, not what to buy. Under ``remat`` and
-    ``accumulate`` processes took up to 1.5 and 2.2 times the estimate of ``training_memory`` in its
-    benchmarks: what is named to make a batch fit is where to begin.
+    one H200 alone: take it to choose what to try, not what to buy.
 
     Args:
-        job: A Job, or a compiled Keras model, which is not changed.
+        job: A Job, or a compiled Keras model, which is not changed; in half precision under
+            ``MixedPrecision`` (``MixedPrecision("mixed_float16").apply(job)``).
         batch: With a model: what ``fit`` gives to a step, ``(x, y)``, arrays.
         batch_size: Another number of examples a step.
         gpus: Names such as "A100 80GB"; none: all whose figures are known.
@@ -281,18 +242,8 @@ def hardware_estimate(
     if batch_size is not None:
         require_count("hardware_estimate(batch_size)", batch_size)
     job = _job(job, batch, batch_size)
-    as_it_is = work_of(job)
-    half = _half(job) if as_it_is.dtype == "float32" else None
-    rows = []
-    for gpu in chosen:
-        rows.append(on_gpu(gpu, as_it_is, "as it is"))
-        if half is not None:
-            bfloat16 = "bfloat16" in gpu.products_tflops
-            rows.append(on_gpu(gpu, half, "mixed_bfloat16" if bfloat16 else "mixed_float16"))
-    if not all(row.fits for row in rows):
-        lower = _peak_with_remat(job)
-        rows = [_with_advice(row, as_it_is, half, lower) for row in rows]
-    return HardwareEstimate(job.name, as_it_is, half, tuple(rows))
+    work = work_of(job)
+    return HardwareEstimate(job.name, work, tuple(on_gpu(gpu, work) for gpu in chosen))
 
 
 def _job(given: Any, batch: Any, batch_size: int | None) -> Job:
@@ -312,24 +263,9 @@ def _job(given: Any, batch: Any, batch_size: int | None) -> Job:
     return Job.from_model(given, batch, batch_size=size)
 
 
-def _half(job: Job) -> Work | None:
-    """Return the work in half precision; None where the job has a precision, or cannot change."""
-    from tfopt.train.precision import MixedPrecision
-
-    if any(isinstance(part, MixedPrecision) for part in job.applied):
-        return None
-    try:
-        work = work_of(MixedPrecision("mixed_bfloat16").apply(job))
-    except UserError:
-        return None
-    return work if work.dtype == "bfloat16" else None
-
-
-def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
+def on_gpu(gpu: Gpu, work: Work) -> OnGpu:
     """Return the estimate for one GPU."""
     dtype = work.dtype
-    if precision == "mixed_float16":
-        dtype = "float16"  # as wide as the bfloat16 that was counted
     notes = []
     if dtype not in gpu.products_tflops:
         notes.append(f"no {dtype} in hardware: at the pace of float32")
@@ -349,67 +285,29 @@ def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
     bound_by = "memory"
     if compute_ms > fused_ms:
         bound_by = "compute" if compute_ms >= memory_ms else "fusion"
-    needs, has = _needs(work.peak_mib), gpu.memory_mib
+    needs, has = work.peak_mib * MEMORY_MARGIN + RESERVED_MIB, gpu.memory_mib
     return OnGpu(
         gpu=gpu,
-        precision=precision,
         ideal_ms=ideal_ms,
         range_ms=range_ms,
         bound_by=bound_by,
         needs_mib=needs,
         has_mib=has,
         fits=needs <= has,
-        largest_batch=_largest(work, has),
         note="; ".join(notes),
     )
 
 
-def _needs(peak_mib: float) -> float:
-    return peak_mib * MEMORY_MARGIN + RESERVED_MIB
-
-
-def _largest(work: Work, has_mib: float) -> int:
-    room = (has_mib - RESERVED_MIB) / MEMORY_MARGIN - work.fixed_mib
-    if work.by_example_mib <= 0:
-        return work.batch_size if room >= 0 else 0
-    return max(int(room / work.by_example_mib), 0)
-
-
-def _with_advice(row: OnGpu, as_it_is: Work, half: Work | None, lower: float | None) -> OnGpu:
-    """Return the row with what would make the batch fit, each by its own estimate."""
-    if row.fits:
-        return row
-    plain = row.precision == "as it is"
-    ways = []
-    if plain and half is not None and _needs(half.peak_mib) <= row.has_mib:
-        ways.append("mixed precision")
-    if plain and lower is not None and _needs(lower) <= row.has_mib:
-        ways.append("tfopt.remat")
-    if row.largest_batch:
-        steps = -(-as_it_is.batch_size // row.largest_batch)
-        ways.append(f"tfopt.accumulate(steps={steps})")
-        ways.append(f"a batch of {row.largest_batch}")
-    else:
-        ways.append("not even one example: a larger GPU, a smaller model or another optimizer")
-    return replace(row, to_fit=tuple(ways))
-
-
 # The keys stay as they are within a version; units are in their names.
-VERSION = 1
+VERSION = 2
 
 
 def _lines(estimate: HardwareEstimate) -> Iterator[str]:
-    yield f"{estimate.name}, a batch of {estimate.as_it_is.batch_size}, on one GPU"
-    for work in filter(None, (estimate.as_it_is, estimate.half)):
-        yield from _wrapped(_work_lines(work), "  ")
+    yield f"{estimate.name}, a batch of {estimate.work.batch_size}, on one GPU"
+    yield from _wrapped(_work_lines(estimate.work), "  ")
     yield ""
-    head = ("", "precision", "ideal ms", "range ms", "bound by", "needs GiB", "fits")
+    head = ("", "ideal ms", "range ms", "bound by", "needs GiB", "fits")
     yield from table(head, map(_row, estimate.rows))
-    lacking = [f"{_name(row)}: {', or '.join(row.to_fit)}" for row in estimate.rows if row.to_fit]
-    if lacking:
-        yield from ("", "To make it fit:")
-        for each in lacking:
-            yield from _wrapped(each, "  ")
     notes = _notes(estimate.rows)
     if notes:
         yield ""
@@ -418,9 +316,9 @@ def _lines(estimate: HardwareEstimate) -> Iterator[str]:
     if any(row.bound_by == "fusion" for row in estimate.rows):
         fusion = "memory while each operation moves its own, compute once XLA fuses them"
         yield from ("", *_wrapped(f"Bound by fusion: {fusion} (tfopt.execution(jit_compile=True))"))
-    if estimate.as_it_is.note:
+    if estimate.work.note:
         yield ""
-        yield from _wrapped(f"Counted: {estimate.as_it_is.note}")
+        yield from _wrapped(f"Counted: {estimate.work.note}")
     yield ""
     yield from _wrapped(f"Assumed: {ASSUMPTION}")
 
@@ -430,7 +328,7 @@ def _notes(rows: Sequence[OnGpu]) -> list[str]:
     by_note: dict[str, list[str]] = {}
     for row in rows:
         if row.note:
-            by_note.setdefault(row.note, []).append(_name(row))
+            by_note.setdefault(row.note, []).append(row.gpu.name)
     return [
         f"{'On all of them' if len(names) == len(rows) else ', '.join(names)}: {note}"
         for note, names in by_note.items()
@@ -459,7 +357,6 @@ def _row(row: OnGpu) -> tuple[str, ...]:
     best, slow = row.range_ms
     return (
         row.gpu.name,
-        row.precision,
         _ms(row.ideal_ms),
         f"{_ms(best)}-{_ms(slow)}",
         row.bound_by,
@@ -472,22 +369,14 @@ def _ms(value: float) -> str:
     return _count(value).replace(",", "")
 
 
-def _name(row: OnGpu) -> str:
-    return f"{row.gpu.name} ({row.precision})"
-
-
 def as_json(estimate: HardwareEstimate) -> str:
     """Return the estimate as a JSON document."""
-    works = {"as_it_is": estimate.as_it_is, "half": estimate.half}
     content = {
         "version": VERSION,
         "name": estimate.name,
         "assumption": ASSUMPTION,
         "checked_on_hardware": False,
-        "work": {
-            name: None if work is None else {**vars(work), "peak_mib": work.peak_mib}
-            for name, work in works.items()
-        },
+        "work": vars(estimate.work),
         "rows": [
             {"gpu": row.gpu.name, "source": row.gpu.source}
             | {name: value for name, value in vars(row).items() if name != "gpu"}
