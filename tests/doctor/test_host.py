@@ -84,12 +84,13 @@ def test_limits_of_a_process(monkeypatch, files, space, told):
     assert check.told.startswith(told)
 
 
-def test_a_folder_is_really_read_and_left_as_it_was(tmp_path):
+def test_small_files_say_nothing_of_a_rate(tmp_path):
     (tmp_path / "small").write_bytes(b"x")
-    mib_per_s, how = disk.read_rate(tmp_path)
-    assert mib_per_s > 0
-    assert how.startswith("64 MiB of a file written for this")
-    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert disk.read_rate(tmp_path) is None
+    checks = list(disk.disk(Subject(data=tmp_path)))
+    assert checks[1].verdict == "not here"
+    assert "no file of 16 MiB" in checks[1].told
+    assert "no --data" in list(disk.disk(Subject()))[1].told
 
 
 def test_the_users_own_largest_file_is_read(tmp_path):
@@ -103,8 +104,13 @@ def test_the_users_own_largest_file_is_read(tmp_path):
     assert (tmp_path / "deep/shard.tfrecord").stat().st_mtime == before
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
-    # The test may run as root, whom no permission stops: /proc takes no files from anybody.
-    checks = list(disk.disk(Subject(data=disk.Path("/proc/self/fd"))))
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "shard").write_bytes(bytes(20 * 1024**2))
+
+    def broken(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk, "_read", broken)
+    checks = list(disk.disk(Subject(data=tmp_path)))
     assert checks[-1].verdict == "warning"
-    assert "could not be read" in checks[-1].told
+    assert "could not be read: Input/output error" in checks[-1].told

@@ -57,7 +57,7 @@ class Subject:
     Attributes:
         root: The folder of ``/proc``, ``/sys`` and ``/dev``.
         environment: The variables of the process.
-        data: The folder that the data is read from; None: the temporary folder.
+        data: The folder that the data is read from; None: how fast is not measured.
         job: "package.module:name".
         arguments: The arguments of the function that makes the job.
         chain: A recipe file whose chain is put on the job.

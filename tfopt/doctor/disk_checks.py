@@ -10,15 +10,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from tfopt.doctor.check import Check, Subject
 
 _MIB = 1024**2
 _MOST_MIB = 256
-_OWN_MIB = 64
 _BLOCK = 4 * _MIB
 _MOST_S = 3.0
 _ENOUGH_MIB = 16
@@ -28,57 +26,47 @@ _SLOW_MIB_PER_S = 50.0
 _LEAST_FREE_DISK_GIB = 2.0
 
 
-def read_rate(folder: Path) -> tuple[float, str]:
-    """Return the MiB/s of reading a folder's largest file, and how they were measured."""
-    with _something_to_read(folder) as (path, what):
-        _drop_from_cache(path)
-        mib, seconds = _read(path)
-    how = f"{mib:.0f} MiB of {what} in sequence, its pages dropped from the cache first"
+def read_rate(folder: Path) -> tuple[float, str] | None:
+    """Return the MiB/s of reading a folder's largest file, and how; None where all are small."""
+    path = _largest(folder)
+    if path is None or path.stat().st_size < _ENOUGH_MIB * _MIB:
+        return None
+    _drop_from_cache(path)
+    mib, seconds = _read(path)
+    how = f"{mib:.0f} MiB of {path.name} in sequence, its pages dropped from the cache first"
     return mib / max(seconds, 1e-9), how
 
 
 def disk(subject: Subject) -> Iterable[Check]:
-    """Check the data's folder, or the temporary folder where none is named."""
+    """Check the space in the data's folder, or the temporary one, and how fast data is read."""
     folder = subject.data or Path(tempfile.gettempdir())
-    named = str(folder) if subject.data else f"{folder} (no --data folder is named)"
     free = shutil.disk_usage(folder).free / 1024**3
     if free < _LEAST_FREE_DISK_GIB:
         text, fix = f"{free:.2f} GiB are free in {folder}", "free space: caches and checkpoints"
         yield Check("disk", "free space", "warning", text, (), fix)
     else:
         yield Check("disk", "free space", "ok", f"{free:.0f} GiB free in {folder}")
+    if subject.data is None:
+        yield Check("disk", "read rate", "not here", "no --data folder is named")
+        return
     try:
-        mib_per_s, how = read_rate(folder)
+        rate = read_rate(folder)
     except OSError as error:
-        text = f"{named} could not be read: {error.strerror or error}"
+        text = f"{folder} could not be read: {error.strerror or error}"
         yield Check("disk", "read rate", "warning", text, (), "name another folder with --data")
         return
-    text = f"{mib_per_s:,.0f} MiB/s from {named}"
+    if rate is None:
+        text = f"{folder} has no file of {_ENOUGH_MIB} MiB or more"
+        yield Check("disk", "read rate", "not here", text)
+        return
+    mib_per_s, how = rate
+    text = f"{mib_per_s:,.0f} MiB/s from {folder}"
     if mib_per_s < _SLOW_MIB_PER_S:
         fix = "copy the data to a local disk, or keep it in memory: tfopt.pipeline(cache='memory')"
         text += ": slower than a hard disk"
         yield Check("disk", "read rate", "warning", text, (how,), fix)
     else:
         yield Check("disk", "read rate", "ok", text, (how,))
-
-
-@contextmanager
-def _something_to_read(folder: Path) -> Iterator[tuple[Path, str]]:
-    largest = _largest(folder)
-    if largest is not None and largest.stat().st_size >= _ENOUGH_MIB * _MIB:
-        yield largest, largest.name
-        return
-    handle, name = tempfile.mkstemp(prefix=".tfopt-", dir=folder)
-    try:
-        with open(handle, "wb") as file:
-            block = os.urandom(_BLOCK)  # what a file system that compresses cannot make smaller
-            for _ in range(_OWN_MIB * _MIB // _BLOCK):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())  # only clean pages can be dropped
-        yield Path(name), "a file written for this"
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _largest(folder: Path) -> Path | None:

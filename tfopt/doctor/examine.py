@@ -93,7 +93,7 @@ def doctor(
         arguments: The arguments of that function.
         chain: A recipe file whose chain is put on the job.
         only: Names of themes (``tfopt.doctor.check.THEMES``); none: all of them.
-        data: The folder that the data is read from; None: the temporary folder.
+        data: The folder that the data is read from; None: how fast is not measured.
         listen_s: In a cluster, for how long to answer the doctors of the other tasks, and to ask
             them for their clocks; they must run at the same time.
         on_progress: Called with the name of each check before it begins.

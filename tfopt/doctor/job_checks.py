@@ -60,9 +60,10 @@ def job(subject: Subject) -> Iterable[Check]:
 
 def _read_rate(folder: Path) -> float | None:
     try:
-        return in_time(_READING_S, lambda: read_rate(folder))[0]
+        rate = in_time(_READING_S, lambda: read_rate(folder))
     except OSError:  # a TimeoutError too: the disk's own check says what is wrong
         return None
+    return None if rate is None else rate[0]
 
 
 def _memory_here(subject: Subject) -> tuple[float, str]:
