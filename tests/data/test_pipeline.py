@@ -302,14 +302,11 @@ def test_a_parallel_map_keeps_the_order():
 
 
 def test_options_reach_tf_data():
-    options = PipelineOptions(
-        threads=3, autotune=True, ram_budget_mib=64, autoshard="off", slack=True
-    )
+    options = PipelineOptions(threads=3, autotune=True, ram_budget_mib=64, autoshard="off")
     made = tfopt.pipeline((X, Y), options=options).options()
     assert made.autotune.enabled is True
     assert made.threading.private_threadpool_size == 3
     assert made.autotune.ram_budget == 64 * 1024**2
-    assert made.experimental_slack is True
     policies = tf.data.experimental.AutoShardPolicy
     assert made.experimental_distribute.auto_shard_policy == policies.OFF
 
@@ -414,7 +411,7 @@ def test_a_wrong_setting_is_refused_when_it_is_made(settings, words):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"buffer": 1}, {"threads": -1}, {"autoshard": "files"}, {"slack": 1}],
+    [{"buffer": 1}, {"threads": -1}, {"autoshard": "file"}, {"autotune": 1}],
 )
 def test_a_wrong_option_is_refused(setting):
     with pytest.raises(UserError, match=next(iter(setting))):

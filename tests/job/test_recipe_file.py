@@ -171,8 +171,8 @@ WRONG = [
      "transform = 'place'\njit_compile = true", ": chain[1].jit_compile is an unknown key.", None),
     ("tfopt = 1\nchain = [{transform = 'place'}, {transform = 'place', gpus = [0, 1.5]}]", ": chain[1].gpus[1] does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: place() needs each GPU once.", 'use "none" to run on the CPU'),
-    ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {slak = true}",
-     ": chain[0].options.slak is an unknown key.", "did you mean slack?"),
+    ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {autotun = true}",
+     ": chain[0].options.autotun is an unknown key.", "did you mean autotune?"),
     ("tfopt = 1\n[[chain]]\njit_compile = True", ":3: this is not valid TOML.", None),
     ("tfopt = 1\n\ntitle = [1,\n\n", ":3: this is not valid TOML.", None),
 ]  # fmt: skip

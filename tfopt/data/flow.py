@@ -414,8 +414,6 @@ def _options(plan: Plan) -> Any:
     options.autotune.enabled = plan.options.autotune
     if plan.options.ram_budget_mib:
         options.autotune.ram_budget = plan.options.ram_budget_mib * 1024**2
-    if plan.options.slack:
-        options.experimental_slack = True
     return options
 
 

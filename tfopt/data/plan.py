@@ -41,9 +41,7 @@ class PipelineOptions:
         autoshard: How several workers divide the data. With "data" each reads everything and
             takes its part of every batch; with "split" the row groups, partitions or files of a
             source (Parquet, TFRecord, Dask …) are dealt out by the worker's place in the cluster.
-            "file" is tf.data's own sharding by file, "off" none.
-        slack: Hold the producers back at the start of a step. It can help where input and
-            training compete for the same cores.
+            "off" is no sharing: each worker has data of its own.
     """
 
     buffer: int = 10_000
@@ -52,8 +50,7 @@ class PipelineOptions:
     threads: int = 0
     autotune: bool = False
     ram_budget_mib: int = 0
-    autoshard: Literal["data", "split", "file", "off"] = "data"
-    slack: bool = False
+    autoshard: Literal["data", "split", "off"] = "data"
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -64,7 +61,7 @@ class PipelineOptions:
         require_count("PipelineOptions.buffer", self.buffer, minimum=2)
         for name in ("parallel_calls", "threads", "ram_budget_mib"):
             require_count(f"PipelineOptions.{name}", getattr(self, name), minimum=0)
-        for name in ("drop_remainder", "autotune", "slack"):
+        for name in ("drop_remainder", "autotune"):
             require_switch(f"PipelineOptions.{name}", getattr(self, name))
         if self.ram_budget_mib and not self.autotune:
             raise UserError(
@@ -73,10 +70,10 @@ class PipelineOptions:
                 received=f"ram_budget_mib={self.ram_budget_mib}, autotune=False",
                 fix=f"PipelineOptions(autotune=True, ram_budget_mib={self.ram_budget_mib})",
             )
-        if self.autoshard not in ("data", "split", "file", "off"):
+        if self.autoshard not in ("data", "split", "off"):
             raise UserError(
                 "PipelineOptions.autoshard has an unknown value.",
-                expected='"data", "split", "file" or "off"',
+                expected='"data", "split" or "off"',
                 received=repr(self.autoshard),
             )
 
