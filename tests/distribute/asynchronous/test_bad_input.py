@@ -111,19 +111,6 @@ def test_shares_that_cannot_be_trained_on():
     assert shares_of(lambda share: of_arrays(ten[share.index :: 2]).batch(2), 2).steps == 6
 
 
-def test_workers_that_get_the_same_examples_are_warned_of(caplog):
-    import tensorflow as tf
-
-    from tfopt.distribute.asynchronous.example_shares import shares_of
-
-    ten = tf.data.Dataset.range(10)
-    shares_of(lambda share: ten.shard(share.count, share.index).batch(2), 2)
-    shares_of(lambda share: ten.batch(2), 1)
-    assert not caplog.records
-    shares_of(lambda share: ten.batch(2), 2)
-    assert "gives all 2 workers the same examples" in caplog.text
-
-
 def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
     import keras
 

@@ -6,7 +6,6 @@ taken by whoever is ready. So an example is seen about once an epoch, not exactl
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,19 +14,6 @@ from typing import Any
 from tfopt.data.sources.source import Share
 from tfopt.distribute.shards import reads_python
 from tfopt.errors import UserError
-
-_log = logging.getLogger("tfopt")
-
-
-class _AskedShare(Share):
-    """A share that knows whether anybody has asked which one it is."""
-
-    asked = False
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "index":
-            object.__setattr__(self, "asked", True)
-        return super().__getattribute__(name)
 
 
 @dataclass(frozen=True)
@@ -43,16 +29,7 @@ def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
     """Return every worker's share, checked."""
     import tensorflow as tf
 
-    given = [_AskedShare(index, count) for index in range(count)]
-    shares = [data(share) for share in given]
-    if count > 1 and not any(share.asked for share in given):
-        _log.warning(
-            "data() gives all %d workers the same examples: it has not asked for share.index. "
-            "An epoch sees each of them %d times; dataset.shard(share.count, share.index) gives "
-            "each worker its own part.",
-            count,
-            count,
-        )
+    shares = [data(Share(index, count)) for index in range(count)]
     steps = sum(_batches(tf, share, index) for index, share in enumerate(shares))
     first = shares[0].element_spec
     for index, share in enumerate(shares):
