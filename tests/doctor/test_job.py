@@ -84,6 +84,7 @@ def by_name(checks):
 
 
 def test_a_job_that_is_in_order(subject, tmp_path):
+    (tmp_path / "shard").write_bytes(bytes(20 * 1024**2))
     checks = by_name(job(subject("plain", data=tmp_path)))
     assert {check.verdict for check in checks.values()} <= {"ok", "warning"}
     assert list(checks) == [
