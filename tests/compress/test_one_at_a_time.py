@@ -54,7 +54,7 @@ def test_two_models_at_once_give_the_files_that_they_give_alone():
 def test_one_model_in_several_threads_is_afterwards_as_it_was():
     model = normalizer()
     before = [{**vars(layer)} for layer in model.layers]
-    modes = ("int8", "float16", "keras_int8")
+    modes = ("int8", "float16", "dynamic")
     works = [lambda m=mode: tfopt.quantize(model, mode=m, representative=ROWS) for mode in modes]
     at_once(*works)
     for layer, own in zip(model.layers, before, strict=True):

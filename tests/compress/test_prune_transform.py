@@ -1,14 +1,11 @@
 """Prune as a transform: validated when made, scheduled by the run, verified after it."""
 
-import io
-import zipfile
-
 import keras
 import numpy as np
 import pytest
 from dense_nets import CLASSES, ROWS, StopAtOnce, a_job
 
-from tfopt import Cluster, Quantize, chain, run
+from tfopt import Cluster, run
 from tfopt.compress.prune import Prune, pruning_report
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.errors import UserError
@@ -98,13 +95,6 @@ def test_a_job_is_evaluated_once():
 
     run(Prune(0.5).apply(plain.with_(build=counted)))
     assert begun == [1]
-
-
-def test_a_quantized_file_has_no_masks_wherever_prune_stands():
-    outcome = run(chain(Quantize("keras_int8"), Prune(0.8)).apply(a_job()))
-    (artefact,) = outcome.artefacts
-    with zipfile.ZipFile(io.BytesIO(artefact.content)) as archive:
-        assert b"WeightMask" not in archive.read("config.json")
 
 
 @pytest.mark.parametrize(

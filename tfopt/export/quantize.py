@@ -23,7 +23,6 @@ from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.compress.quantize_aware import awareness_of, require_observed
 from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, require_count
 from tfopt.export.batches import Array
-from tfopt.export.keras_weights import KERAS_FAULTS, quantize_weights
 from tfopt.export.litert import RefusedByConverter, convert_model, trace
 from tfopt.export.litert_file import (
     LitertPredictor,
@@ -34,7 +33,6 @@ from tfopt.export.litert_file import (
 )
 from tfopt.export.quantized import (
     MODES,
-    Measure,
     Mode,
     Parity,
     Quantized,
@@ -97,14 +95,6 @@ def _are_bytes(values: Array) -> bool:
     return bool(inside and np.array_equal(values, np.trunc(values)))
 
 
-# What a sound copy may lose: a share of the classes, or a relative error. Four bits round to a
-# fifteenth of a weight's range, which alone is a relative error of 0.1-0.2.
-_KERAS_TOLERANCE: dict[Mode, dict[Measure, float]] = {
-    "keras_int8": {"argmax_agreement": 0.02, "relative_error": 0.05},
-    "keras_int4": {"argmax_agreement": 0.05, "relative_error": 0.3},
-}
-
-
 def quantize(
     model: keras.Model,
     path: str | os.PathLike[str] | None = None,
@@ -126,18 +116,17 @@ def quantize(
     Args:
         model: A built Keras 3 model, or a .keras file; mixed precision and models from a
             MirroredStrategy are gathered and converted in float32.
-        path: Where to write: ``.tflite``, or ``.keras`` for Keras's own modes. None: nowhere.
+        path: Where to write: a ``.tflite`` file. None: nowhere.
         mode: "int8" (weights and activations, needs ``representative``), "dynamic" (int8
-            weights, float activations), "float16" (weights), or Keras's own weight
-            quantization "keras_int8" and "keras_int4" (need ``representative`` as a check).
+            weights, float activations) or "float16" (weights).
         representative: Examples as ``fit`` takes them (labels are ignored): arrays, a dataset, a
             PyDataset, or a function yielding batches. Without them nothing can be compared.
         samples: How many examples to use.
         integer_io: Mode "int8" only: inputs and outputs are int8 too, with scale and zero
             point in the file; otherwise they are float32.
         tolerance: The most that may be lost, as share of changed classes (or as relative error
-            where the outputs are no probabilities); past it a UserError is raised. None: LiteRT
-            modes only measure, Keras's modes use a strict value of their own.
+            where the outputs are no probabilities); past it a UserError is raised. None:
+            what is lost is only measured.
 
     What comes back is printed in a line, and has ``accuracy(x, y)``, ``predict(x)``, ``kib``,
     ``fully_integer``, ``left_float``, ``content`` and ``path``. Whether the file is faster is for
@@ -148,7 +137,7 @@ def quantize(
         >>> print(small, small.accuracy(x_test, y_test))
     """
     validate_settings(mode, samples=samples, integer_io=integer_io, tolerance=tolerance)
-    target = _target(path, mode)
+    target = _target(path)
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
@@ -186,16 +175,15 @@ def validate_settings(
         )
 
 
-def _target(path: str | os.PathLike[str] | None, mode: Mode) -> Path | None:
-    """Return the path, if a file of this kind can be written there."""
+def _target(path: str | os.PathLike[str] | None) -> Path | None:
+    """Return the path, if a LiteRT file can be written there."""
     if path is None:
         return None
     target = target_of(path)
-    suffix = ".keras" if mode.startswith("keras_") else ".tflite"
-    if target.suffix != suffix or target.is_dir():
+    if target.suffix != ".tflite" or target.is_dir():
         raise UserError(
-            f"A model in mode {mode!r} is a {suffix} file.",
-            expected=f"a path that ends in {suffix}",
+            "A quantized model is a .tflite file.",
+            expected="a path that ends in .tflite",
             received=f"{target}{' (a folder)' if target.is_dir() else ''}",
         )
     prepare_folder(target.parent)
@@ -206,13 +194,12 @@ def _read(
     model: keras.Model, representative: Any, mode: Mode, samples: int
 ) -> tuple[tuple[Array, ...] | None, Ports]:
     if representative is None:
-        if mode in ("dynamic", "float16"):
+        if mode != "int8":
             ports = ports_of(model)
             require_numbers(model, ports)
             return None, ports
-        purpose = "to set the ranges" if mode == "int8" else "to compare with the float model"
         raise UserError(
-            f"Mode {mode!r} needs examples {purpose}.",
+            "Mode 'int8' needs examples to set the ranges.",
             expected="a few hundred examples of the training data",
             received="representative=None",
             fix="pass representative=x_train (only `samples` of them are used)",
@@ -229,9 +216,6 @@ def _made(
     examples: tuple[Array, ...] | None,
     integer_io: bool,
 ) -> Quantized:
-    if mode == "keras_int8" or mode == "keras_int4":
-        assert examples is not None
-        return quantize_weights(model, mode, ports=ports, examples=examples)
     copy, notes = convertible_copy(model)
     own_ports, own_examples = ports, examples
     if copy is not model:
@@ -326,19 +310,14 @@ def _predicted(
 
 
 def _guard(model: keras.Model, made: Quantized, tolerance: float | None) -> None:
-    parity, fix = made.parity, "take more or other representative examples, use another mode"
-    if parity is None:
-        return
-    if made.model is not None:
-        fix = f'use mode="int8", which writes a LiteRT file: {KERAS_FAULTS}'
-        tolerance = _KERAS_TOLERANCE[made.mode][parity.measure] if tolerance is None else tolerance
-    if tolerance is None or parity.within(tolerance):
+    parity = made.parity
+    if parity is None or tolerance is None or parity.within(tolerance):
         return
     raise UserError(
         f"The model {model.name!r} in {made.mode} is too far from its float self.",
         expected=f"at most {tolerance:g} lost by {parity.measure}",
         received=parity.tell(),
-        fix=f"{fix}, or raise tolerance",
+        fix="take more or other representative examples, use another mode, or raise tolerance",
     )
 
 
@@ -347,8 +326,7 @@ class Quantize(Transform):
     """Adds a quantized copy of the trained model.
 
     Attributes:
-        mode: "int8", "dynamic" or "float16" give a LiteRT file; "keras_int8" and "keras_int4"
-            a .keras file.
+        mode: "int8", "dynamic" or "float16".
         samples: How many training examples set the ranges and are compared; from arrays they are
             taken evenly, from streams they are the first.
         tolerance: The most that may be lost, as in :func:`tfopt.quantize`.
@@ -382,7 +360,7 @@ class Quantize(Transform):
     @property
     def filename(self) -> str:
         """Return the artefact's name: one for each mode."""
-        return f"model_{self.mode}.{'keras' if self.mode.startswith('keras_') else 'tflite'}"
+        return f"model_{self.mode}.tflite"
 
     def quantize_trained(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """Make the artefact after ``fit``."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -113,8 +113,8 @@ def _relative(expected: Array, actual: Array) -> float:
     return float("inf") if error else 0.0
 
 
-Mode = Literal["int8", "dynamic", "float16", "keras_int8", "keras_int4"]
-MODES: tuple[Mode, ...] = ("int8", "dynamic", "float16", "keras_int8", "keras_int4")
+Mode = Literal["int8", "dynamic", "float16"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,14 @@ class Quantized:
 
     Attributes:
         mode: How it was quantized.
-        content: The file: .tflite, or .keras for Keras's own modes.
+        content: The .tflite file.
         float_kib: Size of the weights alone in float32.
         parity: The distance from the float model on the examples; None without examples.
         left_float: What stayed in float, and why.
-        ops: How often each LiteRT operator occurs; empty for Keras's own modes.
+        ops: How often each LiteRT operator occurs.
         inputs: Input names, in the order of ``model.inputs``.
         outputs: Output names, in the order of the model's result.
         notes: What was done to make the model convertible, and what to look at.
-        model: The quantized Keras model; None for LiteRT.
         path: The file written; None if none was asked for.
         ports: The model's inputs, and the structure in which its ``call`` takes them.
     """
@@ -145,7 +144,6 @@ class Quantized:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    model: keras.Model | None = field(default=None, repr=False, compare=False)
     path: Path | None = None
     ports: Ports | None = field(default=None, repr=False, compare=False)
 
@@ -183,10 +181,6 @@ class Quantized:
 
         ``x`` holds the inputs as the model takes them, as a list in its order, or by their names.
         """
-        if self.model is not None:
-            import keras
-
-            return list(keras.tree.flatten(self.model.predict(x, verbose=0)))
         return self._predictor(x if self.ports is None else self.ports.by_name(x))
 
     @cached_property

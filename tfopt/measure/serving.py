@@ -83,8 +83,6 @@ def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> Servin
 
 def _read(name: str, model: Any) -> ServingFile:
     if isinstance(model, Quantized):
-        if model.model is not None:
-            raise _no_model(name, f"Keras's own mode {model.mode!r}, which LiteRT cannot run")
         return ServingFile(name, model.content, notes=(f"a file in {model.mode}, {_NOT_COUNTED}",))
     if isinstance(model, str | os.PathLike):
         path = Path(model).expanduser()
