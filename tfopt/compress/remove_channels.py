@@ -71,7 +71,7 @@ class ChannelsReport:
 
     ``flops`` are two for each multiplication with a kernel, for one example: what goes with the
     channels. ``tfopt.footprint`` counts all else too (biases, activations, pooling). None where the
-    model leaves a size open. What the code of ``unfollowed`` layers multiplies is not in them.
+    model leaves a size open. What ``unfollowed`` layers multiply is not in them.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -169,17 +169,14 @@ class ChannelOptions:
         ranking: "layer" takes the same fraction of every group; "global" those that matter least
             in the whole model.
         multiple: What widths are rounded to where a group has twice as many: 8 for tensor cores.
-        seed: Of the score "random".
     """
 
     ranking: Literal["layer", "global"] = "layer"
     multiple: int = 8
-    seed: int = 0
 
     def __post_init__(self) -> None:
         keep_plain(self)
         require_count("ChannelOptions.multiple", self.multiple)
-        require_count("ChannelOptions.seed", self.seed, minimum=0)
         if self.ranking not in ("layer", "global"):
             raise UserError(
                 "ChannelOptions.ranking is unknown.",
@@ -209,8 +206,8 @@ def remove_channels(
         fraction: How much to remove of the target, in (0, 1).
         target: "channels", of each group's; "parameters" or "flops", of the whole model's; or a
             function of a model, such as a latency, which is called on some ten smaller models.
-        score: What goes first: the smallest "norm" of its weights, "batchnorm" scale, effect on
-            the loss ("taylor", which needs ``data`` and a compiled model), or "random".
+        score: What goes first: the smallest "norm" of its weights, "batchnorm" scale, or effect on
+            the loss ("taylor", which needs ``data`` and a compiled model).
         layers: Which layers may lose channels of their own: a regular expression searched for in
             each layer's path, a layer class or a tuple of them, or a function of the layer.
         data: Labelled examples for "taylor": a tuple of arrays, or batches as ``fit`` takes them.
@@ -319,7 +316,7 @@ def _choose(
     analysis = analyse(model, chosen)
     blocks = find_blocks(analysis)
     _require_some(model, analysis, blocks)
-    scores = score_units(model, analysis, score, data, options.seed)
+    scores = score_units(model, analysis, score, data)
     choice = Choice(blocks, scores, options.multiple, options.ranking)
     if target == "channels":
         selection = choice.select(analysis, fraction)
@@ -337,7 +334,7 @@ def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[S
 
     if analysis.unfollowed:
         raise UserError(
-            f"The FLOPs of {model.name!r} are not known: some layers compute by code of their own.",
+            f"The FLOPs of {model.name!r} are not known: some layers are not followed.",
             expected="layers that are followed",
             received=f"{few(analysis.unfollowed)}, whose work is not known",
             fix='target="parameters", or a function of a model that measures it',

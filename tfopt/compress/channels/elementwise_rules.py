@@ -55,14 +55,6 @@ def _over_axes(analysis: Analysis, call: Call) -> list[Flow]:
     return [Flow(call.shapes[0], flow.labels)]
 
 
-def _layer_scale(analysis: Analysis, call: Call) -> list[Flow]:
-    (flow,) = call.inputs
-    labels = analysis.along(call, flow, -1)
-    analysis.cut(call, call.layer.gamma, 0, labels, "follows")
-    analysis.change(call, lambda kept: {"projection_dim": kept(labels)})
-    return [Flow(call.shapes[0], flow.labels)]
-
-
 def _combine(analysis: Analysis, call: Call) -> list[Flow]:
     """Follow Add, Multiply and their like; constants among the arguments included."""
     first, *others = call.inputs
@@ -135,5 +127,4 @@ ELEMENTWISE_RULES = {
     "Activation": _activation,
     "PReLU": _prelu,
     "BatchNormalization": _batch_normalization,
-    "LayerScale": _layer_scale,
 }

@@ -1,4 +1,4 @@
-"""The way of labels through the graph of a model, nested models and wrapped layers included.
+"""The way of labels through the graph of a model, nested models included.
 
 A layer or operation without a rule pins what it is given, unless it has no weights and is seen to
 act on each channel alone.
@@ -14,8 +14,7 @@ from tfopt.compress.channels.convolution_rules import CONVOLUTION_RULES
 from tfopt.compress.channels.dense_rules import DENSE_RULES
 from tfopt.compress.channels.each_channel import acts_on_each_channel
 from tfopt.compress.channels.elementwise_rules import ELEMENTWISE_RULES
-from tfopt.compress.channels.labels import Analysis, Call, Flow, Shape
-from tfopt.compress.channels.recurrent_rules import RECURRENT_RULES
+from tfopt.compress.channels.labels import Analysis, Call, Flow
 from tfopt.compress.channels.shape_rules import SHAPE_RULES
 from tfopt.compress.model_graph import Matches
 from tfopt.errors import UserError
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _RULES: dict[str, Callable[[Analysis, Call], list[Flow]]] = {
     **DENSE_RULES,
     **CONVOLUTION_RULES,
-    **RECURRENT_RULES,
     **ELEMENTWISE_RULES,
     **SHAPE_RULES,
 }
@@ -64,9 +62,7 @@ def graph_of(model: Any) -> Any:
     return model if is_functional else None
 
 
-def _walk(
-    analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str, repeats: int | None = 1
-) -> list[Flow]:
+def _walk(analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str) -> list[Flow]:
     """Return the flows at a graph's outputs, for those at its inputs."""
     flows = {id(tensor): flow for tensor, flow in zip(graph.inputs, inputs, strict=True)}
     for depth in sorted(graph._nodes_by_depth, reverse=True):
@@ -80,7 +76,6 @@ def _walk(
                 args=args,
                 kwargs=kwargs,
                 shapes=tuple(tuple(tensor.shape) for tensor in node.output_tensors),
-                repeats=repeats,
             )
             for tensor, flow in zip(node.output_tensors, apply(analysis, call), strict=True):
                 flows[id(tensor)] = flow
@@ -93,8 +88,6 @@ def apply(analysis: Analysis, call: Call) -> list[Flow]:
 
     if isinstance(call.layer, keras.Model) and graph_of(call.layer) is not None:
         return _enter(analysis, _without_masks(analysis, call))
-    if type(call.layer) is keras.layers.TimeDistributed:
-        return _each_step(analysis, _without_masks(analysis, call))
     analysis.layers.setdefault(id(call.layer), (call.path, call.layer))
     # A class of the user's own has no rule, whatever its name: its call may do anything.
     of_keras = type(call.layer).__module__.startswith("keras.")
@@ -185,39 +178,13 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
         analysis.same((id(call.layer), number), inner, reason)
         _resize_input(analysis, call, tensor, inner)
         inputs.append(inner)
-    found = _walk(analysis, graph, inputs, call.path, call.repeats)
+    found = _walk(analysis, graph, inputs, call.path)
     return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, found, strict=True)]
 
 
 def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> None:
     layer = tensor._keras_history.operation
     analysis.changes.append((layer, lambda kept: {"batch_shape": analysis.shape_after(flow, kept)}))
-
-
-def _each_step(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow TimeDistributed: the inner layer, with the steps as further examples."""
-    (flow,) = call.inputs
-    if 1 in flow.varying:
-        analysis.pin(flow, f"{call.title} runs over the axis that its channels are on")
-        flow = Flow.plain(flow.shape)
-    steps = flow.shape[1]
-    inner = replace(
-        call,
-        layer=call.layer.layer,
-        path=f"{call.path}/{call.layer.layer.name}",
-        args=(Flow(_without_steps(flow.shape), flow.labels[:, 0]),),
-        kwargs={},
-        shapes=tuple(map(_without_steps, call.shapes)),
-        repeats=None if steps is None or call.repeats is None else steps * call.repeats,
-    )
-    found = apply(analysis, inner)
-    return [
-        Flow(shape, flow.labels[:, None]) for shape, flow in zip(call.shapes, found, strict=True)
-    ]
-
-
-def _without_steps(shape: Shape) -> Shape:
-    return (shape[0], *shape[2:])
 
 
 def _with_flows(arguments: Any, flows: dict[int, Flow]) -> tuple[tuple[Any, ...], dict[str, Any]]:

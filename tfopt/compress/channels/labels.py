@@ -163,8 +163,6 @@ class Call:
     kwargs: Mapping[str, Any]
     shapes: tuple[Shape, ...]
     """Of the outputs."""
-    repeats: int | None = 1
-    """How often it runs for one example; None: as often as an unknown size says."""
 
     @property
     def title(self) -> str:
@@ -198,7 +196,7 @@ class Call:
         """
         shape = self.shapes[0] if of is None else of.shape
         skipped = {0, *(axis % len(shape) for axis in without)}
-        sizes = [self.repeats, *(n for axis, n in enumerate(shape) if axis not in skipped)]
+        sizes = [size for axis, size in enumerate(shape) if axis not in skipped]
         known = [size for size in sizes if size is not None]
         return math.prod(known) if len(known) == len(sizes) else None
 

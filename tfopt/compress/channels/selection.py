@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -21,17 +21,13 @@ from tfopt.errors import UserError, first_line
 if TYPE_CHECKING:
     import keras
 
-Score = Literal["norm", "batchnorm", "taylor", "random"]
-SCORES = ("norm", "batchnorm", "taylor", "random")
+Score = Literal["norm", "batchnorm", "taylor"]
+SCORES = get_args(Score)
 _BATCH = 32
 
 
-def score_units(
-    model: keras.Model, analysis: Analysis, score: Score, data: Any, seed: int
-) -> Array:
+def score_units(model: keras.Model, analysis: Analysis, score: Score, data: Any) -> Array:
     """Return one value a label, at its root; the smallest go first."""
-    if score == "random":
-        return np.random.default_rng(seed).random(len(analysis.labels))
     norms = _by_unit(analysis, _norms)
     if score == "norm":
         return norms

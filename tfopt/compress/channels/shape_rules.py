@@ -141,42 +141,11 @@ def _places_after(key: tuple[Any, ...], rank: int) -> list[int | None] | None:
     return places
 
 
-def _split(analysis: Analysis, call: Call) -> list[Flow]:
-    (flow,) = call.inputs
-    axis = flow.axis(call.layer.axis)
-    if axis in flow.varying:
-        count = call.layer.indices_or_sections
-        if isinstance(count, int):
-            # Parts of one size: each loses the same of its channels.
-            parts = analysis.along(call, flow, axis).reshape(count, -1)
-            reason = f"{call.title} puts them beside channels that stay whole"
-            analysis.labels.unite(parts[:1], parts, reason)
-            return [Flow.on_axis(s, axis, part) for s, part in zip(call.shapes, parts, strict=True)]
-        analysis.pin(flow, f"{call.title} takes some of them by number")
-    return [
-        Flow(shape, flow.labels)
-        if all(shape[axis] == flow.labels.shape[axis] for axis in flow.varying)
-        else Flow.plain(shape)
-        for shape in call.shapes
-    ]
-
-
-def _squeeze(analysis: Analysis, call: Call) -> list[Flow]:
-    flow, shape = call.inputs[0], call.shapes[0]
-    axis = call.layer.axis
-    if axis is None:
-        axis = tuple(n for n, size in enumerate(flow.shape) if size == 1)
-    return [Flow(shape, np.squeeze(flow.labels, axis))]
-
-
 # What only moves axes does to labels as it does to values.
 _REARRANGING: dict[str, Callable[[Any, Array], Array]] = {
     "Permute": lambda layer, labels: labels.transpose((0, *layer.dims)),
     "Transpose": lambda layer, labels: labels.transpose(layer.axes),
-    "Swapaxes": lambda layer, labels: labels.swapaxes(layer.axis1, layer.axis2),
-    "Moveaxis": lambda layer, labels: np.moveaxis(labels, layer.source, layer.destination),
     "ExpandDims": lambda layer, labels: np.expand_dims(labels, layer.axis),
-    "RepeatVector": lambda layer, labels: labels[:, None],
 }
 
 
@@ -200,6 +169,4 @@ SHAPE_RULES = {
     "Reshape": _reshape,
     "Concatenate": _concatenate,
     "GetItem": _get_item,
-    "Split": _split,
-    "Squeeze": _squeeze,
 }

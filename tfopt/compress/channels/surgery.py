@@ -98,10 +98,6 @@ def _outputs(model: keras.Model, example: Any) -> list[Any]:
     ]
 
 
-# Wrappers of Keras, and where their configuration holds the layers they wrap.
-_WRAPPED = {"layer": ("forward_layer", "layer"), "backward_layer": ("backward_layer",)}
-
-
 def without(model: keras.Model, selection: Selection) -> keras.Model:
     """Return a new model, without what the selection removes."""
     weights = tuple(_sliced(variable, selection) for variable in model.weights)
@@ -173,10 +169,6 @@ def _edit_inside(layer: Any, config: dict[str, Any], changes: dict[int, dict[str
     import keras
 
     settings = config["config"]
-    for key, names in _WRAPPED.items():
-        inner = next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
-        if isinstance(settings.get(key), dict) and inner is not None:
-            _edit(inner, settings[key], changes)
     graph = graph_of(layer) if hasattr(layer, "layers") else None
     if graph is None:
         return
