@@ -134,8 +134,9 @@ def test_a_real_model_counted_by_hand_and_left_as_it_was():
     assert twice.work.product_gflop == pytest.approx(2 * estimate.work.product_gflop)
     assert "counted for 128 examples" in twice.work.note
     assert "Checked on one H200 alone" in str(twice)
+    half = tfopt.mixed_precision(model, "mixed_float16")
+    assert tfopt.hardware_estimate(half, batch, gpus=["T4"]).work.dtype == "float16"
     document = json.loads(as_json(twice))
-    assert document["checked_on_hardware"] is False
     assert document["rows"][0]["source"].startswith("NVIDIA T4")
 
 
@@ -156,7 +157,7 @@ def test_a_model_needs_a_batch_and_a_job_has_its_own():
         tfopt.hardware_estimate(tfopt.Job(build=compiled, data=dict, compile=dict), (1, 2))
 
 
-def test_the_command(capsys, monkeypatch):
+def test_the_command(capsys, monkeypatch, tmp_path):
     # The command hides GPUs from its own process: not from the other tests.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -169,3 +170,6 @@ def test_the_command(capsys, monkeypatch):
     assert "Checked on one H200 alone" in printed
     assert main([*command, "abacus"]) == 2
     assert "no published figures" in capsys.readouterr().err
+    (tmp_path / "half.toml").write_text('tfopt = 1\n[[chain]]\ntransform = "mixed_precision"\n')
+    assert main([*command, "l4", "--chain", str(tmp_path / "half.toml")]) == 2
+    assert "leaves the precision to the GPU" in capsys.readouterr().err

@@ -226,9 +226,8 @@ def test_files_are_told_apart_by_processes_and_not_by_their_turns():
     }
     rows = [module.Candidate(each, None) for each in files]
     best, other, slow = module._judged(rows, turns, ["b_int8", "c_int8"], "cpu-latency", 0.5)
-    assert (best.file.name, best.of_best) == ("c_int8", None)
+    assert best.file.name == "c_int8"
     assert other.lost == "not told apart from the best"
-    assert other.of_best.low < 0.95 < 1.05 < other.of_best.high
     assert slow.lost.startswith("slower: 0.11")
 
 

@@ -134,6 +134,7 @@ class Mine(dict):
 class TooMuch(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
+        self.table = {"best": 0.5, "better": min}
         self.mine, self.lazy, self.seen = Mine(), collections.defaultdict(list), {1, 2}
         self.variable, self.mean, self.ema = tf.Variable(0.0), keras.metrics.Mean(), network()
         # What can be called, and lists of it, remember nothing.
@@ -153,11 +154,11 @@ def test_what_of_a_callbacks_is_of_no_type_that_is_kept_is_told(tmp_path):
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[TooMuch()])
     shown = str(warned[-1].message)
     assert len(warned) == 2  # once, and once more for what is made later
-    assert shown.count("TooMuch.") == 7
+    assert shown.count("TooMuch.") == 8
     assert r"TooMuch.seen (set)" in shown
     assert r"TooMuch.mine (Mine)" in shown
     assert r"TooMuch.lazy (defaultdict)" in shown
-    for name in ("variable", "mean", "ema", "late"):
+    for name in ("variable", "mean", "ema", "late", "table"):
         assert f"TooMuch.{name} (" in shown
 
 

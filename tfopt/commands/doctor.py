@@ -51,7 +51,12 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="THEME",
         help="only this theme (see below); may be repeated",
     )
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="where the data is read from")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="where the data is read from; without it, how fast is not measured",
+    )
     parser.add_argument(
         "--listen",
         type=float,

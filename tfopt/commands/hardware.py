@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from tfopt.commands import arguments
+from tfopt.errors import UserError
+from tfopt.job.job import Transform
 
 _DESCRIPTION = """\
 Estimates memory and step time of a job on common GPUs: what one step computes, moves and holds is
 counted here, without training, and set against the published peaks. Shows what is assumed, and
-whether the batch fits. For half precision put mixed_precision into --chain. It was checked on one
-H200 alone: take it to choose what to try."""
+whether the batch fits. For half precision put mixed_precision with policy = "mixed_float16" into
+--chain. It was checked on one H200 alone: take it to choose what to try."""
 
 
 def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -50,7 +53,19 @@ def _hardware(options: argparse.Namespace, given: list[str]) -> int:
     with quiet():
         job = resolve_job(options.job, arguments.assignments(options.set))
         if options.chain is not None:
-            job = read_recipe(options.chain).chain.apply(job)
+            chain = read_recipe(options.chain).chain
+            _require_a_policy(chain.parts)
+            job = chain.apply(job)
         found = hardware_estimate(job, batch_size=options.batch_size, gpus=options.gpu)
     print(as_json(found).rstrip() if options.json else found)
     return 0
+
+
+def _require_a_policy(transforms: Sequence[Transform]) -> None:
+    """Refuse a precision that the device chooses: the one that is here is not the one asked for."""
+    if any(getattr(each, "policy", None) == "auto" for each in transforms):
+        raise UserError(
+            "The chain leaves the precision to the GPU, which is not here.",
+            expected='mixed_precision with policy = "mixed_float16" or "mixed_bfloat16"',
+            received='policy = "auto"',
+        )

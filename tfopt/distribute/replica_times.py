@@ -136,7 +136,8 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
         """Keep nothing for ``tfopt.resume``: what was measured is of a process that has ended."""
 
     def set_state(self, state: None) -> None:
-        """Begin anew."""
+        """Forget what was measured before the training went back or on."""
+        self.epochs = []
 
     @property
     def _rank(self) -> int:

@@ -229,8 +229,9 @@ def hardware_estimate(
     one H200 alone: take it to choose what to try, not what to buy.
 
     Args:
-        job: A Job, or a compiled Keras model, which is not changed; in half precision under
-            ``MixedPrecision`` (``MixedPrecision("mixed_float16").apply(job)``).
+        job: A Job, or a compiled Keras model, which is not changed. For half precision give
+            ``MixedPrecision("mixed_float16").apply(job)``, or of a model
+            ``tfopt.mixed_precision(model, "mixed_float16")``.
         batch: With a model: what ``fit`` gives to a step, ``(x, y)``, arrays.
         batch_size: Another number of examples a step.
         gpus: Names such as "A100 80GB"; none: all whose figures are known.
@@ -375,7 +376,6 @@ def as_json(estimate: HardwareEstimate) -> str:
         "version": VERSION,
         "name": estimate.name,
         "assumption": ASSUMPTION,
-        "checked_on_hardware": False,
         "work": vars(estimate.work),
         "rows": [
             {"gpu": row.gpu.name, "source": row.gpu.source}

@@ -20,10 +20,11 @@ _SMALLEST, _LARGEST_CPU, _LARGEST_GPU = 256, 4096, 16384
 _LONG_ENOUGH_S = 0.05
 _ROUND_S = 0.2
 _ROUNDS = 5
+_TRIES = 3  # other work may hold one of them down
 
 
 def ceilings(dtype: str, device: str = "CPU:0") -> Ceilings:
-    """Measure the ceiling of a device in a dtype.
+    """Measure the ceiling of a device in a dtype: the best of three.
 
     Args:
         dtype: One of ``DTYPES``.
@@ -42,7 +43,7 @@ def ceilings(dtype: str, device: str = "CPU:0") -> Ceilings:
             received=f"{dtype!r} on {device}",
         )
     try:
-        gflops = round(_product_gflops(dtype, device), 3)
+        gflops = round(max(_product_gflops(dtype, device) for _ in range(_TRIES)), 3)
     except (tf.errors.OpError, MemoryError) as error:
         what = f"{device} multiplies no matrices in {dtype}: {type(error).__name__}"
         raise UserError(what) from error

@@ -74,10 +74,10 @@ class Candidate:
         file: The file.
         drop: What its score lost against the model's: points of accuracy, or percent of the
             mean absolute error; None without labels.
-        latency_ms: The time of one call in the middle of all turns; None where not measured.
+        latency_ms: The time of one call in the middle of the file's processes; None where not
+            measured.
         latency: The same as a share of the reference's, with its 95 % interval. The reference is
             the model's own graph in TensorFlow where that was tried, else the first file.
-        of_best: The same as a share of the winner's; None for the winner.
         lost: Why it is not the winner; empty for the winner.
     """
 
@@ -85,7 +85,6 @@ class Candidate:
     drop: float | None
     latency_ms: float | None = None
     latency: Comparison | None = None
-    of_best: Comparison | None = None
     lost: str = ""
 
 
@@ -130,7 +129,8 @@ class Optimized:
             lines.append(f"The Keras model's score: {self.score:.4g}.")
         lines += [
             f"Calls of {self.batch} example{'s' if self.batch > 1 else ''}, "
-            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns.",
+            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns; "
+            "the fastest in three processes each.",
             *(f"note: {each}" for each in self.notes),
             f"{self.winner.name}: {self.winner.path}",
             self.code(),
@@ -495,7 +495,11 @@ def _judged(
     # Finalists were measured side by side to the end: their own times say more.
     final = [row for row in timed if row.file.name in finalists]
     best = min(final, key=lambda row: row.latency_ms or 0.0, default=timed[0])
-    others = [_behind(row, best, times, target) for row in timed if row is not best]
+    others = [
+        row if row.lost else replace(row, lost=_behind(row.file, best.file, times, target))
+        for row in timed
+        if row is not best
+    ]
     return [best, *others]
 
 
@@ -507,20 +511,13 @@ def _too_far(row: Candidate, max_drop: float) -> str:
     return f"{row.file.parity.tell()}" if lost > max_drop else ""
 
 
-def _behind(row: Candidate, best: Candidate, times: Times, target: Target) -> Candidate:
-    """Return the row with its time as a share of the best's, and what it lost by."""
-    beside = _against(times, best.file.name, row.file.name)
-    if row.lost:
-        lost = row.lost
-    elif target == "size":
-        lost = f"{factor(row.file.kib / best.file.kib)} the size of the best"
-    elif beside.verdict == "slower":
-        lost = f"slower: {speed_and_interval(beside)} of the best"
-    elif beside.verdict == "faster":
-        lost = "not measured again"
-    else:
-        lost = "not told apart from the best"
-    return replace(row, of_best=beside, lost=lost)
+def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target) -> str:
+    if target == "size":
+        return f"{factor(file.kib / best.kib)} the size of the best"
+    beside = _against(times, best.name, file.name)
+    if beside.verdict == "slower":
+        return f"slower: {speed_and_interval(beside)} of the best"
+    return "not measured again" if beside.verdict == "faster" else "not told apart from the best"
 
 
 def _keep(file: ExportedFile, place: Path) -> ExportedFile:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tfopt.monitor.gpu_questions import questions
 from tfopt.monitor.metrics import GPU_METRICS
-from tfopt.monitor.polling import NotYet, Poller
+from tfopt.monitor.polling import Poller
 from tfopt.monitor.readings import GpuReading, SampledGpu
 from tfopt.monitor.visible_gpus import (
     ListedGpu,
@@ -98,7 +98,7 @@ def _watched(nvml: Any, gpu: ListedGpu, process_id: int) -> _WatchedGpu:
     permanent = {getattr(nvml, name) for name in _PERMANENT}
 
     def explain(error: Exception) -> tuple[str, bool]:
-        if isinstance(error, UnavailableError | NotYet):
+        if isinstance(error, UnavailableError):
             return str(error), False
         # A pynvml without a function raises another error.
         if not isinstance(error, nvml.NVMLError):

@@ -49,8 +49,8 @@ def resume(
     or in a layer that Keras does not track, Python numbers that the model counts in, what can be
     called and counts in itself, and a GPU without
     ``tf.config.experimental.enable_op_determinism()``. Named in a warning, and not kept: what a
-    callback holds beside numbers, texts, arrays, and lists, tuples and dicts of them.
-    ``CSVLogger`` needs ``append=True``.
+    callback holds beside numbers, texts, arrays, NumPy's generators, and lists, tuples and dicts
+    of them. ``CSVLogger`` needs ``append=True``.
 
     Args:
         folder: Where the checkpoints are; it is made if need be.

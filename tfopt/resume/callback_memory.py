@@ -1,9 +1,9 @@
 """Remember what the other callbacks of a training keep: its history, the best loss, a count.
 
-Kept are plain values (numbers, texts, arrays, and lists, tuples and dicts of them), and only those
-that change while it trains, so that a checkpoint never overrides a setting in the script. What else
-a callback holds that may change is named. A callback with ``get_state()`` and ``set_state(state)``
-is asked in place of its attributes.
+Kept are plain values (numbers, texts, arrays, NumPy's generators, and lists, tuples and dicts of
+them), and only those that change while it trains, so that a checkpoint never overrides a setting in
+the script. What else a callback holds that may change is named. A callback with ``get_state()`` and
+``set_state(state)`` is asked in place of its attributes.
 
 What can be called (functions, classes, schedules) remembers nothing, nor does what has no variables
 but those of the model.
@@ -47,9 +47,8 @@ def _remembers_nothing(value: Any, known: frozenset[int]) -> bool:
         value = value.value
     if isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer):
         return all(id(each.value) in known for each in value.variables)
-    plain = value is None or isinstance(value, bool | int | float | str)
-    others = isinstance(value, keras.callbacks.Callback | ModuleType)
-    return plain or others or callable(value) or id(value) in known
+    of_keras = isinstance(value, keras.callbacks.Callback | ModuleType)
+    return value is None or of_keras or callable(value) or id(value) in known
 
 
 class Memory:

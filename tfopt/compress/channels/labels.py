@@ -221,13 +221,11 @@ class Analysis:
     @property
     def unfollowed(self) -> tuple[str, ...]:
         """Return the layers with matrices that are not followed: their work is not known."""
-        counted = {id(kernel) for kernel, _ in self.work}
-        found = []
-        for path, layer in map(self.layers.__getitem__, self.unknown):
-            matrices = [v for v in getattr(layer, "weights", ()) if len(v.shape) > 1]
-            if matrices and counted.isdisjoint(map(id, matrices)):
-                found.append(path)
-        return tuple(found)
+        return tuple(
+            path
+            for path, layer in map(self.layers.__getitem__, self.unknown)
+            if any(len(variable.shape) > 1 for variable in getattr(layer, "weights", ()))
+        )
 
     def make(self, call: Call, count: int, what: str) -> Array:
         """Return the labels of a layer's own channels: the same at each of its calls."""

@@ -142,7 +142,7 @@ def _as_rdd(frame: Any) -> Any:
     """
     try:
         return frame.rdd
-    except NotImplementedError:
+    except (NotImplementedError, AttributeError):
         return frame
 
 

@@ -12,7 +12,7 @@ from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample, b
 
 Severity = Literal["serious", "warning", "hint", "not judged"]
 SEVERITIES: tuple[Severity, ...] = ("serious", "warning", "hint", "not judged")
-"""The most serious first. A hint is no trouble: it says what the time goes into."""
+"""The most serious first. A hint may be as it was meant, such as a limit that somebody set."""
 
 # NVML's utilisation is itself a mean over up to a second ("between 1 second and 1/6 second
 # depending on the product", nvmlUtilization_t): shorter stretches hold few different values.
@@ -20,6 +20,7 @@ LEAST_SECONDS = 5.0
 LEAST_SAMPLES = 8
 # A metric that is known in fewer of the samples may be known in special ones only.
 LEAST_KNOWN = 0.5
+BUSY_PERCENT = 80.0
 # Fewer steps are no steady state.
 LEAST_STEPS = 10
 
@@ -143,19 +144,11 @@ class Trace:
         place = self._place
         return [(s.at_s, s.host if place is None else s.gpus[place]) for s in self.samples]
 
-    def of(
-        self,
-        value: Callable[[Any], float | None],
-        where: Callable[[Any], bool] = lambda reading: True,
-    ) -> Series:
-        """Return what ``value`` returns for each reading of which ``where`` is true."""
-        asked = [(at, value(reading)) for at, reading in self.readings() if where(reading)]
+    def series(self, metric: str, where: Callable[[Any], bool] = lambda reading: True) -> Series:
+        """Return a metric by its name, from the readings of which ``where`` is true."""
+        asked = [(at, getattr(each, metric)) for at, each in self.readings() if where(each)]
         known = [(at, got) for at, got in asked if got is not None]
         return Series(tuple(at for at, _ in known), tuple(got for _, got in known), len(asked))
-
-    def series(self, metric: str, where: Callable[[Any], bool] = lambda reading: True) -> Series:
-        """Return a metric by its name."""
-        return self.of(lambda reading: getattr(reading, metric), where)
 
     def lacks(self, rule: str, metric: str) -> Finding:
         """Return that the rule could not judge for want of this metric."""
@@ -199,9 +192,9 @@ def mean_of_cores(host: HostReading) -> float | None:
     return statistics.fmean(host.cpu_percent) if host.cpu_percent else None
 
 
-def is_busy(reading: GpuReading, percent: float = 80.0) -> bool:
+def is_busy(reading: GpuReading) -> bool:
     """Return whether a GPU computed most of that moment."""
-    return (reading.utilisation_percent or 0.0) >= percent
+    return (reading.utilisation_percent or 0.0) >= BUSY_PERCENT
 
 
 def is_throttled(reading: GpuReading) -> bool:

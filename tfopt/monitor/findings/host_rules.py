@@ -33,7 +33,6 @@ def host_memory(recording: Recording) -> list[Finding]:
     evidence = [
         Evidence("in use", used.values[-1], "MiB"),
         Evidence("limit", limit, "MiB"),
-        Evidence("grown by", used.values[-1] - used.values[0], "MiB"),
     ]
     own = host.series("rss_mib").values
     if own:
