@@ -156,37 +156,16 @@ def find_batch_size(
         ends_s=time.monotonic() + within_s,
         tell=tell,
     )
-    seen = search.look()
-    grid = _grid(seen, multiple_of, power_of_two, at_most)
+    search.look()
+    grid = _grid(search.seen, multiple_of, power_of_two, at_most)
     try:
         search.find(grid, most_trials)
         search.repeat(repeats)
     except KeyboardInterrupt:
-        if not search.attempts.passed:
+        if not search.passed:
             raise
         search.stopped = INTERRUPTED
     return search.result()
-
-
-@dataclass
-class _Attempts:
-    """All attempts of one search, in order."""
-
-    all: list[Attempt] = field(default_factory=list)
-
-    def of(self, batch: int) -> list[Attempt]:
-        """Return the attempts with this size."""
-        return [each for each in self.all if each.batch == batch]
-
-    @property
-    def failed(self) -> set[int]:
-        """Return the sizes that failed once or more: what trains only sometimes does not train."""
-        return {each.batch for each in self.all if not each.passed}
-
-    @property
-    def passed(self) -> set[int]:
-        """Return the sizes that trained each time."""
-        return {each.batch for each in self.all} - self.failed
 
 
 @dataclass
@@ -199,54 +178,63 @@ class _Search:
     ends_s: float
     tell: Callable[[Attempt], None]
     seen: JobFacts = field(init=False)
-    attempts: _Attempts = field(default_factory=_Attempts)
+    attempts: list[Attempt] = field(default_factory=list)
     stopped: str | None = None
 
-    def look(self) -> JobFacts:
-        """Return the job as it is; raise for its own mistakes."""
+    @property
+    def failed(self) -> set[int]:
+        """Return the sizes that failed once or more: what trains only sometimes does not train."""
+        return {each.batch for each in self.attempts if not each.passed}
+
+    @property
+    def passed(self) -> set[int]:
+        """Return the sizes that trained each time."""
+        return {each.batch for each in self.attempts} - self.failed
+
+    def look(self) -> None:
+        """Look at the job as it is; raise for its own mistakes."""
         result = self._run(LookAtJob(other_batches=True), Limits(None, self.trial_s))
         if result.value is None:
             raise UserError("The job cannot be built.", received=_indented(result.reason))
         self.seen = result.value
         if self.limit_mib is None and not self.seen.gpus:
             self.limit_mib = round(available_memory().available_bytes * _USABLE / MIB)
-        return self.seen
 
     def find(self, grid: Grid, most_trials: int) -> None:
         """Try sizes until the largest is known."""
         while True:
-            size = next_size(grid, self.seen.batch_size, self.attempts.passed, self.attempts.failed)
-            if size is None or self._over(len(self.attempts.all) >= most_trials, most_trials):
+            size = next_size(grid, self.seen.batch_size, self.passed, self.failed)
+            if size is None or self._over(len(self.attempts) >= most_trials, most_trials):
                 break
             attempt = self._try(size)
-            if attempt.kind == "error" and not self.attempts.passed:
+            if attempt.kind == "error" and not self.passed:
                 raise UserError(
                     f"The job does not train with a batch of {size:,}, and not for want of memory.",
                     received=in_one_line(attempt.reason),
                     fix="mend the job: tfopt.run(job) shows the same error",
                 )
-        if not self.attempts.passed:
-            raise _nothing_trains(self.attempts.all, self.limit_mib, self.stopped)
+        if not self.passed:
+            raise _nothing_trains(self.attempts, self.limit_mib, self.stopped)
 
     def repeat(self, repeats: int) -> None:
         """Measure the largest and the fastest again, in turns of random order."""
-        tried = [Tried.of(self.attempts.of(size)) for size in sorted(self.attempts.passed)]
+        tried = [self._tried(size) for size in sorted(self.passed)]
         fast = sorted(tried, key=lambda each: -(each.examples_per_s or 0.0))[:_CONTENDERS]
         sizes = sorted({tried[-1].batch, *(each.batch for each in fast)})
         order = random.Random(0)
         for _ in range(repeats):
             for size in order.sample(sizes, len(sizes)):
-                if size not in self.attempts.passed:
+                if size not in self.passed:
                     continue
                 if self._over(False, 0):
                     return
                 self._try(size)
 
     def result(self) -> BatchSizes:
-        seen, attempts = self.seen, self.attempts
-        if not attempts.passed:
-            raise _nothing_trains(attempts.all, self.limit_mib, self.stopped)
-        sizes = sorted({each.batch for each in attempts.all})
+        seen = self.seen
+        if not self.passed:
+            raise _nothing_trains(self.attempts, self.limit_mib, self.stopped)
+        sizes = sorted({each.batch for each in self.attempts})
         found = BatchSizes(
             job=self.reference,
             chain=repr(self.chain),
@@ -256,7 +244,7 @@ class _Search:
             rebatched=seen.rebatch,
             device="GPU" if seen.gpus else "CPU",
             limit_mib=self.limit_mib,
-            tried=tuple(Tried.of(attempts.of(size)) for size in sizes),
+            tried=tuple(map(self._tried, sizes)),
             stopped=self.stopped,
             rates=(),
         )
@@ -265,6 +253,9 @@ class _Search:
             for size in sorted({found.largest, found.fastest})
         )
         return replace(found, rates=rates)
+
+    def _tried(self, size: int) -> Tried:
+        return Tried.of([each for each in self.attempts if each.batch == size])
 
     def _over(self, enough: bool, most_trials: int) -> bool:
         if enough:
@@ -280,7 +271,7 @@ class _Search:
         task = Trial(size, seen.tuned_batch_size, seen.rebatch, limit if seen.gpus else None)
         watch = Limits(None if seen.gpus else self.limit_mib, self.trial_s)
         attempt = _attempt(size, self._run(task, watch), watch, bool(seen.gpus), self.limit_mib)
-        self.attempts.all.append(attempt)
+        self.attempts.append(attempt)
         self.tell(attempt)
         return attempt
 
