@@ -38,8 +38,6 @@ def test_what_is_no_model_is_refused(what, given):
         (lambda m: tfopt.Cluster(per_channel="yes"), "per_channel is a switch"),
         (lambda m: tfopt.remove_channels(m, options=5), "options are of the wrong type"),
         (lambda m: tfopt.compress.channels_report(m, options={}), "options are of the wrong type"),
-        (lambda m: tfopt.compress.ChannelOptions(seed=-1), "seed is not a count"),
-        (lambda m: tfopt.compress.ChannelOptions(seed="x"), "seed is not a count"),
         (lambda m: tfopt.quantize(m, 5, mode="float16"), "path of the file to write"),
         (lambda m: tfopt.quantize(m, b"m.tflite", mode="float16"), "path of the file to write"),
         (lambda m: tfopt.quantize(m, integer_io=np.array([1, 2])), "integer_io asks for"),
