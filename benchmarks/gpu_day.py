@@ -233,7 +233,7 @@ def _follow(
 
 
 def _variables(rehearse: bool, folder: str) -> dict[str, str]:
-    """Return the step's environment: this checkout first, and a cache of its own."""
+    """Return the step's environment: this checkout comes first, caches go into its folder."""
     found = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, found)), "XDG_CACHE_HOME": folder}
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if rehearse else {}

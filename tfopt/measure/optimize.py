@@ -127,10 +127,10 @@ class Optimized:
         lines += [f"{each.name}: not made: {each.reason}" for each in self.refused]
         if self.score is not None:
             lines.append(f"The Keras model's score: {self.score:.4g}.")
+        again = "" if self.target == "size" else "; the fastest in three processes each"
         lines += [
             f"Calls of {self.batch} example{'s' if self.batch > 1 else ''}, "
-            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns; "
-            "the fastest in three processes each.",
+            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns{again}.",
             *(f"note: {each}" for each in self.notes),
             f"{self.winner.name}: {self.winner.path}",
             self.code(),

@@ -136,7 +136,7 @@ def _to_bytes() -> Any:
 
 
 def _as_rdd(frame: Any) -> Any:
-    """Return the rows as an RDD; a frame of Spark Connect, which has none, as it is.
+    """Return the rows as an RDD; a frame of Spark Connect, which refuses or lacks it, as it is.
 
     After ``DataFrame.toLocalIterator`` Spark 4.3 holds all rows in the driver's memory.
     """
