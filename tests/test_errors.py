@@ -28,6 +28,14 @@ def test_a_variable_that_counts_is_a_whole_number():
     assert whole(keras.KerasTensor((), "int32")) is None
 
 
+def test_a_data_frame_that_has_a_column_of_any_name_is_no_whole_number():
+    class Frame:
+        def __getattr__(self, name):
+            raise AssertionError(f"a column {name!r} was made")
+
+    assert whole(Frame()) is None
+
+
 @pytest.mark.parametrize("value", [True, np.True_, "3", 3.0, np.float32(3), None, np.array([3])])
 def test_what_is_no_whole_number_is_refused(value):
     with pytest.raises(UserError, match="n is not a count"):

@@ -68,7 +68,9 @@ def whole(value: Any) -> int | None:
     """Return a whole number, or the one that an array without dimensions holds; else None."""
     if isinstance(value, bool):
         return None
-    is_scalar = getattr(value, "shape", None) == () and "int" in str(getattr(value, "dtype", ""))
+    # Of the class: a data frame answers any name as that of a column.
+    has_shape = hasattr(type(value), "shape") and hasattr(type(value), "dtype")
+    is_scalar = has_shape and value.shape == () and "int" in str(value.dtype)
     if not isinstance(value, Integral) and not is_scalar:
         return None
     try:

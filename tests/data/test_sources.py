@@ -553,6 +553,27 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("setting", ["useLargeVarTypes=true", "compression.codec=zstd"])
+@pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
+def test_spark_streams_what_its_arrow_settings_say_beside_columns_that_are_not_read(spark, setting):
+    name, value = f"spark.sql.execution.arrow.{setting}".split("=")
+    rows = spark.range(3).selectExpr(
+        "id", "concat('t', id) text", "array(1.0D, id) list", "now() time", "cast(id as int) y"
+    )
+    spark.conf.set(name, value)
+    try:
+        source = Spark(rows, label="y", features=("text", "list"), shapes={"list": (2,)})
+        ((x, y),) = tfopt.pipeline(source, shuffle=False).as_numpy_iterator()
+    finally:
+        spark.conf.unset(name)
+    assert list(x["text"]) == [b"t0", b"t1", b"t2"]
+    assert x["list"].tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert y.tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match=r"'time' is of a type(.|\n)*timestamp"):
+        Spark(rows, label="y", features="time").layout()
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
 def test_spark_keeps_no_rows_in_its_driver_after_an_epoch(spark):
     rows = spark.range(200_000).selectExpr("id", "cast(id % 3 as int) y", "repeat('x', 100) text")

@@ -28,7 +28,7 @@ _log = logging.getLogger("tfopt")
 
 # Rows are handed to TensorFlow in blocks of about this many bytes: large against the cost of a call
 # from its threads into Python (0.1 ms), small against the host's memory.
-BLOCK_BYTES = 4 * 1024**2
+BLOCK_BYTES = 8 * 1024**2
 MOST_ROWS = 1 << 16
 
 
