@@ -553,7 +553,9 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["useLargeVarTypes=true", "compression.codec=zstd"])
+@pytest.mark.parametrize(
+    "setting", ["useLargeVarTypes=true", "compression.codec=zstd", "maxRecordsPerBatch=1"]
+)
 @pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
 def test_spark_streams_what_its_arrow_settings_say_beside_columns_that_are_not_read(spark, setting):
     name, value = f"spark.sql.execution.arrow.{setting}".split("=")

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfopt.data.sources.parquet import Parquet
 from tfopt.data.sources.source import needs
-from tfopt.data.sources.table import Table
+from tfopt.data.sources.table import BLOCK_BYTES, Table
 from tfopt.errors import UserError
 
 _log = logging.getLogger("tfopt")
@@ -66,13 +66,19 @@ class Spark(Table):
             return
         arrow = needs("pyarrow", "Spark", "spark")
         frame = self._frame.select(*columns)
-        schema = _arrow_schema(frame)
-        batches = _run("be started", lambda: _arrow_batches(frame))
-        number = 0
+        schema, batches = _arrow_schema(frame), _run("be started", lambda: _arrow_batches(frame))
+        full = int(frame.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
+        held, number = [], 0
         while (batch := _run("hand out a batch", lambda: next(batches, None))) is not None:
-            place = f"batch {number} of the DataFrame"
-            yield place, arrow.ipc.read_record_batch(arrow.py_buffer(batch), schema)
-            number += 1
+            held.append(arrow.ipc.read_record_batch(arrow.py_buffer(batch), schema))
+            # One that is not full ends its partition, and the next one may take long.
+            more = 0 < full <= held[-1].num_rows
+            if not more or sum(each.nbytes for each in held) >= BLOCK_BYTES:
+                yield f"batch {number} of the DataFrame", arrow.concat_batches(held)
+                number += 1
+                held.clear()
+        if held:
+            yield f"batch {number} of the DataFrame", arrow.concat_batches(held)
 
     @cached_property
     def _frame(self) -> Any:
