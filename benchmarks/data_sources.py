@@ -1,16 +1,15 @@
 """How fast each source yields the same rows, beside what one writes by hand.
 
 ``python benchmarks/data_sources.py`` makes 1,000,000 rows of 12 numbers and 20,000 JPEG images,
-stores them as Parquet and as TFRecord, and reads one epoch of each in turn, in rounds, in batches
-of 256 and in order. A figure is a ratio of seconds, round by round. At last it reads 1.4 GiB of
-Parquet, shuffled, and says by how much the process grew.
+stores them as Parquet and as TFRecord, and reads epochs in batches of 256 and in order, in rounds:
+what is compared one right after the other, in either order. A figure is a ratio of seconds, pair by
+pair. At last it reads 2 GiB of Parquet, shuffled, and says by how much the process grew.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
@@ -29,16 +29,18 @@ import tensorflow as tf
 import tfopt
 from paired import paired_ratio, save_result
 from tfopt.data import Dask, Parquet, Spark, TFRecord
+from tfopt.measure.memory import peak_host_mib
 
 BATCH = 256
 NUMBERS = [f"f{i}" for i in range(12)]
 SPEC = {"x": tf.io.FixedLenFeature([12], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
 PICTURE = {"photo": tf.io.FixedLenFeature([], tf.string), "y": tf.io.FixedLenFeature([], tf.int64)}
 SIDE = 64
+BY_PANDAS = "pandas rows by hand"
 PANDAS_PART = 10
 """Only a tenth of the rows go through the slowest; its seconds count ten times."""
-PANDAS_ROUNDS = 3
-"""And only in so many rounds, the first one among them."""
+PANDAS_ROUNDS = 2
+"""And only in so many rounds."""
 
 
 def write_rows(folder: Path, rows: int) -> None:
@@ -151,7 +153,7 @@ def sources(folder: Path) -> dict[str, Callable[[], Any]]:
         "parquet, shuffled": lambda: tfopt.pipeline(
             Parquet(folder / "parquet", **rows), batch_size=BATCH
         ),
-        "pandas rows by hand": lambda: by_pandas(folder),
+        BY_PANDAS: lambda: by_pandas(folder),
         "arrow batches by hand": lambda: by_arrow(folder, BATCH),
         "arrow blocks by hand": lambda: by_arrow(folder, 1 << 16),
         "tfrecord": lambda: through_tfopt(
@@ -204,7 +206,7 @@ def epoch(dataset: Any) -> tuple[float, float]:
 
 # (tried, reference, after the first batch)
 COMPARED = (
-    ("pandas rows by hand", "parquet", False),
+    (BY_PANDAS, "parquet", False),
     ("arrow batches by hand", "parquet", False),
     ("parquet", "arrow blocks by hand", False),
     ("parquet", "tfrecord", False),
@@ -233,13 +235,13 @@ def write_large(folder: Path) -> float:
 
 
 def peak_mib(folder: Path) -> float:
-    """Return by how many MiB this process grows while it reads one shuffled epoch."""
+    """Return by how many MiB this process grows at most while it reads one shuffled epoch."""
     data = tfopt.pipeline(Parquet(folder, label="y", stack=True), batch_size=BATCH)
     next(iter(data))  # what TensorFlow and Arrow take once
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = psutil.Process().memory_info().rss / 1024**2
     for _ in data:
         pass
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak_host_mib({}) - before
 
 
 def peak_in_a_fresh_process(folder: Path) -> float:
@@ -263,35 +265,41 @@ def main() -> None:
         write_rows(folder, options.rows)
         write_images(folder, options.images)
         made = {name: make() for name, make in sources(folder).items()}
-        whole: dict[str, list[float]] = {name: [] for name in made}
-        after: dict[str, list[float]] = {name: [] for name in made}
+        seconds: dict[str, list[float]] = {name: [] for name in made}
+        pairs: dict[Any, list[tuple[float, float]]] = {each: [] for each in COMPARED}
         rng = np.random.default_rng(0)
         for number in range(options.rounds + 1):
-            for name in rng.permutation(list(made)):
-                if name == "pandas rows by hand" and number >= PANDAS_ROUNDS:
+            for compared in (COMPARED[i] for i in rng.permutation(len(COMPARED))):
+                tried, reference, after_first = compared
+                if tried == BY_PANDAS and number > PANDAS_ROUNDS:
                     continue
-                seconds = epoch(made[name])
-                if name == "pandas rows by hand":
-                    seconds = tuple(PANDAS_PART * each for each in seconds)
-                print(f"round {number}: {name} {seconds[0]:.2f} s", flush=True)
+                taken = {}
+                for name in rng.permutation([tried, reference]):
+                    taken[name] = epoch(made[name])
+                    print(f"round {number}: {name} {taken[name][0]:.2f} s", flush=True)
                 if number:  # the first one warms up caches and Java
-                    whole[name].append(seconds[0])
-                    after[name].append(seconds[1])
+                    part = PANDAS_PART if tried == BY_PANDAS else 1
+                    times = part * taken[tried][after_first], taken[reference][after_first]
+                    pairs[compared].append(times)
+                    for name in taken:
+                        seconds[name].append(taken[name][0])
         large_mib = write_large(folder / "large")
         peak = peak_in_a_fresh_process(folder / "large")
         print(f"{large_mib:.0f} MiB read, the process grew by {peak:.0f} MiB")
     ratios = []
-    for tried, reference, after_first in COMPARED:
-        taken = after if after_first else whole
+    for (tried, reference, after_first), times in pairs.items():
         name = f"seconds of {tried} / {reference}" + (", after the first batch" * after_first)
-        rounds = len(taken[tried])
-        ratios.append(paired_ratio(name, taken[tried], taken[reference][:rounds]))
+        ratios.append(paired_ratio(name, *map(list, zip(*times, strict=True))))
     command = "python benchmarks/data_sources.py " + " ".join(
         f"--{name} {getattr(options, name)}" for name in ("rounds", "rows", "images")
     )
     rates = {
-        name: round((options.images if "photos" in name else options.rows) / float(np.median(s)))
-        for name, s in whole.items()
+        name: round(
+            (options.images if "photos" in name else options.rows)
+            / (PANDAS_PART if name == BY_PANDAS else 1)
+            / float(np.median(s))
+        )
+        for name, s in seconds.items()
     }
     save_result(
         "data_sources",

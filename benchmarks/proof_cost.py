@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -48,15 +47,16 @@ def net(name: str) -> tuple[Any, Any, Any]:
 def block(name: str, verify: bool) -> dict[str, Any]:
     """Return the seconds of two steps of fit and the process's largest memory."""
     import tfopt
+    from tfopt.measure.memory import peak_host_mib
 
     with tfopt.distribute(logical_cpus=2, verify=verify):
         model, x, y = net(name)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_host_mib({})
     begun = time.perf_counter()
     model.fit(x, y, batch_size=len(x) // 2, verbose=0)
     seconds = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": seconds, "mib_more": (peak - before) / 1024, "weights": model.count_params()}
+    peak = peak_host_mib({})
+    return {"seconds": seconds, "mib_more": peak - before, "weights": model.count_params()}
 
 
 def main() -> None:

@@ -599,7 +599,7 @@ def test_spark_keeps_no_rows_in_its_driver_after_an_epoch(spark):
 
 
 MEMORY = """
-import resource, sys
+import resource, sys, time
 import numpy as np, tensorflow as tf
 import tfopt
 from tfopt.data import Parquet
@@ -607,7 +607,7 @@ from tfopt.data import Parquet
 folder, rows = sys.argv[1], int(sys.argv[2])
 tf.constant(0) + 1  # its threads and pools are there
 held = next(int(line.split()[1]) for line in open("/proc/self/status") if "VmData" in line)
-limit = held * 1024 + 640 * 2**20
+limit = held * 1024 + 400 * 2**20
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 try:
     whole = np.ones((rows, 256), "float32")
@@ -616,7 +616,10 @@ except MemoryError:
     pass
 source = Parquet(folder, label="y", features="x", shapes={"x": (256,)})
 data = tfopt.pipeline(source, batch_size=256, prefetch=2)
-print(sum(len(x) for x, _ in data))
+batches = iter(data)
+seen = len(next(batches)[0])
+time.sleep(2)  # what reads ahead as fast as it can has the whole set by then
+print(seen + sum(len(x) for x, _ in batches))
 """
 
 

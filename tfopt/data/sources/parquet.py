@@ -17,6 +17,7 @@ from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table
 from tfopt.errors import UserError, first_line
 
 _log = logging.getLogger("tfopt")
+_PORTION_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,17 +75,16 @@ class Parquet(Table):
         arrow = needs("pyarrow", type(self).__name__, "parquet")
         self._files.refuse_changed()
         bytes_a_row = max(sum(e.bytes for e in splits) // max(sum(e.rows for e in splits), 1), 1)
-        scanner = self._dataset(splits).scanner(
-            columns=list(columns),
-            filter=self._asked(),
-            batch_size=max(min(BLOCK_BYTES // bytes_a_row, MOST_ROWS), 1),
-            fragment_readahead=2,
-            batch_readahead=8,
-        )
+        settings: dict[str, Any] = {
+            "columns": list(columns),
+            "filter": self._asked(),
+            "batch_size": max(min(BLOCK_BYTES // bytes_a_row, MOST_ROWS), 1),
+        }
         try:
-            for tagged in scanner.scan_batches():
-                if tagged.record_batch.num_rows:
-                    yield _place(tagged.fragment), tagged.record_batch
+            for portion in _portions(splits):
+                for tagged in self._dataset(portion).scanner(**settings).scan_batches():
+                    if tagged.record_batch.num_rows:
+                        yield _place(tagged.fragment), tagged.record_batch
         except (arrow.ArrowException, OSError) as error:
             raise self._broken(splits, columns, error) from error
 
@@ -138,6 +138,20 @@ class _RowGroup:
     fragment: Any
     rows: int
     bytes: int
+
+
+def _portions(splits: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
+    """Yield the splits in order, together as many as hold ``_PORTION_BYTES``, or one.
+
+    A scanner of Arrow reads up to 1 GiB ahead of whoever takes its batches.
+    """
+    portion: list[_RowGroup] = []
+    for split in splits:
+        if portion and sum(each.bytes for each in [*portion, split]) > _PORTION_BYTES:
+            yield portion
+            portion = []
+        portion.append(split)
+    yield portion
 
 
 @dataclass(frozen=True)
