@@ -7,6 +7,7 @@ from keras import layers
 
 import tfopt
 from tfopt import UserError
+from tfopt.compress import constraints
 
 OWN = """
     import keras
@@ -82,6 +83,23 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
     assert type(tfopt.strip(own)) is Here
     """
     )
+
+
+@pytest.mark.parametrize("held", [lambda m: tfopt.prune(m, 0.5), tfopt.quantize_aware])
+def test_saving_what_is_held_says_once_what_opens_the_file(held, tmp_path, caplog):
+    say_once = constraints._say_how_a_file_opens
+    say_once.cache_clear()
+    model = held(plain())
+    keras.models.clone_model(model)
+    assert not caplog.records
+    model.save(tmp_path / "model.keras")
+    model.save(tmp_path / "model.keras")
+    (record,) = caplog.records
+    assert "tfopt.load(path)" in record.message
+    assert "tfopt.strip(model)" in record.message
+    say_once.cache_clear()
+    tfopt.strip(model).save(tmp_path / "model.keras")
+    assert len(caplog.records) == 1
 
 
 def test_functions_take_the_path_of_a_saved_model(tmp_path):

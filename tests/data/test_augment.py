@@ -84,6 +84,7 @@ def test_the_augmented_model_is_saved_and_loads_without_tfopt(tmp_path):
     [
         (lambda: tfopt.pipeline((X, Y), augment=keras.layers.Rescaling(2.0)), "after training"),
         (lambda: tfopt.pipeline((X, Y), augment=lambda: "flip"), "no layer"),
+        (lambda: tfopt.pipeline((X, Y), augment=keras.layers.MixUp()), "mixes the labels too"),
         (lambda: Pipeline(augment=layers), "names a function"),
         (lambda: Pipeline(augment="augmenting:layers", augment_in="device"), "augment_in"),
         (

@@ -290,11 +290,15 @@ def test_nulls_are_filled_refused_or_skipped_and_counted(tmp_path, caplog):
         ("truncated", r"1\.parquet cannot be opened"),
         (
             "another type",
-            r"1\.parquet: the column 'v' is not that of the first file(.|\n)*double(.|\n)*int64",
+            r"1\.parquet: the column 'v' is not that of other files(.|\n)*double(.|\n)*int64",
         ),
         (
             "no column",
-            r"1\.parquet: the column 'v' is not that of the first file(.|\n)*no such column",
+            r"1\.parquet: the column 'v' is not that of other files(.|\n)*no such column",
+        ),
+        (
+            "no column in the first",
+            r"0\.parquet: the column 'v' is not that of other files(.|\n)*no such column",
         ),
         ("empty", "holds no"),
     ],
@@ -311,16 +315,41 @@ def test_bad_files_are_named_before_training(tmp_path, broken, said):
         damaged.write_bytes(whole[: len(whole) // 2])
     elif broken == "another type":
         pq.write_table(pa.table({"v": list(range(50)), "y": list(range(50))}), damaged)
-    elif broken == "no column":
-        pq.write_table(pa.table({"y": list(range(50))}), damaged)
+    elif broken.startswith("no column"):
+        lacking = damaged if broken == "no column" else folder / "0.parquet"
+        pq.write_table(pa.table({"y": list(range(50))}), lacking)
     else:
         shutil.rmtree(folder)
         folder.mkdir()
     with pytest.raises(UserError, match=said):
         tfopt.pipeline(Parquet(folder, label="y"))
-    if broken == "truncated":
+    if broken != "empty":
         skipping = Parquet(folder, label="y", on_bad="skip")
         assert sum(len(y) for _, y in tfopt.pipeline(skipping)) == skipping.count() == 50
+        assert skipping.layout().features == ("v",)
+    if broken.startswith("no column"):  # which is not read
+        assert Parquet(folder, label="y", features="y").count() == 100
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("v > 3", "no tuple of conditions"),
+        (("v", ">", 3), "no tuple of conditions"),
+        ((("w", ">", 3),), r"does not fit the columns(.|\n)*v: double, y: int64(.|\n)*w"),
+        ((("v", ">", "three"),), "does not fit the columns"),
+        ((("v", "~", 3),), "does not fit the columns"),
+    ],
+)
+def test_a_filter_that_does_not_fit_is_refused_before_training(tmp_path, condition, said):
+    pq.write_table(pa.table({"v": np.arange(5.0), "y": list(range(5))}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=said):
+        tfopt.pipeline(Parquet(tmp_path, label="y", filter=condition))
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nothing cannot be opened(.|\n)*no such file or folder"):
+        tfopt.pipeline(Parquet(tmp_path / "nothing", label="y"))
 
 
 def test_a_damaged_row_group_and_changed_files_are_named(tmp_path):
@@ -547,9 +576,11 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
     (tmp_path / "other" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match="is not empty"):
         tfopt.pipeline(Spark(rows, label="y", folder=str(tmp_path / "other")))
-    bad = rows.selectExpr("id", "raise_error('planted') as y").filter("y is not null")
+    bad = rows.selectExpr("id", "raise_error(concat('planted', id)) as y").filter("y is not null")
     with pytest.raises(UserError, match=r"could not be counted(.|\n)*planted"):
         Spark(bad, label="y").count()
+    with pytest.raises(UserError, match=r"could not (be started|hand out a batch)(.|\n)*received: .*planted"):
+        list(Spark(bad, label="y").read(["all"], ["id", "y"]))
 
 
 @pytest.mark.slow

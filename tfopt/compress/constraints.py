@@ -6,6 +6,8 @@ it inside functions. Importing it registers ``KeptZeros``, which ``keras.models.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +15,26 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from tfopt.compress.kernels import kernel_name
 
+_log = logging.getLogger("tfopt")
 _Setting = TypeVar("_Setting")
+
+
+def say_how_a_file_opens() -> None:
+    """Log once what opens a file with masks, clusters or ranges, where Keras writes one now."""
+    if global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:
+        _say_how_a_file_opens()
+
+
+@functools.cache
+def _say_how_a_file_opens() -> None:
+    _log.warning(
+        "this file holds what tfopt keeps on the model: open it with tfopt.load(path), or save "
+        "tfopt.strip(model) instead, which needs no tfopt"
+    )
 
 
 class Held(keras.constraints.Constraint):  # type: ignore[misc]
@@ -44,6 +62,7 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
 
     def settle_all(self) -> None:
         """Make what is held final in all kernels, for a file that is about to be written."""
+        say_how_a_file_opens()
         for state in self._states.values():
             self.settle(state.kernel)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import keras
 
 from tfopt.compress.awareness import Awareness, awareness_from_config
-from tfopt.compress.constraints import Held
+from tfopt.compress.constraints import Held, say_how_a_file_opens
 from tfopt.compress.kernels import Site, find_sites
 from tfopt.compress.model_graph import plain_class
 from tfopt.job.rebuild import ONE_AT_A_TIME, has_weights, models_around
@@ -38,6 +38,7 @@ class Holding:
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's whole configuration, and what is held."""
+        say_how_a_file_opens()
         shown, aware = type(self), _awareness_on(self)
         with ONE_AT_A_TIME:
             held = {

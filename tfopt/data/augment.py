@@ -56,6 +56,14 @@ def random_layers(augment: Any) -> Sequence[Any]:
                 expected="layers of Keras such as RandomFlip, or a function that returns them",
                 received=type(layer).__name__,
             )
+        if isinstance(layer, keras.layers.MixUp | keras.layers.CutMix):
+            raise UserError(
+                f"{type(layer).__name__} mixes the labels too, and augment= sees x alone.",
+                expected="layers that leave the labels as they are, such as RandomFlip",
+                received=type(layer).__name__,
+                fix='map_batch=, a function of (x, y) that calls the layer with {"images": x, '
+                '"labels": y} and training=True, y being one-hot',
+            )
     return layers
 
 
@@ -66,11 +74,11 @@ def require_random(layers: Sequence[Any], x: Any) -> None:
     for layer in layers:
         try:
             plain = np.asarray(layer(x, training=False))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, KeyError) as error:
             raise UserError(
                 f"{layer.name!r} cannot augment these examples.",
                 received=first_line(error),
-                fix="give it what it takes: x of a batch",
+                fix="give it what it takes: x of a batch, a dict where features have names",
             ) from error
         if plain.shape != np.shape(x) or not np.array_equal(plain, np.asarray(x)):
             raise UserError(

@@ -44,7 +44,7 @@ class Parquet(Table):
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
         if self.filter is not None:
-            object.__setattr__(self, "filter", tuple(map(tuple, self.filter)))
+            object.__setattr__(self, "filter", _conditions(self.filter))
         super().__post_init__()
 
     def arrow_format(self) -> Any:
@@ -100,6 +100,23 @@ class Parquet(Table):
         pq = needs("pyarrow.parquet", type(self).__name__, "parquet")
         return None if self.filter is None else pq.filters_to_expression(list(self.filter))
 
+    def layout(self) -> Layout:
+        if self.filter is not None:
+            self._require_filter()
+        return super().layout()
+
+    def _require_filter(self) -> None:
+        """Refuse a filter that names other columns than there are, or compares with other types."""
+        arrow = needs("pyarrow", type(self).__name__, "parquet")
+        try:
+            self._dataset(()).scanner(filter=self._asked()).to_table()
+        except (arrow.ArrowException, ValueError) as error:
+            raise UserError(
+                "The filter does not fit the columns.",
+                expected=", ".join(f"{each.name}: {each.type}" for each in self.schema()),
+                received=f"filter={self.filter!r}: {first_line(error)}",
+            ) from error
+
     def _condition(self, layout: Layout) -> Any:
         """Return which rows are trained on, as an Arrow expression; None for all."""
         pads = needs("pyarrow.dataset", type(self).__name__, "parquet")
@@ -138,6 +155,21 @@ class _RowGroup:
     fragment: Any
     rows: int
     bytes: int
+
+
+def _conditions(given: Any) -> tuple[tuple[str, str, Any], ...]:
+    """Return a filter as a tuple of conditions; refuse anything else."""
+    try:
+        found = tuple((name, compares, value) for name, compares, value in given)
+    except (TypeError, ValueError):
+        found = ()
+    if not found or not all(isinstance(each[0], str) for each in found):
+        raise UserError(
+            "filter is no tuple of conditions.",
+            expected='(("age", ">=", 18), ("city", "in", ["Bern", "Basel"]))',
+            received=repr(given),
+        )
+    return found
 
 
 def _portions(splits: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
@@ -191,10 +223,9 @@ def _open(source: Parquet) -> _Files:
         skips = source.on_bad == "skip"
         found = pads.dataset(path, exclude_invalid_files=skips, **settings)
         every = pads.dataset(path, schema=arrow.schema([]), **settings) if skips else found
-        names = list(found.files)
     except (arrow.ArrowException, OSError) as error:
         raise _not_opened(source, error) from error
-    if not names:
+    if not every.files:
         raise UserError(
             f"{source.path} holds no {source.format} files.",
             expected="at least one file",
@@ -203,7 +234,8 @@ def _open(source: Parquet) -> _Files:
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(_footer, found.get_fragments()))
     bad = [(each.path, each.error) for each in opened if each.error is not None]
-    bad += [(name, UserError("no such file")) for name in {*every.files} - {*names}]
+    not_read = UserError(f"no whole {source.format} file")
+    bad += [(name, not_read) for name in sorted({*every.files} - {*found.files})]
     if bad and (not skips or len(bad) == len(every.files)):
         broken, why = bad[0]
         raise UserError(
@@ -214,10 +246,8 @@ def _open(source: Parquet) -> _Files:
         )
     if bad:
         _log.warning("skipped %d files that cannot be opened: %s", len(bad), bad[0][0])
-    whole = [each for each in opened if each.error is None]
+    whole = _alike(source, [each for each in opened if each.error is None])
     schema = whole[0].schema
-    for each in whole[1:]:
-        _require_same(schema, each)
     row_groups = tuple(group for each in whole for group in each.row_groups)
     if not any(group.rows for group in row_groups):
         raise UserError(f"{source.path} holds no rows.", expected="rows", received="empty files")
@@ -256,30 +286,47 @@ def _footer(fragment: Any) -> _Opened:
         return _Opened(fragment.path, error=error)
 
 
-def _require_same(schema: Any, other: _Opened) -> None:
-    """Refuse a file with another schema than the first one."""
-    for each in schema:
-        index = other.schema.get_field_index(each.name)
-        if index < 0:
-            received = "no such column"
-        elif other.schema.field(index).type != each.type:
-            received = str(other.schema.field(index).type)
-        else:
+def _alike(source: Parquet, files: Sequence[_Opened]) -> list[_Opened]:
+    """Return the files that have all columns that are read; refuse others, or skip them."""
+    named = source.columns_named()
+    types = {
+        each.name: each.type
+        for file in reversed(files)
+        for each in file.schema
+        if named is None or each.name in named
+    }
+    alike = []
+    for file in files:
+        try:
+            _require_columns(types, file)
+            alike.append(file)
+        except UserError as error:
+            if source.on_bad != "skip" or (file is files[-1] and not alike):
+                raise
+            _log.warning("skipped a file: %s", first_line(error))
+    return alike
+
+
+def _require_columns(types: dict[str, Any], file: _Opened) -> None:
+    """Refuse a file that lacks one of these columns, or has it of another type."""
+    for name, expected in types.items():
+        index = file.schema.get_field_index(name)
+        if index >= 0 and file.schema.field(index).type == expected:
             continue
         raise UserError(
-            f"{other.path}: the column {each.name!r} is not that of the first file.",
-            expected=str(each.type),
-            received=received,
+            f"{file.path}: the column {name!r} is not that of other files.",
+            expected=str(expected),
+            received="no such column" if index < 0 else str(file.schema.field(index).type),
             fix="write the file again with the columns of the others",
         )
 
 
 def _not_opened(source: Parquet, error: Exception) -> UserError:
-    remote = "://" in source.path
+    remote, lost = "://" in source.path, isinstance(error, FileNotFoundError)
     return UserError(
         f"{source.path} cannot be opened.",
         expected=f"{source.format} files that this process may read",
-        received=first_line(error),
+        received="no such file or folder" if lost else first_line(error),
         fix="check the address, the network and the credentials" if remote else None,
     )
 

@@ -17,6 +17,8 @@ from tfopt.data.sources.table import BLOCK_BYTES, Table
 from tfopt.errors import UserError
 
 _log = logging.getLogger("tfopt")
+_CAUSE = r"^(?:: |Caused by: )?([\w.$]*(?:Error|Exception): .*)"
+"""A line of a Python or Java traceback that says what went wrong; the last one is the root."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,7 +108,7 @@ class Spark(Table):
         if (folder / "_SUCCESS").exists():
             there = Parquet(path=str(folder), **self._settings())
             if sorted(there.schema().names) == sorted(self._frame.columns):
-                _log.info("spark: reading the rows that are in %s already", folder)
+                _log.warning("spark: reading the rows that are in %s already", folder)
                 return there
         if folder.exists() and any(folder.iterdir()):
             raise UserError(
@@ -154,7 +156,7 @@ def _run(what: str, action: Any) -> Any:
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        cause = re.findall(r"^[\w.]*(?:Error|Exception): .*", text, re.MULTILINE)[-1]
+        cause = re.findall(_CAUSE, text, re.MULTILINE)[-1]
         raise UserError(
             f"The Spark DataFrame could not {what}.",
             expected="a Spark session that runs, and a plan without errors",
