@@ -579,7 +579,9 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
     bad = rows.selectExpr("id", "raise_error(concat('planted', id)) as y").filter("y is not null")
     with pytest.raises(UserError, match=r"could not be counted(.|\n)*planted"):
         Spark(bad, label="y").count()
-    with pytest.raises(UserError, match=r"could not (be started|hand out a batch)(.|\n)*received: .*planted"):
+    with pytest.raises(
+        UserError, match=r"could not (be started|hand out a batch)(.|\n)*received: .*planted"
+    ):
         list(Spark(bad, label="y").read(["all"], ["id", "y"]))
 
 
