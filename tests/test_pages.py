@@ -51,10 +51,14 @@ def is_script(block):
     return re.match(r"# \w+\.py\n", block) is not None
 
 
-def numbered(blocks_of):
+def numbered(blocks_of, slow=lambda page, number: False):
     """Return each page's blocks with their place, page:number, as a test's name."""
     return [
-        pytest.param(block, id=f"{page}:{number}")
+        pytest.param(
+            block,
+            id=f"{page}:{number}",
+            marks=pytest.mark.slow if slow(page, number) else (),
+        )
         for page in PAGES
         for number, block in enumerate(blocks_of(page), 1)
     ]
@@ -62,7 +66,10 @@ def numbered(blocks_of):
 
 @pytest.mark.parametrize(
     "block",
-    numbered(lambda page: [each for each in fences(page, "python") if not is_script(each)]),
+    numbered(
+        lambda page: [each for each in fences(page, "python") if not is_script(each)],
+        slow=lambda page, number: number > 1 and page != "README.md",
+    ),
 )
 def test_a_block_runs_as_it_stands(block, run_page_block):
     assert len(block.strip().splitlines()) <= 20

@@ -42,7 +42,13 @@ LATE_CLUSTERS = Held(lambda model, **how: cluster(model, 5, begin_step=3, **how)
 both = pytest.mark.parametrize("held", [MASKS, CLUSTERS], ids=["masks", "clusters"])
 
 
-@pytest.mark.parametrize("held", [MASKS, LATE_CLUSTERS], ids=["masks", "late clusters"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param(MASKS, id="masks"),
+        pytest.param(LATE_CLUSTERS, id="late", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "arguments",
     [

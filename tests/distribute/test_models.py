@@ -325,14 +325,12 @@ def several_steps(cases):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
     [
         [{"steps_per_execution": 4}],
-        pytest.param(
-            [{"steps_per_execution": 16}, {"run_eagerly": True, "steps_per_execution": 8}],
-            marks=pytest.mark.slow,
-        ),
+        [{"steps_per_execution": 16}, {"run_eagerly": True, "steps_per_execution": 8}],
     ],
 )
 def test_several_steps_a_call_are_those_of_one_device(replicas, cases):

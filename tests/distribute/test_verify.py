@@ -266,9 +266,8 @@ def items():
     return Items(), None
 
 
-@pytest.mark.parametrize(
-    "name", ["shuffled", *(pytest.param(n, marks=pytest.mark.slow) for n in ("generated", "items"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shuffled", "generated", "items"])
 def test_no_batch_is_lost_and_none_is_another(replicas, name):
     with_proof, without = replicas(histories, name)
     assert with_proof == without

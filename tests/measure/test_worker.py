@@ -85,6 +85,7 @@ def test_a_forked_worker_ends_with_its_parent(in_toy_folder):
     wait_until(lambda: not workers_in(in_toy_folder))
 
 
+@pytest.mark.slow
 def test_forked_workers_are_as_fresh_ones(in_toy_folder):
     assert "last words" in run("dies", forked=True).reason
     assert "SIGKILL" in run("killed", forked=True).reason

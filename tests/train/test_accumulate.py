@@ -147,7 +147,9 @@ def test_keras_accumulates_other_weights_than_those_of_the_batch():
             "loss": lambda y, given: 0.1 * keras.ops.sum(keras.ops.abs(y - given)),
             "own_losses": "sum",
         },
-        {"steps": 5, "metrics": ["mae"], "shown": ("loss", "mae")},
+        pytest.param(
+            {"steps": 5, "metrics": ["mae"], "shown": ("loss", "mae")}, marks=pytest.mark.slow
+        ),
         {"steps": 100},
     ],
     ids=lambda settings: "-".join(settings) or "plain",
