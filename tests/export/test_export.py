@@ -364,6 +364,23 @@ def test_tensorrt_is_given_an_onnx_file_and_its_batches(monkeypatch, served, tmp
     assert isinstance(settings, polygraphy.CreateConfig)
 
 
+def small():
+    model = keras.Sequential([keras.Input((4,), name="row"), layers.Dense(3)], name="small")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_the_parts_of_data_are_calibrated_and_compared_on():
+    x, y = RNG.normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
+    data = tfopt.Data(train=(x + 1, y), test=(x, y))
+    given = Given.read(small(), data, data, 8)
+    np.testing.assert_array_equal(given.calibration[0], x + 1)
+    np.testing.assert_array_equal(given.examples[0], x)
+    np.testing.assert_array_equal(given.labels, y)
+    with pytest.raises(UserError, match="no test part"):
+        Given.read(small(), None, tfopt.Data(train=(x, y)), 8)
+
+
 def test_the_command_writes_and_says_what_it_could_not(trained, digits, tmp_path):
     trained.save(tmp_path / "digits.keras")
     x, y = digits[1]

@@ -18,7 +18,7 @@ from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.hold import settle
 from tfopt.compress.model_graph import Port, Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
-from tfopt.data.sources.open import open_source
+from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, require_count
 from tfopt.export.batches import run_all
 from tfopt.export.child import Child, ChildEnded
@@ -174,9 +174,10 @@ def export(
             first two, or the one of them that has the precision.
         precision: "float32", "float16", "int8", "int16" (activations; weights int8), "dynamic"
             (int8 weights, activations rounded while it runs), "weight_only", "int4"; or several.
-        calibration: Examples as ``fit`` takes them, for "int8" and "int16".
-        examples: What the files are compared on, (x, y) for a score as well; default: the
-            calibration data, else noise.
+        calibration: Examples as ``fit`` takes them, for "int8" and "int16"; of a ``tfopt.Data``
+            its train part.
+        examples: What the files are compared on, (x, y) for a score as well; of a ``tfopt.Data``
+            its test part. Default: the calibration data, else noise.
         samples: How many examples are used, of each.
         tolerance: The most that a file may lose, as a share of changed classes or as a relative
             error. Default: 0.001 for float32, 0.01 for float16, 0.1 for the others.
@@ -284,7 +285,7 @@ class Given:
     @staticmethod
     def read(model: keras.Model, calibration: Any, examples: Any, count: int) -> Given:
         """Take ``count`` examples of each; make inputs up where there is nothing to compare on."""
-        calibration, examples = open_source(calibration), open_source(examples)
+        calibration, examples = open_part(calibration, "train"), open_part(examples, "test")
         shown = examples if examples is not None else calibration
         ports = ports_of(model, None if shown is None else first_inputs(shown))
         kept = None if calibration is None else take_inputs(calibration, ports, count)

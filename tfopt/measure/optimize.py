@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfopt.compress.strip import strip
-from tfopt.data.sources.open import open_source, with_sources
+from tfopt.data.sources.open import open_part, open_source
 from tfopt.errors import UserError, first_line, in_short, real, require_count
 from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
@@ -354,14 +354,7 @@ def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
         data = open_source(data)
         note = "calibrated on inputs of the data that they are scored on"
         return data, data, (note,)
-    if data.test is None:
-        raise UserError(
-            "Files are scored on the test part.",
-            expected="tfopt.Data(train=..., test=...)",
-            received="test=None",
-        )
-    data = with_sources(data)
-    return data.train, data.test, ()
+    return open_part(data, "train"), open_part(data, "test"), ()
 
 
 def _tolerance(given: Given) -> float | None:
