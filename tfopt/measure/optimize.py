@@ -40,7 +40,7 @@ from tfopt.export.formats.format import (
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.reference import Reference
-from tfopt.files import prepare_folder
+from tfopt.files import prepared_folder
 from tfopt.job.job import Job, Transform, chain, require_job
 from tfopt.job.parts import Data
 from tfopt.job.rebuild import blueprint
@@ -190,12 +190,14 @@ def optimize(
     model = as_model(model)
     require_exportable(model)
     tuning = _tuning(job, transforms)
-    place = prepare_folder(Path(folder or f"{model.name}_optimized"))
     train, test, notes = _parts(data)
-    with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside:
+    given = Given.read(model, train, test, count)
+    given = given.calibrated_on(min(256, max(count // 4, 1)))
+    with (
+        prepared_folder(Path(folder or f"{model.name}_optimized")) as place,
+        tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
+    ):
         work = Path(beside)
-        given = Given.read(model, train, test, count)
-        given = given.calibrated_on(min(256, max(count // 4, 1)))
         reference = given.reference(model, work, wanted)
         score = given.score(reference.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
