@@ -256,7 +256,7 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
             tolerance=0,
         )
     assert "relative error" in str(caught.value)
-    assert caught.value.fix == "raise tolerance"
+    assert caught.value.fix == "raise tolerance where a file loses too much"
     assert not list(tmp_path.iterdir())
     # A file that is there is not lost to one that fails, and the error says that it is there.
     (tmp_path / "litert_int8").mkdir()

@@ -221,10 +221,11 @@ def export(
     files = tuple(each for each in made if isinstance(each, ExportedFile))
     refused = tuple(each for each in made if isinstance(each, Refused))
     if not files:
+        lost = any(_LOST in each.reason for each in refused)
         raise UserError(
             f"No file of {model.name!r} could be made.",
             received="; ".join(f"{each.name}: {each.reason}" for each in refused),
-            fix="raise tolerance" if any(_LOST in each.reason for each in refused) else None,
+            fix="raise tolerance where a file loses too much" if lost else None,
         )
     exported = Exported(target, files, refused, score, reference.notes)
     write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
