@@ -11,7 +11,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfopt.errors import UserError, in_short
@@ -32,6 +32,19 @@ def prepare_folder(folder: str | Path) -> Path:
             fix="choose another folder, or mend its permissions or its disk",
         ) from error
     return path
+
+
+@contextmanager
+def prepared_folder(folder: str | Path) -> Iterator[Path]:
+    """Prepare a folder; what was created for it is removed again where it is left empty."""
+    path = Path(folder).expanduser()
+    created = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    try:
+        yield prepare_folder(path)
+    finally:
+        with suppress(OSError):
+            for each in created:
+                each.rmdir()
 
 
 def target_of(path: object) -> Path:

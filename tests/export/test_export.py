@@ -1,6 +1,7 @@
 """Exported files: each format and precision compared with the model, refused with its reason, loaded again."""
 
 import heapq
+import importlib
 import json
 import os
 import re
@@ -17,9 +18,12 @@ from digits import small_digits
 from keras import layers
 
 import tfopt
+from tfopt.commands.cli import main
+from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError, require_count
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import Given
+from tfopt.export.formats.format import Signature
 from tfopt.export.formats.litert import recipe
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.formats.tensorrt import TensorRt, config
@@ -125,6 +129,7 @@ def test_the_code_of_a_file_runs_without_tfopt(served, digits):
         exec(file.code(), names)
         assert np.asarray(names["y"]).shape == (1, 10)
         assert "tfopt" not in file.code().replace(str(file.folder), "")
+        assert file.code().startswith("# x: float32 (any, 8, 8, 1)\n")
 
 
 def test_what_was_measured_is_beside_the_files(served):
@@ -166,9 +171,15 @@ def test_several_inputs_recurrent_layers_and_named_outputs(tmp_path):
     x = [RNG.normal(size=(40, 6)).astype("float32"), RNG.integers(0, 50, (40, 12)).astype("int32")]
     exported = tfopt.export(model, tmp_path, formats=ON_CPU, examples=x)
     assert not exported.refused, exported
+    first_answers = model.predict(x, verbose=0)["class"][:1]
     for file in exported.files:
         assert file.signature.outputs == ("class", "much")
         assert file.parity.relative_error < 1e-4, file
+        assert file.code().startswith("# left: float32 (any, 6), words: int32 (any, 12)\n")
+        names = {"left": x[0][:1], "words": x[1][:1]}
+        exec(file.code(), names)
+        # Without tfopt's settings OpenVINO takes bfloat16 where the CPU has it.
+        np.testing.assert_allclose(names["y"], first_answers, atol=0.02)
     first = tfopt.load(exported["onnx"].folder)(x)
     second = tfopt.load(exported["litert"].folder)({"words": x[1], "left": x[0]})
     for one, other in zip(first, second, strict=True):
@@ -206,6 +217,7 @@ def test_a_table_goes_into_the_saved_model(tmp_path):
             {"formats": "saved_model", "precision": "int8", "calibration": RNG.random((4, 4))},
             "has no precision",
         ),
+        ({"formats": "onnx", "precision": ["float32", "int4"]}, "None of the formats has"),
         ({"precision": "int8"}, "needs examples"),
         ({"tolerance": 2}, "not a share"),
         ({"samples": 0}, "not a count"),
@@ -216,14 +228,15 @@ def test_bad_arguments_are_refused_before_anything_is_written(tmp_path, change, 
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(UserError, match=words):
         tfopt.export(model, tmp_path / "out", **change)
-    assert not list(tmp_path.glob("out/*"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_cannot_be_exported_is_refused(tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     model.layers[0].kernel.assign(np.full((4, 2), np.nan))
     with pytest.raises(UserError, match="NaN"):
-        tfopt.export(model, tmp_path)
+        tfopt.export(model, tmp_path / "new" / "out")
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="trained for integers"):
         tfopt.export(
             tfopt.quantize_aware(keras.Sequential([keras.Input((4,)), layers.Dense(2)])), tmp_path
@@ -243,6 +256,7 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
             tolerance=0,
         )
     assert "relative error" in str(caught.value)
+    assert caught.value.fix == "raise tolerance where a file loses too much"
     assert not list(tmp_path.iterdir())
     # A file that is there is not lost to one that fails, and the error says that it is there.
     (tmp_path / "litert_int8").mkdir()
@@ -260,6 +274,23 @@ def test_an_operator_that_onnx_lacks_is_named(tmp_path):
     exported = tfopt.export(model, tmp_path, formats=["saved_model", "onnx"])
     assert [each.name for each in exported.files] == ["saved_model_float32"]
     assert "Lgamma" in exported.refused[0].reason
+    assert "saved_model takes it" in exported.refused[0].reason
+
+
+def test_what_calls_python_goes_into_no_file(tmp_path):
+    import tensorflow as tf
+
+    def doubled(x):
+        return tf.ensure_shape(tf.numpy_function(lambda a: 2 * a, [x], tf.float32), (None, 4))
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Lambda(doubled, output_shape=(4,))(inputs))
+    with pytest.raises(UserError, match="no file holds what Python computes") as caught:
+        tfopt.export(model, tmp_path / "out", formats=["saved_model", "litert", "onnx"])
+    assert "PyFunc" in caught.value.received
+    assert "saved_model takes it" not in caught.value.received
+    assert caught.value.fix is None
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_package_that_is_missing_names_its_extra(monkeypatch, tmp_path):
@@ -290,7 +321,7 @@ def test_loading_tells_what_is_wrong(tmp_path):
     with pytest.raises(UserError, match="not a saved Keras 3 model"):
         tfopt.load(tmp_path / "none.keras")
     (tmp_path / "text.keras").write_text("no zip")
-    with pytest.raises(UserError, match="another kind of file"):
+    with pytest.raises(UserError, match="another kind of file, or a damaged one"):
         tfopt.load(tmp_path / "text.keras")
 
 
@@ -308,7 +339,7 @@ def test_labels_that_do_not_fit_are_refused_before_any_file(trained, digits, tmp
     x, y = digits[1]
     with pytest.raises(UserError, match="labels do not fit"):
         tfopt.export(trained, tmp_path / "out", formats="litert", examples=(x, y + 20))
-    assert not list(tmp_path.glob("out/*"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_is_one_error_and_leaves_nothing(trained, tmp_path, monkeypatch):
@@ -319,7 +350,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(trained, tmp_path, monkeypa
     x = RNG.random((8, 8, 8, 1)).astype("float32")
     with pytest.raises(UserError, match=r"No space left on device|could not be written"):
         tfopt.export(trained, tmp_path / "out", formats="litert", precision="int8", calibration=x)
-    assert not list(tmp_path.glob("out/*"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_keras_file_is_loaded_with_its_masks(tmp_path):
@@ -362,6 +393,81 @@ def test_tensorrt_is_given_an_onnx_file_and_its_batches(monkeypatch, served, tmp
     polygraphy = pytest.importorskip("polygraphy.backend.trt")
     settings = config(served["onnx"]["onnx_float32"].signature)
     assert isinstance(settings, polygraphy.CreateConfig)
+
+
+def test_inputs_have_variables_that_python_takes():
+    ports = (Port("class", (), "int32"), Port("model", (None, 3), "float32", 2))
+    signature = Signature(ports, ("output",))
+    assert signature.comment() == "# x_class: int32 (any), x_model: float32 (2, any, 3)"
+    assert signature.entries() == '{"class": x_class, "model": x_model}'
+    assert signature.keywords() == '**{"class": x_class, "model": x_model}'
+    for each in FORMATS.values():
+        compile(each.code("file", signature), "code", "exec")
+
+
+def small():
+    model = keras.Sequential([keras.Input((4,), name="row"), layers.Dense(3)], name="small")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_the_parts_of_data_are_calibrated_and_compared_on():
+    x, y = RNG.normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
+    data = tfopt.Data(train=(x + 1, y), test=(x, y))
+    given = Given.read(small(), data, data, 8)
+    np.testing.assert_array_equal(given.calibration[0], x + 1)
+    np.testing.assert_array_equal(given.examples[0], x)
+    np.testing.assert_array_equal(given.labels, y)
+    with pytest.raises(UserError, match="labels are not numbers"):
+        Given.read(small(), None, (x[:2], np.array(["a", "b"])), 8)
+    with pytest.raises(UserError, match="no test part"):
+        Given.read(small(), None, tfopt.Data(train=(x, y)), 8)
+
+
+MODULE = """
+import keras, numpy as np, tfopt
+
+
+@keras.saving.register_keras_serializable("tests")
+class Doubled(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+def data():
+    x = np.linspace(-1, 1, 32).reshape(8, 4).astype("float32")
+    return tfopt.Data(train=(x, np.arange(8) % 3), test=(x, np.arange(8) % 3))
+"""
+
+
+def test_the_command_imports_the_module_of_its_data_before_the_model(tmp_path, monkeypatch, capsys):
+    """Each format is written in those of the precisions that it has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "doubled_layer.py").write_text(MODULE)
+    model = keras.Sequential(
+        [keras.Input((4,)), importlib.import_module("doubled_layer").Doubled(), layers.Dense(3)]
+    )
+    model.save("model.keras")
+
+    def forget():
+        keras.saving.get_custom_objects().pop("tests>Doubled", None)
+        sys.modules.pop("doubled_layer", None)
+
+    forget()
+    # Keras itself would find the class by its module's name.
+    call = ["export", "model.keras", "--formats", "saved_model,litert"]
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(tmp_path)])
+    assert main([*call, "--output", "none"]) == 2
+    assert "--examples my.module:function" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    data = ["--calibration", "doubled_layer:data", "--examples", "doubled_layer:data"]
+    code = main([*call, "--precision", "float32,int8", *data, "--output", "made"])
+    forget()
+    assert code == 0, capsys.readouterr().err
+    assert {each.name for each in tmp_path.glob("made/*/")} == {
+        "saved_model_float32", "litert_float32", "litert_int8"
+    }  # fmt: skip
 
 
 def test_the_command_writes_and_says_what_it_could_not(trained, digits, tmp_path):

@@ -41,7 +41,9 @@ def read_model(path: str | os.PathLike[str], *, compiled: bool = True) -> Any:
         raise UserError(
             f"{file} is not a saved Keras 3 model.",
             expected="a .keras file, as model.save('model.keras') writes it",
-            received="no such file" if not file.exists() else "another kind of file",
+            received="no such file"
+            if not file.exists()
+            else "another kind of file, or a damaged one",
             fix="model.save('model.keras') in the program that has the model",
         )
     try:
@@ -52,5 +54,7 @@ def read_model(path: str | os.PathLike[str], *, compiled: bool = True) -> Any:
             expected="a file whose classes are Keras's, tfopt's or registered",
             received=first_line(error),
             fix="import the module that registers your classes "
-            "(@keras.saving.register_keras_serializable()) before, or pass the model itself",
+            "(@keras.saving.register_keras_serializable()) before, or pass the model itself; on "
+            "the command line `tfopt export --examples my.module:function` imports it, and "
+            "`tfopt optimize --data my.module:function`",
         ) from error

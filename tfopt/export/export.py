@@ -18,7 +18,7 @@ from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.hold import settle
 from tfopt.compress.model_graph import Port, Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
-from tfopt.data.sources.open import open_source
+from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, require_count
 from tfopt.export.batches import run_all
 from tfopt.export.child import Child, ChildEnded
@@ -37,7 +37,7 @@ from tfopt.export.formats.roster import FORMATS
 from tfopt.export.litert_file import accuracy
 from tfopt.export.quantized import Parity, compare, require_tolerance
 from tfopt.export.reference import Reference, made_inputs, make_reference
-from tfopt.files import prepare_folder, write_atomically
+from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cluster_place import usable_cores
 from tfopt.job.rebuild import require_built_keras3
 
@@ -93,7 +93,8 @@ class ExportedFile:
 
     def code(self) -> str:
         """Return a few lines of Python that load and call the file without tfopt."""
-        return FORMATS[self.format].code(str(self.path), self.signature)
+        code = FORMATS[self.format].code(str(self.path), self.signature)
+        return f"{self.signature.comment()}\n{code}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,9 @@ class Refused:
     def name(self) -> str:
         """Return the name that its folder would have had."""
         return folder_name(self.format, self.precision, self.variant)
+
+
+_LOST = "it loses more than"
 
 
 def folder_name(format: str, precision: str, variant: str = "") -> str:
@@ -170,13 +174,14 @@ def export(
         model: A built Keras 3 model, or a .keras file; mixed precision and models of a strategy
             are exported in float32. It is not changed.
         folder: Where each file gets a folder, such as ``litert_int8``.
-        formats: "saved_model", "litert", "onnx", "openvino", "tensorrt", or several. Default: the
-            first two, or the one of them that has the precision.
+        formats: "saved_model", "litert", "onnx", "openvino", "tensorrt", or several, each in those
+            of the precisions that it has. Default: the first two, where they have one.
         precision: "float32", "float16", "int8", "int16" (activations; weights int8), "dynamic"
             (int8 weights, activations rounded while it runs), "weight_only", "int4"; or several.
-        calibration: Examples as ``fit`` takes them, for "int8" and "int16".
-        examples: What the files are compared on, (x, y) for a score as well; default: the
-            calibration data, else noise.
+        calibration: Examples as ``fit`` takes them, for "int8" and "int16"; of a ``tfopt.Data``
+            its train part.
+        examples: What the files are compared on, (x, y) for a score as well; of a ``tfopt.Data``
+            its test part. Default: the calibration data, else noise.
         samples: How many examples are used, of each.
         tolerance: The most that a file may lose, as a share of changed classes or as a relative
             error. Default: 0.001 for float32, 0.01 for float16, 0.1 for the others.
@@ -204,9 +209,11 @@ def export(
 
     model = as_model(model)
     require_exportable(model)
-    target = prepare_folder(Path(folder))
-    with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
-        given = Given.read(model, calibration, examples, count)
+    given = Given.read(model, calibration, examples, count)
+    with (
+        prepared_folder(Path(folder)) as target,
+        tempfile.TemporaryDirectory(prefix="tfopt-") as beside,
+    ):
         reference = given.reference(model, Path(beside), wanted)
         score, _ = given.score(reference.expected)
         with Child() as child:
@@ -214,10 +221,11 @@ def export(
     files = tuple(each for each in made if isinstance(each, ExportedFile))
     refused = tuple(each for each in made if isinstance(each, Refused))
     if not files:
+        lost = any(_LOST in each.reason for each in refused)
         raise UserError(
             f"No file of {model.name!r} could be made.",
             received="; ".join(f"{each.name}: {each.reason}" for each in refused),
-            fix="raise tolerance where a file loses too much, else see the reasons",
+            fix="raise tolerance where a file loses too much" if lost else None,
         )
     exported = Exported(target, files, refused, score, reference.notes)
     write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
@@ -240,22 +248,33 @@ def require_exportable(model: Any) -> None:
 
 
 def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:
-    """Return each format with each precision; refuse what is unknown, or not installed."""
+    """Return each format with those of the precisions that it has.
+
+    What is unknown or not installed is refused, and what would bring no file.
+    """
     kinds: list[Any] = known_names("precision", precision, PRECISIONS)
     if formats is None:
-        formats = [n for n in _USUAL if {*kinds} <= {*FORMATS[n].precisions}] or list(_USUAL)
+        formats = [n for n in _USUAL if {*kinds} & {*FORMATS[n].precisions}] or list(_USUAL)
     names = known_names("format", formats, FORMATS)
     for name in names:
         FORMATS[name].require()
-        lacking = [each for each in kinds if each not in FORMATS[name].precisions]
-        if lacking:
+        if not {*kinds} & {*FORMATS[name].precisions}:
             raise UserError(
-                f"The format {name!r} has no precision {lacking[0]!r}.",
+                f"The format {name!r} has no precision {kinds[0]!r}.",
                 expected=", ".join(FORMATS[name].precisions),
                 received=", ".join(kinds),
-                fix="export it in a call of its own",
+                fix="leave the format out, or take one of its precisions as well",
             )
-    return list(dict.fromkeys((FORMATS[name], kind) for name in names for kind in kinds))
+    pairs = [(FORMATS[name], kind) for name in names for kind in kinds]
+    wanted = dict.fromkeys((each, kind) for each, kind in pairs if kind in each.precisions)
+    if lacking := {*kinds} - {kind for _, kind in wanted}:
+        raise UserError(
+            f"None of the formats has the precision {min(lacking)!r}.",
+            expected=", ".join(dict.fromkeys(p for n in names for p in FORMATS[n].precisions)),
+            received=", ".join(kinds),
+            fix="leave it out, or add a format that has it",
+        )
+    return list(wanted)
 
 
 def known_names(what: str, given: str | Sequence[str], known: Collection[str]) -> list[str]:
@@ -284,7 +303,7 @@ class Given:
     @staticmethod
     def read(model: keras.Model, calibration: Any, examples: Any, count: int) -> Given:
         """Take ``count`` examples of each; make inputs up where there is nothing to compare on."""
-        calibration, examples = open_source(calibration), open_source(examples)
+        calibration, examples = open_part(calibration, "train"), open_part(examples, "test")
         shown = examples if examples is not None else calibration
         ports = ports_of(model, None if shown is None else first_inputs(shown))
         kept = None if calibration is None else take_inputs(calibration, ports, count)
@@ -295,6 +314,7 @@ class Given:
             note = "compared on noise: pass examples=x_test for your own data"
             return Given(ports, noise, None, kept, (note,))
         rows, labels = take_labelled(examples, ports, count)
+        _require_numbers(labels)
         note = "no score: the examples hold no labels, or those of several outputs"
         return Given(ports, rows, labels, kept, () if labels is not None else (note,))
 
@@ -321,6 +341,18 @@ class Given:
             return accuracy([(None, self.labels)], lambda _: scores), "accuracy"
         off = scores.reshape(self.labels.shape) - self.labels
         return float(np.abs(off).mean()), "mean absolute error"
+
+
+def _require_numbers(labels: Array | None) -> None:
+    if labels is None or labels.dtype.kind in "fiub" or labels.dtype.name == "bfloat16":
+        return
+    raise UserError(
+        "The labels are not numbers.",
+        expected="class numbers, one-hot rows or values, as fit takes them",
+        received=f"dtype {labels.dtype}",
+        fix="give the class numbers: y = np.unique(y, return_inverse=True)[1], in the order of "
+        "training",
+    )
 
 
 def _ranks_classes(scores: Array, labels: Array) -> bool:
@@ -374,9 +406,7 @@ def _write_file(
         made = replace(made, variant=variant)
         limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
         if not made.parity.within(limit):
-            raise UserError(
-                f"it loses more than {limit:g}: {made.parity.tell()}{_worst(reference, outputs)}"
-            )
+            raise UserError(f"{_LOST} {limit:g}: {made.parity.tell()}{_worst(reference, outputs)}")
         write_facts(made)
         if place.exists():
             shutil.rmtree(place)

@@ -25,6 +25,7 @@ from tfopt.compress.integers.unrolled import unrolled_soundly
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.errors import UserError
 from tfopt.export.batches import Array, padded, run_all
+from tfopt.export.formats.format import way_round
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
@@ -341,8 +342,7 @@ def _not_convertible(served: Traced, text: str, log: str) -> UserError:
             f"LiteRT has no kernel for {', '.join(missing)} in the model {name!r}.",
             expected="operators of LiteRT's built-in set",
             received=", ".join(f"tf.{op}" for op in missing),
-            fix="replace the layer that uses it, keep that step outside the model (text and "
-            "lookups belong before it), or serve a SavedModel instead",
+            fix=way_round(missing),
         )
     if "TensorList" in text:
         return UserError(

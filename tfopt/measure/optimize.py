@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfopt.compress.strip import strip
-from tfopt.data.sources.open import open_source, with_sources
+from tfopt.data.sources.open import open_part, open_source
 from tfopt.errors import UserError, first_line, in_short, real, require_count
 from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
@@ -40,7 +40,7 @@ from tfopt.export.formats.format import (
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.reference import Reference
-from tfopt.files import prepare_folder
+from tfopt.files import prepared_folder
 from tfopt.job.job import Job, Transform, chain, require_job
 from tfopt.job.parts import Data
 from tfopt.job.rebuild import blueprint
@@ -190,12 +190,14 @@ def optimize(
     model = as_model(model)
     require_exportable(model)
     tuning = _tuning(job, transforms)
-    place = prepare_folder(Path(folder or f"{model.name}_optimized"))
     train, test, notes = _parts(data)
-    with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside:
+    given = Given.read(model, train, test, count)
+    given = given.calibrated_on(min(256, max(count // 4, 1)))
+    with (
+        prepared_folder(Path(folder or f"{model.name}_optimized")) as place,
+        tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
+    ):
         work = Path(beside)
-        given = Given.read(model, train, test, count)
-        given = given.calibrated_on(min(256, max(count // 4, 1)))
         reference = given.reference(model, work, wanted)
         score = given.score(reference.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
@@ -354,14 +356,7 @@ def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
         data = open_source(data)
         note = "calibrated on inputs of the data that they are scored on"
         return data, data, (note,)
-    if data.test is None:
-        raise UserError(
-            "Files are scored on the test part.",
-            expected="tfopt.Data(train=..., test=...)",
-            received="test=None",
-        )
-    data = with_sources(data)
-    return data.train, data.test, ()
+    return open_part(data, "train"), open_part(data, "test"), ()
 
 
 def _tolerance(given: Given) -> float | None:

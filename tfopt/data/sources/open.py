@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfopt.data.sources.arrow_table import ArrowTable
 from tfopt.data.sources.csv import Csv
@@ -67,6 +67,20 @@ def with_sources(data: Data) -> Data:
         if (part := getattr(data, name)) is not None
     }
     return replace(data, **parts, label=None, features=None)
+
+
+def open_part(data: Any, part: Literal["train", "test"]) -> Any:
+    """Return the source of one part of a job's data; of any other data, the source of it all."""
+    if not isinstance(data, Data):
+        return open_source(data)
+    found = getattr(data, part)
+    if found is None:
+        raise UserError(
+            f"The data has no {part} part.",
+            expected="tfopt.Data(train=..., test=...)",
+            received=f"{part}=None",
+        )
+    return open_source(found, data.label, data.features)
 
 
 def _kind(data: Any) -> type[Any] | None:

@@ -74,11 +74,10 @@ class LiteRT(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file's signature."""
-        given = ", ".join(f"{port.name}=x" for port in signature.inputs)
         return (
             "from ai_edge_litert.interpreter import Interpreter\n"
             f'run = Interpreter("{path}").get_signature_runner()\n'
-            f'y = run({given})["{signature.outputs[0]}"]'
+            f'y = run({signature.keywords()})["{signature.outputs[0]}"]'
         )
 
 

@@ -17,6 +17,7 @@ from tfopt.export.formats.format import (
     Precision,
     Run,
     Signature,
+    way_round,
 )
 
 _OPSET = 18  # tf2onnx's newest
@@ -66,11 +67,10 @@ class Onnx(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file."""
-        given = ", ".join(f'"{port.name}": x' for port in signature.inputs)
         return (
             "import onnxruntime\n"
             f'session = onnxruntime.InferenceSession("{path}")\n'
-            f'(y,) = session.run(["{signature.outputs[0]}"], {{{given}}})'
+            f'(y,) = session.run(["{signature.outputs[0]}"], {signature.entries()})'
         )
 
 
@@ -106,8 +106,7 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
             f"ONNX has no operator for {', '.join(unknown)}.",
             expected=f"operators that tf2onnx can express in opset {_OPSET}",
             received=", ".join(unknown),
-            fix="replace the layer that uses it, or keep that step outside the model; the format "
-            "saved_model takes it as it is",
+            fix=way_round(unknown),
         )
     return bytes(proto.SerializeToString())
 

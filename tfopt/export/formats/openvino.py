@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.errors import UserError
-from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Run, Signature
+from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Run, Signature, way_round
 
 
 class OpenVino(Format):
@@ -35,7 +36,7 @@ class OpenVino(Format):
             raise UserError(
                 "OpenVINO has no operator for a part of this model.",
                 received=str(error).strip().splitlines()[-1][:400],
-                fix="replace the layer that uses it, or take the format onnx or saved_model",
+                fix=way_round(re.findall(r"\w+", str(error))),
             ) from error
         openvino.save_model(
             compressed(model, precision, graphs), target, compress_to_fp16=precision == "float16"
@@ -63,11 +64,10 @@ class OpenVino(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that compile and run the file."""
-        given = ", ".join(f'"{port.name}": x' for port in signature.inputs)
         return (
             "import openvino\n"
             f'model = openvino.Core().compile_model("{path}", "CPU")\n'
-            f'y = model({{{given}}})["{signature.outputs[0]}"]'
+            f'y = model({signature.entries()})["{signature.outputs[0]}"]'
         )
 
 

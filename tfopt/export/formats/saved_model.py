@@ -50,7 +50,7 @@ class SavedModel(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that call the signature."""
-        given = ", ".join(f"{port.name}=tf.constant(x)" for port in signature.inputs)
+        given = signature.keywords("tf.constant({})")
         return (
             "import tensorflow as tf\n"
             f'model = tf.saved_model.load("{path}")\n'

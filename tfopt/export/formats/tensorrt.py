@@ -74,12 +74,11 @@ class TensorRt(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that load and run the engine."""
-        given = ", ".join(f'"{port.name}": x' for port in signature.inputs)
         return (
             "from polygraphy.backend.common import bytes_from_path\n"
             "from polygraphy.backend.trt import TrtRunner, engine_from_bytes\n"
             f'with TrtRunner(engine_from_bytes(bytes_from_path("{path}"))) as runner:\n'
-            f'    y = runner.infer({{{given}}})["{signature.outputs[0]}"]'
+            f'    y = runner.infer({signature.entries()})["{signature.outputs[0]}"]'
         )
 
 
