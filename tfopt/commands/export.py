@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,9 @@ def _optimize(options: argparse.Namespace, given: list[str]) -> int:
         threads=options.threads,
         job=options.job and resolve_job(options.job, {}),
         transforms=options.chain and read_recipe(options.chain).chain.parts,
+        progress=partial(print, flush=True),
     )
-    print(found)
+    print(f"\n{found}")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -24,6 +24,7 @@ from tfopt.export.export import (
     ExportedFile,
     Given,
     Refused,
+    in_words,
     known_names,
     opened,
     read_file,
@@ -153,6 +154,7 @@ def optimize(
     turns: int = 15,
     job: Job | None = None,
     transforms: Sequence[Transform] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Optimized:
     """Return the best file of a trained model: written, compared and measured on this machine.
 
@@ -175,6 +177,7 @@ def optimize(
             of ``transforms`` is tried too: the model is trained on under it, and files are made
             of the result. Their names begin with the transform's.
         transforms: Those to try; default: ``RemoveChannels(0.3)`` and ``QuantizeAware()``.
+        progress: Called with a line on each file that was tried, and on what comes next.
 
     Example:
         >>> best = tfopt.optimize("model.keras", (x_test, y_test), max_drop=0.5)
@@ -201,13 +204,16 @@ def optimize(
         reference = given.reference(model, work, wanted)
         score = given.score(reference.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
-            made = list(write_files(reference, given, wanted, work, child, _tolerance(given)))
+            tried = write_files(reference, given, wanted, work, child, _tolerance(given))
+            made = list(_reported(tried, progress))
             files = [each for each in made if isinstance(each, ExportedFile)]
             if target == "size":
+                progress("litert_mixed: four bits in one kernel after the other, then in several")
                 files += _mixed(reference, given, files, work, child, score, max_drop)
             for name, transform in tuning.items():
                 assert job is not None
                 (work / name).mkdir()
+                progress(f"{name}: training")
                 try:
                     trained = _trained_on(model, job, transform)
                 except UserError as error:
@@ -216,7 +222,8 @@ def optimize(
                 tuned = given.reference(trained, work / name, wanted)
                 # Compared with the model that was given, whose answers are to be kept.
                 tuned = replace(tuned, expected=reference.expected)
-                made += write_files(tuned, given, wanted, work, child, _ANY_LOSS, name)
+                tried = write_files(tuned, given, wanted, work, child, _ANY_LOSS, name)
+                made += _reported(tried, progress)
             files += [e for e in made if isinstance(e, ExportedFile) and e.variant]
         refused = [*missing, *(each for each in made if isinstance(each, Refused))]
         rows = [Candidate(each, _drop(each, score)) for each in files]
@@ -224,6 +231,7 @@ def optimize(
         borne = {row.file.name for row in rows if not _too_far(row, max_drop)}
         if target == "size":
             borne = set()  # none is chosen by its latency
+        progress(f"measuring {len(rows)} files in turns")
         times, finalists, broken = _times(
             rows, borne, inputs, cores, each_time, gpu=target == "gpu-latency"
         )
@@ -248,6 +256,16 @@ def optimize(
         threads=cores,
         notes=(*reference.notes, *notes),
     )
+
+
+def _reported(
+    made: Iterable[ExportedFile | Refused], progress: Callable[[str], None]
+) -> Iterator[ExportedFile | Refused]:
+    """Yield what became of each file, reported first."""
+    for each in made:
+        said = in_words(each) if isinstance(each, ExportedFile) else f"not made: {each.reason}"
+        progress(f"{each.name}: {said.strip()}")
+        yield each
 
 
 def _tuning(job: Job | None, transforms: Sequence[Transform] | None) -> dict[str, Transform]:

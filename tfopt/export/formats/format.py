@@ -34,8 +34,8 @@ Graph = Literal["plain", "unrolled", "litert", "litert_integers"]
 Run = Callable[[Sequence[Array]], list[Array]]
 """One call of an engine: an array an input, in order; back comes an array an output."""
 _IN_CODE = frozenset(
-    {"Interpreter", "TrtRunner", "bytes_from_path", "engine_from_bytes", "model", "onnxruntime"}
-    | {"openvino", "outputs", "run", "runner", "session", "tf", "y"}
+    {"Interpreter", "TrtRunner", "bytes_from_path", "engine_from_bytes", "exact", "model"}
+    | {"onnxruntime", "openvino", "outputs", "run", "runner", "session", "tf", "y"}
 )
 """The names that the code of some format has for something else than an input."""
 

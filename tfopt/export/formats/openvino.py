@@ -66,7 +66,8 @@ class OpenVino(Format):
         """Return lines that compile and run the file."""
         return (
             "import openvino\n"
-            f'model = openvino.Core().compile_model("{path}", "CPU")\n'
+            'exact = {"INFERENCE_PRECISION_HINT": "f32"}  # else bfloat16 on CPUs that have it\n'
+            f'model = openvino.Core().compile_model("{path}", "CPU", exact)\n'
             f'y = model({signature.entries()})["{signature.outputs[0]}"]'
         )
 
