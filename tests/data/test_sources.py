@@ -409,6 +409,14 @@ def test_a_damaged_tfrecord_is_named(tmp_path):
         tfopt.pipeline(TFRecord(tmp_path, label="id"))
 
 
+@pytest.mark.parametrize("ending", [".tfrecord", ".tfrecord.gz"])
+def test_a_tfrecord_of_no_bytes_is_named(tmp_path, ending):
+    records(tmp_path / f"a{ending}", range(30), "GZIP" if "gz" in ending else "")
+    (tmp_path / f"b{ending}").touch()
+    with pytest.raises(UserError, match=rf"b{ending} is empty"):
+        tfopt.pipeline(TFRecord(tmp_path, label="id"))
+
+
 def test_hugging_face_data_on_disk(tmp_path):
     import datasets
 
