@@ -92,6 +92,32 @@ def test_an_interrupted_or_another_conversion_is_named(rows, tmp_path):
         convert(rows, out, shard_mib=1)
 
 
+@pytest.mark.parametrize("format", ["parquet", "tfrecord"])
+def test_a_folder_in_which_shards_are_missing_is_not_read(rows, tmp_path, format):
+    out = tmp_path / "out"
+    last = convert(rows, out, format=format, shard_mib=1).shards[-1]
+    listed = (out / MANIFEST).read_text()
+    kept = json.loads(listed)
+    del kept["shards"]["3"]
+    (out / MANIFEST).write_text(json.dumps(kept))
+    with pytest.raises(UserError, match="not converted to its end"):
+        tfopt.pipeline(out)
+    (out / MANIFEST).write_text(listed)
+    (out / last.name).unlink()
+    with pytest.raises(UserError, match=rf"{last.name} is not as it was written(.|\n)*no such"):
+        tfopt.pipeline(out)
+    (out / MANIFEST).unlink()
+    assert len(ids(out)) == ROWS - last.rows
+
+
+def test_truth_values_are_written_as_numbers(tmp_path):
+    table = pa.table({"is": [True, False], "are": [[True, True], [False, True]]})
+    convert(table, tmp_path / "out", format="tfrecord")
+    (x,) = tfopt.pipeline(tmp_path / "out", shuffle=False)
+    assert x["is"].numpy().tolist() == [1, 0]
+    assert x["are"].numpy().tolist() == [[1, 1], [0, 1]]
+
+
 def test_csv_images_and_records_become_parquet(tmp_path):
     (tmp_path / "a.csv").write_text("id,price\n1,0.5\n2,0.25\n")
     convert(Csv(tmp_path / "a.csv"), tmp_path / "csv")
@@ -132,6 +158,10 @@ def test_the_command_writes_checks_and_names_what_has_changed(rows, tmp_path, ca
         (
             lambda rows, out: convert(pa.table({"a": [1, None]}), out, format="tfrecord"),
             "'a' does not go into TFRecord",
+        ),
+        (
+            lambda rows, out: convert(pa.table({"a": [[1], [1, 2]]}), out, format="tfrecord"),
+            "lists of the column 'a' are not all of one length",
         ),
         (lambda rows, out: tfopt.data.check_shards(rows), "holds no shards"),
     ],

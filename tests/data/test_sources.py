@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import keras
 import numpy as np
@@ -437,6 +438,14 @@ def test_a_damaged_tfrecord_is_named(tmp_path):
         tfopt.pipeline(TFRecord(tmp_path, label="id"))
 
 
+@pytest.mark.parametrize("ending", [".tfrecord", ".tfrecord.gz"])
+def test_a_tfrecord_of_no_bytes_is_named(tmp_path, ending):
+    records(tmp_path / f"a{ending}", range(30), "GZIP" if "gz" in ending else "")
+    (tmp_path / f"b{ending}").touch()
+    with pytest.raises(UserError, match=rf"b{ending} is empty"):
+        tfopt.pipeline(TFRecord(tmp_path, label="id"))
+
+
 def test_hugging_face_data_on_disk(tmp_path):
     import datasets
 
@@ -519,6 +528,70 @@ def test_dask_frames_and_arrays_on_threads():
         DaskArrays(x, x[:, 0].rechunk(7)).count()
 
 
+@pytest.fixture
+def small_files(tmp_path):
+    """Seven files, so small that Dask joins them."""
+    for part in range(7):
+        rows = frame(50, 50 * part).assign(kind=pd.Categorical([f"k{part % 3}"] * 50))
+        rows.to_parquet(tmp_path / f"{part}.parquet", index=False)
+    return tmp_path
+
+
+def test_dask_reads_each_row_of_small_files_that_it_would_join(small_files, tmp_path):
+    import dask.dataframe
+
+    read = dask.dataframe.read_parquet(small_files, columns=["id", "half", "y"])
+    for changed, wanted in (
+        (read, range(350)),
+        (read[read["half"] > 50], range(101, 350)),
+        (read.assign(more=1.0), range(350)),
+    ):
+        assert sorted(ids(tfopt.pipeline(changed, label="y"))) == list(wanted)
+        assert Dask(changed).count() == len(wanted)
+    kept = tfopt.data.convert(read[read["half"] > 50], tmp_path / "out")
+    assert (kept.rows, len(kept.shards)) == (249, 5)
+
+
+def test_dask_takes_categories_that_it_does_not_know_as_texts(small_files):
+    import dask.dataframe
+
+    read = dask.dataframe.read_parquet(small_files)
+    x, _ = next(iter(tfopt.pipeline(Dask(read, label="y", features=("kind",)), batch_size=350)))
+    assert set(x["kind"].numpy()) == {b"k0", b"k1", b"k2"}
+    numbered = read.map_partitions(_numbered, meta=read._meta)
+    with pytest.raises(UserError, match=r"Partition 0 has not(.|\n)*cat\.as_known"):
+        list(Dask(numbered, label="y"))
+
+
+def _numbered(part):
+    return part.assign(kind=pd.Categorical(range(len(part))))
+
+
+def test_a_dask_partition_that_fails_is_named_and_so_is_a_cluster_that_is_gone():
+    import dask.array
+    import dask.dataframe
+    from distributed.client import ClosedClientError, FutureCancelledError
+
+    parts = dask.dataframe.from_pandas(frame(), npartitions=7)
+    for error, said in (
+        (ValueError("planted"), r"planted(.|\n)*frame\.partitions\[5\]\.compute"),
+        (ClosedClientError("planted"), "cluster, or a worker of it, is gone"),
+        (FutureCancelledError("key", "planted"), "cluster, or a worker of it, is gone"),
+    ):
+        failing = parts.map_partitions(_fail_late, error, meta=parts._meta)
+        with pytest.raises(UserError, match=f"Partition 5 could not be computed(.|\n)*{said}"):
+            list(Dask(failing, label="y"))
+    numbers = dask.array.arange(100, chunks=30).map_blocks(_refused, dtype="int64")
+    with pytest.raises(UserError, match=r"x\.blocks\[0\]\.compute"):
+        list(DaskArrays(numbers))
+
+
+def _refused(block):
+    if len(block):
+        raise ValueError("planted")
+    return block
+
+
 @pytest.mark.slow
 def test_dask_on_a_cluster_that_dies():
     import dask.dataframe
@@ -535,11 +608,22 @@ def test_dask_on_a_cluster_that_dies():
         failing = parts.map_partitions(_fail_late, meta=parts._meta)
         with pytest.raises(UserError, match=r"Partition 5 could not be computed(.|\n)*planted"):
             list(Dask(failing, label="y"))
+        slow = parts.map_partitions(_slow, meta=parts._meta)
+        batches = iter(Dask(slow, label="y"))
+        next(batches)
+        client.close()
+        with pytest.raises(UserError, match="cluster, or a worker of it, is gone"):
+            list(batches)
 
 
-def _fail_late(part):
+def _slow(part):
+    time.sleep(0.3)
+    return part
+
+
+def _fail_late(part, error=None):
     if len(part) and part["id"].iloc[0] > 700:
-        raise RuntimeError("planted")
+        raise error or RuntimeError("planted")
     return part
 
 

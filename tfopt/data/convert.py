@@ -17,9 +17,10 @@ from typing import Any, Literal, get_args
 from tfopt.data.class_folders import class_folders
 from tfopt.data.sources.image_folder import ImageFolder
 from tfopt.data.sources.open import open_source
+from tfopt.data.sources.shards import MANIFEST, require_whole
 from tfopt.data.sources.source import Source, needs
 from tfopt.data.sources.table import Table
-from tfopt.data.sources.tfrecord import MANIFEST, TFRecord
+from tfopt.data.sources.tfrecord import TFRecord
 from tfopt.errors import UserError, require_count
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.cluster_place import usable_cores
@@ -101,10 +102,12 @@ def convert(
     target = prepare_folder(Path(folder))
     origin = {"source": table.fingerprint(), "format": format, "shard_mib": str(shard_mib)}
     manifest = _Manifest.opened(target, origin, len(parts))
+    writes = _write_parquet if format == "parquet" else partial(_write_records, {})
     missing = [number for number in range(len(parts)) if not manifest.holds(number)]
 
     def write(number: int) -> int:
-        made = list(_write(table, parts[number], target / f"part-{number:05}", format, most))
+        stem = target / f"part-{number:05}"
+        made = list(_write(table, parts[number], stem, format, writes, most))
         manifest.add(number, made)
         if progress is not None:
             progress(number, len(parts))
@@ -124,17 +127,11 @@ def check_shards(folder: str | os.PathLike[str]) -> Converted:
             expected=f"a folder with {MANIFEST} in it",
             received="none" if target.is_dir() else "no such folder",
         )
+    require_whole(target)
     manifest = _Manifest.read(target)
-    if len(manifest.shards) < manifest.parts:
-        raise UserError(
-            f"{target} was not converted to its end.",
-            expected=f"{manifest.parts} parts",
-            received=f"{len(manifest.shards)}",
-            fix="convert again: only what is missing is written",
-        )
     for shard in manifest.all():
         path = target / shard.name
-        found = _digest(path) if path.is_file() else "no such file"
+        found = _digest(path)
         if found != shard.sha256:
             raise UserError(
                 f"{path} is not as it was written.",
@@ -235,12 +232,16 @@ def _parts(table: Table, most: int) -> Iterator[list[Any]]:
 
 
 def _write(
-    table: Table, splits: Sequence[Any], stem: Path, format: Format, most: int
+    table: Table,
+    splits: Sequence[Any],
+    stem: Path,
+    format: Format,
+    writes: Callable[..., None],
+    most: int,
 ) -> Iterator[Shard]:
     """Write a part in as many shards as it needs, each whole or not at all; yield them."""
     schema = table.schema()
     batches = (batch for _, batch in table.read(splits, schema.names))
-    writes = _write_parquet if format == "parquet" else _write_records
     for number, shard in enumerate(_cut(batches, most)):
         path = stem.with_name(f"{stem.name}-{number:03}.{format}")
         write_atomically(path, partial(writes, schema=schema, batches=shard))
@@ -253,6 +254,8 @@ def _cut(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
     held: list[Any] = []
     size = 0
     for batch in batches:
+        if not batch.num_rows:
+            continue
         held.append(batch)
         size += batch.nbytes
         if size >= most:
@@ -268,26 +271,46 @@ def _write_parquet(path: str, schema: Any, batches: Sequence[Any]) -> None:
     parquet.write_table(arrow.Table.from_batches(batches, schema), path, row_group_size=_ROW_GROUP)
 
 
-def _write_records(path: str, schema: Any, batches: Sequence[Any]) -> None:
+def _write_records(lengths: dict[str, int], path: str, schema: Any, batches: Sequence[Any]) -> None:
+    """Write rows as records; ``lengths`` holds how many values each column has in a row."""
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(path) as writer:
         for row in (row for batch in batches for row in batch.to_pylist()):
-            features = {name: _feature(name, value) for name, value in row.items()}
+            flat = {name: _flat(value) for name, value in row.items()}
+            features = {name: _feature(name, values) for name, values in flat.items()}
+            for name, values in flat.items():
+                _require_length(name, len(values), lengths.setdefault(name, len(values)))
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
 
 
-def _feature(name: str, value: Any) -> Any:
-    """Return a value of a row as a feature of ``tf.train.Example``."""
-    import tensorflow as tf
-
+def _flat(value: Any) -> list[Any]:
+    """Return the values of lists in lists one after the other; of anything else, it alone."""
     values = value if isinstance(value, list) else [value]
     while values and isinstance(values[0], list):
         values = [each for some in values for each in some]
+    return values
+
+
+def _require_length(name: str, length: int, first: int) -> None:
+    """Refuse a row whose list is not as long as that of the first row."""
+    if length != first:
+        raise UserError(
+            f"The lists of the column {name!r} are not all of one length.",
+            expected=f"{first} values in each row, as in the first, which TFRecord is read by",
+            received=f"{length}",
+            fix="pad or cut them before, or write Parquet",
+        )
+
+
+def _feature(name: str, values: list[Any]) -> Any:
+    """Return the values of a row as a feature of ``tf.train.Example``, truth values as 0 and 1."""
+    import tensorflow as tf
+
     kinds = {type(each) for each in values}
     if kinds <= {int, bool}:
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
     if kinds <= {int, float}:
         return tf.train.Feature(float_list=tf.train.FloatList(value=values))
     if kinds <= {str, bytes}:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -43,8 +44,14 @@ class Dask(Table):
         require_count("Dask.ahead", self.ahead)
 
     def schema(self) -> Any:
+        """Return the Arrow schema; categories that Dask does not know yet are texts."""
         arrow = needs("pyarrow", "Dask", "dask")
-        return arrow.Schema.from_pandas(self._frame._meta, preserve_index=False)
+        meta = self._frame._meta
+        schema = arrow.Schema.from_pandas(meta, preserve_index=False)
+        for place, dtype in enumerate(meta.dtypes):
+            if _is_unknown(dtype):
+                schema = schema.set(place, schema.field(place).with_type(arrow.large_string()))
+        return schema
 
     def count_examples(self) -> int:
         frame = self._frame
@@ -53,7 +60,7 @@ class Dask(Table):
         try:
             return int(sum(frame.map_partitions(len).compute()))
         except Exception as error:
-            raise _not_computed("The rows", error) from error
+            raise _not_computed("The rows", error, "frame.compute()") from error
 
     def splits(self) -> Sequence[Any]:
         return range(self._frame.npartitions)
@@ -61,8 +68,10 @@ class Dask(Table):
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         arrow = needs("pyarrow", "Dask", "dask")
         schema = arrow.schema([self.schema().field(name) for name in columns])
-        parts = self._frame[list(columns)].to_delayed()
-        for number, frame in computed([(i, parts[i]) for i in splits], self.ahead):
+        parts = self._parts(columns)
+        for number, frame in computed(
+            [(i, parts[i]) for i in splits], self.ahead, "frame.partitions"
+        ):
             try:
                 table = arrow.Table.from_pandas(frame, schema, preserve_index=False)
             except (arrow.ArrowException, KeyError) as error:
@@ -70,10 +79,20 @@ class Dask(Table):
                     f"Partition {number} has not the columns that the DataFrame declares.",
                     expected=", ".join(f"{each.name}: {each.type}" for each in schema),
                     received=first_line(error),
-                    fix="give dask its meta=, or make every partition alike: frame.astype(...)",
+                    fix="give dask its meta=, or make every partition alike: frame.astype(...); "
+                    "of categories that are no texts: frame[c] = frame[c].cat.as_known()",
                 ) from error
             for batch in table.to_batches():
                 yield f"partition {number}", batch
+
+    def _parts(self, columns: Sequence[str]) -> Sequence[Any]:
+        """Return some columns of each partition, delayed.
+
+        Simplified, so that nothing else is read, but not optimized: Dask would join partitions of
+        small Parquet files, and ``splits`` counts them all.
+        """
+        wanted = self._frame[list(columns)].simplify()
+        return list(wanted.to_delayed(optimize_graph=False))
 
     @cached_property
     def _frame(self) -> Any:
@@ -124,7 +143,7 @@ class DaskArrays(Source):
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
             visited = parts if order is None else [parts[i] for i in order.permutation(len(parts))]
-            for _, chunk in computed(visited, self.ahead):
+            for _, chunk in computed(visited, self.ahead, "x.blocks"):
                 yield {str(i): np.asarray(part) for i, part in enumerate(chunk)}
 
         return streamed(
@@ -158,8 +177,11 @@ class DaskArrays(Source):
         return tuple(a.rechunk(dict.fromkeys(range(1, a.ndim), -1)) for a in found)
 
 
-def computed(parts: Sequence[tuple[int, Any]], ahead: int) -> Iterator[tuple[int, Any]]:
-    """Yield the values of delayed parts in order, ``ahead`` of them being computed meanwhile."""
+def computed(parts: Sequence[tuple[int, Any]], ahead: int, whose: str) -> Iterator[tuple[int, Any]]:
+    """Yield the values of delayed parts in order, ``ahead`` of them being computed meanwhile.
+
+    ``whose[number]`` is what a user computes to see why a part fails.
+    """
     dask = needs("dask", "Dask", "dask")
     client = _client()
     with ThreadPoolExecutor(ahead) as pool:
@@ -169,17 +191,35 @@ def computed(parts: Sequence[tuple[int, Any]], ahead: int) -> Iterator[tuple[int
                 return client.compute(part)
             return pool.submit(lambda: dask.compute(part)[0])
 
+        def named(number: int, step: Callable[[], Any]) -> Any:
+            try:
+                return step()
+            except Exception as error:
+                see = f"{whose}[{number}].compute()"
+                raise _not_computed(f"Partition {number}", error, see) from error
+
         waiting: deque[tuple[int, Any]] = deque()
         try:
             for number, part in parts:
-                waiting.append((number, submit(part)))
+                waiting.append((number, named(number, partial(submit, part))))
                 if len(waiting) > ahead:
-                    yield _result(*waiting.popleft())
+                    first, future = waiting.popleft()
+                    yield first, named(first, future.result)
             while waiting:
-                yield _result(*waiting.popleft())
+                first, future = waiting.popleft()
+                yield first, named(first, future.result)
         finally:
             for _, future in waiting:
-                future.cancel()
+                with suppress(Exception):  # a closed client has none to cancel any more
+                    future.cancel()
+
+
+def _is_unknown(dtype: Any) -> bool:
+    """Return whether it is of categories that Dask finds out from the partitions alone."""
+    categories = getattr(dtype, "categories", None)
+    return categories is not None and (
+        not len(categories) or "__UNKNOWN_CATEGORIES__" in categories
+    )
 
 
 def _client() -> Any:
@@ -190,17 +230,18 @@ def _client() -> Any:
         return None
 
 
-def _result(number: int, future: Any) -> tuple[int, Any]:
-    try:
-        return number, future.result()
-    except Exception as error:
-        raise _not_computed(f"Partition {number}", error) from error
-
-
-def _not_computed(what: str, error: Exception) -> UserError:
+def _not_computed(what: str, error: Exception, see: str) -> UserError:
+    module = type(error).__module__
+    if isinstance(error, CancelledError) or module.startswith("distributed."):
+        return UserError(
+            f"{what} could not be computed: the Dask cluster, or a worker of it, is gone.",
+            expected="a client, a scheduler and workers that stay until the data is read",
+            received=f"{type(error).__name__}: {first_line(error)}",
+            fix="keep the client open, see the log of the workers (memory?), and start again",
+        )
     return UserError(
         f"{what} could not be computed by Dask.",
         expected="a scheduler that runs, and a graph without errors",
         received=f"{type(error).__name__}: {first_line(error)}",
-        fix="see the whole error by computing it yourself: frame.partitions[0].compute()",
+        fix=f"see the whole error by computing it yourself: {see}",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.columns import decode_image
+from tfopt.data.sources.shards import require_whole
 from tfopt.data.sources.source import Reading, Source, are_even
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
 _FILES_AT_A_TIME = 8
-
-
-MANIFEST = "_tfopt_shards.json"
-"""What ``tfopt.data.convert`` leaves beside its shards; Arrow passes over names that begin so."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,17 +56,9 @@ class TFRecord(Source):
     def count_examples(self) -> int:
         if self.examples is not None:
             return self.examples
-        noted = Path(self.path).expanduser() / MANIFEST
-        if noted.is_file():
-            kept = json.loads(noted.read_text(encoding="utf-8"))
-            if len(kept["shards"]) == kept["parts"]:
-                return sum(each["rows"] for part in kept["shards"].values() for each in part)
-            raise UserError(
-                f"{self.path} was not converted to its end.",
-                expected=f"{kept['parts']} parts",
-                received=f"{len(kept['shards'])}",
-                fix="call tfopt.data.convert again, which writes the rest",
-            )
+        noted = require_whole(self.path)
+        if noted is not None:
+            return noted
         import tensorflow as tf
 
         try:
@@ -142,7 +130,7 @@ class TFRecord(Source):
         return (*names, *labels)
 
     def files(self) -> list[str]:
-        """Return the paths of the files, in order."""
+        """Return the paths of the files, in order; refuse one of no bytes."""
         path = os.path.expanduser(self.path)
         if os.path.isdir(path):
             found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in Path(f).name]
@@ -155,6 +143,14 @@ class TFRecord(Source):
                 expected="a file, a folder with *.tfrecord* in it, or a pattern",
                 received="nothing there",
             )
+        for each in found:
+            if os.path.exists(each) and not os.path.getsize(each):
+                raise UserError(
+                    f"{each} is empty.",
+                    expected="a TFRecord file with examples",
+                    received="0 bytes",
+                    fix="write it again, or remove it if it never held any",
+                )
         return found
 
     def records(self, files: Any) -> Any:
