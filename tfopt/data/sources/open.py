@@ -13,7 +13,6 @@ from tfopt.data.sources.dask import Dask
 from tfopt.data.sources.hugging_face import HuggingFace
 from tfopt.data.sources.image_folder import ImageFolder
 from tfopt.data.sources.parquet import Parquet
-from tfopt.data.sources.shards import require_whole
 from tfopt.data.sources.spark import Spark
 from tfopt.data.sources.tfds import TFDS
 from tfopt.data.sources.tfrecord import TFRecord
@@ -48,8 +47,6 @@ def open_source(data: Any, label: Any = None, features: Any = None) -> Any:
                 fix="a source takes them itself: Parquet(path, label=...); of arrays give (x, y)",
             )
         return data
-    if isinstance(data, str | os.PathLike):
-        require_whole(data)
     settings = {"label": label, "features": features}
     given = {name: hashable(value) for name, value in settings.items() if value is not None}
     known = {each.name for each in fields(kind)}
