@@ -271,11 +271,21 @@ def test_nulls_are_filled_refused_or_skipped_and_counted(tmp_path, caplog):
     column = pa.array([None if i % 10 == 5 else float(i) for i in range(100)])
     for part in range(2):
         pq.write_table(pa.table({"v": column, "y": list(range(100))}), tmp_path / f"{part}.parquet")
-    strict = Parquet(tmp_path, label="y", features="v")
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"0\.parquet, row group 0: the column 'v' has a null"
-    ):
-        list(tfopt.pipeline(strict, shuffle=False))
+    said = r"0\.parquet, row group 0: the column 'v' has a null"
+    with pytest.raises(UserError, match=said):
+        tfopt.pipeline(Parquet(tmp_path, label="y", features="v"))
+    without_nulls = Parquet(tmp_path, label="y", features="v", filter=[("y", "<", 5)])
+    assert sum(len(y) for _, y in tfopt.pipeline(without_nulls)) == 10
+    untold = tmp_path / "untold"  # the file does not say how many nulls there are
+    untold.mkdir()
+    pq.write_table(
+        pa.table({"v": column, "y": list(range(100))}),
+        untold / "0.parquet",
+        write_statistics=False,
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+        list(tfopt.pipeline(Parquet(untold, label="y", features="v"), shuffle=False))
+    shutil.rmtree(untold)
     filled = Parquet(tmp_path, label="y", features="v", fill={"v": -1.0})
     x = np.concatenate([x for x, _ in tfopt.pipeline(filled)])
     assert (len(x), (x == -1).sum()) == (200, 20)

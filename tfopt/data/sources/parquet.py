@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from tfopt.data.sources.columns import Layout
 from tfopt.data.sources.shards import require_whole
 from tfopt.data.sources.source import needs
-from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table
+from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
 from tfopt.errors import UserError, first_line
 
 _log = logging.getLogger("tfopt")
@@ -102,9 +102,16 @@ class Parquet(Table):
         return None if self.filter is None else pq.filters_to_expression(list(self.filter))
 
     def layout(self) -> Layout:
+        return self._layout
+
+    @cached_property
+    def _layout(self) -> Layout:
         if self.filter is not None:
             self._require_filter()
-        return super().layout()
+        plan = super().layout()
+        if self.filter is None and self.on_bad == "error":
+            self._files.refuse_nulls(plan.unfilled)
+        return plan
 
     def _require_filter(self) -> None:
         """Refuse a filter that names other columns than there are, or compares with other types."""
@@ -156,6 +163,8 @@ class _RowGroup:
     fragment: Any
     rows: int
     bytes: int
+    footer: Any = None
+    """Its metadata; None for a format without."""
 
 
 def _conditions(given: Any) -> tuple[tuple[str, str, Any], ...]:
@@ -207,6 +216,17 @@ class _Files:
                     received="another size or time, or no file any more",
                     fix="write new data into another folder and start again",
                 )
+
+    def refuse_nulls(self, columns: Sequence[str]) -> None:
+        """Refuse a row group with nulls in these columns, where its statistics say so."""
+        for each in self.row_groups:
+            if each.footer is None:
+                continue
+            for column in map(each.footer.column, range(each.footer.num_columns)):
+                name = column.path_in_schema
+                if name in columns and column.is_stats_set and column.statistics.null_count:
+                    received = f"{column.statistics.null_count} nulls"
+                    raise has_null(_place(each.fragment), name, received)
 
 
 def _open(source: Parquet) -> _Files:
@@ -282,7 +302,10 @@ def _footer(fragment: Any) -> _Opened:
             whole = _RowGroup(fragment, fragment.count_rows(), size)
             return _Opened(fragment.path, schema, (whole,))
         groups = [(part, part.row_groups[0]) for part in fragment.split_by_row_group()]
-        parts = tuple(_RowGroup(p, g.num_rows, g.total_byte_size) for p, g in groups)
+        footer = fragment.metadata
+        parts = tuple(
+            _RowGroup(p, g.num_rows, g.total_byte_size, footer.row_group(g.id)) for p, g in groups
+        )
         return _Opened(fragment.path, schema, parts)
     except Exception as error:
         return _Opened(fragment.path, error=error)

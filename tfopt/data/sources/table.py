@@ -160,12 +160,18 @@ class Table(Source):
             return kept
         row = int(np.argmin(mask.to_numpy(zero_copy_only=False)))
         name = next(n for n, r in rules.items() if r.fill is None and not batch[n][row].is_valid)
-        raise UserError(
-            f"{where}: the column {name!r} has a null.",
-            expected="a value in every row",
-            received=f"{batch[name].null_count} nulls, the first in row {row} of this part",
-            fix=f"fill={{{name!r}: value}}, a filter, or on_bad='skip' to leave such rows out",
-        )
+        count = batch[name].null_count
+        raise has_null(where, name, f"{count} nulls, the first in row {row} of this part")
+
+
+def has_null(where: str, name: str, received: str) -> UserError:
+    """Return the error for a column with nulls that no rule fills."""
+    return UserError(
+        f"{where}: the column {name!r} has a null.",
+        expected="a value in every row",
+        received=received,
+        fix=f"fill={{{name!r}: value}}, a filter, or on_bad='skip' to leave such rows out",
+    )
 
 
 class _Skipped:
