@@ -265,6 +265,22 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
         )
 
 
+def test_grouped_convolutions_go_into_onnx(tmp_path):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 8)),
+            keras.layers.Conv2D(8, 3, groups=8, padding="same", activation="gelu"),
+            keras.layers.Conv2D(4, 3, groups=4),
+        ]
+    )
+    x = RNG.normal(size=(20, 8, 8, 8)).astype("float32")
+    precisions = ["float32", "int8"]
+    exported = tfopt.export(model, tmp_path, formats="onnx", precision=precisions, calibration=x)
+    assert not exported.refused, exported
+    assert exported["onnx_float32"].parity.relative_error < 1e-5
+
+
 def test_an_operator_that_onnx_lacks_is_named(tmp_path):
     import tensorflow as tf
 

@@ -21,6 +21,7 @@ from tfopt.export.formats.format import (
 )
 
 _OPSET = 18  # tf2onnx's newest
+_GRAPH, _XLA = "saved_model.pb", "_XlaMustCompile"
 _DYNAMIC = ("MatMul", "Gemm")
 _SEVEN_BITS = True
 """Sums of products of 8 bits overflow, in silence, on CPUs without VNNI: errors ten times as large.
@@ -79,14 +80,15 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
     import tf2onnx
     from tf2onnx import tf_loader
 
-    graph, inputs, outputs, renamed = tf_loader.from_saved_model(
-        str(saved_model),
-        None,
-        None,
-        tag=["serve"],
-        signatures=["serving_default"],
-        return_tensors_to_rename=True,
-    )
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
+        graph, inputs, outputs, renamed = tf_loader.from_saved_model(
+            str(_without_xla(saved_model, Path(beside))),
+            None,
+            None,
+            tag=["serve"],
+            signatures=["serving_default"],
+            return_tensors_to_rename=True,
+        )
     # Without names that stand for other tensors of the graph.
     proto, _ = tf2onnx.convert.from_graph_def(
         graph,
@@ -109,6 +111,27 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
             fix=way_round(unknown),
         )
     return bytes(proto.SerializeToString())
+
+
+def _without_xla(saved_model: Path, folder: Path) -> Path:
+    """Return a SavedModel in which nothing is left whole for XLA, as Keras's grouped convolutions.
+
+    tf2onnx has no operator for a call that is not inlined.
+    """
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    content = (saved_model / _GRAPH).read_bytes()
+    if _XLA.encode() not in content:
+        return saved_model
+    proto = saved_model_pb2.SavedModel.FromString(content)
+    for function in proto.meta_graphs[0].graph_def.library.function:
+        for each in (function, *function.node_def):
+            each.attr.pop(_XLA, None)
+    (folder / _GRAPH).write_bytes(proto.SerializeToString())
+    for other in saved_model.iterdir():
+        if other.name != _GRAPH:
+            (folder / other.name).symlink_to(other.resolve())
+    return folder
 
 
 def _not_of_onnx(proto: Any) -> set[str]:
