@@ -350,12 +350,33 @@ def test_bad_files_are_named_before_training(tmp_path, broken, said):
         ((("w", ">", 3),), r"does not fit the columns(.|\n)*v: double, y: int64(.|\n)*w"),
         ((("v", ">", "three"),), "does not fit the columns"),
         ((("v", "~", 3),), "does not fit the columns"),
+        ((("v", "in", 3),), "does not fit the columns"),
+        ((("v", "in", "three"),), "no tuple of conditions"),
     ],
 )
 def test_a_filter_that_does_not_fit_is_refused_before_training(tmp_path, condition, said):
     pq.write_table(pa.table({"v": np.arange(5.0), "y": list(range(5))}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=said):
         tfopt.pipeline(Parquet(tmp_path, label="y", filter=condition))
+
+
+def test_of_files_with_other_columns_the_commonest_kind_is_kept(tmp_path):
+    alike = pa.table({"v": np.arange(50.0), "y": list(range(50))})
+    for part in range(3):
+        pq.write_table(alike, tmp_path / f"{part}.parquet")
+    pq.write_table(alike.append_column("w", alike["v"]), tmp_path / "3.parquet")
+    skipping = Parquet(tmp_path, label="y", on_bad="skip")
+    assert (skipping.count(), skipping.layout().features) == (150, ("v",))
+    assert Parquet(tmp_path, label="y", features=("v",)).count() == 200
+    with pytest.raises(UserError, match=r"0\.parquet: the column 'w'(.|\n)*no such column"):
+        Parquet(tmp_path, label="y", features=("v",), filter=(("w", ">", 3.0),)).count()
+
+
+def test_the_index_of_a_data_frame_is_no_column_that_a_file_can_lack(tmp_path):
+    rows = pd.DataFrame({"v": np.arange(50.0), "y": range(50)})
+    rows.to_parquet(tmp_path / "0.parquet")
+    rows.sample(20).to_parquet(tmp_path / "1.parquet")
+    assert Parquet(tmp_path, label="y").count() == 70
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path):

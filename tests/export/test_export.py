@@ -175,8 +175,9 @@ def test_several_inputs_recurrent_layers_and_named_outputs(tmp_path):
     for file in exported.files:
         assert file.signature.outputs == ("class", "much")
         assert file.parity.relative_error < 1e-4, file
-        assert file.code().startswith("# left: float32 (any, 6), words: int32 (any, 12)\n")
-        names = {"left": x[0][:1], "words": x[1][:1]}
+        said = "# x: a dict of left: float32 (any, 6), words: int32 (any, 12)\n"
+        assert file.code().startswith(said)
+        names = {"x": {"left": x[0][:1], "words": x[1][:1]}}
         exec(file.code(), names)
         np.testing.assert_allclose(names["y"], first_answers, atol=1e-4)
     first = tfopt.load(exported["onnx"].folder)(x)
@@ -410,14 +411,13 @@ def test_tensorrt_is_given_an_onnx_file_and_its_batches(monkeypatch, served, tmp
     assert isinstance(settings, polygraphy.CreateConfig)
 
 
-def test_inputs_have_variables_that_python_takes():
+def test_code_takes_inputs_of_any_name():
     ports = (Port("class", (), "int32"), Port("model", (None, 3), "float32", 2))
     signature = Signature(ports, ("output",))
-    assert signature.comment() == "# x_class: int32 (any), x_model: float32 (2, any, 3)"
-    assert signature.entries() == '{"class": x_class, "model": x_model}'
-    assert signature.keywords() == '**{"class": x_class, "model": x_model}'
-    for each in FORMATS.values():
-        compile(each.code("file", signature), "code", "exec")
+    assert signature.comment() == ("# x: a dict of class: int32 (any), model: float32 (2, any, 3)")
+    for given in (signature, Signature(ports[:1], ("output",))):
+        for each in FORMATS.values():
+            compile(each.code("file", given), "code", "exec")
 
 
 def small():

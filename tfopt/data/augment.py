@@ -62,7 +62,7 @@ def random_layers(augment: Any) -> Sequence[Any]:
                 expected="layers that leave the labels as they are, such as RandomFlip",
                 received=type(layer).__name__,
                 fix='map_batch=, a function of (x, y) that calls the layer with {"images": x, '
-                '"labels": y} and training=True, y being one-hot',
+                '"labels": y} and training=True, y being one-hot, and returns both of what comes',
             )
     return layers
 

@@ -102,7 +102,9 @@ def convert(
     target = prepare_folder(Path(folder))
     origin = {"source": table.fingerprint(), "format": format, "shard_mib": str(shard_mib)}
     manifest = _Manifest.opened(target, origin, len(parts))
-    writes = _write_parquet if format == "parquet" else partial(_write_records, {})
+    writes = _write_parquet
+    if format == "tfrecord":
+        writes = partial(_write_records, _lengths(manifest))
     missing = [number for number in range(len(parts)) if not manifest.holds(number)]
 
     def write(number: int) -> int:
@@ -283,6 +285,21 @@ def _write_records(lengths: dict[str, int], path: str, schema: Any, batches: Seq
                 _require_length(name, len(values), lengths.setdefault(name, len(values)))
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
+
+
+def _lengths(manifest: _Manifest) -> dict[str, int]:
+    """Return how many values each column has in a row that an earlier call wrote."""
+    import tensorflow as tf
+
+    for path in (manifest.folder / shard.name for shard in manifest.all()):
+        if path.is_file():
+            record = next(iter(tf.data.TFRecordDataset(str(path)).take(1))).numpy()
+            features = tf.train.Example.FromString(record).features.feature
+            kinds = {
+                name: getattr(each, each.WhichOneof("kind")) for name, each in features.items()
+            }
+            return {name: len(each.value) for name, each in kinds.items()}
+    return {}
 
 
 def _flat(value: Any) -> list[Any]:

@@ -90,7 +90,7 @@ def layout(schema: Any, table: Any) -> Layout:
     labels, one_label = _names(table.label)
     weight = () if table.weight is None else (table.weight,)
     if table.features is None:
-        apart = {*labels, *weight, *_index_columns(schema)}
+        apart = {*labels, *weight, *index_columns(schema)}
         features = tuple(name for name in names if name not in apart)
         one_feature = False
     else:
@@ -139,7 +139,7 @@ def layout(schema: Any, table: Any) -> Layout:
     )
 
 
-def _index_columns(schema: Any) -> list[str]:
+def index_columns(schema: Any) -> list[str]:
     """Return the columns that pandas has written its index to, which are no features."""
     noted = (schema.pandas_metadata or {}).get("index_columns", [])
     return [each for each in noted if isinstance(each, str)]

@@ -60,7 +60,7 @@ class Dask(Table):
         try:
             return int(sum(frame.map_partitions(len).compute()))
         except Exception as error:
-            raise _not_computed("The rows", error, "frame.compute()") from error
+            raise _not_computed("The rows", error, "frame.map_partitions(len).compute()") from error
 
     def splits(self) -> Sequence[Any]:
         return range(self._frame.npartitions)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from tfopt.data.sources.columns import Layout
+from tfopt.data.sources.columns import Layout, index_columns
 from tfopt.data.sources.shards import require_whole
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
@@ -118,7 +119,7 @@ class Parquet(Table):
         arrow = needs("pyarrow", type(self).__name__, "parquet")
         try:
             self._dataset(()).scanner(filter=self._asked()).to_table()
-        except (arrow.ArrowException, ValueError) as error:
+        except (arrow.ArrowException, ValueError, TypeError) as error:
             raise UserError(
                 "The filter does not fit the columns.",
                 expected=", ".join(f"{each.name}: {each.type}" for each in self.schema()),
@@ -173,7 +174,8 @@ def _conditions(given: Any) -> tuple[tuple[str, str, Any], ...]:
         found = tuple((name, compares, value) for name, compares, value in given)
     except (TypeError, ValueError):
         found = ()
-    if not found or not all(isinstance(each[0], str) for each in found):
+    spelled = any(each[1] in ("in", "not in") and isinstance(each[2], str) for each in found)
+    if not found or spelled or not all(isinstance(each[0], str) for each in found):
         raise UserError(
             "filter is no tuple of conditions.",
             expected='(("age", ">=", 18), ("city", "in", ["Bern", "Basel"]))',
@@ -188,11 +190,13 @@ def _portions(splits: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
     A scanner of Arrow reads up to 1 GiB ahead of whoever takes its batches.
     """
     portion: list[_RowGroup] = []
+    size = 0
     for split in splits:
-        if portion and sum(each.bytes for each in [*portion, split]) > _PORTION_BYTES:
+        if portion and size + split.bytes > _PORTION_BYTES:
             yield portion
-            portion = []
+            portion, size = [], 0
         portion.append(split)
+        size += split.bytes
     yield portion
 
 
@@ -312,27 +316,38 @@ def _footer(fragment: Any) -> _Opened:
 
 
 def _alike(source: Parquet, files: Sequence[_Opened]) -> list[_Opened]:
-    """Return the files that have all columns that are read; refuse others, or skip them."""
-    named = source.columns_named()
-    types = {
-        each.name: each.type
-        for file in reversed(files)
-        for each in file.schema
-        if named is None or each.name in named
-    }
-    alike = []
+    """Return the files, which have the same columns; refuse others, or keep the commonest kind."""
+    read = [_columns_read(source, file.schema) for file in files]
+    if source.on_bad == "skip":
+        kinds = Counter(frozenset(each.items()) for each in read)
+        usual = max(kinds, key=lambda kind: (kinds[kind], len(kind)))
+        pairs = list(zip(files, read, strict=True))
+        for file in (file for file, columns in pairs if columns.items() != usual):
+            _log.warning("skipped %s, which has other columns than most files", file.path)
+        return [file for file, columns in pairs if columns.items() == usual]
+    types = {name: kind for columns in reversed(read) for name, kind in columns.items()}
     for file in files:
-        try:
-            _require_columns(types, file)
-            alike.append(file)
-        except UserError as error:
-            if source.on_bad != "skip" or (file is files[-1] and not alike):
-                raise
-            _log.warning("skipped a file: %s", first_line(error))
-    return alike
+        _require_columns(types, file, source.format)
+    return list(files)
 
 
-def _require_columns(types: dict[str, Any], file: _Opened) -> None:
+def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
+    """Return the types of the columns that the settings name, of all where they name none."""
+    named = None
+    if source.features is not None:
+        given = (source.features, source.label, source.weight)
+        named = {each[0] for each in source.filter or ()}.union(
+            *([each] if isinstance(each, str) else each or () for each in given)
+        )
+    apart = index_columns(schema)
+    return {
+        each.name: each.type
+        for each in schema
+        if each.name not in apart and (named is None or each.name in named)
+    }
+
+
+def _require_columns(types: dict[str, Any], file: _Opened, format: str) -> None:
     """Refuse a file that lacks one of these columns, or has it of another type."""
     for name, expected in types.items():
         index = file.schema.get_field_index(name)
@@ -342,7 +357,9 @@ def _require_columns(types: dict[str, Any], file: _Opened) -> None:
             f"{file.path}: the column {name!r} is not that of other files.",
             expected=str(expected),
             received="no such column" if index < 0 else str(file.schema.field(index).type),
-            fix="write the file again with the columns of the others",
+            fix="declare it: types={" + repr(name) + ': "float64"}'
+            if format == "csv"
+            else "write the file again with the columns of the others",
         )
 
 

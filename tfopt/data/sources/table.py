@@ -97,15 +97,6 @@ class Table(Source):
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterable[tuple[str, Any]]:
         """Yield some columns of these splits in order: record batches, each with its place."""
 
-    def columns_named(self) -> set[str] | None:
-        """Return the columns that the settings name; None where all are read."""
-        if self.features is None:
-            return None
-        given = (self.features, self.label, self.weight)
-        return {
-            name for each in given for name in ([each] if isinstance(each, str) else each or ())
-        }
-
     def layout(self) -> Layout:
         """Return what of the columns becomes x, y and sample_weight."""
         return layout(self.schema(), self)

@@ -130,8 +130,9 @@ class TFRecord(Source):
         return (*names, *labels)
 
     def files(self) -> list[str]:
-        """Return the paths of the files, in order; refuse one of no bytes."""
+        """Return the paths of the files, in order; refuse one of no bytes, or a lack of shards."""
         path = os.path.expanduser(self.path)
+        require_whole(path)
         if os.path.isdir(path):
             found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in Path(f).name]
         else:

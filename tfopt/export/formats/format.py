@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from tfopt.compress.model_graph import Port, unique_names
+from tfopt.compress.model_graph import Port
 from tfopt.data.stages import PYTHON_OPERATIONS
 from tfopt.errors import UserError
 from tfopt.export.batches import padded
@@ -33,11 +33,6 @@ Graph = Literal["plain", "unrolled", "litert", "litert_integers"]
 """The forms in which a model reaches a format; see :class:`tfopt.export.reference.Reference`."""
 Run = Callable[[Sequence[Array]], list[Array]]
 """One call of an engine: an array an input, in order; back comes an array an output."""
-_IN_CODE = frozenset(
-    {"Interpreter", "TrtRunner", "bytes_from_path", "engine_from_bytes", "exact", "model"}
-    | {"onnxruntime", "openvino", "outputs", "run", "runner", "session", "tf", "y"}
-)
-"""The names that the code of some format has for something else than an input."""
 
 
 @dataclass(frozen=True)
@@ -56,29 +51,22 @@ class Signature:
         """Return the arrays by the names of their inputs."""
         return {port.name: each for port, each in zip(self.inputs, rows, strict=True)}
 
-    def variables(self) -> tuple[str, ...]:
-        """Return a variable for each input in code: x for one alone, else the input's name."""
-        if len(self.inputs) == 1:
-            return ("x",)
-        names = [port.name for port in self.inputs]
-        return unique_names([name if _is_free(name) else f"x_{name}" for name in names])
-
     def comment(self) -> str:
-        """Return a line of code that says what each variable holds."""
-        pairs = zip(self.variables(), self.inputs, strict=True)
-        return "# " + ", ".join(f"{variable}: {_in_words(port)}" for variable, port in pairs)
+        """Return a line of code that says what x holds: an array, or of several inputs a dict."""
+        if len(self.inputs) == 1:
+            return f"# x: {_in_words(self.inputs[0])}"
+        return "# x: a dict of " + ", ".join(f"{p.name}: {_in_words(p)}" for p in self.inputs)
 
-    def entries(self, form: str = "{}") -> str:
-        """Return the variables as a dict in code, each in a form such as ``tf.constant({})``."""
-        pairs = zip(self.inputs, self.variables(), strict=True)
-        return "{" + ", ".join(f'"{port.name}": {form.format(each)}' for port, each in pairs) + "}"
+    def by_name(self) -> str:
+        """Return the inputs as a dict in code."""
+        return f'{{"{self.inputs[0].name}": x}}' if len(self.inputs) == 1 else "x"
 
     def keywords(self, form: str = "{}") -> str:
-        """Return the variables as keywords of a call; as a dict where a name cannot be one."""
-        if not all(_is_variable(port.name) for port in self.inputs):
-            return f"**{self.entries(form)}"
-        pairs = zip(self.inputs, self.variables(), strict=True)
-        return ", ".join(f"{port.name}={form.format(each)}" for port, each in pairs)
+        """Return the inputs as keywords of a call in code, each in a form of an array."""
+        name = self.inputs[0].name
+        if len(self.inputs) == 1 and name.isidentifier() and not iskeyword(name):
+            return f"{name}={form.format('x')}"
+        return f"**{{k: {form.format('v')} for k, v in {self.by_name()}.items()}}"
 
 
 def way_round(operators: Collection[str]) -> str:
@@ -95,14 +83,6 @@ def way_round(operators: Collection[str]) -> str:
 def _in_words(port: Port) -> str:
     sizes = ["any" if size is None else str(size) for size in (port.batch, *port.shape)]
     return f"{port.dtype} ({', '.join(sizes)})"
-
-
-def _is_variable(name: str) -> bool:
-    return name.isidentifier() and not iskeyword(name)
-
-
-def _is_free(name: str) -> bool:
-    return _is_variable(name) and name not in _IN_CODE
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Onnx(Format):
         return (
             "import onnxruntime\n"
             f'session = onnxruntime.InferenceSession("{path}")\n'
-            f'(y,) = session.run(["{signature.outputs[0]}"], {signature.entries()})'
+            f'(y,) = session.run(["{signature.outputs[0]}"], {signature.by_name()})'
         )
 
 
