@@ -1,9 +1,9 @@
 """How fast each source yields the same rows, beside what one writes by hand.
 
 ``python benchmarks/data_sources.py`` makes 1,000,000 rows of 12 numbers and 20,000 JPEG images,
-stores them as Parquet and as TFRecord, and reads epochs in batches of 256 and in order, in rounds:
-what is compared one right after the other, in either order. A figure is a ratio of seconds, pair by
-pair. At last it reads 2 GiB of Parquet, shuffled, and says by how much the process grew.
+stores them as Parquet and as TFRecord, and reads whole epochs in batches of 256. In each round the
+two sources of a comparison are read back to back, in random order, and the figure is the median
+ratio of their seconds. Finally it reads 2 GiB of shuffled Parquet and prints the growth in memory.
 """
 
 from __future__ import annotations

@@ -170,3 +170,15 @@ def test_what_cannot_be_converted_is_refused(rows, tmp_path, call, said):
     with pytest.raises(UserError, match=said):
         call(rows, tmp_path / "out")
     assert not list(tmp_path.glob("out/part*"))
+
+
+def test_a_second_call_knows_the_lengths_of_the_lists_that_the_first_one_wrote(tmp_path):
+    inputs, rng = tmp_path / "inputs", np.random.default_rng(0)
+    inputs.mkdir()
+    for part, length in enumerate((100, 101)):
+        lists = pa.array(rng.normal(size=(2_000, length)).tolist())
+        pq.write_table(pa.table({"a": lists}), inputs / f"{part}.parquet")
+    for _ in range(2):
+        with pytest.raises(UserError, match="lists of the column 'a' are not all of one length"):
+            convert(inputs, tmp_path / "made", format="tfrecord", shard_mib=1, workers=1)
+    assert len(list((tmp_path / "made").glob("*.tfrecord"))) == 1

@@ -128,6 +128,8 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
     assert code == 0
     shown = capsys.readouterr().out
     assert "the size of the best" in shown
+    assert shown.startswith("litert_float32: ")
+    assert "litert_mixed: four bits in one kernel after the other" in shown
     assert "calibrated on inputs of the data that they are scored on" in shown
     (left,) = (tmp_path / "digits_optimized").glob("*/model.tflite")
     assert left.parent.name in ("litert_int8", "litert_mixed")

@@ -291,14 +291,13 @@ def _lengths(manifest: _Manifest) -> dict[str, int]:
     """Return how many values each column has in a row that an earlier call wrote."""
     import tensorflow as tf
 
-    for path in (manifest.folder / shard.name for shard in manifest.all()):
-        if path.is_file():
-            record = next(iter(tf.data.TFRecordDataset(str(path)).take(1))).numpy()
-            features = tf.train.Example.FromString(record).features.feature
-            kinds = {
-                name: getattr(each, each.WhichOneof("kind")) for name, each in features.items()
-            }
-            return {name: len(each.value) for name, each in kinds.items()}
+    whole = (manifest.shards[number] for number in manifest.shards if manifest.holds(number))
+    for shard in (shard for part in whole for shard in part):
+        path = str(manifest.folder / shard.name)
+        record = next(iter(tf.data.TFRecordDataset(path).take(1))).numpy()
+        features = tf.train.Example.FromString(record).features.feature
+        kinds = {name: getattr(each, each.WhichOneof("kind")) for name, each in features.items()}
+        return {name: len(each.value) for name, each in kinds.items()}
     return {}
 
 
