@@ -3,7 +3,8 @@
 ``python benchmarks/serving_table.py`` builds each with random weights (at the smallest input it
 accepts), in a fresh process, and exports it in float32, int8 and dynamic range where a format has
 them. A file *works* with its relative error against the Keras model, or is *refused* with a reason;
-anything else has *failed*. Results are written after each net; a further run goes on from the last.
+anything else has *failed*. Results are written after each net; a further run goes on from the last,
+and makes the files of the formats that ``--again`` names once more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +31,7 @@ _MOST_OFF = 0.5
 """What is further off is refused; random weights bear less than trained ones."""
 
 
-def in_this_process(name: str, count: int) -> dict[str, Any]:
+def in_this_process(name: str, count: int, formats: Sequence[str]) -> dict[str, Any]:
     """Return what became of each file of a net."""
     import numpy as np
 
@@ -39,7 +41,7 @@ def in_this_process(name: str, count: int) -> dict[str, Any]:
     model, x = net(name)
     x = [a[:count] for a in x] if isinstance(x, list) else x[:count]
     rows: dict[str, Any] = {"parameters": int(np.sum([np.prod(w.shape) for w in model.weights]))}
-    for each in FORMATS:
+    for each in formats:
         kinds = [p for p in PRECISIONS if p in ROSTER[each].precisions]
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -61,11 +63,12 @@ def in_this_process(name: str, count: int) -> dict[str, Any]:
     return rows
 
 
-def in_a_fresh_process(name: str, count: int) -> dict[str, Any]:
+def in_a_fresh_process(name: str, count: int, formats: Sequence[str]) -> dict[str, Any]:
     """Return the same; a process that ends has failed, and one that takes too long says nothing."""
+    again = ["--again", *formats]
     try:
         done = subprocess.run(
-            [sys.executable, __file__, "--one", name, "--examples", str(count)],
+            [*(sys.executable, __file__, "--one", name), "--examples", str(count), *again],
             timeout=_MOST_SECONDS,
             check=False,
             capture_output=True,
@@ -115,24 +118,30 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--nets", nargs="*", default=[*NETS, *ARCHITECTURES])
     parser.add_argument("--examples", type=int, default=16)
-    parser.add_argument("--anew", action="store_true", help="do not go on from the last results")
+    parser.add_argument(
+        "--again", nargs="*", default=[], choices=FORMATS, help="make these formats' files again"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="nets at a time")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(in_this_process(options.one, options.examples)))
+        print(json.dumps(in_this_process(options.one, options.examples, options.again)))
         return
     today = datetime.now(UTC).date().isoformat()
     path = Path(RESULTS) / f"{today}-serving_table.json"
     earlier = sorted(Path(RESULTS).glob("*-serving_table.json"))
-    nets = json.loads(earlier[-1].read_text())["nets"] if earlier and not options.anew else {}
-    missing = [name for name in options.nets if name not in nets]
+    nets = json.loads(earlier[-1].read_text())["nets"] if earlier else {}
+    asked = {name: options.again if name in nets else FORMATS for name in options.nets}
     with ThreadPoolExecutor(options.jobs) as pool:
-        running = {pool.submit(in_a_fresh_process, n, options.examples): n for n in missing}
+        running = {
+            pool.submit(in_a_fresh_process, name, options.examples, formats): name
+            for name, formats in asked.items()
+            if formats
+        }
         for done in as_completed(running):
             if not done.result():
                 print(f"{running[done]}: not done in {_MOST_SECONDS} s, left out", flush=True)
                 continue
-            nets[running[done]] = done.result()
+            nets[running[done]] = nets.get(running[done], {}) | done.result()
             print(running[done], in_words(done.result()), flush=True)
             nets = {name: nets[name] for name in (*NETS, *ARCHITECTURES) if name in nets}
             command = f"python benchmarks/serving_table.py --examples {options.examples}"
