@@ -181,7 +181,7 @@ class Prepared:
         verbose: int = 0,
     ) -> keras.callbacks.History:
         """Train alone, with the job's callbacks before those given here."""
-        with late_mistakes_as_user_errors():
+        with late_mistakes_as_user_errors(self.data.train, self.data.validation):
             history = self.model.fit(
                 **fit_input(self.train_input, self.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
@@ -204,9 +204,10 @@ class Prepared:
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics on the test part."""
-        values: dict[str, float] = self.model.evaluate(
-            self._test_input, return_dict=True, verbose=0
-        )
+        with late_mistakes_as_user_errors(self.data.test):
+            values: dict[str, float] = self.model.evaluate(
+                self._test_input, return_dict=True, verbose=0
+            )
         return values
 
     @cached_property

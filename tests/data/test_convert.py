@@ -160,6 +160,12 @@ def test_the_command_writes_checks_and_names_what_has_changed(rows, tmp_path, ca
             "'a' does not go into TFRecord",
         ),
         (
+            lambda rows, out: convert(
+                pa.table({"b": pa.array([2**63], pa.uint64())}), out, format="tfrecord"
+            ),
+            "'b' does not go into TFRecord",
+        ),
+        (
             lambda rows, out: convert(pa.table({"a": [[1], [1, 2]]}), out, format="tfrecord"),
             "lists of the column 'a' are not all of one length",
         ),

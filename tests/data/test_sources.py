@@ -246,8 +246,9 @@ def test_lists_decimals_weights_and_a_matrix_of_columns(tmp_path):
         list(tfopt.pipeline(ArrowTable(uneven, features="v", shapes={"v": (2,)})))
 
 
-def picture(value):
-    return tf.io.encode_png(np.full((5, 6, 3), value, "uint8")).numpy()
+def picture(value, spoilt=()):
+    whole = tf.io.encode_png(np.full((5, 6, 3), value, "uint8")).numpy()
+    return whole[:40] if value in spoilt else whole
 
 
 def test_encoded_images_are_decoded_and_resized(tmp_path):
@@ -423,18 +424,48 @@ def test_csv_files_with_declared_types(tmp_path):
         Csv(tmp_path, types={"id": "wrong"}).schema()
 
 
-def records(path, numbers, compression=""):
+def records(path, numbers, compression="", spoilt=()):
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for number in numbers:
             feature = {
                 "id": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
                 "v": tf.train.Feature(float_list=tf.train.FloatList(value=[number, number / 2])),
                 "photo": tf.train.Feature(
-                    bytes_list=tf.train.BytesList(value=[picture(number % 256)])
+                    bytes_list=tf.train.BytesList(value=[picture(number % 256, spoilt)])
                 ),
             }
             example = tf.train.Example(features=tf.train.Features(feature=feature))
             writer.write(example.SerializeToString())
+
+
+def test_images_that_cannot_be_decoded_are_named(tmp_path):
+    spoilt = (290, 295)
+    pictures = [picture(v % 256, () if v not in spoilt else (v % 256,)) for v in range(300)]
+    table = {"photo": pictures, "y": [v % 2 for v in range(300)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=280)
+    records(tmp_path / "a.tfrecord", range(256), spoilt=(20,))
+    for number, content in enumerate(pictures):
+        place = tmp_path / "images" / f"class_{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:03}.png").write_bytes(content)
+    images = {"photo": (4, 4, 3)}
+    parquet = Parquet(tmp_path / "a.parquet", label="y", features="photo", images=images)
+    folder = ImageFolder(tmp_path / "images", size=(4, 4))
+    for source, named, count in (
+        (parquet, "a.parquet, row group 1: the image in row 10 of 'photo' cannot", 2),
+        (TFRecord(tmp_path / "a.tfrecord", images=images), "'photo' of example 20 cannot", 1),
+        (folder, "class_0/290.png cannot be decoded", 2),
+    ):
+        with pytest.raises(UserError, match=named) as caught:
+            list(source)
+        assert caught.value.received.endswith(f"bad images in all: {count}")
+    assert "295.png" in caught.value.fix
+    inputs = keras.Input((4, 4, 3))
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(inputs)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    job = tfopt.Job.from_model(model, tfopt.Data(train=folder))
+    with pytest.raises(UserError, match=r"290.png cannot be decoded"):
+        tfopt.run(job)
 
 
 @pytest.mark.parametrize("ending", [".tfrecord", ".tfrecord.gz"])

@@ -325,17 +325,17 @@ def _feature(name: str, values: list[Any]) -> Any:
     import tensorflow as tf
 
     kinds = {type(each) for each in values}
-    if kinds <= {int, bool}:
+    if kinds <= {int, bool} and max(values, default=0) < 2**63:
         return tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
-    if kinds <= {int, float}:
+    if kinds <= {int, float} and float in kinds:
         return tf.train.Feature(float_list=tf.train.FloatList(value=values))
     if kinds <= {str, bytes}:
         encoded = [each.encode() if isinstance(each, str) else each for each in values]
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=encoded))
     raise UserError(
         f"The column {name!r} does not go into TFRecord.",
-        expected="numbers, texts, bytes, or lists of them, without nulls",
-        received=", ".join(sorted(each.__name__ for each in kinds)),
+        expected="numbers (whole ones below 2**63), texts, bytes, or lists of them, without nulls",
+        received=f"{', '.join(sorted(each.__name__ for each in kinds))}: {values!r:.60}",
         fix="write Parquet, or turn it into numbers before",
     )
 

@@ -68,7 +68,7 @@ def _first_batch(part: Any, kind: str, name: str) -> Any:
     else:
         running = started(part, f"The {name} data's generator function")
     try:
-        with refusals():
+        with refusals(part):
             batch = next(iter(running), None)
     finally:
         getattr(running, "close", lambda: None)()
@@ -191,15 +191,15 @@ def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
 
 
 @contextmanager
-def late_mistakes_as_user_errors() -> Iterator[None]:
-    """Raise a UserError for what only shows beyond the first batch.
+def late_mistakes_as_user_errors(*parts: Any) -> Iterator[None]:
+    """Raise a UserError for what only shows beyond the first batch of these parts of the data.
 
     That is a label out of range, which the loss finds, and what a source refuses while it is read.
     """
     import tensorflow as tf
 
     try:
-        with refusals():
+        with refusals(*parts):
             yield
     except tf.errors.InvalidArgumentError as error:
         found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))

@@ -357,14 +357,3 @@ def _flat(column: Any, rule: Rule, where: str) -> Any:
             fix="fill them where the table is written",
         )
     return values
-
-
-def decode_image(encoded: Any, shape: tuple[int, ...]) -> Any:
-    """Return one encoded image decoded and resized, as floats from 0 to 255."""
-    import tensorflow as tf
-
-    height, width, channels = shape
-    image = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
-    image = tf.image.resize(image, (height, width))
-    image.set_shape(shape)
-    return tf.cast(image, _floatx())

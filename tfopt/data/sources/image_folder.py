@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfopt.data.class_folders import class_folders
+from tfopt.data.sources.images import Encoded
 from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, first_line, require_count
 
@@ -52,6 +55,10 @@ class ImageFolder(Source):
     def files(self) -> list[str]:
         """Return the paths of the images, in the order of their classes."""
         return list(self._read(shuffle=False, seed=0).file_paths)
+
+    def encoded_images(self) -> Iterator[Encoded]:
+        for path in self.files():
+            yield Encoded(path, Path(path).read_bytes(), self.channels)
 
     def batches(self, batch_size: int, how: Reading) -> Any:
         images = self._read(shuffle=how.shuffle, seed=how.seed)

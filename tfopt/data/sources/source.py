@@ -11,6 +11,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, TypeVar
 
+from tfopt.data.sources.images import Encoded, undecodable
 from tfopt.errors import UserError, default_of, first_line, keep_plain
 
 T = TypeVar("T")
@@ -107,18 +108,23 @@ class Source(ABC):
     def batches(self, batch_size: int, how: Reading) -> Any:
         """Return a ``tf.data.Dataset`` of batches: each example of the share once an epoch."""
 
+    def encoded_images(self) -> Iterator[Encoded]:
+        """Yield the images of the examples as they are stored, each with its place."""
+        return iter(())
+
     def __iter__(self) -> Iterator[Any]:
         """Yield the examples once, in order, in batches of NumPy arrays."""
         batches = self.batches(256, Reading())
-        with refusals():
+        with refusals(self):
             yield from batches.as_numpy_iterator()
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def refusals(*read: Any) -> Iterator[None]:
     """Raise what a source refuses while it is read as the UserError that it is.
 
-    TensorFlow makes an error of many lines of it, in which its text stands.
+    TensorFlow makes an error of many lines of it, in which its text stands. Of an image that cannot
+    be decoded it says nothing; the sources among the data that is ``read`` look for it.
     """
     import tensorflow as tf
 
@@ -126,13 +132,18 @@ def refusals() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         texts = re.findall(r"UserError: (.+(?:\n  (?:expected|received|fix): .+)*)", str(error))
-        if not texts and "parse serialized Example" in str(error):
+        if not texts and "ParseExample" in str(error):
             raise UserError(
                 "An example of a TFRecord file is not like the first one.",
                 expected="features of the types and lengths of the first, or spec=",
                 received=first_line(error),
                 fix="name each feature's type in spec=; VarLenFeature where lengths differ",
             ) from error
+        if not texts and "DecodeImage" in str(error):
+            sources = [each for each in read if isinstance(each, Source)]
+            named = undecodable(image for each in sources for image in each.encoded_images())
+            if named is not None:
+                raise named from error
         if not texts:
             raise
         what, *lines = texts[-1].splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,10 +16,10 @@ from tfopt.data.sources.columns import (
     Layout,
     Rule,
     arrays,
-    decode_image,
     layout,
     valid_rows,
 )
+from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.source import Reading, Source, are_even
 from tfopt.errors import UserError, hashable, require_switch
 from tfopt.job.cluster_place import usable_cores
@@ -103,6 +104,18 @@ class Table(Source):
 
     def can_share(self, count: int) -> bool:
         return are_even([self.split_bytes(each) or 1 for each in self.splits()], count)
+
+    def encoded_images(self) -> Iterator[Encoded]:
+        rules = self.layout().images
+        read: Counter[str] = Counter()
+        for where, batch in self.read(self.splits(), tuple(rules)) if rules else ():
+            for name, rule in rules.items():
+                for row, image in enumerate(batch.column(name).to_pylist(), start=read[where]):
+                    content = image["bytes"] if isinstance(image, dict) else image
+                    if content is not None:
+                        place = f"{where}: the image in row {row} of {name!r}"
+                        yield Encoded(place, content, rule.shape[-1])
+            read[where] += batch.num_rows
 
     def batches(self, batch_size: int, how: Reading) -> Any:
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.columns import decode_image
+from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.shards import require_whole
 from tfopt.data.sources.source import Reading, Source, are_even
 from tfopt.errors import UserError, first_line, hashable
@@ -105,6 +105,16 @@ class TFRecord(Source):
             return examples.batch(batch_size, drop_remainder=how.drop_remainder)
         batches = records.batch(batch_size, drop_remainder=how.drop_remainder)
         return parallel(batches, lambda many: self._arranged(parsed(many)))
+
+    def encoded_images(self) -> Iterator[Encoded]:
+        import tensorflow as tf
+
+        for file in self.files() if self.images else ():
+            for number, record in enumerate(self.records([file]).as_numpy_iterator()):
+                feature = tf.train.Example.FromString(record).features.feature
+                for name, shape in self.images.items():
+                    content = feature[name].bytes_list.value[0]
+                    yield Encoded(f"{file}: {name!r} of example {number}", content, shape[-1])
 
     def _arranged(self, values: dict[str, Any]) -> Any:
         """Return x, or (x, y), with the images of one example decoded."""
