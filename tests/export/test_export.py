@@ -197,6 +197,28 @@ def test_a_sequence_of_any_length_keeps_its_loop_and_litert_says_why_not(tmp_pat
     np.testing.assert_allclose(answers, model.predict(longer, verbose=0), atol=1e-5)
 
 
+def test_convolutions_over_any_length_go_into_integers(tmp_path):
+    words = keras.Input((None,), dtype="int32")
+    x = layers.Conv1D(8, 7, strides=3, activation="relu")(layers.Embedding(50, 8)(words))
+    model = keras.Model(words, layers.Dense(2)(layers.GlobalMaxPooling1D()(x)))
+    x = RNG.integers(0, 50, (24, 40)).astype("int32")
+    settings = {"formats": "litert", "precision": "int8"}
+    exported = tfopt.export(model, tmp_path, calibration=x, **settings)
+    longer = RNG.integers(0, 50, (2, 60)).astype("int32")
+    (answers,) = tfopt.load(exported.files[0].folder)(longer)
+    np.testing.assert_allclose(answers, model.predict(longer, verbose=0), atol=0.02)
+
+
+def test_a_model_that_augments_goes_into_the_saved_model(tmp_path):
+    inputs = keras.Input((8, 8, 3))
+    x = layers.RandomRotation(0.1)(layers.RandomFlip("horizontal")(inputs))
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3)(layers.Rescaling(1 / 255)(x)))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(x)))
+    x = RNG.uniform(0, 255, (20, 8, 8, 3)).astype("float32")
+    exported = tfopt.export(model, tmp_path, formats="saved_model", examples=x)
+    assert exported["saved_model"].parity.relative_error < 1e-6
+
+
 def test_a_table_goes_into_the_saved_model(tmp_path):
     look_up = layers.StringLookup(vocabulary=["a", "b"])
     text = keras.Input((1,), dtype="string", name="text")

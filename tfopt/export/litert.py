@@ -214,7 +214,8 @@ def save(served: Traced, folder: Path, owner: Any = None) -> Path:
     import tensorflow as tf
 
     module = tf.Module()
-    module.kept = list(served.variables) if owner is None else owner
+    # The seeds of random layers are among the variables alone.
+    module.kept = [*served.variables, owner]
     try:
         tf.saved_model.save(module, str(folder), signatures=served.function)
     except (OSError, tf.errors.OpError) as error:

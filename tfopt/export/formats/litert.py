@@ -162,6 +162,8 @@ def quantized(
     """Return a float file quantized by a recipe; ``feeds`` set the ranges of activations."""
     from litert_quantizer import quantizer
 
+    if feeds:
+        content = _sized(content, feeds[0])
     work = quantizer.Quantizer(bytearray(content), recipe)
     ranges = _ranges(content, recipe, feeds) if work.need_calibration and feeds else None
     try:
@@ -173,6 +175,20 @@ def quantized(
             fix="take another precision, or the format onnx or openvino",
         ) from error
     return with_shared_vectors(bytes(result))
+
+
+def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
+    """Return the file with a feed's sizes as its default where it leaves some open.
+
+    The quantizer allocates memory before it is fed. The default is 1, and longer convolutions end
+    it there.
+    """
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+    for each in model.signatureDefs[0].inputs:
+        model.subgraphs[0].tensors[each.tensorIndex].shape = list(feed[each.name.decode()].shape)
+    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
 def _ranges(

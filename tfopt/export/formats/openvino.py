@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Run, Signature, way_round
+
+_PLACE = "Exception from src/"
 
 
 class OpenVino(Format):
@@ -53,7 +55,17 @@ class OpenVino(Format):
             # A CPU with bfloat16 would take that of its own accord.
             "INFERENCE_PRECISION_HINT": "f32",
         }
-        model = openvino.Core().compile_model(str(folder / self.filename), "CPU", settings)
+        core = openvino.Core()
+        read = core.read_model(str(folder / self.filename))
+        try:
+            model = core.compile_model(read, "CPU", settings)
+        except RuntimeError as error:
+            lines = [line for line in str(error).splitlines() if not line.startswith(_PLACE)]
+            raise UserError(
+                "OpenVINO cannot compile this file.",
+                received=first_line(RuntimeError("\n".join(lines))),
+                fix="take another precision, or the format onnx or litert",
+            ) from error
         request = model.create_infer_request()
 
         def run(rows: Any) -> list[Any]:
