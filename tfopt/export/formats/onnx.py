@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +26,7 @@ from tfopt.export.formats.format import (
 
 _OPSET = 17
 """At 18 tf2onnx turns the axes of a mean even where it leaves its transpose: ConvNeXt was wrong."""
+_CATCH = "TF2ONNX_CATCH_ERRORS"
 _GRAPH, _XLA = "saved_model.pb", "_XlaMustCompile"
 _DYNAMIC = ("MatMul", "Gemm")
 _PRODUCTS = (*_DYNAMIC, "Gather")
@@ -93,7 +98,8 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
             return_tensors_to_rename=True,
         )
     # Without names that stand for other tensors of the graph.
-    proto, _ = tf2onnx.convert.from_graph_def(
+    convert = partial(
+        tf2onnx.convert.from_graph_def,
         graph,
         name="model",
         input_names=inputs,
@@ -102,6 +108,11 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
         opset=_OPSET,
         custom_op_handlers={"Erfc": (_erfc, [])},
     )
+    try:
+        with _without_copies():
+            proto, _ = convert()
+    except Exception:
+        proto, _ = convert()
     unknown = sorted(
         {node.op_type for node in proto.graph.node if node.domain not in ("", "ai.onnx.ml")}
     )
@@ -114,6 +125,20 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
             fix=way_round(unknown),
         )
     return bytes(proto.SerializeToString())
+
+
+@contextmanager
+def _without_copies() -> Iterator[None]:
+    """Let a pass of tf2onnx that fails end the conversion.
+
+    To go on without it, tf2onnx copies the whole graph before each of its passes: a ResNet101 took
+    11 GB, and most of the time went into it.
+    """
+    os.environ[_CATCH] = "FALSE"
+    try:
+        yield
+    finally:
+        del os.environ[_CATCH]
 
 
 def _without_xla(saved_model: Path, folder: Path) -> Path:
