@@ -288,6 +288,22 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
         )
 
 
+def test_onnx_quantizes_products_alone_where_nothing_is_convolved(tmp_path):
+    import onnx
+
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((5, 4)), layers.LSTM(6), layers.Dense(3)])
+    x = RNG.normal(size=(20, 5, 4)).astype("float32")
+    exported = tfopt.export(model, tmp_path, formats="onnx", precision="int8", calibration=x)
+    nodes = onnx.load(exported.files[0].path).graph.node
+    gives = {name: node.op_type for node in nodes for name in node.output}
+    scaled = {
+        node.op_type for node in nodes for n in node.input if gives.get(n) == "DequantizeLinear"
+    }
+    assert "MatMul" in scaled
+    assert not scaled & {"Mul", "Sigmoid", "Tanh"}
+
+
 def test_blocks_of_convnext_go_into_onnx(tmp_path):
     """Grouped convolutions, and a norm beside the sum that it reads."""
     keras.utils.set_random_seed(3)

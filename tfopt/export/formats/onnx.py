@@ -131,8 +131,8 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
 def _without_copies() -> Iterator[None]:
     """Let a pass of tf2onnx that fails end the conversion.
 
-    To go on without it, tf2onnx copies the whole graph before each of its passes: a ResNet101 took
-    11 GB, and most of the time went into it.
+    To go on without it, tf2onnx copies the whole graph before each of its passes: most of the time
+    of a conversion, and several times the memory.
     """
     os.environ[_CATCH] = "FALSE"
     try:
