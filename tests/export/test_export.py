@@ -28,6 +28,7 @@ from tfopt.export.formats.litert import recipe
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.formats.tensorrt import TensorRt, config
 from tfopt.export.load import Served
+from tfopt.export.reference import Reference
 
 RNG = np.random.default_rng(0)
 
@@ -421,8 +422,8 @@ def test_a_keras_file_is_loaded_with_its_masks(tmp_path):
 
 def test_scores_are_those_of_classes_or_of_numbers():
     def score(outputs, labels):
-        given = Given(ports=None, examples=(), labels=np.asarray(labels), calibration=None)
-        return given.score([np.asarray(outputs)])
+        reference = Reference(None, {}, (), (), True, (), labels=np.asarray(labels))
+        return reference.score([np.asarray(outputs)])
 
     assert score([[0.1, 0.9], [0.8, 0.2]], [1, 1]) == (0.5, "accuracy")
     assert score([[0.1, 0.9], [0.8, 0.2]], [[0, 1], [1, 0]]) == (1.0, "accuracy")

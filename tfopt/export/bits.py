@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from tfopt.export.child import Child, ChildEnded
-from tfopt.export.export import ExportedFile, Given, answers, made_file
+from tfopt.export.export import ExportedFile, answers, made_file
 from tfopt.export.formats.format import Array, Graphs
 from tfopt.export.formats.litert import LiteRT, mixed_recipe, quantized
 from tfopt.export.litert_file import Kernel, kernels
@@ -23,7 +23,6 @@ _MOST = 24
 
 def fewer_bits(
     reference: Reference,
-    given: Given,
     folder: Path,
     child: Child,
     within: Callable[[ExportedFile], bool],
@@ -66,7 +65,7 @@ def fewer_bits(
         file = None
         if outputs is not None:
             note = f"four bits in {middle} kernels: {', '.join(_names(order[:middle]))}"
-            file = made_file(reference, given, LiteRT(), "mixed", place, outputs, (note,))
+            file = made_file(reference, LiteRT(), "mixed", place, outputs, (note,))
         if file is not None and within(file):
             borne, best = middle, file
         else:

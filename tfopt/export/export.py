@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,9 +34,8 @@ from tfopt.export.formats.format import (
     Signature,
 )
 from tfopt.export.formats.roster import FORMATS
-from tfopt.export.litert_file import accuracy
 from tfopt.export.quantized import Parity, compare, require_tolerance
-from tfopt.export.reference import Reference, made_inputs, make_reference
+from tfopt.export.reference import Reference, ScoredBy, made_inputs, make_reference
 from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cluster_place import usable_cores
 from tfopt.job.rebuild import require_built_keras3
@@ -44,7 +43,6 @@ from tfopt.job.rebuild import require_built_keras3
 if TYPE_CHECKING:
     import keras
 
-ScoredBy = Literal["accuracy", "mean absolute error"]
 FACTS = "export.json"
 _SCHEMA = 1
 _USUAL = ("saved_model", "litert")
@@ -105,14 +103,13 @@ class Refused:
     precision: Precision
     reason: str
     variant: str = ""
+    too_far: bool = False
+    """Whether it was made, and lost more than the tolerance."""
 
     @property
     def name(self) -> str:
         """Return the name that its folder would have had."""
         return folder_name(self.format, self.precision, self.variant)
-
-
-_LOST = "it loses more than"
 
 
 def folder_name(format: str, precision: str, variant: str = "") -> str:
@@ -215,13 +212,13 @@ def export(
         tempfile.TemporaryDirectory(prefix="tfopt-") as beside,
     ):
         reference = given.reference(model, Path(beside), wanted)
-        score, _ = given.score(reference.expected)
+        score, _ = reference.score(reference.expected)
         with Child() as child:
-            made = list(write_files(reference, given, wanted, target, child, tolerance))
+            made = list(write_files(reference, wanted, target, child, tolerance))
     files = tuple(each for each in made if isinstance(each, ExportedFile))
     refused = tuple(each for each in made if isinstance(each, Refused))
     if not files:
-        lost = any(_LOST in each.reason for each in refused)
+        lost = any(each.too_far for each in refused)
         raise UserError(
             f"No file of {model.name!r} could be made.",
             received="; ".join(f"{each.name}: {each.reason}" for each in refused),
@@ -324,23 +321,13 @@ class Given:
         """Write the model in the forms that these files need."""
         forms = [each.forms(precision) for each, precision in wanted]
         made = make_reference(model, self.ports, folder, forms, self.examples, self.calibration)
-        return replace(made, notes=(*made.notes, *self.notes))
+        return replace(made, labels=self.labels, notes=(*made.notes, *self.notes))
 
     def calibrated_on(self, count: int) -> Given:
         """Return the same with fewer examples to calibrate on."""
         assert self.calibration is not None
         fewer = tuple(a[evenly(len(a), count)] for a in self.calibration)
         return replace(self, calibration=fewer)
-
-    def score(self, outputs: Sequence[Array]) -> tuple[float | None, ScoredBy | None]:
-        """Return how right the first output is, and by which measure; None without labels."""
-        if self.labels is None:
-            return None, None
-        scores = np.asarray(outputs[0])
-        if _ranks_classes(scores, self.labels):
-            return accuracy([(None, self.labels)], lambda _: scores), "accuracy"
-        off = scores.reshape(self.labels.shape) - self.labels
-        return float(np.abs(off).mean()), "mean absolute error"
 
 
 def _require_numbers(labels: Array | None) -> None:
@@ -355,58 +342,49 @@ def _require_numbers(labels: Array | None) -> None:
     )
 
 
-def _ranks_classes(scores: Array, labels: Array) -> bool:
-    """Return whether labels are classes, and not numbers to come close to."""
-    if scores.shape[-1] == 1:
-        return bool(np.isin(labels, (0, 1)).all())
-    one_hot = labels.min() >= 0 and np.allclose(labels.sum(-1), 1)
-    return labels.shape != scores.shape or bool(one_hot)
-
-
 def write_files(
     reference: Reference,
-    given: Given,
     wanted: Sequence[tuple[Format, Precision]],
     target: Path,
     child: Child,
     tolerance: float | None,
-    variant: str = "",
 ) -> Iterator[ExportedFile | Refused]:
     """Write and compare one file after the other; yield what became of each."""
-    for each, precision in wanted:
-        place = target / folder_name(each.name, precision, variant)
+    for kind, precision in wanted:
+        place = target / folder_name(kind.name, precision, reference.variant)
+        limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
         try:
-            yield _write_file(reference, given, each, precision, place, child, tolerance, variant)
+            yield _write_file(reference, kind, precision, place, child, limit)
         except (UserError, ChildEnded, RuntimeError) as error:
-            stays = ""
+            reason = _in_a_line(error)
             if place.exists():
-                stays = "; the file of an earlier export is still in its folder"
-            yield Refused(each.name, precision, _in_a_line(error) + stays, variant)
+                reason += "; the file of an earlier export is still in its folder"
+            too_far = isinstance(error, _TooFar)
+            yield Refused(kind.name, precision, reason, reference.variant, too_far)
+
+
+class _TooFar(UserError):
+    """A file whose answers differ too much from the model's."""
 
 
 def _write_file(
     reference: Reference,
-    given: Given,
     kind: Format,
     precision: Precision,
     place: Path,
     child: Child,
-    tolerance: float | None,
-    variant: str,
+    limit: float,
 ) -> ExportedFile:
-    form = _form(reference, kind, precision)
+    form, graphs = _form(reference, kind, precision), reference.graphs
     with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place.parent) as beside:
         # The folder has its own name from the start: Triton's settings hold it.
         staged = Path(beside) / place.name
-        notes = child(write_file, kind.name, reference.graphs, form, precision, staged)
-        outputs = child(
-            answers, kind.name, staged, reference.graphs.signature, list(reference.examples)
-        )
-        made = made_file(reference, given, kind, precision, staged, outputs, notes)
-        made = replace(made, variant=variant)
-        limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
+        notes = child(write_file, kind.name, graphs, form, precision, staged)
+        outputs = child(answers, kind.name, staged, graphs.signature, list(reference.examples))
+        made = made_file(reference, kind, precision, staged, outputs, notes)
         if not made.parity.within(limit):
-            raise UserError(f"{_LOST} {limit:g}: {made.parity.tell()}{_worst(reference, outputs)}")
+            lost = f"{made.parity.tell()}{_worst(reference, outputs)}"
+            raise _TooFar(f"it loses more than {limit:g}: {lost}")
         write_facts(made)
         if place.exists():
             shutil.rmtree(place)
@@ -416,7 +394,6 @@ def _write_file(
 
 def made_file(
     reference: Reference,
-    given: Given,
     kind: Format,
     precision: Precision,
     folder: Path,
@@ -424,7 +401,7 @@ def made_file(
     notes: Sequence[str],
 ) -> ExportedFile:
     """Return what is known of a file that was written and run."""
-    score, scored_by = given.score(outputs)
+    score, scored_by = reference.score(outputs)
     return ExportedFile(
         format=kind.name,
         precision=precision,
@@ -435,6 +412,7 @@ def made_file(
         scored_by=scored_by,
         signature=reference.graphs.signature,
         notes=tuple(notes),
+        variant=reference.variant,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import UserError
 from tfopt.export.formats.format import Array, Graph, Graphs, Signature
 from tfopt.export.litert import convert_model, save, serve, trace
+from tfopt.export.litert_file import accuracy
 
 if TYPE_CHECKING:
     import keras
+
+ScoredBy = Literal["accuracy", "mean absolute error"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Reference:
         expected: The model's own outputs on them.
         classifier: Whether the model's loss ranks classes.
         notes: What was done to the model to make it convertible.
+        labels: Those of the examples; None where files are not scored.
+        variant: What was done to the model before, such as remove_channels.
     """
 
     graphs: Graphs
@@ -39,6 +44,26 @@ class Reference:
     expected: Sequence[Array]
     classifier: bool
     notes: tuple[str, ...]
+    labels: Array | None = None
+    variant: str = ""
+
+    def score(self, outputs: Sequence[Array]) -> tuple[float | None, ScoredBy | None]:
+        """Return how right the first output is, and by which measure; None without labels."""
+        if self.labels is None:
+            return None, None
+        scores = np.asarray(outputs[0])
+        if _ranks_classes(scores, self.labels):
+            return accuracy([(None, self.labels)], lambda _: scores), "accuracy"
+        off = scores.reshape(self.labels.shape) - self.labels
+        return float(np.abs(off).mean()), "mean absolute error"
+
+
+def _ranks_classes(scores: Array, labels: Array) -> bool:
+    """Return whether labels are classes, and not numbers to come close to."""
+    if scores.shape[-1] == 1:
+        return bool(np.isin(labels, (0, 1)).all())
+    one_hot = labels.min() >= 0 and np.allclose(labels.sum(-1), 1)
+    return labels.shape != scores.shape or bool(one_hot)
 
 
 def make_reference(

@@ -202,14 +202,14 @@ def optimize(
     ):
         work = Path(beside)
         reference = given.reference(model, work, wanted)
-        score = given.score(reference.expected)[0]
+        score = reference.score(reference.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
-            tried = write_files(reference, given, wanted, work, child, _tolerance(given))
+            tried = write_files(reference, wanted, work, child, _tolerance(given))
             made = list(_reported(tried, progress))
             files = [each for each in made if isinstance(each, ExportedFile)]
             if target == "size":
                 progress("litert_mixed: four bits in one kernel after the other, then in several")
-                files += _mixed(reference, given, files, work, child, score, max_drop)
+                files += _mixed(reference, files, work, child, score, max_drop)
             for name, transform in tuning.items():
                 assert job is not None
                 (work / name).mkdir()
@@ -221,8 +221,8 @@ def optimize(
                     continue
                 tuned = given.reference(trained, work / name, wanted)
                 # Compared with the model that was given, whose answers are to be kept.
-                tuned = replace(tuned, expected=reference.expected)
-                tried = write_files(tuned, given, wanted, work, child, _ANY_LOSS, name)
+                tuned = replace(tuned, expected=reference.expected, variant=name)
+                tried = write_files(tuned, wanted, work, child, _ANY_LOSS)
                 made += _reported(tried, progress)
             files += [e for e in made if isinstance(e, ExportedFile) and e.variant]
         refused = [*missing, *(each for each in made if isinstance(each, Refused))]
@@ -300,7 +300,6 @@ def _trained_on(model: keras.Model, job: Job, transform: Transform) -> keras.Mod
 
 def _mixed(
     reference: Reference,
-    given: Given,
     files: Sequence[ExportedFile],
     work: Path,
     child: Child,
@@ -315,7 +314,7 @@ def _mixed(
     whole = [each for each in files if each.name == "litert_int8"]
     if not whole:
         return []
-    found = fewer_bits(reference, given, work, child, borne)
+    found = fewer_bits(reference, work, child, borne)
     if found is None or found.kib >= whole[0].kib:
         return []
     write_facts(found)
