@@ -23,6 +23,7 @@ from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError, require_count
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import Given
+from tfopt.export.formats import onnx as onnx_format
 from tfopt.export.formats.format import Signature
 from tfopt.export.formats.litert import recipe
 from tfopt.export.formats.roster import FORMATS
@@ -289,6 +290,37 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
         )
 
 
+def test_a_graph_is_converted_to_onnx_once(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(onnx_format, "_convert", lambda *given: made.append(given) or b"file")
+    paths = {onnx_format.converted(tmp_path / "unrolled", None) for _ in range(2)}
+    assert [path.read_bytes() for path in paths] == [b"file"]
+    assert len(made) == 1
+
+
+def test_constants_are_written_into_an_onnx_graph_once():
+    from tf2onnx.graph import Graph
+
+    graph = Graph([], target=[], opset=17)
+    kept, changed = (graph.make_const(name, np.arange(3.0)) for name in ("kept", "changed"))
+    nodes = kept, changed, graph.make_node("Relu", ["kept"])
+    written = []
+    update = onnx_format._constants_once(written.append)
+
+    def updated():
+        written.clear()
+        for each in nodes:
+            update(each)
+        return written
+
+    assert updated() == [*nodes]
+    assert updated() == [*nodes[2:]]
+    changed.set_tensor_value(np.arange(4.0))
+    assert updated() == [*nodes[1:]]
+    kept.output = ["renamed"]
+    assert updated() == [kept, nodes[2]]
+
+
 def test_onnx_quantizes_products_alone_where_nothing_is_convolved(tmp_path):
     import onnx
 
@@ -361,6 +393,8 @@ def test_a_child_that_dies_is_replaced():
         assert child(os.getpid) != os.getpid()
         with pytest.raises(ChildEnded, match="SIGSEGV"):
             child(os.kill, child(os.getpid), signal.SIGSEGV)
+        with pytest.raises(ChildEnded, match="ran out of memory, most likely"):
+            child(os.kill, child(os.getpid), signal.SIGKILL)
         assert child(max, 1, 2) == 2
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             child(divmod, 1, 0)

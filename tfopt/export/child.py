@@ -153,6 +153,8 @@ class Child:
         assert self._process is not None
         assert self._log is not None
         code = self._process.wait()
+        if code == -signal.SIGKILL:
+            return "the process was killed (SIGKILL): the machine ran out of memory, most likely"
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tfopt.compress.integers.tracing import Form, replaced
 from tfopt.errors import UserError
 from tfopt.export.formats.format import (
     Array,
@@ -23,6 +26,7 @@ from tfopt.export.formats.format import (
     Signature,
     way_round,
 )
+from tfopt.files import write_atomically
 
 _OPSET = 17
 """At 18 tf2onnx turns the axes of a mean even where it leaves its transpose: ConvNeXt was wrong."""
@@ -54,10 +58,7 @@ class Onnx(Format):
         """Convert the graph, then quantize the file."""
         target = folder / self.filename
         target.parent.mkdir(parents=True)
-        with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
-            plain = Path(beside) / "model.onnx"
-            plain.write_bytes(converted(graphs.forms[form], graphs.signature))
-            _WRITERS[precision](plain, target, graphs)
+        _WRITERS[precision](converted(graphs.forms[form], graphs.signature), target, graphs)
         (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
         return ["convolutions stay in float"] if precision == "dynamic" else []
 
@@ -83,8 +84,15 @@ class Onnx(Format):
         )
 
 
-def converted(saved_model: Path, signature: Signature) -> bytes:
-    """Return the ONNX file of a SavedModel, with the names of its signature."""
+def converted(saved_model: Path, signature: Signature) -> Path:
+    """Return the float ONNX file of a SavedModel, which lies beside it once it was made."""
+    path = saved_model.with_suffix(".onnx")
+    return path if path.exists() else write_atomically(path, _convert(saved_model, signature))
+
+
+def _convert(saved_model: Path, signature: Signature) -> bytes:
+    """Return an ONNX file with the names of the signature."""
+    import tensorflow as tf
     import tf2onnx
     from tf2onnx import tf_loader
 
@@ -95,8 +103,13 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
             None,
             tag=["serve"],
             signatures=["serving_default"],
+            large_model=True,
             return_tensors_to_rename=True,
         )
+    # What tf2onnx does not do for large models; of others TensorFlow would hold many copies.
+    graph = tf_loader.fix_freezing_errors_part2(tf_loader.fix_freezing_errors(graph))
+    with tf.Graph().as_default():
+        graph = tf_loader.tf_optimize(inputs, outputs, graph)
     # Without names that stand for other tensors of the graph.
     convert = partial(
         tf2onnx.convert.from_graph_def,
@@ -129,16 +142,38 @@ def converted(saved_model: Path, signature: Signature) -> bytes:
 
 @contextmanager
 def _without_copies() -> Iterator[None]:
-    """Let a pass of tf2onnx that fails end the conversion.
+    """Let a pass of tf2onnx that fails end the conversion, and write constants once.
 
-    To go on without it, tf2onnx copies the whole graph before each of its passes: most of the time
-    of a conversion, and several times the memory.
+    To go on without a pass, tf2onnx copies the whole graph before each: most of the time of a
+    conversion, and several times the memory.
     """
+    from tf2onnx.graph import Node
+
     os.environ[_CATCH] = "FALSE"
     try:
-        yield
+        with replaced([(Node, "update_proto", _constants_once)]):
+            yield
     finally:
         del os.environ[_CATCH]
+
+
+def _constants_once(plain: Form) -> Form:
+    """Leave constants that did not change as they are in the protocol buffers of their nodes.
+
+    tf2onnx writes all of them again after each pass, and protocol buffers free nothing before the
+    end: a model's weights, thirty times.
+    """
+    written: MutableMapping[Any, Any] = WeakKeyDictionary()
+
+    def update_proto(node: Any, *rest: Any, **named: Any) -> None:
+        value, outputs = node.attr.get("value"), tuple(node.output)
+        before = written.get(node)
+        if node.is_const() and before and before[0] is value and before[1] == outputs:
+            return
+        plain(node, *rest, **named)
+        written[node] = value, outputs
+
+    return update_proto
 
 
 def _without_xla(saved_model: Path, folder: Path) -> Path:
@@ -183,7 +218,7 @@ def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:
 
 
 def _plain(plain: Path, target: Path, graphs: Graphs) -> None:
-    target.write_bytes(plain.read_bytes())
+    shutil.copyfile(plain, target)
 
 
 def _float16(plain: Path, target: Path, graphs: Graphs) -> None:
@@ -202,7 +237,8 @@ def _static(plain: Path, target: Path, graphs: Graphs) -> None:
 
     prepared = plain.with_name("prepared.onnx")
     quant_pre_process(plain, prepared, skip_symbolic_shape=True)
-    convolves = "Conv" in {node.op_type for node in onnx.load(prepared).graph.node}
+    nodes = onnx.load(prepared, load_external_data=False).graph.node
+    convolves = "Conv" in {node.op_type for node in nodes}
     quantization.quantize_static(
         prepared,
         target,
