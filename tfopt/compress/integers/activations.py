@@ -97,22 +97,11 @@ def _mish(x: Any) -> Any:
     return x * tf.tanh(_softplus(x))
 
 
-def _sparse_plus(x: Any) -> Any:
-    import tensorflow as tf
-
-    bend = tf.minimum(_above(x + 1.0), 2.0)
-    return 0.25 * bend * bend + _above(x - 1.0)
-
-
 # By a function's name: its form, the layers and operations that are the function, their settings.
 _FORMS: dict[str, tuple[Form, set[str], tuple[str, ...]]] = {
-    "elu": (_elu, {"ELU", "Elu"}, ("alpha",)),
     "selu": (_selu, {"Selu"}, ()),
     "celu": (_celu, {"Celu"}, ("alpha",)),
     "softplus": (_softplus, {"Softplus"}, ()),
     "log_sigmoid": (_log_sigmoid, {"LogSigmoid"}, ()),
     "mish": (_mish, {"Mish"}, ()),
-    "sparse_plus": (_sparse_plus, {"SparsePlus"}, ()),
-    "square": (lambda x: x * x, {"Square"}, ()),
-    "negative": (lambda x: x * -1.0, {"Negative"}, ()),
 }

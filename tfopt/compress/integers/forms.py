@@ -12,7 +12,7 @@ from tfopt.compress.integers.activations import activation_layer_form
 from tfopt.compress.integers.convolutions import convolved, is_volume_convolution
 from tfopt.compress.integers.normalization import normalization_form
 from tfopt.compress.integers.tracing import Form, where_shapes_are_known
-from tfopt.compress.model_graph import is_layer, kinds
+from tfopt.compress.model_graph import kinds
 
 # The letter of an einsum that stands for several axes in one.
 _FLAT = "Z"
@@ -28,8 +28,6 @@ def integer_form(layer: Any) -> Form | None:
     names = kinds(layer)
     if names & {"Divide", "TrueDivide"}:
         return partial(_quotient, layer.call)
-    if "GlobalAveragePooling1D" in names and is_layer(layer):
-        return partial(_average, layer, layer.call)
     if "EinsumDense" in names:
         return flat_outputs_form(layer)
     function = activation_layer_form(layer)
@@ -39,10 +37,8 @@ def integer_form(layer: Any) -> Form | None:
 def _quotient(plain: Form, x1: Any, x2: Any) -> Any:
     """Divide a number by the values, and multiply by the result.
 
-    LiteRT's DIV gives the lowest value of all where what it divides is one step below zero; of a
-    number it is right. And while the converter looks for ranges it runs an older kernel, which
-    refuses integers of zero also where they stand for another value: so its result is none that
-    training gave a range.
+    While the converter looks for ranges it runs an older kernel of DIV, which refuses integers of
+    zero also where they stand for another value: so its result is none that training gave a range.
     """
     if _is_float(x1) and _is_float(x2):
         return x1 * (1.0 / x2)
@@ -56,25 +52,6 @@ def _is_float(values: Any) -> bool:
     import tensorflow as tf
 
     return bool(tf.is_tensor(values) and values.dtype == tf.float32)
-
-
-def _average(layer: Any, plain: Form, inputs: Any, mask: Any = None) -> Any:
-    """Return the mean over the steps that a mask leaves; zero where no step is left.
-
-    What is above zero and what is below it are divided apart: LiteRT's DIV gives the lowest value
-    of all where what it divides is one step below zero.
-    """
-    import tensorflow as tf
-
-    if mask is None:
-        return plain(inputs)
-    last = layer.data_format == "channels_last"
-    steps, features = (1, 2) if last else (2, 1)
-    kept = tf.cast(tf.expand_dims(mask, features), tf.bool)
-    total = tf.reduce_sum(tf.where(kept, inputs, tf.zeros([], inputs.dtype)), steps, layer.keepdims)
-    count = tf.reduce_sum(tf.cast(kept, inputs.dtype), steps, layer.keepdims)
-    divisor = tf.maximum(count, 1.0)
-    return tf.nn.relu(total) / divisor - tf.nn.relu(total * -1.0) / divisor
 
 
 def flat_outputs_form(layer: Any) -> Form | None:

@@ -7,7 +7,6 @@ runs, such as the axes of a reversal, is left as it is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,11 +17,8 @@ import numpy as np
 from tfopt.compress.integers.attention import maximum_of_near_scores, softmax_of_near_scores
 from tfopt.compress.integers.tracing import Form, Replacement, replaced, restored
 
-_as_written = threading.local()
 # A slice in LiteRT has no more axes.
 _MOST_AXES = 5
-# Of a higher power 256 values leave too little.
-_HIGHEST_POWER = 4
 
 
 @contextmanager
@@ -45,14 +41,12 @@ def functions_of_litert() -> Iterator[None]:
         (numpy, "argmin", lambda plain: _place_of("argmin")),
     ]
     patched = [
-        (tf, "cast"),
         (tf, "einsum"),
         (tf.linalg, "einsum"),
         (tf.image, "extract_patches"),
     ]
     # Assigned by name, which the guard on patches of libraries counts.
     with restored(patched), replaced(replacements):
-        tf.cast = _cast(tf.cast)
         tf.einsum = _einsum(tf.einsum)
         tf.linalg.einsum = _einsum(tf.linalg.einsum)
         tf.image.extract_patches = _extract_patches(tf.image.extract_patches)
@@ -65,34 +59,13 @@ def functions_of_integers() -> Iterator[None]:
     import tensorflow as tf
 
     replacements: list[Replacement] = [
-        *((home, "square", _square) for home in (tf, tf.math)),
-        *((home, "negative", _negative) for home in (tf, tf.math)),
-        *((home, "pow", _power) for home in (tf, tf.math)),
-        (tf.Tensor, "__neg__", _negative),
-        (tf.Tensor, "__pow__", _power),
         (tf, "zeros_like", _zeros_like),
         (tf, "one_hot", _one_hot),
-        (tf.nn, "gelu", _gelu),
     ]
     with restored([(tf.nn, "softmax"), (tf, "reduce_max")]), replaced(replacements):
         tf.nn.softmax = softmax_of_near_scores(tf.nn.softmax)
         tf.reduce_max = maximum_of_near_scores(tf.reduce_max)
         yield
-
-
-def _cast(plain: Form) -> Form:
-    """Make floats of truth values by a choice between one and zero: their cast has no integers."""
-
-    def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
-        import tensorflow as tf
-
-        wanted = tf.as_dtype(dtype)
-        truths = isinstance(x, tf.Tensor) and x.dtype == tf.bool
-        if not (truths and wanted.is_floating):
-            return plain(x, dtype, name)
-        return tf.where(x, tf.ones([], wanted), tf.zeros([], wanted))
-
-    return cast
 
 
 def _reverse(plain: Form) -> Form:
@@ -213,52 +186,12 @@ def _place_of(name: str) -> Form:
     return place
 
 
-def _is_traced(values: Any) -> bool:
-    """Return whether these are float values of the graph that is traced."""
-    import tensorflow as tf
-
-    return (
-        not getattr(_as_written, "on", False)
-        and isinstance(values, tf.Tensor)
-        and not hasattr(values, "numpy")
-        and values.dtype == tf.float32
-        and values.shape.rank is not None
-    )
-
-
-def _square(plain: Form) -> Form:
-    def square(x: Any, *rest: Any, **named: Any) -> Any:
-        return x * x if _is_traced(x) else plain(x, *rest, **named)
-
-    return square
-
-
-def _negative(plain: Form) -> Form:
-    def negative(x: Any, *rest: Any, **named: Any) -> Any:
-        return x * -1.0 if _is_traced(x) else plain(x, *rest, **named)
-
-    return negative
-
-
-def _power(plain: Form) -> Form:
-    def power(x: Any, y: Any, *rest: Any, **named: Any) -> Any:
-        import tensorflow as tf
-
-        times = tf.get_static_value(y) if tf.is_tensor(y) else y
-        whole = isinstance(times, int | float) or getattr(times, "shape", None) == ()
-        if not (_is_traced(x) and whole and times in range(2, _HIGHEST_POWER + 1)):
-            return plain(x, y, *rest, **named)
-        squares = x * x
-        return {2: squares, 3: squares * x, 4: squares * squares}[int(times)]
-
-    return power
-
-
 def _zeros_like(plain: Form) -> Form:
     def zeros_like(input: Any, dtype: Any = None, *rest: Any, **named: Any) -> Any:
         import tensorflow as tf
 
-        if not _is_traced(input) or (dtype is not None and tf.as_dtype(dtype) != tf.float32):
+        known = isinstance(input, tf.Tensor) and input.shape.rank is not None
+        if not known or tf.as_dtype(dtype or input.dtype) != tf.float32:
             return plain(input, dtype, *rest, **named)
         return tf.broadcast_to(tf.zeros([1] * input.shape.rank), tf.shape(input))
 
@@ -292,16 +225,3 @@ def _one_hot(plain: Form) -> Form:
         return tf.where(equal, tf.ones([], wanted), tf.zeros([], wanted))
 
     return one_hot
-
-
-def _gelu(plain: Form) -> Form:
-    """Leave it as written: the converter knows it, negation and all, and makes one operator."""
-
-    def gelu(*args: Any, **named: Any) -> Any:
-        _as_written.on = True
-        try:
-            return plain(*args, **named)
-        finally:
-            _as_written.on = False
-
-    return gelu

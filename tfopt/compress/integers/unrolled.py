@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from tfopt.compress.hooks import Hooks
@@ -19,19 +17,15 @@ def unrolled_soundly(model: Any) -> Iterator[None]:
     """Begin unrolled recurrent layers with constants inside, and turn masks for backward ones.
 
     Of zeros Keras makes as many as there are examples. Multiplied by a kernel, those have a range
-    without width, which LiteRT cannot run; and ``tf.zeros_like``, for steps that a mask hides, has
-    no integer kernel. Products of constants are folded by the converter. And of a layer that goes
-    backwards (Bidirectional) Keras hides the wrong steps: unrolled, it does not turn the mask.
+    without width, which LiteRT cannot run; products of constants are folded by the converter. And
+    of a layer that goes backwards (Bidirectional) Keras hides the wrong steps: unrolled, it does
+    not turn the mask.
     """
-    import tensorflow as tf
-
     recurrent = [layer for layer in model._flatten_layers() if "RNN" in kinds(layer)]
     # A loop needs its state in the shape that it will have.
     if not recurrent or not all(layer.unroll for layer in recurrent):
         yield
         return
-    # Its package has a function of that name, which hides the module from an import statement.
-    steps: Any = import_module("keras.src.backend.tensorflow.rnn")
     hooks = Hooks()
     with ONE_AT_A_TIME:
         try:
@@ -40,10 +34,8 @@ def unrolled_soundly(model: Any) -> Iterator[None]:
                     begin = partial(_one_for_all, layer.get_initial_state)
                     hooks.replace(layer, "get_initial_state", begin)
                     hooks.replace(layer, "inner_loop", partial(_turned, layer, layer.inner_loop))
-            steps.tf = _ConstantZeros()
             yield
         finally:
-            steps.tf = tf
             hooks.take_off()
 
 
@@ -62,24 +54,3 @@ def _turned(layer: Any, plain: Callable[..., Any], sequences: Any, mask: Any, **
         return plain(sequences=tf.reverse(sequences, [1]), mask=tf.reverse(mask, [1]), **rest)
     finally:
         layer.go_backwards = True
-
-
-class _ConstantZeros:
-    """TensorFlow, but for one function in one thread: a loop that another one trains needs it."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def __getattr__(self, name: str) -> Any:
-        import tensorflow as tf
-
-        return getattr(tf, name)
-
-    def zeros_like(self, values: Any) -> Any:
-        """Return zeros of as many channels, which stand for all examples and steps."""
-        import tensorflow as tf
-
-        here = threading.get_ident() == self._thread
-        if not here or values.shape.rank is None or values.shape[-1] is None:
-            return tf.zeros_like(values)
-        return tf.zeros([1] * (values.shape.rank - 1) + [values.shape[-1]], values.dtype)
