@@ -135,6 +135,8 @@ def net(name: str) -> tuple[Any, Any]:
             weights=None, input_shape=(size, size, 3), classes=10, classifier_activation=None
         )
         _keep_the_scale(model)
+        if name.startswith("EfficientNetV2"):
+            _halve_branches(model)
     return model, examples(model)
 
 
@@ -151,6 +153,18 @@ def _keep_the_scale(model: Any) -> None:
         for kernel in (each for each in layer._trainable_variables if len(each.shape) in (2, 4)):
             inputs = kernel.shape[:2] if "Depthwise" in type(layer).__name__ else kernel.shape[:-1]
             kernel.assign(draw.normal(0, np.sqrt(2 / np.prod(inputs)), kernel.shape))
+
+
+def _halve_branches(model: Any) -> None:
+    """Halve what each block adds to its input: else values grow from block to block.
+
+    Through dozens of blocks each rounding grew with them, and of the outputs nothing was left.
+    """
+    names = {layer.name for layer in model.layers}
+    for layer in model.layers:
+        block = layer.name.removesuffix("project_bn")
+        if block != layer.name and f"{block}add" in names:
+            layer.gamma.assign(layer.gamma / 2)
 
 
 def examples(model: Any, count: int = 64) -> Any:

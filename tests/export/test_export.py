@@ -19,17 +19,18 @@ from keras import layers
 
 import tfopt
 from tfopt.commands.cli import main
-from tfopt.compress.model_graph import Port
+from tfopt.compress.model_graph import Port, ports_of
 from tfopt.errors import UserError, require_count
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import Given
 from tfopt.export.formats import onnx as onnx_format
 from tfopt.export.formats.format import Signature
 from tfopt.export.formats.litert import recipe
+from tfopt.export.formats.onnx import Onnx
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.formats.tensorrt import TensorRt, config
 from tfopt.export.load import Served
-from tfopt.export.reference import Reference
+from tfopt.export.reference import Reference, make_reference
 
 RNG = np.random.default_rng(0)
 
@@ -292,10 +293,32 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
 
 def test_a_graph_is_converted_to_onnx_once(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(onnx_format, "_convert", lambda *given: made.append(given) or b"file")
-    paths = {onnx_format.converted(tmp_path / "unrolled", None) for _ in range(2)}
+    monkeypatch.setattr(onnx_format, "_convert", lambda path: made.append(path) or b"file")
+    paths = {onnx_format.converted(tmp_path / "unrolled") for _ in range(2)}
     assert [path.read_bytes() for path in paths] == [b"file"]
     assert len(made) == 1
+
+
+def test_large_constants_are_kept_from_tensorflow_while_a_graph_is_optimized(monkeypatch, tmp_path):
+    monkeypatch.setattr(onnx_format, "_LARGE", 500)
+    seen = []
+
+    def optimized(inputs, outputs, graph):
+        seen.append([node.op for node in graph.node])
+        return plain(inputs, outputs, graph)
+
+    from tf2onnx import tf_loader
+
+    plain = tf_loader.tf_optimize
+    monkeypatch.setattr(tf_loader, "tf_optimize", optimized)
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(16, 3), layers.Flatten()])
+    x = RNG.normal(size=(2, 8, 8, 1)).astype("float32")
+    ports = ports_of(model, x)
+    reference = make_reference(model, ports, tmp_path, {("unrolled",)}, (x,), None)
+    Onnx().write(reference.graphs, "unrolled", "float32", tmp_path / "file")
+    assert seen[0].count("Placeholder") == 2
+    run = Onnx().open(tmp_path / "file", reference.graphs.signature, 1)
+    np.testing.assert_allclose(run([x])[0], reference.expected[0], atol=1e-5)
 
 
 def test_constants_are_written_into_an_onnx_graph_once():

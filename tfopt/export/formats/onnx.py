@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -31,6 +30,7 @@ from tfopt.files import write_atomically
 _OPSET = 17
 """At 18 tf2onnx turns the axes of a mean even where it leaves its transpose: ConvNeXt was wrong."""
 _CATCH = "TF2ONNX_CATCH_ERRORS"
+_LARGE = 2**20
 _GRAPH, _XLA = "saved_model.pb", "_XlaMustCompile"
 _DYNAMIC = ("MatMul", "Gemm")
 _PRODUCTS = (*_DYNAMIC, "Gather")
@@ -58,7 +58,7 @@ class Onnx(Format):
         """Convert the graph, then quantize the file."""
         target = folder / self.filename
         target.parent.mkdir(parents=True)
-        _WRITERS[precision](converted(graphs.forms[form], graphs.signature), target, graphs)
+        _WRITERS[precision](converted(graphs.forms[form]), target, graphs)
         (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
         return ["convolutions stay in float"] if precision == "dynamic" else []
 
@@ -84,48 +84,19 @@ class Onnx(Format):
         )
 
 
-def converted(saved_model: Path, signature: Signature) -> Path:
+def converted(saved_model: Path) -> Path:
     """Return the float ONNX file of a SavedModel, which lies beside it once it was made."""
     path = saved_model.with_suffix(".onnx")
-    return path if path.exists() else write_atomically(path, _convert(saved_model, signature))
+    return path if path.exists() else write_atomically(path, _convert(saved_model))
 
 
-def _convert(saved_model: Path, signature: Signature) -> bytes:
+def _convert(saved_model: Path) -> bytes:
     """Return an ONNX file with the names of the signature."""
-    import tensorflow as tf
-    import tf2onnx
-    from tf2onnx import tf_loader
-
-    with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
-        graph, inputs, outputs, renamed = tf_loader.from_saved_model(
-            str(_without_xla(saved_model, Path(beside))),
-            None,
-            None,
-            tag=["serve"],
-            signatures=["serving_default"],
-            large_model=True,
-            return_tensors_to_rename=True,
-        )
-    # What tf2onnx does not do for large models; of others TensorFlow would hold many copies.
-    graph = tf_loader.fix_freezing_errors_part2(tf_loader.fix_freezing_errors(graph))
-    with tf.Graph().as_default():
-        graph = tf_loader.tf_optimize(inputs, outputs, graph)
-    # Without names that stand for other tensors of the graph.
-    convert = partial(
-        tf2onnx.convert.from_graph_def,
-        graph,
-        name="model",
-        input_names=inputs,
-        output_names=outputs,
-        tensors_to_rename=renamed,
-        opset=_OPSET,
-        custom_op_handlers={"Erfc": (_erfc, [])},
-    )
     try:
         with _without_copies():
-            proto, _ = convert()
+            proto = _proto(saved_model)
     except Exception:
-        proto, _ = convert()
+        proto = _proto(saved_model)
     unknown = sorted(
         {node.op_type for node in proto.graph.node if node.domain not in ("", "ai.onnx.ml")}
     )
@@ -140,18 +111,52 @@ def _convert(saved_model: Path, signature: Signature) -> bytes:
     return bytes(proto.SerializeToString())
 
 
+def _proto(saved_model: Path) -> Any:
+    import tf2onnx
+    from tf2onnx import tf_loader
+
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
+        graph, inputs, outputs, renamed = tf_loader.from_saved_model(
+            str(_without_xla(saved_model, Path(beside))),
+            None,
+            None,
+            tag=["serve"],
+            signatures=["serving_default"],
+            # Of others TensorFlow makes many copies.
+            large_model=True,
+            return_tensors_to_rename=True,
+        )
+    # Without names that stand for other tensors of the graph.
+    proto, _ = tf2onnx.convert.from_graph_def(
+        # What tf2onnx leaves out for large models.
+        tf_loader.fix_freezing_errors_part2(tf_loader.fix_freezing_errors(graph)),
+        name="model",
+        input_names=inputs,
+        output_names=outputs,
+        tensors_to_rename=renamed,
+        opset=_OPSET,
+        custom_op_handlers={"Erfc": (_erfc, [])},
+    )
+    return proto
+
+
 @contextmanager
 def _without_copies() -> Iterator[None]:
-    """Let a pass of tf2onnx that fails end the conversion, and write constants once.
+    """Let a pass of tf2onnx that fails end the conversion, and weights be copied seldom.
 
     To go on without a pass, tf2onnx copies the whole graph before each: most of the time of a
     conversion, and several times the memory.
     """
+    from tf2onnx import tf_loader
     from tf2onnx.graph import Node
 
     os.environ[_CATCH] = "FALSE"
+    lighter = (
+        (Node, "update_proto", _constants_once),
+        (tf_loader, "tf_optimize", _without_weights),
+    )
     try:
-        with replaced([(Node, "update_proto", _constants_once)]):
+        with replaced(lighter):
             yield
     finally:
         del os.environ[_CATCH]
@@ -174,6 +179,27 @@ def _constants_once(plain: Form) -> Form:
         written[node] = value, outputs
 
     return update_proto
+
+
+def _without_weights(plain: Form) -> Form:
+    """Optimize a graph with placeholders for its large constants: TensorFlow copies it often."""
+
+    def tf_optimize(inputs: Any, outputs: Any, graph: Any) -> Any:
+        kept = {}
+        for node in graph.node:
+            if node.op == "Const" and node.ByteSize() > _LARGE:
+                kept[node.name] = node.SerializeToString()
+                tensor = node.attr["value"].tensor
+                node.op = "Placeholder"
+                node.attr["shape"].shape.CopyFrom(tensor.tensor_shape)
+                del node.attr["value"]
+        optimized = plain(inputs, outputs, graph)
+        for node in optimized.node:
+            if node.name in kept:
+                node.ParseFromString(kept.pop(node.name))
+        return optimized
+
+    return tf_optimize
 
 
 def _without_xla(saved_model: Path, folder: Path) -> Path:
