@@ -19,18 +19,16 @@ from keras import layers
 
 import tfopt
 from tfopt.commands.cli import main
-from tfopt.compress.model_graph import Port, ports_of
+from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError, require_count
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import Given
-from tfopt.export.formats import onnx as onnx_format
 from tfopt.export.formats.format import Signature
 from tfopt.export.formats.litert import recipe
-from tfopt.export.formats.onnx import Onnx
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.formats.tensorrt import TensorRt, config
 from tfopt.export.load import Served
-from tfopt.export.reference import Reference, make_reference
+from tfopt.export.reference import Reference
 
 RNG = np.random.default_rng(0)
 
@@ -289,92 +287,6 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
         tfopt.export(
             trained, tmp_path, formats="litert", precision="int8", calibration=x, tolerance=0
         )
-
-
-def test_a_graph_is_converted_to_onnx_once(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(onnx_format, "_convert", lambda path: made.append(path) or b"file")
-    paths = {onnx_format.converted(tmp_path / "unrolled") for _ in range(2)}
-    assert [path.read_bytes() for path in paths] == [b"file"]
-    assert len(made) == 1
-
-
-def test_large_constants_are_kept_from_tensorflow_while_a_graph_is_optimized(monkeypatch, tmp_path):
-    monkeypatch.setattr(onnx_format, "_LARGE", 500)
-    seen = []
-
-    def optimized(inputs, outputs, graph):
-        seen.append([node.op for node in graph.node])
-        return plain(inputs, outputs, graph)
-
-    from tf2onnx import tf_loader
-
-    plain = tf_loader.tf_optimize
-    monkeypatch.setattr(tf_loader, "tf_optimize", optimized)
-    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(16, 3), layers.Flatten()])
-    x = RNG.normal(size=(2, 8, 8, 1)).astype("float32")
-    ports = ports_of(model, x)
-    reference = make_reference(model, ports, tmp_path, {("unrolled",)}, (x,), None)
-    Onnx().write(reference.graphs, "unrolled", "float32", tmp_path / "file")
-    assert seen[0].count("Placeholder") == 2
-    run = Onnx().open(tmp_path / "file", reference.graphs.signature, 1)
-    np.testing.assert_allclose(run([x])[0], reference.expected[0], atol=1e-5)
-
-
-def test_constants_are_written_into_an_onnx_graph_once():
-    from tf2onnx.graph import Graph
-
-    graph = Graph([], target=[], opset=17)
-    kept, changed = (graph.make_const(name, np.arange(3.0)) for name in ("kept", "changed"))
-    nodes = kept, changed, graph.make_node("Relu", ["kept"])
-    written = []
-    update = onnx_format._constants_once(written.append)
-
-    def updated():
-        written.clear()
-        for each in nodes:
-            update(each)
-        return written
-
-    assert updated() == [*nodes]
-    assert updated() == [*nodes[2:]]
-    changed.set_tensor_value(np.arange(4.0))
-    assert updated() == [*nodes[1:]]
-    kept.output = ["renamed"]
-    assert updated() == [kept, nodes[2]]
-
-
-def test_onnx_quantizes_products_alone_where_nothing_is_convolved(tmp_path):
-    import onnx
-
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((5, 4)), layers.LSTM(6), layers.Dense(3)])
-    x = RNG.normal(size=(20, 5, 4)).astype("float32")
-    exported = tfopt.export(model, tmp_path, formats="onnx", precision="int8", calibration=x)
-    nodes = onnx.load(exported.files[0].path).graph.node
-    gives = {name: node.op_type for node in nodes for name in node.output}
-    scaled = {
-        node.op_type for node in nodes for n in node.input if gives.get(n) == "DequantizeLinear"
-    }
-    assert "MatMul" in scaled
-    assert not scaled & {"Mul", "Sigmoid", "Tanh"}
-
-
-def test_blocks_of_convnext_go_into_onnx(tmp_path):
-    """Grouped convolutions, and a norm beside the sum that it reads."""
-    keras.utils.set_random_seed(3)
-    inputs = keras.Input((16, 16, 3))
-    x = layers.Conv2D(4, 4, 4)(inputs)
-    for _ in range(3):
-        y = layers.LayerNormalization()(layers.Conv2D(4, 3, padding="same", groups=4)(x))
-        x = layers.Add()([x, layers.Dense(4, activation="gelu")(y)])
-        x = layers.Conv2D(4, 2, 2, padding="same")(layers.LayerNormalization()(x))
-    model = keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling2D()(x)))
-    x = RNG.normal(size=(20, 16, 16, 3)).astype("float32")
-    settings = {"formats": "onnx", "precision": ["float32", "int8"], "tolerance": 0.3}
-    exported = tfopt.export(model, tmp_path, calibration=x, **settings)
-    assert not exported.refused, exported
-    assert exported["onnx_float32"].parity.relative_error < 1e-5
 
 
 def test_an_operator_that_onnx_lacks_is_named(tmp_path):

@@ -1,0 +1,120 @@
+"""Keras models in ONNX files: how tf2onnx converts them, and what ONNX Runtime quantizes."""
+
+import os
+
+import keras
+import numpy as np
+from keras import layers
+
+import tfopt
+from tfopt.compress.model_graph import ports_of
+from tfopt.export.formats import onnx as onnx_format
+from tfopt.export.formats.onnx import Onnx
+from tfopt.export.reference import make_reference
+
+RNG = np.random.default_rng(0)
+
+
+def test_a_graph_is_converted_to_onnx_once(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(onnx_format, "_convert", lambda path: made.append(path) or b"file")
+    paths = {onnx_format.converted(tmp_path / "unrolled") for _ in range(2)}
+    assert [path.read_bytes() for path in paths] == [b"file"]
+    assert len(made) == 1
+
+
+def written_to_onnx(tmp_path):
+    """What a small convolution computes, and its ONNX file."""
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(16, 3), layers.Flatten()])
+    x = RNG.normal(size=(2, 8, 8, 1)).astype("float32")
+    ports = ports_of(model, x)
+    reference = make_reference(model, ports, tmp_path, {("unrolled",)}, (x,), None)
+    Onnx().write(reference.graphs, "unrolled", "float32", tmp_path / "file")
+    (given,) = Onnx().open(tmp_path / "file", reference.graphs.signature, 1)([x])
+    return reference.expected[0], given
+
+
+def test_large_constants_are_kept_from_tensorflow_while_a_graph_is_optimized(monkeypatch, tmp_path):
+    from tf2onnx import tf_loader
+
+    seen, plain = [], tf_loader.tf_optimize
+
+    def optimized(inputs, outputs, graph):
+        seen.append([node.op for node in graph.node])
+        return plain(inputs, outputs, graph)
+
+    monkeypatch.setattr(tf_loader, "tf_optimize", optimized)
+    monkeypatch.setattr(onnx_format, "_LARGE", 500)
+    np.testing.assert_allclose(*written_to_onnx(tmp_path), atol=1e-5)
+    # The input and the kernel.
+    assert seen[0].count("Placeholder") == 2
+
+
+def test_a_pass_of_tf2onnx_that_fails_is_left_out(monkeypatch, tmp_path):
+    from tf2onnx.optimizer import IdentityOptimizer
+
+    tries = []
+
+    def fails(self, graph):
+        tries.append(os.environ.get("TF2ONNX_CATCH_ERRORS"))
+        raise KeyError
+
+    monkeypatch.setattr(IdentityOptimizer, "_optimize", fails)
+    np.testing.assert_allclose(*written_to_onnx(tmp_path), atol=1e-5)
+    assert tries[:2] == ["FALSE", None]
+
+
+def test_constants_are_written_into_an_onnx_graph_once():
+    from tf2onnx.graph import Graph
+
+    graph = Graph([], target=[], opset=17)
+    kept, changed = (graph.make_const(name, np.arange(3.0)) for name in ("kept", "changed"))
+    nodes = kept, changed, graph.make_node("Relu", ["kept"])
+    written = []
+    update = onnx_format._constants_once(written.append)
+
+    def updated():
+        written.clear()
+        for each in nodes:
+            update(each)
+        return written
+
+    assert updated() == [*nodes]
+    assert updated() == [*nodes[2:]]
+    changed.set_tensor_value(np.arange(4.0))
+    assert updated() == [*nodes[1:]]
+    kept.output = ["renamed"]
+    assert updated() == [kept, nodes[2]]
+
+
+def test_onnx_quantizes_products_alone_where_nothing_is_convolved(tmp_path):
+    import onnx
+
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((5, 4)), layers.LSTM(6), layers.Dense(3)])
+    x = RNG.normal(size=(20, 5, 4)).astype("float32")
+    exported = tfopt.export(model, tmp_path, formats="onnx", precision="int8", calibration=x)
+    nodes = onnx.load(exported.files[0].path).graph.node
+    gives = {name: node.op_type for node in nodes for name in node.output}
+    scaled = {
+        node.op_type for node in nodes for n in node.input if gives.get(n) == "DequantizeLinear"
+    }
+    assert "MatMul" in scaled
+    assert not scaled & {"Mul", "Sigmoid", "Tanh"}
+
+
+def test_blocks_of_convnext_go_into_onnx(tmp_path):
+    """Grouped convolutions, and a norm beside the sum that it reads."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(4, 4, 4)(inputs)
+    for _ in range(3):
+        y = layers.LayerNormalization()(layers.Conv2D(4, 3, padding="same", groups=4)(x))
+        x = layers.Add()([x, layers.Dense(4, activation="gelu")(y)])
+        x = layers.Conv2D(4, 2, 2, padding="same")(layers.LayerNormalization()(x))
+    model = keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling2D()(x)))
+    x = RNG.normal(size=(20, 16, 16, 3)).astype("float32")
+    settings = {"formats": "onnx", "precision": ["float32", "int8"], "tolerance": 0.3}
+    exported = tfopt.export(model, tmp_path, calibration=x, **settings)
+    assert not exported.refused, exported
+    assert exported["onnx_float32"].parity.relative_error < 1e-5
