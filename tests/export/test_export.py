@@ -24,9 +24,10 @@ from tfopt.errors import UserError, require_count
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import Given
 from tfopt.export.formats.format import Signature
-from tfopt.export.formats.litert import recipe
+from tfopt.export.formats.litert import mixed_recipe, quantized, recipe
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.formats.tensorrt import TensorRt, config
+from tfopt.export.litert_file import kernels
 from tfopt.export.load import Served
 from tfopt.export.reference import Reference
 
@@ -409,6 +410,25 @@ def test_int4_in_blocks_where_a_kernel_divides(served):
     made = schema.ModelT.InitFromPackedBuf(served["litert"]["litert_int4"].path.read_bytes())
     tensors = made.subgraphs[0].tensors
     assert sum(t.quantization is not None and t.quantization.detailsType == 2 for t in tensors) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Enabling:UserWarning")
+def test_the_steps_of_a_loop_share_their_kernels(tmp_path):
+    model = keras.Sequential([keras.Input((6, 16)), layers.LSTM(32), layers.Dense(2)])
+    x = RNG.normal(size=(8, 6, 16)).astype("float32")
+    content = tfopt.export(model, tmp_path, formats="litert").files[0].path.read_bytes()
+    found = kernels(content, ["FULLY_CONNECTED"])
+    assert sorted((each.shape, len(each.gives)) for each in found) == [
+        ((2, 32), 1),
+        ((128, 16), 6),
+        ((128, 32), 5),
+    ]
+    feeds = [{"input": x[n : n + 1]} for n in range(8)]
+    whole = len(quantized(content, recipe("int8", content), feeds))
+    large = [each for each in found if each.size > 1000]
+    assert (
+        len(quantized(content, mixed_recipe(large), feeds)) < whole - sum(e.size for e in large) / 3
+    )
 
 
 def test_tensorrt_is_given_an_onnx_file_and_its_batches(monkeypatch, served, tmp_path):

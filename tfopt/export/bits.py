@@ -74,7 +74,7 @@ def fewer_bits(
 
 
 def _names(four_bits: Sequence[Kernel]) -> list[str]:
-    names = [each.gives.partition(";")[0] for each in four_bits[:3]]
+    names = [each.gives[0].partition(";")[0] for each in four_bits[:3]]
     return names + [f"and {len(four_bits) - 3} more"] * (len(four_bits) > 3)
 
 

@@ -91,9 +91,12 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The weights of an operator, which a quantizer's recipe names by what the operator gives."""
+    """The weights of one operator or several, as each step of an unrolled loop takes the same.
 
-    gives: str
+    A quantizer's recipe names them by what the operators give.
+    """
+
+    gives: tuple[str, ...]
     kind: str
     shape: tuple[int, ...]
 
@@ -106,13 +109,15 @@ class Kernel:
 def kernels(content: bytes, kinds: Iterable[str]) -> tuple[Kernel, ...]:
     """Return the kernels of the operators of some kinds, such as FULLY_CONNECTED."""
     model, wanted = _parse(content), frozenset(kinds)
-    found = []
+    found: dict[tuple[str, int], Kernel] = {}
     for graph, op in _operators(model):
         kind = _op_name(model, op)
-        if kind in wanted and _constant(model, graph.Tensors(op.Inputs(1))):
-            name = _full_name(graph, op.Outputs(0))
-            found.append(Kernel(name, kind, _shape(graph.Tensors(op.Inputs(1)))))
-    return tuple(found)
+        if kind in wanted and _constant(model, tensor := graph.Tensors(op.Inputs(1))):
+            place = kind, tensor.Buffer()
+            others = found[place].gives if place in found else ()
+            gives = (*others, _full_name(graph, op.Outputs(0)))
+            found[place] = Kernel(gives, kind, _shape(tensor))
+    return tuple(found.values())
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

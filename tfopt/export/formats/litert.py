@@ -113,8 +113,8 @@ def mixed_recipe(four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
 
 
 def _gives(kernel: Kernel) -> str:
-    """Return a pattern for the operator: the names of all that it gives, each with a semicolon."""
-    return f"^{re.escape(kernel.gives)};?$"
+    """Return a pattern for its operators: the names of all they give, each with a semicolon."""
+    return f"^(?:{'|'.join(map(re.escape, kernel.gives))});?$"
 
 
 def _float_ends() -> list[dict[str, Any]]:
