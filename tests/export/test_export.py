@@ -431,6 +431,28 @@ def test_the_steps_of_a_loop_share_their_kernels(tmp_path):
     )
 
 
+def test_tables_that_are_looked_up_have_eight_bits_without_examples(tmp_path):
+    wide = keras.initializers.RandomNormal(stddev=1.0)
+    words, others = (keras.Input((8,), dtype="int32", name=name) for name in ("words", "others"))
+    embedding = layers.Embedding(2000, 32, embeddings_initializer=wide)
+    pooled = [layers.GlobalAveragePooling1D()(embedding(each)) for each in (words, others)]
+    tied = layers.Embedding(500, 32)
+    hidden = layers.GlobalAveragePooling1D()(tied(words))
+    scores = keras.ops.matmul(hidden, keras.ops.transpose(tied.embeddings))
+    model = keras.Model([words, others], [layers.Dense(3)(layers.Concatenate()(pooled)), scores])
+    x = [RNG.integers(0, 500, (16, 8)).astype("int32") for _ in range(2)]
+    kinds = ["float32", "float16", "dynamic", "weight_only", "int4"]
+    exported = tfopt.export(
+        model, tmp_path, formats="litert", precision=kinds, examples=x, tolerance=0.3
+    )
+    kib = {each.precision: each.kib for each in exported.files}
+    # The table that a product takes as well stays as it is.
+    for kind in ("dynamic", "weight_only", "int4"):
+        assert kib[kind] < kib["float32"] - 0.6 * 2000 * 32 * 4 / 1024
+    assert exported["litert_dynamic"].parity.relative_error < 0.02
+    assert "its operator takes float weights only" in exported["litert_float16"].notes[0]
+
+
 def test_tensorrt_is_given_an_onnx_file_and_its_batches(monkeypatch, served, tmp_path):
     """Without a GPU up to the door of polygraphy, whose names are checked where it is installed."""
     with pytest.raises(UserError, match="NVIDIA GPU"):

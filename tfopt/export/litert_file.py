@@ -30,7 +30,8 @@ _STEP_OF_ZEROS = 1e-7
 # The steps of a range that holds a number such as hides scores.
 _STEP_OF_ENORMOUS = 1e3 / 255
 _MIXING = frozenset({"ADD", "SUB", "QUANTIZE"})
-_BOUNDARY = frozenset({"QUANTIZE", "DEQUANTIZE"})
+# What lets floats in and out, and what asks for a shape alone.
+_NOT_COMPUTING = frozenset({"QUANTIZE", "DEQUANTIZE", "SHAPE"})
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
     for graph, op in _operators(model):
         kind = _op_name(model, op)
         touched = [*_indices(op.InputsAsNumpy()), *_indices(op.OutputsAsNumpy())]
-        if kind not in _BOUNDARY and any(_type(graph, i).startswith("FLOAT") for i in touched):
+        if kind not in _NOT_COMPUTING and any(_type(graph, i).startswith("FLOAT") for i in touched):
             name = _tensor_name(graph, op.Outputs(0))
             found.append(LeftFloat(name, kind, "LiteRT has no integer kernel for it here"))
     return tuple(found)
 
 
-def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
-    """Return the constants kept in float32, biases and scalars aside."""
+def float_weights(content: bytes, *, small: bool = True) -> tuple[LeftFloat, ...]:
+    """Return the constants kept in float32, biases and scalars aside, and on demand small ones."""
     model = _parse(content)
     found = []
     for number in range(model.SubgraphsLength()):
@@ -80,6 +81,8 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
             if _type(graph, index) != "FLOAT32" or len(shape) < 2 or not _constant(model, tensor):
                 continue
             values = math.prod(shape)
+            if values < _SMALL_WEIGHT and not small:
+                continue
             reason = (
                 f"{values} values: the converter leaves weights under {_SMALL_WEIGHT} alone"
                 if values < _SMALL_WEIGHT
@@ -118,6 +121,30 @@ def kernels(content: bytes, kinds: Iterable[str]) -> tuple[Kernel, ...]:
             gives = (*others, _full_name(graph, op.Outputs(0)))
             found[place] = Kernel(gives, kind, _shape(tensor))
     return tuple(found.values())
+
+
+def tables(content: bytes) -> dict[str, tuple[float, float]]:
+    """Return the range of each float table that is looked up, by what the lookup gives.
+
+    Without small tables, and without those that other operators read as well.
+    """
+    model = _parse(content)
+    read_by_others = {
+        graph.Tensors(index).Buffer()
+        for graph, op in _operators(model)
+        for index in _indices(op.InputsAsNumpy())
+        if _op_name(model, op) != "GATHER"
+    }
+    found = {}
+    for graph, op in _operators(model):
+        if _op_name(model, op) != "GATHER" or _type(graph, op.Inputs(0)) != "FLOAT32":
+            continue
+        table = graph.Tensors(op.Inputs(0))
+        large = math.prod(_shape(table)) >= _SMALL_WEIGHT and _constant(model, table)
+        if large and table.Buffer() not in read_by_others:
+            values = _data(model, table).view("float32")
+            found[_full_name(graph, op.Outputs(0))] = float(values.min()), float(values.max())
+    return found
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -180,7 +207,18 @@ def _type(graph: Any, index: int) -> str:
 
 
 def _constant(model: Any, tensor: Any) -> bool:
-    return bool(tensor.Buffer() and model.Buffers(tensor.Buffer()).DataLength())
+    return bool(len(_data(model, tensor)))
+
+
+def _data(model: Any, tensor: Any) -> Array:
+    """Return the bytes of a constant, none of other tensors.
+
+    litert-quantizer puts those of large files behind the flatbuffer.
+    """
+    buffer = model.Buffers(tensor.Buffer())
+    if buffer.DataLength():
+        return np.asarray(buffer.DataAsNumpy())
+    return np.frombuffer(model._tab.Bytes, "uint8", buffer.Size(), buffer.Offset())
 
 
 def _full_name(graph: Any, index: int) -> str:

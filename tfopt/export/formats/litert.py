@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import (
@@ -26,6 +28,7 @@ from tfopt.export.litert_file import (
     float_weights,
     kernels,
     left_in_words,
+    tables,
 )
 from tfopt.export.shared_vectors import with_shared_vectors
 
@@ -59,8 +62,8 @@ class LiteRT(Format):
         plain = graphs.forms[form].read_bytes()
         content = quantized(plain, recipe(precision, plain), feeds)
         target.write_bytes(content)
-        left = float_ops(content) if feeds else float_weights(content)
-        return [left_in_words(left)] if left and precision != "float16" else []
+        left = float_ops(content) if feeds else float_weights(content, small=False)
+        return [left_in_words(left)] if left else []
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
         """Open the file in LiteRT's interpreter."""
@@ -88,7 +91,7 @@ def recipe(precision: Precision, content: bytes) -> list[dict[str, Any]]:
     if precision == "float16":
         return [_float16()]
     if precision == "int4":
-        return _int4(content)
+        return [*_int4(content), *_lookups(content)]
     whole: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "int8": recipes.static_wi8_ai8,
         "int16": recipes.static_wi8_ai16,
@@ -96,7 +99,7 @@ def recipe(precision: Precision, content: bytes) -> list[dict[str, Any]]:
         "weight_only": recipes.weight_only_wi8_afp32,
     }
     made = whole[precision]()
-    return made if precision not in CALIBRATED else [*made, *_float_ends()]
+    return [*made, *(_float_ends() if precision in CALIBRATED else _lookups(content))]
 
 
 def mixed_recipe(four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
@@ -108,13 +111,29 @@ def mixed_recipe(four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
     manager = RecipeManager()
     manager.load_quantization_recipe(recipes.static_wi8_ai8())
     for each in four_bits:
-        manager.add_static_config(_gives(each), TFLOperationName(each.kind), 8, weight_num_bits=4)
+        pattern = _pattern(each.gives)
+        manager.add_static_config(pattern, TFLOperationName(each.kind), 8, weight_num_bits=4)
     return [*manager.get_quantization_recipe(), *_float_ends()]
 
 
-def _gives(kernel: Kernel) -> str:
-    """Return a pattern for its operators: the names of all they give, each with a semicolon."""
-    return f"^(?:{'|'.join(map(re.escape, kernel.gives))});?$"
+def _pattern(gives: Iterable[str]) -> str:
+    """Return a pattern for operators: the names of all that one gives, each with a semicolon."""
+    return f"^(?:{'|'.join(map(re.escape, gives))});?$"
+
+
+def _lookups(content: bytes) -> list[dict[str, Any]]:
+    """Return int8 for tables that are looked up, as embeddings are: what they give is float again.
+
+    To the quantizer a lookup has no weights, but integers that come out, in the table's range.
+    """
+    from litert_quantizer.qtyping import TFLOperationName
+    from litert_quantizer.recipe_manager import RecipeManager
+
+    manager = RecipeManager()
+    if found := tables(content):
+        manager.add_static_config(_pattern(found), TFLOperationName.GATHER, 8, 8)
+    made: list[dict[str, Any]] = manager.get_quantization_recipe()
+    return made
 
 
 def _float_ends() -> list[dict[str, Any]]:
@@ -129,7 +148,7 @@ def _int4(content: bytes) -> list[dict[str, Any]]:
 
     dense = TFLOperationName.FULLY_CONNECTED
     blocks = [
-        recipes.dynamic_wi4b32_afp32(regex=_gives(each), operation_name=dense)
+        recipes.dynamic_wi4b32_afp32(regex=_pattern(each.gives), operation_name=dense)
         for each in kernels(content, [dense.value])
         if each.shape[-1] % _BLOCK == 0
     ]
@@ -165,7 +184,9 @@ def quantized(
     if feeds:
         content = _sized(content, feeds[0])
     work = quantizer.Quantizer(bytearray(content), recipe)
-    ranges = _ranges(content, recipe, feeds) if work.need_calibration and feeds else None
+    ranges = None
+    if work.need_calibration:
+        ranges = _ranges(content, recipe, feeds) if feeds else _ranges_of_tables(content)
     try:
         result = work.quantize(ranges, enable_progress_report=False).quantized_model
     except (ValueError, RuntimeError, KeyError) as error:
@@ -189,6 +210,13 @@ def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
     for each in model.signatureDefs[0].inputs:
         model.subgraphs[0].tensors[each.tensorIndex].shape = list(feed[each.name.decode()].shape)
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+
+
+def _ranges_of_tables(content: bytes) -> dict[str, Any]:
+    return {
+        name: {"min": np.array(low), "max": np.array(high)}
+        for name, (low, high) in tables(content).items()
+    }
 
 
 def _ranges(
