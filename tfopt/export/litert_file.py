@@ -70,7 +70,7 @@ def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
 
 
 def float_weights(content: bytes, *, small: bool = True) -> tuple[LeftFloat, ...]:
-    """Return the constants kept in float32, biases and scalars aside, and on demand small ones."""
+    """Return the constants kept in float32, biases and scalars aside; ``small``: small ones too."""
     model = _parse(content)
     found = []
     for number in range(model.SubgraphsLength()):

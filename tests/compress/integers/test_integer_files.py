@@ -516,11 +516,11 @@ def turned(x):
 
 
 def none(*given):
-    """What is no form of a layer."""
+    """Return None: there is no form."""
 
 
 def without(home, *names):
-    """The forms of a module but for some."""
+    """Return a replacement: the forms of a module without some."""
     return home, "_FORMS", {name: form for name, form in home._FORMS.items() if name not in names}
 
 
@@ -537,6 +537,12 @@ def grouped(x):
     return layers.GroupNormalization(2)(layers.Rescaling(1.0, 10.0)(x))
 
 
+def one_head(x):
+    spread = keras.initializers.RandomNormal(stddev=1.0)
+    words = layers.Embedding(30, 8, spread, mask_zero=True)(x)
+    return layers.GlobalAveragePooling1D()(layers.Attention()([words, words]))
+
+
 def cut_off(x):
     return CHOICES["cut_off_and_added"](layers.Dense(32)(layers.Flatten()(x)))
 
@@ -550,6 +556,7 @@ REWRITES = {
     "einsum": ((functions, "_einsum", as_it_is), normal(5, 6), OWN["neighbours"]),
     "one_hot": ((functions, "_one_hot", as_it_is), SQUARES, chosen),
     "softmax": ((functions, "softmax_of_near_scores", as_it_is), FIVE, hidden),
+    "one_head": ((served_forms, "attention_methods", lambda *given: {}), texts(), one_head),
     "choices": ((conversion, "keep_choices_apart", none), FIVE, cut_off),
     "selu": (without(activations, "selu"), IMAGES, IMAGE["selu"]),
     "celu": (without(activations, "celu"), FIVE, ROWS["celu"]),

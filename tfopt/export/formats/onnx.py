@@ -31,6 +31,7 @@ _OPSET = 17
 """At 18 tf2onnx turns the axes of a mean even where it leaves its transpose: ConvNeXt was wrong."""
 _CATCH = "TF2ONNX_CATCH_ERRORS"
 _LARGE = 2**20
+"""So many bytes of a constant are kept from TensorFlow's optimizer."""
 _GRAPH, _XLA = "saved_model.pb", "_XlaMustCompile"
 _DYNAMIC = ("MatMul", "Gemm")
 _PRODUCTS = (*_DYNAMIC, "Gather")
@@ -122,13 +123,13 @@ def _proto(saved_model: Path) -> Any:
             None,
             tag=["serve"],
             signatures=["serving_default"],
-            # Of others TensorFlow makes many copies.
+            # Without it TensorFlow copies the weights many times.
             large_model=True,
             return_tensors_to_rename=True,
         )
     # Without names that stand for other tensors of the graph.
     proto, _ = tf2onnx.convert.from_graph_def(
-        # What tf2onnx leaves out for large models.
+        # tf2onnx leaves these two steps out for large models.
         tf_loader.fix_freezing_errors_part2(tf_loader.fix_freezing_errors(graph)),
         name="model",
         input_names=inputs,
@@ -166,7 +167,7 @@ def _constants_once(plain: Form) -> Form:
     """Leave constants that did not change as they are in the protocol buffers of their nodes.
 
     tf2onnx writes all of them again after each pass, and protocol buffers free nothing before the
-    end: a model's weights, thirty times.
+    end.
     """
     written: MutableMapping[Any, Any] = WeakKeyDictionary()
 
