@@ -285,7 +285,7 @@ def _post_training(work: Work, model: Any) -> bytes:
 
 
 def _latency(plain: bytes, content: bytes) -> dict[str, float]:
-    from tfopt.measure.model_footprint import footprint
+    from tfopt.export.model_footprint import footprint
 
     with tempfile.TemporaryDirectory() as folder:
         paths = {}

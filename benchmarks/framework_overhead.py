@@ -9,22 +9,21 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from paired import paired_ratio, save_result
+from paired import ends_of_executions, paired_ratio, save_result
 from tfopt import Data, Execution, Job, LearningRate, Pipeline, chain
 from tfopt.data.mnist import load_mnist
-from tfopt.measure.clock import WindowClock
 from tfopt.recipes.cnn_mnist import plain_cnn, plain_compile
 from tfopt.run import prepared
 
 BATCH, PER_EXECUTION, PEAK, EPOCHS = 80, 5, 0.01, 100
-EVERY = 10**9  # execution of an epoch is a window
-Epoch = Callable[[], WindowClock]
+Epoch = Callable[[], float]
 
 
 def by_hand(x: np.ndarray, y: np.ndarray, seed: int) -> Epoch:
@@ -54,14 +53,15 @@ def by_hand(x: np.ndarray, y: np.ndarray, seed: int) -> Epoch:
         )
         .prefetch(tf.data.AUTOTUNE)
     )
-    return epoch_of(model, data, steps)
+    return epoch_of(model, data)
 
 
-def epoch_of(model: Any, data: Any, steps: int | None) -> Epoch:
-    def train() -> WindowClock:
-        clock = WindowClock(steps, windows=EVERY, window_ms=0.0, warm_up_s=0.0)
-        model.fit(data, epochs=1, shuffle=False, verbose=0, callbacks=[clock])
-        return clock
+def epoch_of(model: Any, data: Any) -> Epoch:
+    def train() -> float:
+        """Train an epoch; return the median milliseconds of a step."""
+        callback, ends = ends_of_executions()
+        model.fit(data, epochs=1, shuffle=False, verbose=0, callbacks=[callback])
+        return 1000 * statistics.median(b - a for a, b in pairwise(ends)) / PER_EXECUTION
 
     return train
 
@@ -93,13 +93,13 @@ def main() -> None:
     for seed in range(options.rounds):
         hand = by_hand(x, y, seed)
         with prepared(described(x, y, seed)) as ready:
-            through_tfopt = epoch_of(ready.model, ready.train_input, ready.facts.steps_per_epoch)
+            through_tfopt = epoch_of(ready.model, ready.train_input)
             both = [("hand", hand), ("tfopt", through_tfopt)]
             for _, train in both:
                 train()  # traces
             for pair in range(options.pairs):
                 for name, train in both if pair % 2 else reversed(both):
-                    times[name].append(statistics.median(train().windows_ms))
+                    times[name].append(train())
     save_result(
         "framework_overhead",
         f"python benchmarks/framework_overhead.py --rounds {options.rounds} "

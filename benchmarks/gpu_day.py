@@ -1,7 +1,7 @@
 """Run on a lent GPU, in one command, what tfopt has only run on CPUs: a JSON file for each step.
 
     python -m benchmarks.gpu_day --list
-    python -m benchmarks.gpu_day --output gpu_day --only tensorflow,ceilings
+    python -m benchmarks.gpu_day --output gpu_day --only tensorflow,resnet50_batch
     python -m benchmarks.gpu_day --rehearse
 
 The steps (``gpu_steps.py``) stand in order of value, at most 50 minutes together. Each has a
@@ -71,7 +71,6 @@ _TUNE = "`tfopt tune` on"
 _LARGEST = "the largest batch of ResNet-50 at 224 px in float32"
 STEPS = (
     _step("tensorflow", 60, "does TensorFlow see the GPU, and compute there what NumPy does?"),
-    _step("ceilings", 60, "what the chip reaches at most: matrix products by dtype"),
     _step("tune_cnn_mnist", 290, f"{_TUNE} the recipe's job", "tune", subject="cnn_mnist"),
     _step("cnn_mnist", 290, "the recipe cnn_mnist, row by row"),
     _step("resnet50_batch", 130, _LARGEST, "largest_batch", subject="resnet50"),

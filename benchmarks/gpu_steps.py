@@ -22,41 +22,36 @@ from typing import Any
 import tfopt
 from benchmarks.gpu_day import GRACE_S, Day
 from tfopt import Execution, MixedPrecision, Place, chain
-from tfopt.doctor.hardware_estimate import gpu_named
 from tfopt.errors import DevicesAlreadyInitialised, UserError
+from tfopt.job.job import Transform
 from tfopt.job.references import resolve_job
-from tfopt.measure.blocks import QUICK, BlockStore, Span
-from tfopt.measure.process import WorkerResult, run_worker
-from tfopt.measure.rounds import Budget, Measurements, RoundsPlan, matched, rounds
-from tfopt.measure.tasks import OneBlock
-from tfopt.measure.variant import Variant
-from tfopt.measure.watcher import Watcher
+from tfopt.measure.engine import Engine, timed_process
+from tfopt.measure.targets import Variant
 from tfopt.monitor.metrics import GPU_METRICS
-from tfopt.monitor.nvml import gpu_memories, why_no_gpu
-from tfopt.report.block import Block
+from tfopt.monitor.nvml import why_no_gpu
+from tfopt.report.statistics import LEAST, compare_pairs
+from tfopt.report.timed_process import TimedProcess
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A job to train, its first batch to try, and arguments that give it few examples."""
+    """A job to train, its first batch to try, and the largest."""
 
     job: str
     arguments: Mapping[str, Any]
     batch: int
     most: int
-    few: Mapping[str, Any] = field(default_factory=dict)
 
     def at(self, batch: int) -> dict[str, Any]:
         return {**self.arguments, "batch_size": batch}
 
 
-FEW = {"examples": 8}
 IMAGES = {"pixels": 224, "examples": 4096, "as_bytes": True}
 # The sizes of BERT-base (Devlin et al. 2018, arXiv:1810.04805), at 128 tokens.
 BERT = {"tokens": 128, "blocks": 12, "width": 768, "heads": 12, "vocabulary": 30522}
 TINY = {"tokens": 16, "blocks": 1, "width": 32, "heads": 2, "vocabulary": 100, "examples": 256}
-RESNET50 = Subject("benchmarks.jobs:resnet50", IMAGES, 256, 1024, FEW)
-TRANSFORMER = Subject("benchmarks.jobs:transformer", {**BERT, "examples": 8192}, 128, 1024, FEW)
+RESNET50 = Subject("benchmarks.jobs:resnet50", IMAGES, 256, 1024)
+TRANSFORMER = Subject("benchmarks.jobs:transformer", {**BERT, "examples": 8192}, 128, 1024)
 CNN_MNIST = Subject("tfopt.recipes.cnn_mnist:job", {"data": "synthetic"}, 32, 32)
 SUBJECTS = {"cnn_mnist": CNN_MNIST, "resnet50": RESNET50, "transformer": TRANSFORMER}
 REHEARSED = {
@@ -71,22 +66,12 @@ PRECISIONS = {
     "mixed_float16": MixedPrecision("mixed_float16"),
     "mixed_bfloat16": MixedPrecision("mixed_bfloat16"),
 }
-# TensorFlow's name of a GPU, and the one that tfopt has published figures under.
-PUBLISHED = {
-    "NVIDIA H100 80GB HBM3": "H100 SXM",
-    "NVIDIA H100 PCIe": "H100 PCIe",
-    "NVIDIA H200": "H200 SXM",
-}
 _XLA = " + XLA"
 _TRIAL_S = 40.0
 
 
 def _subject(day: Day, name: str) -> Subject:
     return (REHEARSED if day.rehearse else SUBJECTS)[name]
-
-
-def _span(day: Day) -> Span:
-    return QUICK if day.rehearse else Span(windows=10, window_ms=250.0, warm_up_s=1.0)
 
 
 # 1: TensorFlow and the chip
@@ -139,42 +124,6 @@ def _libraries() -> list[str]:
     return sorted(set(re.findall(r"/(lib(?:cu|nv)[\w.-]*\.so[\w.]*)", maps)))
 
 
-def ceilings(day: Day) -> None:
-    """Measure the products that the chip reaches at most."""
-    import tensorflow as tf
-
-    from tfopt.measure.ceilings import ceilings as measured
-
-    device = "CPU:0" if day.rehearse else "GPU:0"
-    reached: dict[str, Any] = {}
-    for name, dtype in zip(PRECISIONS, ("float32", "float32", "float16", "bfloat16"), strict=True):
-        tf.config.experimental.enable_tensor_float_32_execution(name == "TF32")
-        try:
-            found = asdict(measured(dtype, device))
-            reached[name] = {**found, "published_gflops": _published_gflops(name)}
-        except UserError as error:
-            reached[name] = {"gflops": None, "reason": error.what}
-        day.keep(ceilings=reached)
-        if day.rehearse:
-            return
-
-
-def _published_gflops(precision: str) -> float | str:
-    """Return the published peak of this GPU's products, or why it is not known."""
-    memories = gpu_memories()
-    if isinstance(memories, str) or not memories:
-        return why_no_gpu()
-    name = memories[0].name
-    if name not in PUBLISHED:
-        return f"no published figures are known here for {name}"
-    gpu = gpu_named(PUBLISHED[name])
-    # Without TF32, products in float32 do not run on tensor cores.
-    if precision == "float32":
-        return 1000 * gpu.other_tflops
-    dtype = precision.removeprefix("mixed_").replace("TF32", "float32")
-    return 1000 * gpu.products_tflops[dtype]
-
-
 # 2: the recipe
 
 
@@ -211,39 +160,33 @@ def _command(day: Day, arguments: list[str], output: Path) -> None:
 
 def largest_batch(day: Day, subject: str) -> None:
     """Search the largest batch in float32, the precision that takes most memory."""
-    tried, job = [], _subject(day, subject)
-
-    def tell(attempt: Any) -> None:
-        tried.append(asdict(attempt))
-        day.keep(attempts=tried)
-
+    job = _subject(day, subject)
     found = tfopt.find_batch_size(
         job.job,
         arguments=job.at(job.batch),
         under=chain(PRECISIONS["float32"]),
-        power_of_two=True,
         at_most=job.most,
-        repeats=0,
-        within_s=max(day.left_s - _TRIAL_S, 1),
-        tell=tell,
+        budget_s=max(day.left_s - _TRIAL_S, 1),
+        verbose=True,
     )
     day.keep(**json.loads(found.to_json()))
 
 
 def settings(day: Day, subject: str, precisions: list[str]) -> None:
-    """Measure a step in turns, in each precision with and without XLA, and in plain float32."""
-    tfopt.place("none")  # in this process: the workers have the GPU to themselves
+    """Time a step in each precision with and without XLA, and in plain float32, again and again.
+
+    Each has the GPU to itself, in a fresh process: at the largest batch no two fit.
+    """
+    tfopt.place("none")  # in this process: the others have the GPU to themselves
     own = _subject(day, subject)
     largest = day.earlier(f"{subject}_batch").get("largest")
     # Without a search, half of where it would begin: that should fit in every setting.
     batch = largest or max(own.batch // 2, 1)
     told = f"found by the step {subject}_batch"
-    gflop = _gflop_per_example(own)
     day.keep(
         job=own.job,
         arguments=own.at(batch),
         batch_from=told if largest else f"assumed, not {told}",
-        product_gflop_per_example=gflop,
     )
     chains = {
         f"{name}{_XLA if jit else ''}": chain(PRECISIONS[name], Execution(jit_compile=jit))
@@ -253,109 +196,74 @@ def settings(day: Day, subject: str, precisions: list[str]) -> None:
     }
     if day.rehearse:  # one setting: TF32 with XLA, or mixed_float16 without
         chains = dict([list(chains.items())[-1 if "TF32" in precisions else 1]])
-    plan = RoundsPlan(
-        tuple(Variant(name, own.job, each, own.at(batch)) for name, each in chains.items()),
-        span=_span(day),
-        budget=Budget(2, 20),
-    )
-    store = BlockStore(day.work / "blocks", plan.to_dict())
-    store.open(resume=False)
-    begun = time.monotonic()
-    for _ in rounds(plan, store, _Settings(day, plan, gflop)):
-        took_s, begun = time.monotonic() - begun, time.monotonic()
-        if day.rehearse or day.left_s < 1.1 * took_s:
+    times: dict[str, list[TimedProcess]] = {name: [] for name in chains}
+    left_out: dict[str, str] = {}
+    while len(left_out) < len(chains):
+        begun_s = day.left_s
+        for name in [each for each in chains if each not in left_out]:
+            print(name, flush=True)
+            timed = _timed(own.job, own.at(batch), chains[name], day)
+            if timed.process is None:
+                left_out[name] = timed.reason
+            else:
+                times[name].append(timed.process)
+            rows = {name: _setting(times, name) for name in chains}
+            day.keep(settings=rows, left_out=left_out)
+        if day.rehearse or day.left_s < 1.1 * (begun_s - day.left_s):
             return
 
 
-class _Settings(Watcher):
-    """A listener to the rounds that sums up after each block: a step may be cut off."""
-
-    def __init__(self, day: Day, plan: RoundsPlan, gflop: float | None) -> None:
-        self.day, self.plan, self.gflop = day, plan, gflop
-        self.blocks: dict[str, list[Block]] = {each.name: [] for each in plan.variants}
-        self.failed: dict[str, str] = {}
-
-    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
-        print(f"{what}: {variant}", flush=True)
-
-    def block_ended(self, variant: str, block: Block) -> None:
-        self.blocks[variant].append(block)
-        self._keep()
-
-    def left_out(self, variant: str, reason: str) -> None:
-        self.failed[variant] = reason
-        self._keep()
-
-    def _keep(self) -> None:
-        tries = {name: tuple((each,) for each in own) for name, own in self.blocks.items()}
-        found = Measurements(self.plan, tries, self.failed)
-        told = [{"setting": n, **asdict(each)} for n, own in self.blocks.items() for each in own]
-        rows = {name: _setting(self.day, found, name, self.gflop) for name in self.blocks}
-        self.day.keep(settings=rows, left_out=self.failed, blocks=told)
-
-
-def _gflop_per_example(subject: Subject) -> float | None:
-    """Return the products of a training step for one example; None where nobody can count them."""
-    from tfopt.measure.step_cost import step_cost
-    from tfopt.run import prepared
-
-    job = resolve_job(subject.job, {**subject.at(8), **subject.few})
-    with prepared(Execution(jit_compile=False).apply(job)) as ready:
-        cost = step_cost(ready)
-    if isinstance(cost, str):
-        print(f"the products of a step are not counted: {cost}")
-        return None
-    return cost.product_gflop / 8
-
-
-def _setting(day: Day, found: Measurements, name: str, gflop: float | None) -> dict[str, Any]:
-    """Return what the rounds so far say of a setting; shares are of products alone."""
-    blocks = [block for block in found.blocks(name) if block.invalid is None]
-    precision = name.removesuffix(_XLA)
+def _setting(times: Mapping[str, list[TimedProcess]], name: str) -> dict[str, Any]:
+    """Return what the processes so far say of a setting."""
+    own = times[name]
     row: dict[str, Any] = {
-        "rounds": len(blocks),
-        "invalid": [block.invalid for block in found.blocks(name) if block.invalid is not None],
-        "left_out": found.left_out.get(name),
-        "time_against_float32": _against(found, "float32", name),
-        "time_against_without_xla": _against(found, precision, name),
+        "processes": len(own),
+        "time_against_float32": _against(times, "float32", name),
+        "time_against_without_xla": _against(times, name.removesuffix(_XLA), name),
     }
-    if not blocks:
+    if not own:
         return row
-    step_ms = median(block.step_ms for block in blocks)
-    per_s = 1000 * (blocks[0].examples_per_step or 0) / step_ms
-    gflops = None if gflop is None else gflop * per_s
-    roofs = {"published": _published_gflops(precision), "measured": _ceiling(day, precision)}
-    known = {roof: each for roof, each in roofs.items() if isinstance(each, float)}
     return {
         **row,
-        "step_ms": step_ms,
-        "examples_per_s": per_s,
-        "product_gflops": gflops,
-        **{f"share_of_{r}_peak": gflops / each if gflops else None for r, each in known.items()},
-        "without_a_share": {roof: each for roof, each in roofs.items() if roof not in known},
-        "energy_per_example_j": blocks[-1].energy_per_example_j,
-        "gpu_steady_peak_mib": blocks[-1].memory.gpu_steady_peak_mib,
-        "first_step_s": median(block.first_step_s for block in blocks),
+        "step_ms": median(process.step_ms for process in own),
+        "examples_per_s": 1000 / median(process.example_ms for process in own),
+        "energy_per_example_j": own[-1].energy_per_example_j,
+        "gpu_peak_mib": own[-1].gpu_peak_mib,
+        "first_step_s": median(process.first_step_s for process in own),
     }
 
 
-def _ceiling(day: Day, precision: str) -> float | str:
-    reached = day.earlier("ceilings").get("ceilings", {}).get(precision, {}).get("gflops")
-    return float(reached) if reached else f"the step ceilings has measured none in {precision}"
+def _against(
+    times: Mapping[str, list[TimedProcess]], reference: str, name: str
+) -> dict[str, Any] | None:
+    """Return the time of an example as a share of the reference's, measured soon after it."""
+    if reference == name:
+        return None
+    pairs = list(zip(times.get(reference, ()), times[name], strict=False))
+    sides = [[process.example_ms for process in side] for side in zip(*pairs, strict=True)]
+    if len(pairs) >= LEAST:
+        return asdict(compare_pairs(*sides))
+    return {"ratio": sides[1][0] / sides[0][0], "note": "no interval"} if pairs else None
 
 
-def _against(found: Measurements, reference: str, name: str) -> dict[str, Any] | None:
-    """Return the time of an example as a share of the reference's, beside it in each round."""
-    if reference == name or not {reference, name} <= found.tries.keys():
-        return None
-    compared = found.compared(reference, name)
-    if compared is not None:
-        return asdict(compared)
-    pairs = matched(found.blocks(reference), found.blocks(name))
-    if not pairs:
-        return None
-    one, other = (median(block.per_example_ms) for block in pairs[0])
-    return {"ratio": other / one, "low": None, "high": None, "rounds": 1, "note": "no interval"}
+@dataclass(frozen=True)
+class _Timed:
+    """A process that was timed alone; None with its reason. ``notes`` are its transforms' own."""
+
+    process: TimedProcess | None
+    reason: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def _timed(job: str, arguments: Mapping[str, Any], transform: Transform, day: Day) -> _Timed:
+    """Time a job under a transform in a process that has the machine to itself."""
+    variant = Variant(repr(transform), job, chain(transform), arguments)
+    with Engine(turn_s=0.1 if day.rehearse else 0.25) as engine:
+        (candidate,) = engine.admit([variant])
+        engine.take_rounds([candidate], 2 if day.rehearse else 12)
+    process = timed_process(candidate) if candidate.turns else None
+    notes = candidate.ready.notes if candidate.ready else {}
+    return _Timed(process, candidate.out, notes)
 
 
 # 5: tune
@@ -367,7 +275,7 @@ def tune(day: Day, subject: str) -> None:
     batch = own.batch if own is CNN_MNIST else own.batch // 2
     sets = [f"--set={name}={value}" for name, value in own.at(batch).items()]
     budget_s = 30 if day.rehearse else int(day.left_s - _TRIAL_S)
-    limits = ["--budget", f"{budget_s}s", "--seeds", "0", "--anew"]
+    limits = ["--budget", f"{budget_s}s", "--seeds", "0"]
     _command(day, ["-m", "tfopt", "tune", own.job, *sets, *limits, "--output", str(output)], output)
 
 
@@ -417,19 +325,15 @@ def memory(day: Day) -> None:
         for name, way in list(ways.items())[: 1 if day.rehearse else None]:
             with prepared(way.apply(resolve_job(subject.job, arguments))) as ready:
                 told = tfopt.training_memory(ready.model, first_batch(ready), batch)
-            result = _block(subject.job, arguments, way, QUICK)
+            timed = _timed(subject.job, arguments, way, day)
             row = {"job": subject.job, "arguments": arguments, "setting": name}
-            row.update(estimate=asdict(told), measured_over_estimate=None, reason=result.reason)
-            if result.value is not None:
-                peak = result.value.memory.gpu_steady_peak_mib
-                row["measured"] = asdict(result.value.memory)
+            row.update(estimate=asdict(told), measured_over_estimate=None, reason=timed.reason)
+            if timed.process is not None:
+                peak = timed.process.gpu_peak_mib
+                row.update(gpu_peak_mib=peak, host_peak_mib=timed.process.host_peak_mib)
                 row["measured_over_estimate"] = None if peak is None else peak / told.peak_mib
             rows.append(row)
             day.keep(rows=rows)
-
-
-def _block(job: str, arguments: Any, transforms: Any, span: Span) -> WorkerResult[Block]:
-    return run_worker(OneBlock(span), job=job, arguments=arguments, chain=chain(transforms))
 
 
 # 7: monitoring
@@ -439,16 +343,15 @@ def monitoring(day: Day) -> None:
     """List what NVML tells here, what asking costs a step, and the energy of an example."""
     own = _subject(day, "resnet50")
     arguments = own.at(max(own.batch // 2, 1))
-    result = _block(own.job, arguments, PRECISIONS["mixed_bfloat16"], _span(day))
+    timed = _timed(own.job, arguments, PRECISIONS["mixed_bfloat16"], day)
     energy = {"job": own.job, "arguments": arguments, "setting": "mixed_bfloat16"}
-    energy.update(energy_per_example_j=None, reason=result.reason)
-    if result.value is not None:
-        energy["energy_per_example_j"] = result.value.energy_per_example_j
-        energy["gpus"] = [asdict(gpu) for gpu in result.value.gpus]
+    energy.update(energy_per_example_j=None, reason=timed.reason)
+    if timed.process is not None:
+        energy["energy_per_example_j"] = timed.process.energy_per_example_j
+        energy["gpus"] = [asdict(gpu) for gpu in timed.process.gpus]
     day.keep(energy=energy)
     from monitor_overhead import OFF, RATES, Windows
     from paired import paired_ratio
-    from tfopt.measure.clock import WindowClock
     from tfopt.monitor.sampler import sampling
     from tfopt.run import prepared
 
@@ -462,10 +365,9 @@ def monitoring(day: Day) -> None:
         cost = [paired_ratio(f"{n} / without", times[n], times[OFF]) for n in RATES]
         day.keep(step_time_when_sampled=[asdict(ratio) for ratio in cost])
         # Longer than the slowest metric's pause.
-        span = Span(windows=2, window_ms=100) if day.rehearse else Span(windows=12, window_ms=1000)
-        clock = WindowClock(None, windows=span.windows, window_ms=span.window_ms, warm_up_s=0.0)
+        again = Windows(1, 0.1 if day.rehearse else 2.0)
         with sampling(os.getpid(), clock=time.perf_counter) as sampler:
-            ready.train(callbacks=[clock], epochs=1, validate=False)
+            ready.train(callbacks=[again], epochs=1, validate=False)
         recording = sampler.recording()
     fields = [
         {
@@ -533,11 +435,12 @@ def placement(day: Day) -> None:
     arguments = {**CNN_MNIST.arguments, "batch_size": 32}
     ways: dict[str, Any] = {}
     for name, part in list(parts.items())[: 1 if day.rehearse else None]:
-        result = _block(CNN_MNIST.job, arguments, part, QUICK)
-        ways[name] = {"did": result.notes_of(part), "reason": result.reason}
-        if result.value is not None:
-            used = [gpu.name for gpu in result.value.gpus]
-            ways[name].update(memory=asdict(result.value.memory), gpus_used=used)
+        timed = _timed(CNN_MNIST.job, arguments, part, day)
+        ways[name] = {"did": timed.notes.get(repr(part)), "reason": timed.reason}
+        if timed.process is not None:
+            own = timed.process
+            used = [gpu.name for gpu in own.gpus]
+            ways[name].update(gpu_peak_mib=own.gpu_peak_mib, gpus_used=used)
         day.keep(ways=ways)
     import tensorflow as tf
 

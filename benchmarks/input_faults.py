@@ -6,7 +6,7 @@
 Twenty faults are planted, each in a pipeline of its own: what binds it and in which stage is known,
 and whether one of the changes can help. A wait for a disk is TensorFlow's own sleeping dataset: it
 keeps a thread and no core busy. Ten healthy pipelines must not be blamed. Each is measured once, in
-a fresh process; nothing else should run meanwhile.
+processes of its own that take turns.
 """
 
 from __future__ import annotations

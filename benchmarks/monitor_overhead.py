@@ -30,9 +30,9 @@ from typing import Any
 import keras
 
 from paired import paired_ratio, save_figures
-from tfopt.measure.statistics import compare
 from tfopt.monitor.sampler import sampling
 from tfopt.recipes.cnn_mnist import job
+from tfopt.report.statistics import compare_pairs
 from tfopt.run import prepared
 
 OFF = "without"
@@ -128,7 +128,8 @@ def measured(turns: int, seconds: float, block: int) -> None:
         ratios.append(
             paired_ratio(f"step time, sampled at {name} / without", times[name], times[OFF])
         )
-        comparisons[name] = asdict(compare(_blocks(times[OFF], block), _blocks(times[name], block)))
+        sides = (_medians(each, block) for each in (times[OFF], times[name]))
+        comparisons[name] = asdict(compare_pairs(*sides))
         share = windows.processor[name]
         print(ratios[-1], f"; in blocks of {block}: {comparisons[name]}")
         told = f"processor time of a step, sampled at {name} / without"
@@ -155,8 +156,8 @@ def measured(turns: int, seconds: float, block: int) -> None:
 STAND_IN = "TFOPT_STAND_IN_GPUS"
 
 
-def _blocks(times: list[float], size: int) -> list[list[float]]:
-    return [times[n : n + size] for n in range(0, len(times) - size + 1, size)]
+def _medians(times: list[float], size: int) -> list[float]:
+    return [median(times[n : n + size]) for n in range(0, len(times) - size + 1, size)]
 
 
 def beside_a_stand_in(gpus: int, arguments: list[str]) -> int:

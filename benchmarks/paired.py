@@ -7,6 +7,7 @@ a shared machine falls on both. The interval is a bootstrap over the pairs.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,18 @@ class Ratio:
     def __str__(self) -> str:
         interval = f"95 %: {self.low:.3f} to {self.high:.3f}"
         return f"{self.name}: {self.median:.3f} ({interval}, {len(self.pairs)} pairs)"
+
+
+def ends_of_executions() -> tuple[Any, list[float]]:
+    """Return a callback for ``fit``, and the list to which it adds when each execution ended."""
+    import keras
+
+    ends: list[float] = []
+
+    def note(batch: int, logs: object) -> None:
+        ends.append(time.perf_counter())
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=note), ends
 
 
 def paired_ratio(name: str, tried: list[float], reference: list[float]) -> Ratio:

@@ -1,66 +1,79 @@
-"""How often a real measurement finds a difference between a program and itself.
+"""How often turns tell a program from itself, and how often they find a planted difference.
 
-``python benchmarks/same_program.py`` compares a small job with itself, again and again, in rounds
-of quick blocks as ``tfopt.measure.rounds`` runs them. The bar: of 20 comparisons at most one has
-a verdict other than "no difference" or "inconclusive".
+Twelve processes of one program take turns for a minute. Of many random draws of five against five,
+at most 6 % may have a false verdict; 10 % put on one side (30 % with ``--busy``) must be found in
+90 %. Prints what a turn costs beside what it measures, too.
+
+    python benchmarks/same_program.py
+    python benchmarks/same_program.py --busy
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from dataclasses import asdict
-from pathlib import Path
+import random
+import statistics
+import time
 
+from neighbour import neighbour
 from paired import save_figures
-from tfopt.measure.blocks import QUICK, BlockStore
-from tfopt.measure.rounds import Budget, RoundsPlan, rounds
-from tfopt.measure.variant import Variant
-from tfopt.measure.watcher import Watcher
+from tfopt.measure.display import Display
+from tfopt.measure.engine import Engine, copies, shared_rounds
+from tfopt.measure.targets import Variant
+from tfopt.report.statistics import compare
 
 JOB, DATA = "tfopt.recipes.cnn_mnist:job", {"data": "embedded"}
+PROCESSES, SIDE, DRAWS = 12, 5, 4000
 FALSE = ("faster", "slower")
 
 
-class Quiet(Watcher):
-    def left_out(self, variant: str, reason: str) -> None:
-        raise SystemExit(f"{variant}: {reason}")
+def drawn(medians: list[float], planted: float) -> list[str]:
+    """Return the verdicts of random draws, the second side slower by a planted share."""
+    chance, verdicts = random.Random(0), []
+    for _ in range(DRAWS):
+        both = chance.sample(medians, 2 * SIDE)
+        slower = [(1 + planted) * each for each in both[SIDE:]]
+        verdicts.append(compare(both[:SIDE], slower).verdict)
+    return verdicts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--comparisons", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5, help="at least, of each comparison")
-    parser.add_argument("--most", type=int, default=8, help="rounds of each comparison at most")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--busy", action="store_true", help="beside a neighbour")
+    parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
-    found = []
-    for number in range(options.comparisons):
-        plan = RoundsPlan(
-            variants=(
-                Variant("first", JOB, arguments=DATA),
-                Variant("second", JOB, arguments=DATA),
-            ),
-            span=QUICK,
-            budget=Budget(options.rounds, options.most),
-            seed=number,
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            store = BlockStore(Path(folder), plan.to_dict())
-            store.open(resume=False)
-            *_, measured = rounds(plan, store, Quiet())
-        comparison = measured.compared("first", "second")
-        assert comparison is not None
-        found.append({**asdict(comparison), "verdict": comparison.verdict})
-        print(f"{number + 1}: {found[-1]}", flush=True)
-    false = sum(each["verdict"] in FALSE for each in found)
-    print(f"{false} of {len(found)} verdicts are false")
+    planted = 0.3 if options.busy else 0.1
+    with neighbour(options.busy), Display() as display, Engine(display) as engine:
+        begun = time.monotonic()
+        processes = engine.admit(copies(Variant("program", JOB, arguments=DATA), PROCESSES))
+        started_s = time.monotonic() - begun
+        begun = time.monotonic()
+        engine.take_rounds(processes, 10_000, until=begun + options.seconds)
+        cost = engine.cost_s / (time.monotonic() - begun)
+        rounds = shared_rounds(processes)
+        medians = [each.example_s(rounds) for each in processes]
+        memory = [each.held_mib for each in processes]
+    false = sum(each in FALSE for each in drawn(medians, 0.0)) / DRAWS
+    found = sum(each == "slower" for each in drawn(medians, planted)) / DRAWS
+    spread = statistics.stdev(medians) / statistics.fmean(medians)
+    print(
+        f"{false:.1%} of the verdicts are false; {planted:.0%} is found in {found:.1%}; processes "
+        f"scatter by {spread:.1%}; {len(rounds)} rounds; own cost {cost:.2%}; "
+        f"{PROCESSES} processes started in {started_s:.1f} s, {statistics.fmean(memory):.0f} MiB"
+    )
     save_figures(
-        "same_program",
-        f"python benchmarks/same_program.py --comparisons {options.comparisons} "
-        f"--rounds {options.rounds} --most {options.most}",
-        false_verdicts=false,
-        comparisons=found,
-        span=asdict(QUICK),
+        f"same_program{'-busy' if options.busy else ''}",
+        f"python benchmarks/same_program.py{' --busy' if options.busy else ''}"
+        f" --seconds {options.seconds:g}",
+        false_verdicts=round(false, 4),
+        planted=planted,
+        planted_found=round(found, 4),
+        scatter=round(spread, 4),
+        rounds=len(rounds),
+        own_cost=round(cost, 5),
+        started_s=round(started_s, 1),
+        own_mib=round(statistics.fmean(memory)),
+        draws=DRAWS,
     )
 
 

@@ -35,8 +35,8 @@ def measured(name: str, turns: int) -> dict[str, Any]:
 
     import tfopt
     from tfopt.export.child import Child
-    from tfopt.measure.model_footprint import against, in_turns, timed_turn
-    from tfopt.measure.optimize import turn_of
+    from tfopt.export.model_footprint import against, in_turns, timed_turn
+    from tfopt.export.optimize import turn_of
 
     model, x = net(name)
     one = [a[:1] for a in x] if isinstance(x, list) else x[:1]
@@ -78,18 +78,18 @@ def measured(name: str, turns: int) -> dict[str, Any]:
 def in_fresh_processes(first: Any, second: Any, inputs: list[Any]) -> Any:
     """Return the time of the first file as a share of the second's, process by process."""
     from tfopt.export.child import Child
-    from tfopt.measure.optimize import turn_of
-    from tfopt.measure.statistics import compare
+    from tfopt.export.optimize import turn_of
+    from tfopt.report.statistics import compare_pairs
 
-    blocks: dict[str, list[list[float]]] = {first.name: [], second.name: []}
+    seconds: dict[str, list[float]] = {first.name: [], second.name: []}
     for number in range(_PROCESSES):
         order = [first, second]
         random.Random(number).shuffle(order)
         for file in order:
             with Child() as child:
                 turns = [child(turn_of, file.format, file.folder, 1, inputs) for _ in range(6)]
-            blocks[file.name].append([statistics.median(turn) for turn in turns[1:]])
-    return compare(blocks[second.name], blocks[first.name])
+            seconds[file.name].append(statistics.median(map(statistics.median, turns[1:])))
+    return compare_pairs(seconds[second.name], seconds[first.name])
 
 
 def _ratio(comparison: Any) -> list[float]:

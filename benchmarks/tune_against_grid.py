@@ -1,166 +1,187 @@
-"""How near ``tfopt.tune`` comes to the best of the whole grid, and in which part of its time.
+"""How near ``tfopt.tune`` comes to the best of the whole grid, within its budget.
 
-Every combination of the settings that ``tune`` would try is measured, each in a process of its own:
-all of them twice, in rounds of random order, and those within a fifth of the best three times more.
-Then ``tune`` searches from nothing, several times. Its chains and the grid's winner are measured
-beside each other in fresh rounds; the figure is the speed of the tuned chain as a share of the
-winner's, by the predicted time of the whole training.
+    python benchmarks/tune_against_grid.py grid tfopt.recipes.cnn_mnist:job --set data=embedded
+    python benchmarks/tune_against_grid.py tune tfopt.recipes.cnn_mnist:job --set data=embedded
 
-    python benchmarks/tune_against_grid.py tfopt.recipes.cnn_mnist:job --set data=embedded --runs 3
-
-Chains that were found before take the place of the searches with ``--chain``, for instance those
-that ``python -m tfopt.recipes.cnn_mnist`` writes:
-
-    python benchmarks/tune_against_grid.py tfopt.recipes.cnn_mnist:job --set data=embedded \\
-        --chain cnn_mnist_report/tuned.toml
+``grid`` measures every combination of the settings that ``tune`` would try, by turns: all for some
+rounds, then those near the best for more, then the nearest with three new processes each. Its
+result is kept. ``tune`` searches from nothing, with ``--busy`` beside a neighbour, and measures
+what it found beside the grid's winner: five processes of each. The figure is the speed of the tuned
+chain as a share of the winner's, by the predicted time of the whole training; the bar is 0.95 (0.9
+beside the neighbour).
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import random
+import json
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-from paired import paired_ratio, save_result
-from tfopt.commands.arguments import assignments
+from neighbour import neighbour
+from paired import RESULTS, save_figures
 from tfopt.commands.tune import setting_values
 from tfopt.job.job import Chain
-from tfopt.job.recipe_file import read_recipe
-from tfopt.measure.job_facts import JobFacts, LookAtJob
-from tfopt.measure.process import run_worker
-from tfopt.measure.search_space import AXES, Changes, narrowed, space_for
-from tfopt.measure.tasks import OneBlock
-from tfopt.measure.tune import predicted_training_s, tune
-from tfopt.measure.tuned import SPAN
+from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
+from tfopt.measure.display import Display
+from tfopt.measure.engine import Candidate, Engine, copies, shared_rounds
+from tfopt.measure.job_facts import JobFacts
+from tfopt.measure.targets import Variant
+from tfopt.recipes.flags import assignments
+from tfopt.report.statistics import compare
+from tfopt.tune.search import training_s
+from tfopt.tune.space import AXES, Changes, narrowed, space_for
+from tfopt.tune.tune import tune
 
-_NEAR = 1.2
-_FRESH = 7
+GROUP, NEAR, NEAREST, FINAL = 20, 1.3, 4, 5
+ROUNDS, MORE_ROUNDS, FINAL_ROUNDS = 4, 6, 12
 
 
 class Machine:
-    """Measures chains of a job, each block in a forked worker."""
+    """Measures chains of a job by turns, beside the job as it is."""
 
-    def __init__(self, job: str, arguments: dict[str, Any]) -> None:
-        self.job = {"job": job, "arguments": arguments, "forked": True}
-        seen = run_worker(LookAtJob(), chain=Chain(), **self.job)
-        assert seen.value is not None, seen.reason
-        self.seen: JobFacts = seen.value
+    def __init__(self, job: str, arguments: dict[str, Any], engine: Engine) -> None:
+        self.plain = Variant("plain", job, Chain(), arguments)
+        self.engine = engine
+        (self.reference,) = engine.admit([self.plain], look=True)
+        assert self.reference.ready is not None, self.reference.out
+        assert self.reference.ready.facts is not None
+        self.facts: JobFacts = self.reference.ready.facts
 
-    def training_s(self, chain: Chain) -> float | None:
-        """Return the predicted seconds of the whole training; None where it does not run."""
-        result = run_worker(OneBlock(SPAN), chain=chain, **self.job)
-        if result.value is None:
-            return None
-        return statistics.median(predicted_training_s(self.seen, result.value))
+    def variant(self, chain: Chain, name: str = "") -> Variant:
+        """Return a variant of the job under a chain."""
+        return Variant(name or repr(chain), self.plain.job, chain, self.plain.arguments)
 
-    def rounds(self, chains: list[Chain], count: int) -> dict[str, list[float]]:
-        """Return the seconds of each chain, measured so often in rounds of random order."""
-        different = {repr(chain): chain for chain in chains}
-        found: dict[str, list[float]] = {name: [] for name in different}
-        for number in range(count):
-            order = list(different.values())
-            random.Random(number).shuffle(order)
-            for chain in order:
-                seconds = self.training_s(chain)
-                if seconds is not None:
-                    found[repr(chain)].append(seconds)
-        return {name: values for name, values in found.items() if len(values) == count}
+    def values(self, chains: list[Chain], rounds: int) -> dict[Chain, float]:
+        """Return the time of each as a share of the job's as it is, in groups."""
+        found: dict[Chain, float] = {}
+        for start in range(0, len(chains), GROUP):
+            group = chains[start : start + GROUP]
+            tried = self.engine.admit([self.variant(each) for each in group])
+            self.engine.take_rounds([self.reference, *tried], rounds)
+            for chain, candidate in zip(group, tried, strict=True):
+                if candidate.alive:
+                    found[chain] = self.share(candidate)
+            self.engine.dismiss(tried)
+        return found
+
+    def share(self, candidate: Candidate) -> float:
+        """Return the predicted time of a training as a share of the job's as it is."""
+        rounds = shared_rounds([self.reference, candidate])
+        own, plain = (training_s(self.facts, c, rounds) for c in (candidate, self.reference))
+        return own / plain
 
 
-def grid(seen: JobFacts, asked: dict[str, list[Any]]) -> list[Chain]:
+def grid(facts: JobFacts, asked: dict[str, list[Any]]) -> list[Chain]:
     """Return every combination of the settings, each program once."""
-    space = narrowed(space_for(seen), asked, exact=False)
+    space = narrowed(space_for(facts), asked, exact=False)
     settings = (
         Changes(**dict(zip(AXES, values, strict=True)))
         for values in itertools.product(*(space[axis] for axis in AXES))
     )
-    return list({repr(c): c for c in (setting.chain(seen) for setting in settings)}.values())
+    return list(dict.fromkeys(setting.chain(facts) for setting in settings))
 
 
-def best_of(machine: Machine, chains: list[Chain]) -> Chain:
-    """Return the fastest chain, each at its best: what disturbs a process only adds."""
-    coarse = {name: min(values) for name, values in machine.rounds(chains, 2).items()}
-    least = min(coarse.values())
-    near = [chain for chain in chains if coarse.get(repr(chain), 1e9) < _NEAR * least]
-    fine = {name: min(values) for name, values in machine.rounds(near, 3).items()}
-    return min(near, key=lambda chain: min(fine.get(repr(chain), 1e9), coarse[repr(chain)]))
+def search_grid(options: argparse.Namespace, name: str) -> None:
+    """Measure the whole grid and keep its best."""
+    begun = time.monotonic()
+    with Display() as display, Engine(display) as engine:
+        machine = Machine(options.job, assignments(options.set), engine)
+        chains = grid(machine.facts, dict(options.space))
+        coarse = machine.values(chains, ROUNDS)
+        least = min(coarse.values())
+        near = [chain for chain, value in coarse.items() if value < NEAR * least]
+        fine = machine.values(near, MORE_ROUNDS)
+        nearest = sorted(fine, key=lambda chain: coarse[chain] * fine[chain])[:NEAREST]
+        last: dict[Chain, float] = {}
+        for chain in nearest:
+            tried = engine.admit(copies(machine.variant(chain), 3))
+            engine.take_rounds([machine.reference, *tried], MORE_ROUNDS)
+            last[chain] = statistics.median(machine.share(each) for each in tried if each.alive)
+            engine.dismiss(tried)
+        best = min(last, key=lambda chain: last[chain])
+    save_figures(
+        f"grid-{name}",
+        command_line(options),
+        candidates=len(chains),
+        grid_s=round(time.monotonic() - begun),
+        winner=repr(best),
+        chain=chain_to_toml(best),
+        share_of_the_job=round(last[best], 4),
+        nearest={repr(chain): round(value, 4) for chain, value in last.items()},
+    )
 
 
-def searched(options: argparse.Namespace) -> tuple[list[Chain], list[float]]:
-    """Return the chains that ``tune`` finds, each from nothing, and the seconds of each search."""
-    chains, seconds = [], []
-    for number in range(options.runs):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            found = tune(
-                options.job,
-                arguments=assignments(options.set),
-                budget_s=options.budget,
-                space=dict(setting_values(each) for each in options.space),
-                seeds=options.seeds,
-                folder=Path(folder),
-                verbose=False,
-            )
-        seconds.append(time.monotonic() - began)
-        chains.append(found.chain)
-        print(f"run {number + 1}, {seconds[-1]:.0f} s: {found}", flush=True)
-    return chains, seconds
+def search_and_compare(options: argparse.Namespace, name: str) -> None:
+    """Tune, and measure what was found beside the grid's winner."""
+    kept = sorted(RESULTS.glob(f"*-grid-{name}.json"))[-1]
+    winner = chain_from_toml(json.loads(kept.read_text(encoding="utf-8"))["chain"])
+    begun = time.monotonic()
+    with neighbour(options.busy):
+        tuned = tune(
+            options.job,
+            arguments=assignments(options.set),
+            budget_s=options.budget,
+            space=dict(options.space),
+            seeds=options.seeds,
+        )
+    took_s = time.monotonic() - begun
+    print(f"{took_s:.0f} s: {tuned}", flush=True)
+    with Display() as display, Engine(display) as engine:
+        machine = Machine(options.job, assignments(options.set), engine)
+        sides = [
+            engine.admit(copies(machine.variant(chain, side), FINAL))
+            for side, chain in (("winner", winner), ("tuned", tuned.chain))
+        ]
+        every = [machine.reference, *sides[0], *sides[1]]
+        engine.take_rounds(every, FINAL_ROUNDS)
+        rounds = shared_rounds(every)
+        times = [[training_s(machine.facts, each, rounds) for each in side] for side in sides]
+        plain_s = training_s(machine.facts, machine.reference, rounds)
+    found = compare(times[1], times[0])  # below 1 where the tuned chain is slower
+    print(f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}) of the winner's speed")
+    save_figures(
+        f"tune_against_grid-{name}{'-busy' if options.busy else ''}",
+        command_line(options),
+        tune_s=round(took_s, 1),
+        share=round(found.ratio, 4),
+        low=round(found.low, 4),
+        high=round(found.high, 4),
+        speed_of_the_winner=round(plain_s / statistics.median(times[0]), 3),
+        winner=repr(winner),
+        tuned=repr(tuned.chain),
+        notes=list(tuned.notes),
+    )
 
 
 def command_line(options: argparse.Namespace) -> str:
     """Return the command that these options came from."""
-    given = "".join(f" --chain {each}" for each in options.chain)
-    searches = f" --runs {options.runs} --budget {options.budget:g} --seeds {options.seeds}"
-    return (
-        f"python benchmarks/tune_against_grid.py {options.job}"
-        + "".join(f" --set {each}" for each in options.set)
-        + "".join(f" --try {each}" for each in options.space)
-        + (given or searches)
-    )
+    line = f"python benchmarks/tune_against_grid.py {options.what} {options.job}"
+    line += "".join(f" --set {each}" for each in options.set)
+    for setting, values in options.space:
+        line += f" --try {setting}={','.join(map(str, values))}"
+    if options.what == "tune":
+        line += f" --budget {options.budget:g} --seeds {options.seeds}" + " --busy" * options.busy
+    return line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("grid", "tune"))
     parser.add_argument("job")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--try", action="append", default=[], dest="space", metavar="A=B,C")
-    parser.add_argument("--chain", action="append", default=[], metavar="FILE")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=180.0, metavar="SECONDS")
-    parser.add_argument("--seeds", type=int, default=0)
-    options = parser.parse_args()
-    machine = Machine(options.job, assignments(options.set))
-    space = dict(setting_values(each) for each in options.space)
-    chains = grid(machine.seen, space)
-    began = time.monotonic()
-    winner = best_of(machine, chains)
-    grid_s = time.monotonic() - began
-    print(f"{len(chains)} candidates in {grid_s:.0f} s: {winner!r}", flush=True)
-    found = [read_recipe(file).chain for file in options.chain]
-    tuned, tuned_s = (found, []) if found else searched(options)
-    fresh = machine.rounds([winner, Chain(), *tuned], _FRESH)
-    best = fresh[repr(winner)]
-    ratios = [
-        paired_ratio(f"speed of run {n + 1} over the grid's winner", best, fresh[repr(chain)])
-        for n, chain in enumerate(tuned)
-    ]
-    ratios.append(paired_ratio("speed of the winner over the job", fresh[repr(Chain())], best))
-    save_result(
-        f"tune_against_grid-{options.job.partition(':')[0].rpartition('.')[2]}"
-        f"-{options.job.rpartition(':')[2]}{'-given' if found else ''}",
-        command_line(options),
-        ratios,
-        candidates=len(chains),
-        grid_s=round(grid_s),
-        tune_s=[round(each) for each in tuned_s],
-        winner=repr(winner),
-        tuned=[repr(chain) for chain in tuned],
+    parser.add_argument(
+        "--try", action="append", default=[], dest="space", type=setting_values, metavar="A=B,C"
     )
+    parser.add_argument("--budget", type=float, default=90.0, metavar="SECONDS")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--busy", action="store_true", help="search beside a neighbour")
+    options = parser.parse_args()
+    module, _, function = options.job.partition(":")
+    name = function if function != "job" else module.rpartition(".")[2]
+    (search_grid if options.what == "grid" else search_and_compare)(options, name)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,34 @@ def without_xla(request, monkeypatch):
         monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: False)
 
 
+@pytest.fixture
+def in_toy_folder(tmp_path, monkeypatch):
+    """The folder in which this test runs, and the processes that it starts: see ``processes.py``."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def one_starter(monkeypatch):
+    """Let the children of all tests start from one process, which loads TensorFlow once.
+
+    A change of the environment takes another one, and pytest keeps a test's name in it. Children
+    find what several tests build on.
+    """
+    children = sys.modules.get("tfopt.measure.children")
+    if children is None:
+        return
+    starter = children._starter
+
+    def shared(how):
+        with pytest.MonkeyPatch.context() as environment:
+            environment.delenv("PYTEST_CURRENT_TEST", raising=False)
+            environment.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+            return starter(how)
+
+    monkeypatch.setattr(children, "_starter", shared)
+
+
 def without_xla_here():
     return os.environ.get("TFOPT_TESTS_XLA") != "1"
 

@@ -7,6 +7,9 @@ from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from io import StringIO
 
+# Public functions with the name of a module.
+FUNCTIONS = ("tfopt.doctor", "tfopt.export", "tfopt.run", "tfopt.tune")
+
 
 def loaded_by(name: str) -> list[str]:
     before = set(sys.modules)
@@ -34,8 +37,8 @@ def main() -> None:
     # None of the modules that are run is loaded yet.
     recipes = ("cnn_mnist", "image_finetuning", "text_transformer", "tabular")
     helped = {name: help_of(f"tfopt.recipes.{name}", "--help") for name in recipes}
-    helped["run"] = help_of("tfopt", "run", "--help")
-    functions = {name: kind_of(name) for name in ("tfopt.doctor", "tfopt.run")}
+    helped["tune"] = help_of("tfopt", "tune", "--help")
+    functions = {name: kind_of(name) for name in FUNCTIONS}
     sys.stdout.write(json.dumps({**found, "functions": functions, "help": helped}))
 
 

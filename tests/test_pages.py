@@ -68,7 +68,7 @@ def numbered(blocks_of, slow=lambda page, number: False):
     "block",
     numbered(
         lambda page: [each for each in fences(page, "python") if not is_script(each)],
-        slow=lambda page, number: number > 1 and page != "README.md",
+        slow=lambda page, number: page == "docs/tune.md" or (number > 1 and page != "README.md"),
     ),
 )
 def test_a_block_runs_as_it_stands(block, run_page_block):
@@ -202,7 +202,6 @@ def test_a_block_calls_each_function():
         "measure",
         "optimize",
         "replica_times",
-        "tune",
     }
 
 

@@ -51,7 +51,7 @@ _MOVED = {
         ),
         "tfopt.compress",
     ),
-    "BatchSizes": "tfopt.measure.batch_size",
+    "BatchSizes": "tfopt.tune.batch_sizes_found",
     "OutOfMemory": "tfopt.train",
     "Outcome": "tfopt.run",
     "PipelineOptions": "tfopt.data",

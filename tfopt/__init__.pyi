@@ -28,16 +28,14 @@ from .doctor.hardware_estimate import hardware_estimate as hardware_estimate
 from .errors import UserError as UserError
 from .export.export import export as export
 from .export.load import load as load
+from .export.model_footprint import footprint as footprint
+from .export.optimize import optimize as optimize
 from .export.quantize import Quantize as Quantize
 from .export.quantize import quantize as quantize
 from .job.job import Job as Job
 from .job.job import chain as chain
 from .job.parts import Data as Data
-from .measure.batch_size.find import find_batch_size as find_batch_size
-from .measure.measured import measure as measure
-from .measure.model_footprint import footprint as footprint
-from .measure.optimize import optimize as optimize
-from .measure.tune import tune as tune
+from .measure.bench import measure as measure
 from .monitor.monitor_callback import Monitor as Monitor
 from .resume.callback import resume as resume
 from .run import run as run
@@ -57,5 +55,7 @@ from .train.precision import MixedPrecision as MixedPrecision
 from .train.precision import mixed_precision as mixed_precision
 from .train.remat import Remat as Remat
 from .train.remat import remat as remat
+from .tune.batch_size import find_batch_size as find_batch_size
+from .tune.tune import tune as tune
 
 __version__: str

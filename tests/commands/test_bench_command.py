@@ -1,4 +1,4 @@
-"""``tfopt bench`` as a person runs it: mistakes told at once, files left, Ctrl-C and --resume."""
+"""``tfopt bench`` and ``tfopt tune`` as a person runs them: mistakes, JSON, files, Ctrl-C."""
 
 import json
 import os
@@ -7,8 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
+from bench_reports import single
 
 from tfopt.commands.cli import main
 from tfopt.report.bench_report import read_bench_report
@@ -47,53 +49,106 @@ def folder(tmp_path, monkeypatch):
     [
         ([], "One thing is measured at a time"),
         (["a:b", "--only", "c:d", "e:f"], "One thing is measured at a time"),
-        (["toy_pkg:job", "--rounds", "many"], "--rounds takes one or two numbers"),
-        (["toy_pkg:job", "--rounds", "1"], "This budget has no room"),
-        (["toy_pkg:job", "--seeds", "-1"], "--seeds is not a count"),
-        (["toy_pkg:job", "--tolerance", "nan"], "--tolerance is no number of points"),
-        (["toy_pkg:job", "--ablate"], "--ablate leaves links out of a chain"),
-        (["toy_pkg:job", "--ablate", "--chain", "one.toml"], "--ablate leaves links out"),
+        (["toy_pkg:job", "--seeds", "-1"], "argument --seeds: '-1' is no count"),
+        (["toy_pkg:job", "--max-drop", "nan"], "argument --max-drop: 'nan' is no number of points"),
+        (["toy_pkg:job", "--budget", "soon"], "argument --budget: 'soon' is no time"),
+        (["toy_pkg:job", "--budget", "5m", "--quick"], "not allowed with argument --budget"),
+        (["toy_pkg:job", "--whole", "--seeds", "0"], "--whole trains"),
+        (["toy_pkg:job", "--ablate"], "`--ablate` leaves links out of a chain"),
+        (["toy_pkg:job", "--ablate", "--chain", "one.toml"], "`--ablate` leaves links out"),
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain is for one job"),
         (["toy_pkg:job", "--set", "width"], "--set takes NAME=VALUE"),
-        (["toy_pkg:job", "--resume"], "There is nothing to resume"),
         (["toy_pkg:job", "--set", "wide=3"], "unexpected keyword argument 'wide'"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_measured(folder, capsys, arguments, told):
-    assert main(["bench", *arguments]) == 2
+    try:
+        code = main(["bench", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
     assert told in capsys.readouterr().err
     assert not list(folder.glob("*_bench/bench.*"))
 
 
+@pytest.fixture
+def shown(monkeypatch):
+    """What ``tfopt bench`` and ``tfopt tune`` ask for, in the place of carrying it out."""
+    from tfopt.recipes import bench_display
+
+    heard = []
+
+    def bench_and_show(plan, output, *, verbose):
+        heard.append((plan, output, verbose))
+        print("a table")
+        return single(title=plan.title), 0
+
+    def tune_and_show(target, output, **settings):
+        heard.append((target, output, settings))
+        print("a table")
+        return SimpleNamespace(report=single(title=target.name), interrupted=False)
+
+    monkeypatch.setattr(bench_display, "bench_and_show", bench_and_show)
+    monkeypatch.setattr(bench_display, "tune_and_show", tune_and_show)
+    return heard
+
+
+def test_what_is_measured(folder, shown):
+    for flags, kind, links in (
+        (["toy_pkg:job"], "single", 0),
+        (["toy_pkg:job", "--chain", "one.toml"], "prefixes", 1),
+        (["tfopt.recipes.cnn_mnist", "--ablate"], "ablation", 8),
+        (["--only", "toy_pkg:job", "toy_pkg:job"], "pair", 0),
+    ):
+        assert main(["bench", *flags, "--set", "width=4", "--output", "out"]) == 0
+        plan = shown.pop()[0]
+        assert (plan.kind, len(plan.targets[0].chain.parts)) == (kind, links)
+        assert plan.targets[0].arguments == {"width": 4}
+        assert (plan.budget_s, plan.quick, plan.seeds, plan.max_drop) == (300, False, 3, 0.5)
+    assert [target.name for target in plan.targets] == ["toy_pkg:job (1)", "toy_pkg:job (2)"]
+    assert plan.command == "tfopt bench --only toy_pkg:job toy_pkg:job --set width=4 --output out"
+    for flags, budget_s in ((["--quick"], 120), (["--budget", "90s"], 90)):
+        assert main(["bench", "toy_pkg:job", *flags, "--whole", "--max-drop", "0.2"]) == 0
+        plan, output, verbose = shown.pop()
+        assert (plan.budget_s, plan.quick) == (budget_s, flags == ["--quick"])
+        assert (plan.whole, plan.max_drop, verbose) == (True, 0.2, True)
+        assert output.name == "toy_pkg_job_bench"
+
+
+def test_json_is_one_document_and_nothing_else(folder, shown, capsys):
+    assert main(["bench", "toy_pkg:job", "--json"]) == 0
+    said = capsys.readouterr()
+    assert (json.loads(said.out)["title"], said.err) == ("toy_pkg:job", "a table\n")
+    assert not shown.pop()[2]
+    flags = ["--json", "--budget", "2m", "--try", "batch_size=64,128", "--try", "jit_compile=True"]
+    assert main(["tune", "toy_pkg:job", *flags]) == 0
+    said = capsys.readouterr()
+    assert (json.loads(said.out)["title"], said.err) == ("toy_pkg:job", "a table\n")
+    _, output, settings = shown.pop()
+    assert output.name == "toy_pkg_job_tuned"
+    assert (settings["budget_s"], settings["max_drop"], settings["verbose"]) == (120, 0.5, False)
+    assert settings["space"] == {"batch_size": [64, 128], "jit_compile": [True]}
+
+
 @pytest.mark.slow
-def test_a_measurement_leaves_its_files_and_goes_on_after_ctrl_c(folder):
-    """One job alone: a rehearsal, two blocks; stopped in the second."""
-    flags = "--set width=4 --quick --rounds 2 --studies 0 --output out"
-    command = [sys.executable, "-m", "tfopt", "bench", "toy_pkg:job", *flags.split()]
+def test_ctrl_c_leaves_what_was_measured(folder):
+    """One job alone, stopped in its turns: a valid report, and no process that stays."""
+    command = [sys.executable, "-m", "tfopt", "bench", "toy_pkg:job"]
+    command += ["--set", "width=4", "--budget", "60s", "--output", "out"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    stopped = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    deadline = time.monotonic() + 180
-    first = "out/blocks/*-000-00.json"
-    while not list(folder.glob(first)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1)
+    stopped = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    while "turns of" not in (line := stopped.stdout.readline()):
+        assert line, "it ended before its turns"
+    time.sleep(3)
     stopped.send_signal(signal.SIGINT)
     told, _ = stopped.communicate(timeout=60)
-    assert stopped.returncode == 130
-    assert "go on with --resume" in told
-    assert not read_bench_report(folder / "out/bench.json").complete
-
-    resumed = [*command, "--resume"]
-    done = subprocess.run(resumed, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "rehearsing" not in done.stdout
-    assert done.stdout.count("ms a step\n") == 1
+    assert stopped.returncode == 130, told
     report = read_bench_report(folder / "out/bench.json")
-    assert report.complete
-    assert report.asked.quick
-    assert len(report.reference.blocks) == 2
+    assert not report.complete
+    assert report.reference.processes
     assert report.reference.arguments == {"width": "4"}
-    assert report.command.startswith("tfopt bench toy_pkg:job --set width=4 --quick")
     assert (folder / "out/bench.html").read_text().startswith("<!DOCTYPE html>")
-    assert "A step takes" in (folder / "out/bench.md").read_text()
-    json.loads((folder / "out/blocks/plan.json").read_text())
+    others = subprocess.run(["pgrep", "-s", str(stopped.pid)], capture_output=True, check=False)
+    assert others.stdout == b""

@@ -1,5 +1,7 @@
-"""The tfopt command: one error a mistake, run and report for real."""
+"""The tfopt command: one vocabulary, one error a mistake, bench and report for real."""
 
+import argparse
+import json
 import os
 import signal
 import subprocess
@@ -9,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from bench_reports import single
 
-from tfopt.commands.cli import main
+from tfopt.commands.cli import _parser, main
 from tfopt.errors import UserError
 from tfopt.job.roster import transform_name
 from tfopt.recipes import cnn_mnist
-from tfopt.recipes.recipe_main import recipe_main
+from tfopt.recipes.flags import count, duration, in_flags, points
 
 
 def tfopt(*arguments, cwd=None, module="tfopt.commands.cli"):
@@ -31,6 +34,8 @@ def tfopt(*arguments, cwd=None, module="tfopt.commands.cli"):
 @pytest.fixture
 def recipe(monkeypatch, tmp_path):
     """The recipe's main function in this process and an empty folder."""
+    from tfopt.recipes.recipe_main import recipe_main
+
     monkeypatch.chdir(tmp_path)
 
     def run(*flags):
@@ -40,25 +45,89 @@ def recipe(monkeypatch, tmp_path):
     return run
 
 
+def parsers():
+    """The parser of each command, by its name."""
+    (commands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return commands.choices
+
+
+def test_the_same_thing_has_the_same_flag_in_every_command():
+    found = {
+        name: {flag: action for action in parser._actions for flag in action.option_strings}
+        for name, parser in parsers().items()
+    }
+    assert list(found) == [
+        "tune", "bench", "compare", "report", "export", "optimize", "batch-size", "hardware",
+        "doctor", "monitor", "launch",
+    ]  # fmt: skip
+    assert [name for name, flags in found.items() if "--json" not in flags] == ["launch"]
+    gone = {"--batch_size", "--batch", "--minutes", "--resume", "--rounds", "--anew"}
+    for name, flags in found.items():
+        assert not gone & {*flags}, name
+        assert ("--job" in flags) == (name == "optimize"), name
+        for flag in ("--budget", "--grace", "--listen", "--interval"):
+            assert flag not in flags or flags[flag].type is duration, name
+    assert [name for name, flags in found.items() if "--budget" in flags] == [
+        "tune", "bench", "batch-size",
+    ]  # fmt: skip
+    assert [name for name, flags in found.items() if "--max-drop" in flags] == [
+        "tune", "bench", "optimize",
+    ]  # fmt: skip
+
+
+def test_times_counts_and_points():
+    assert [duration(text) for text in ("90s", "1.5m", "1h", "45")] == [90, 90, 3600, 45]
+    assert (count("3"), points("0.5")) == (3, 0.5)
+    for read, texts in {
+        duration: ("", "5 m", "-1s", "1d", "nan"),
+        count: ("-1", "2.5", "many"),
+        points: ("-1", "101", "nan", "some"),
+    }.items():
+        for text in texts:
+            with pytest.raises(argparse.ArgumentTypeError, match="is no "):
+                read(text)
+
+
+def test_an_error_names_the_flags_of_its_command():
+    tune = parsers()["tune"]
+    for python, flags in {
+        "fix: give max_drop=2": "fix: give --max-drop 2",
+        'or objective="step", or exact=True': "or --objective step, or --exact",
+        "a longer `budget_s`; exact=False": "a longer `--budget`; no --exact",
+        "max_drop is not a number of points.": "--max-drop is not a number of points.",
+        # What was received, calls, other flags' values, and what there is no flag for.
+        "  received: max_drop=200": "  received: max_drop=200",
+        'tfopt.tune("a:b", max_drop=2) or seeds=1': 'tfopt.tune("a:b", max_drop=2) or --seeds 1',
+        "--set seeds=2, and 'budget_s' of a job": "--set seeds=2, and 'budget_s' of a job",
+        "set Job.steps_per_epoch, or turns=3": "set Job.steps_per_epoch, or turns=3",
+    }.items():
+        assert in_flags(python, tune) == flags
+
+
+def test_an_error_of_a_python_function_names_the_flag(tmp_path, capsys):
+    listening = ["doctor", "--only", "host", "--listen", "2h"]
+    for arguments in (listening, [*listening, "--json"]):
+        assert main(arguments) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert "--listen is not a time to wait" in shown.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "nowhere.toml"], "nowhere.toml"),
-        (["run", "typo.toml"], "typo.toml: chain[0].sparsety"),
-        (["run", "jobless.toml"], "names no job"),
-        (["run", "jobless.toml", "--job", "no_such_package.train:job"], "no_such_package"),
-        (
-            ["run", "jobless.toml", "--job", "tfopt.recipes.cnn_mnist:job", "--set", "epochs"],
-            "NAME=VALUE",
-        ),
-        (["run", "evil.toml"], "os:system"),
-        (["run", "evil.toml", "--once"], "os:system"),
-        (["run", "jobless.toml", "--job", "os:popen", "--set", "cmd=touch mark"], "-> tfopt.Job"),
-        (
-            ["run", "function.toml", "--job", "tfopt.recipes.cnn_mnist:job"],
-            "function.toml: chain[0].map",
-        ),
-        (["run", "function.toml", "--once"], "--trust-functions"),
+        (["bench", "nowhere.toml"], "nowhere.toml"),
+        (["bench", "typo.toml"], "typo.toml: chain[0].sparsety"),
+        (["tune", "jobless.toml"], "names no job"),
+        (["hardware", "no_such_package.train:job"], "no_such_package"),
+        (["bench", "tfopt.recipes.cnn_mnist:job", "--set", "epochs"], "NAME=VALUE"),
+        (["hardware", "evil.toml"], "os:system"),
+        (["hardware", "os:popen", "--set", "cmd=touch mark"], "-> tfopt.Job"),
+        (["batch-size", "tfopt.recipes.cnn_mnist:job", "--chain", "function.toml"], "chain[0].map"),
+        (["hardware", "tfopt.recipes.cnn_mnist:job", "--chain", "function.toml"], "--trust-func"),
+        (["launch", "--port", "5050", "--workers", "2", "--", "true"], "--port, --host and --join"),
+        (["launch", "--data-workers", "2", "--", "true"], "How many workers is not said"),
+        (["launch", "--data-workers", "1", "--join", "here"], "service is no address"),
         (["report", "nowhere.json"], "nowhere.json"),
         (["report", "cut.json"], "cut.json"),
     ],
@@ -79,7 +148,7 @@ def test_a_mistake_is_one_message(tmp_path, monkeypatch, capsys, arguments, word
     assert words in shown.err
     assert not Path("mark").exists()
     with pytest.raises(UserError):
-        main([*arguments, "--debug"])
+        main([arguments[0], "--debug", *arguments[1:]])
 
 
 def test_python_finds_the_command_by_the_name_of_the_package(tmp_path):
@@ -92,7 +161,8 @@ def test_python_finds_the_command_by_the_name_of_the_package(tmp_path):
 def test_an_unknown_command_and_flag_are_refused_with_what_was_meant(recipe, capsys):
     for arguments, words in (
         (["bensh"], "did you mean bench?"),
-        (["run", "any.toml", "--trust"], "--trust"),
+        (["bench", "any.toml", "--trust"], "--trust"),
+        (["gate", "a.json"], "invalid choice"),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
@@ -107,7 +177,7 @@ def test_the_help_of_a_recipe_lists_its_flags_and_the_links_of_its_chain(recipe,
     with pytest.raises(SystemExit):
         recipe("--help")
     shown = " ".join(capsys.readouterr().out.split())
-    for flag in ("--data", "--batch-size", "--epochs", "--steps", "--tune", "--chain", "--output"):
+    for flag in ("--data", "--batch-size", "--epochs", "--budget", "--chain", "--output"):
         assert flag in shown
     offered = shown.partition("of the recipe's own chain: ")[2].partition("; or all")[0]
     assert offered.split(", ") == [transform_name(part) for part in cnn_mnist.CHAIN.parts]
@@ -177,51 +247,47 @@ def project(tmp_path):
 
 
 @pytest.mark.slow
-def test_run_measures_a_chain_on_someones_own_job(project):
-    """Through the workers' processes and back, with a function that the file names."""
-    arguments = ("run", "small.toml", "--job", "my_package.train:job", "--set", "epochs=2")
-    done = tfopt(*arguments, "--trust-functions", cwd=project)
+def test_bench_measures_a_chain_on_someones_own_job(project):
+    """Through the processes and back, with a function that the file names."""
+    arguments = ("bench", "my_package.train:job", "--chain", "small.toml", "--set", "epochs=2")
+    flags = ("--budget", "90s", "--whole", "--seeds", "2", "--output", "out", "--json")
+    done = tfopt(*arguments, *flags, "--trust-functions", cwd=project)
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["command"].startswith("tfopt bench my_package.train:job")
     assert (project / "mapped").exists()
-    written = {path.name for path in (project / "small_report").iterdir()}
-    assert {"bench.json", "bench.md", "bench.html", "model.keras"} <= written
-    assert "tfopt run small.toml" in (project / "small_report" / "bench.md").read_text()
+    written = {path.name for path in (project / "out").iterdir()}
+    assert {"bench.json", "bench.md", "bench.html", "kept"} <= written
 
+
+def test_report_in_each_form(tmp_path, capsys):
+    written = single().to_json()
+    (tmp_path / "bench.json").write_text(written)
     for form, words in (("md", "| "), ("html", "<html"), ("terminal", "baseline")):
-        shown = tfopt("report", "small_report/bench.json", "--format", form, cwd=project)
-        assert shown.returncode == 0, shown.stderr
-        assert words in shown.stdout
-    assert_a_reader_that_stops_early_is_no_error(project)
+        # A report may be named by its folder.
+        assert main(["report", str(tmp_path), "--format", form]) == 0
+        assert words in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "bench.json"), "--json"]) == 0
+    assert capsys.readouterr().out == written
+    assert main(["report", str(tmp_path.parent)]) == 2
+    assert "holds no report" in capsys.readouterr().err
 
 
-def assert_a_reader_that_stops_early_is_no_error(project):
+def test_a_reader_that_stops_early_is_no_error(tmp_path):
     """As in ``tfopt report ... | head``, with a reader that is gone before anything is written."""
+    (tmp_path / "bench.json").write_text(single().to_json())
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as stdout:
         done = subprocess.run(
-            [sys.executable, "-m", "tfopt.commands.cli", "report", "small_report/bench.json"],
+            [sys.executable, "-m", "tfopt.commands.cli", "report", "bench.json"],
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
             timeout=60,
-            cwd=project,
+            cwd=tmp_path,
             check=False,
         )
     assert done.stderr == ""
-
-
-def test_run_once_trains_under_the_whole_chain(project, monkeypatch, capsys):
-    monkeypatch.chdir(project)
-    monkeypatch.syspath_prepend(project)
-    arguments = ("run", "small.toml", "--job", "my_package.train:job", "--once", "--output", "here")
-    assert main([*arguments, "--trust-functions"]) == 0
-    assert (project / "mapped").exists()
-    written = {path.name for path in (project / "here").iterdir()}
-    assert written == {"model.keras", "model_dynamic.tflite", ".tfopt.lock"}
-    shown = capsys.readouterr().out
-    assert "Prune:" in shown
-    assert "here/model.keras" in shown
 
 
 def test_an_interrupt_while_modules_are_still_loading(tmp_path):
@@ -246,12 +312,3 @@ def test_an_interrupt_while_modules_are_still_loading(tmp_path):
         process.kill()
     assert process.returncode == 130
     assert errors == "Interrupted.\n"
-
-
-def test_a_report_may_be_named_by_its_folder(tmp_path, capsys):
-    written = Path(__file__).parents[1] / "guards" / "reports"
-    assert main(["report", str(tmp_path)]) == 2
-    assert "holds no report" in capsys.readouterr().err
-    (tmp_path / "bench.json").write_bytes((written / "whole.json").read_bytes())
-    assert main(["report", str(tmp_path), "--format", "md"]) == 0
-    assert "Prune" in capsys.readouterr().out

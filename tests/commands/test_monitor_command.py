@@ -185,7 +185,7 @@ def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
     ("arguments", "words"),
     [
         (("--interval", "0"), "from 0.1 to 3600"),
-        (("--interval", "nan"), "from 0.1 to 3600"),
+        (("--interval", "2h"), "from 0.1 to 3600"),
         (("--pid", "4194999"), "no process"),
         (("--csv", "/no/such/folder/x.csv"), "does not exist"),
         (("--dashboard", "/no/such/folder/x.json"), "does not exist"),

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import tfopt
 from tfopt import UserError
-from tfopt.commands.cli import main
 from tfopt.data import ArrowTable, Csv, convert
 from tfopt.data.convert import MANIFEST
 
@@ -135,18 +134,17 @@ def test_csv_images_and_records_become_parquet(tmp_path):
     assert pq.read_table(tmp_path / "back").to_pydict() == {"id": [1, 2], "price": [0.5, 0.25]}
 
 
-def test_the_command_writes_checks_and_names_what_has_changed(rows, tmp_path, capsys):
+def test_what_has_changed_is_named(rows, tmp_path):
     out = tmp_path / "out"
-    assert main(["data", "convert", str(rows), str(out), "--shard-mib", "1"]) == 0
-    assert "3,000 rows in 4 shards" in capsys.readouterr().out
-    assert main(["data", "check", str(out)]) == 0
+    assert "3,000 rows in 4 shards" in str(convert(rows, out, shard_mib=1))
+    tfopt.data.check_shards(out)
     (shard,) = json.loads((out / MANIFEST).read_text())["shards"]["2"]
     name = shard["name"]
     with (out / name).open("r+b") as file:
         file.seek(100)
         file.write(b"x")
-    assert main(["data", "check", str(out)]) == 2
-    assert name in capsys.readouterr().err
+    with pytest.raises(UserError, match=name):
+        tfopt.data.check_shards(out)
 
 
 @pytest.mark.parametrize(

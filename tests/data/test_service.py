@@ -157,8 +157,8 @@ def test_a_worker_that_is_killed_costs_its_examples_which_is_said(records, caplo
 
 @contextmanager
 def command(*arguments):
-    """Run ``tfopt data serve`` until the block ends; yield the address that it prints."""
-    words = [sys.executable, "-m", "tfopt", "data", "serve", *arguments]
+    """Run ``tfopt launch --data-workers`` until the block ends; yield the address that it prints."""
+    words = [sys.executable, "-m", "tfopt", "launch", *arguments]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().strip()
@@ -172,7 +172,7 @@ def test_workers_of_another_host_join_the_dispatcher_at_its_port(records):
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    here = ("--host", "localhost", "--workers")
+    here = ("--host", "localhost", "--data-workers")
     with command(*here, "0", "--port", str(port)) as address:
         assert address == f"grpc://localhost:{port}"
         with command(*here, "2", "--join", address) as joined:

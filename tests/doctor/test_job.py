@@ -1,13 +1,12 @@
-"""One job in a real process with real steps, and the sizes that its layers multiply by."""
+"""One job in a real process with real steps."""
 
 import sys
 import textwrap
 
-import keras
 import pytest
 
 from tfopt.doctor.check import Check, Subject
-from tfopt.doctor.job_checks import examine_job, job, padding_of
+from tfopt.doctor.job_checks import examine_job, job
 
 JOBS = """
     import keras
@@ -48,14 +47,7 @@ JOBS = """
             return keras.Sequential([keras.Input((19,)), keras.layers.Dense(2, "softmax")])
         return Job(build=no_model, data=data, compile=compile_, batch_size=64)
 """
-CHAIN = """
-tfopt = 1
-[[chain]]
-transform = "prune"
-sparsity = 0.5
-[[chain]]
-transform = "cluster"
-"""
+BOTH = [{"transform": "prune", "sparsity": 0.5}, {"transform": "cluster"}]
 
 
 @pytest.fixture
@@ -71,7 +63,7 @@ def probed(subject, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "doctors_jobs", raising=False)
 
-    def probe(name, chain=None):
+    def probe(name, chain=()):
         asked = {"job": f"doctors_jobs:{name}", "arguments": {}, "chain": chain}
         asked |= {"memory_mib": 8000.0, "memory_of": "the host", "read_mib_per_s": None}
         return by_name(each for each in examine_job(asked) if isinstance(each, Check))
@@ -88,24 +80,18 @@ def test_a_job_that_is_in_order(subject, tmp_path):
     checks = by_name(job(subject("plain", data=tmp_path)))
     assert {check.verdict for check in checks.values()} <= {"ok", "warning"}
     assert list(checks) == [
-        "transforms", "job", "batch", "precision", "memory", "tensor cores", "rehearsal",
+        "transforms", "job", "batch", "precision", "memory", "rehearsal",
     ]  # fmt: skip
     assert "1,271 parameters, toy" in checks["job"].told
     assert checks["batch"].told == "64 examples a step"
     assert "3 steps trained" in checks["rehearsal"].told
     assert any("the data's folder gives" in each for each in checks["rehearsal"].evidence)
     assert any(line.startswith("peak") for line in checks["memory"].evidence)
-    assert "3 of 3 layers" in checks["tensor cores"].told
-    assert any(
-        "wide: inputs 20, pad to 24, outputs 33, pad to 40" in each
-        for each in checks["tensor cores"].evidence
-    )
     assert not (tmp_path / "written.txt").exists(), "the job's callbacks have no part in it"
 
 
-def test_transforms_that_do_not_combine_are_named(probed, tmp_path):
-    (tmp_path / "both.toml").write_text(CHAIN)
-    checks = probed("plain", chain=str(tmp_path / "both.toml"))
+def test_transforms_that_do_not_combine_are_named(probed):
+    checks = probed("plain", chain=BOTH)
     assert checks["transforms"].verdict == "failure"
     assert checks["transforms"].told.startswith("Prune and Cluster both hold weights")
     assert checks["transforms"].fix
@@ -137,14 +123,3 @@ def test_a_model_that_does_not_take_its_data(probed):
 def test_without_a_job_there_is_nothing_here():
     (check,) = job(Subject())
     assert check.verdict == "not here"
-
-
-def test_what_to_pad_to():
-    wide = keras.layers.Dense(33, name="wide")
-    conv = keras.layers.Conv2D(16, 3, name="conv")
-    even = keras.layers.Dense(64)
-    for layer, shape in ((wide, (1, 24)), (conv, (1, 8, 8, 3)), (even, (1, 16))):
-        layer.build(shape)
-    assert padding_of(wide) == "wide: outputs 33, pad to 40"
-    assert padding_of(conv) == "conv: inputs 3, pad to 8"
-    assert padding_of(even) is None

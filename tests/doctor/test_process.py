@@ -79,7 +79,7 @@ def test_what_does_not_end_is_ended(folder):
 
 
 def test_it_is_gone_when_the_command_is_killed(folder):
-    command = [sys.executable, "-m", "tfopt", "doctor", "--only", "job", "--job", "bad_jobs:hangs"]
+    command = [sys.executable, "-m", "tfopt", "doctor", "--only", "job", "bad_jobs:hangs"]
     asking = subprocess.Popen(command)
     try:
         while not (folder / "pids.txt").exists() and asking.poll() is None:
@@ -97,7 +97,7 @@ def test_a_job_that_calls_sys_exit_has_failed(folder):
 
 
 def test_a_module_that_is_not_there_is_a_users_mistake():
-    asked = {"job": "no_such_module:job", "arguments": {}, "chain": None}
+    asked = {"job": "no_such_module:job", "arguments": {}, "chain": []}
     stage, check = examine_job(asked)
     assert (stage, check.verdict) == ("making the job", "failure")
     assert "no module 'no_such_module'" in check.told

@@ -528,9 +528,12 @@ def test_the_command_imports_the_module_of_its_data_before_the_model(tmp_path, m
     assert "--examples my.module:function" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     data = ["--calibration", "doubled_layer:data", "--examples", "doubled_layer:data"]
-    code = main([*call, "--precision", "float32,int8", *data, "--output", "made"])
+    code = main([*call, "--precision", "float32,int8", *data, "--output", "made", "--json"])
     forget()
-    assert code == 0, capsys.readouterr().err
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    files = {each["precision"]: each for each in json.loads(said.out)["files"]}
+    assert files["int8"]["kib"] > 0
     assert {each.name for each in tmp_path.glob("made/*/")} == {
         "saved_model_float32", "litert_float32", "litert_int8"
     }  # fmt: skip

@@ -1,12 +1,11 @@
 """Which transforms are kept and why: by intervals over steps and whole trainings, and by seeds."""
 
 import pytest
-from bench_reports import NOT_ASKED, blocks, training_figures, variant
+from bench_reports import NOT_ASKED, processes, training, variant
 
 from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, chain
-from tfopt.measure.advice import _since, choose, in_words, recommend
-from tfopt.measure.rehearsal import Rehearsed
-from tfopt.measure.variant import Variant
+from tfopt.measure.advice import choose, in_words, recommend
+from tfopt.measure.targets import Variant
 from tfopt.report.bench_report import Quality
 from tfopt.report.footprint import Comparison
 
@@ -14,7 +13,7 @@ FASTER = Comparison(0.5, 0.48, 0.52, 5)
 SLOWER = Comparison(1.2, 1.1, 1.3, 5)
 SAME = Comparison(1.0, 0.99, 1.01, 5)
 UNCLEAR = Comparison(0.9, 0.7, 1.1, 5)
-BLOCKS = blocks(2.0, 1)
+PROCESSES = processes(2.0, 1)
 
 
 def points(mean):
@@ -29,7 +28,7 @@ def row(
     measured = status == "measured"
     report = variant(
         name,
-        BLOCKS if measured else (),
+        PROCESSES if measured else (),
         status=status,
         reason=None if measured else "no such GPU",
         transform=None if transform is None else repr(transform),
@@ -39,7 +38,7 @@ def row(
         **more,
     )
     named = Variant(name, "toy:job", chain(*of), changed=(transform,) if transform else ())
-    return Rehearsed(named, status, report.reason, (), "toy", 1.0), report
+    return named, report
 
 
 def whole_row(**changed):
@@ -80,7 +79,7 @@ TOGETHER = (
             ["Place"],
             "2.00\N{MULTIPLICATION SIGN}",
         ),
-        (LOSES_SPEED, None, [Execution()], ["Pipeline"], "it was not measured as a whole"),
+        (LOSES_SPEED, None, [Execution()], ["Pipeline"], "not measured as a whole"),
         (
             LOSES_SPEED,
             whole_row(reference=Comparison(0.7, 0.69, 0.71, 5)),
@@ -94,9 +93,9 @@ TOGETHER = (
             for seen, words in (
                 (
                     {"reference": SLOWER},
-                    "Execution: together a step is 0.833\N{MULTIPLICATION SIGN}",
+                    "Execution: together 0.833\N{MULTIPLICATION SIGN}",
                 ),
-                ({"quality": points(-2.0)}, "together loses 2.00 points"),
+                ({"quality": points(-2.0)}, "together 2.00 points of test accuracy are lost"),
                 ({"status": "failed"}, "Execution: together failed: no such GPU"),
             )
         ),
@@ -210,68 +209,30 @@ def test_what_can_only_be_left_out_alone_stays():
     assert choose("ablation", rows).chain == chain()
     found = recommended("ablation", rows, whole_row(reference=SLOWER))
     assert found.keep == repr(chain(first, second))
-    assert found.brought == "each of its links earns its place"
-    assert "together a step is 0.833\N{MULTIPLICATION SIGN}" in found.dropped[-1]
-
-
-def test_two_jobs_leave_nothing_to_choose():
-    assert choose("pair", [row(None), row(None)]) is None
+    assert found.brought == "it is what the others are compared with"
+    assert "together 0.833\N{MULTIPLICATION SIGN}" in found.dropped[-1]
 
 
 FILE = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
 
 
-def trained(level, **changed):
-    """Three rounds at about so many seconds."""
-    return tuple(
-        training_figures(round(level * wobble, 4), seed=seed, **changed)
-        for seed, wobble in enumerate((1.0, 1.02, 0.99))
-    )
-
-
-def roughly(level):
-    """Three rounds that say nothing about it."""
-    seconds = (0.6 * level, 1.4 * level, level)
-    return tuple(training_figures(s, seed=seed) for seed, s in enumerate(seconds))
-
-
 @pytest.mark.parametrize(
-    ("steps", "trainings", "kept", "words"),
+    ("whole", "keep", "words"),
     [
-        # A larger batch: as many examples a second, and a shorter training.
-        (SAME, trained(7), True, "a whole training is"),
-        (SLOWER, trained(7), True, "a whole training is"),
-        # Compiled for longer than all the steps it makes faster.
-        (FASTER, trained(14), False, "a whole training is 0.714"),
-        (FASTER, trained(10), False, "no difference"),
-        # What the trainings cannot tell the steps may.
-        (FASTER, roughly(10), True, "a step is 2.00"),
-        (SAME, roughly(10), False, "a step is 1.00"),
-        (UNCLEAR, roughly(10), False, "inconclusive"),
+        (FASTER, [Execution()], ""),
+        # What whole trainings cannot tell the turns may.
+        (UNCLEAR, [Execution()], ""),
+        (SLOWER, [], "together 0.833\N{MULTIPLICATION SIGN}"),
+        (SAME, [], "no difference"),
     ],
 )
-def test_whole_trainings_decide_before_the_steps(steps, trainings, kept, words):
-    before = row(None, trainings=trained(10))
-    link = row(Execution(), previous=steps, trainings=trainings)
-    choice = choose("prefixes", [before, link])
-    assert choice.chain == (chain(Execution()) if kept else chain())
-    assert words in str(_since(before[1], link[1]))
-    assert choice.undecided == (("Execution",) if words == "inconclusive" else ())
-    if not kept:
-        assert words in choice.dropped[0]
-
-
-def test_what_is_kept_must_hold_as_a_whole_training():
-    rows = [row(None, trainings=trained(10)), row(Execution(), trainings=trained(7), whole=SLOWER)]
+def test_what_is_kept_must_hold_as_a_whole_training(whole, keep, words):
+    rows = [row(None), row(Execution(), whole=whole, to_accuracy=whole)]
     found = recommended("prefixes", rows)
-    assert found.keep == "chain()"
-    assert "together a whole training is 0.833" in found.dropped[-1]
-    fast = [rows[0], row(Execution(), trainings=trained(7), whole=FASTER, to_accuracy=FASTER)]
-    brought = recommended("prefixes", fast).brought
-    assert brought == (
-        f"the time to the reference's test accuracy is {in_words(FASTER)}; "
-        f"a whole training is {in_words(FASTER)}"
-    )
+    assert found.keep == repr(chain(*keep))
+    assert words in "".join(found.dropped)
+    if keep:
+        assert found.brought == f"a whole training is {in_words(whole)}"
 
 
 @pytest.mark.parametrize(
@@ -280,13 +241,14 @@ def test_what_is_kept_must_hold_as_a_whole_training():
         ({"model_gzip_kib": 100.0}, None),
         ({"model_gzip_kib": 190.0}, "gzipped model: 200 KiB to 190 KiB: hardly smaller"),
         (FILE, None),
-        ({**FILE, "artefact_kib": 240.0}, "m.tflite: 250 KiB to 240 KiB: hardly smaller"),
+        ({**FILE, "artefact_kib": 240.0}, "file: 250 KiB to 240 KiB: hardly smaller"),
     ],
 )
 def test_a_link_for_size_is_kept_by_what_it_saves(figures, words):
+    smaller = (training(**figures),)
     rows = [
-        row(None, trainings=trained(10)),
-        row(Prune(0.5), previous=SLOWER, quality=points(0), trainings=trained(12, **figures)),
+        row(None, trainings=(training(),)),
+        row(Prune(0.5), previous=SLOWER, quality=points(0), trainings=smaller),
     ]
     choice = choose("prefixes", rows)
     assert choice.chain == (chain() if words else chain(Prune(0.5)))

@@ -1,15 +1,14 @@
 """GPUs and memory, summed up from samples made by hand."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from bench_reports import blocks, gpu
 
 from tfopt.measure import memory
-from tfopt.measure.machine import gpu_states, why_throttled
-from tfopt.measure.memory import AllocatorPeaks, block_memory, gpus_in_use
+from tfopt.measure.machine import gpu_states
+from tfopt.measure.memory import gpus_in_use
 from tfopt.monitor.readings import (
     ClockReason,
     GpuReading,
@@ -76,8 +75,6 @@ def test_a_reason_seen_once_counts_and_only_heat_power_and_hardware_throttle():
     )
     assert (calm.throttled, calm.throttle_reasons) == (False, (IDLE.description,))
     assert (hot.throttled, hot.throttle_reasons) == (True, (IDLE.description, HOT.description))
-    assert why_throttled([calm]) is None
-    assert why_throttled([calm, hot]).startswith("GPU 1 (Made) was throttled: ")
 
 
 def test_a_counter_that_is_not_there_or_went_back_gives_no_energy():
@@ -99,17 +96,6 @@ def test_a_lost_gpu_is_none_with_the_words_of_the_driver():
     )
 
 
-def test_energy_per_example_is_of_all_gpus_over_all_windows():
-    """Two GPUs took 1000 J each in the 110 ms of all steps; a median step of 50 examples takes 20 ms."""
-    gpus = (replace(gpu(), energy_j=1000.0),) * 2
-    known = {"windows_ms": (10.0, 20.0, 30.0), "steps": (4, 2, 1), "batch_size": 50}
-    made = blocks(20, 1, gpus=gpus, **known)[0]
-    assert made.energy_per_example_j == pytest.approx(2000 / 0.110 * 0.020 / 50)
-    assert blocks(20, 1, **known)[0].energy_per_example_j is None
-    unknown = {**known, "batch_size": None, "examples_per_step": None}
-    assert blocks(20, 1, gpus=gpus, **unknown)[0].energy_per_example_j is None
-
-
 @pytest.fixture
 def stand_in_allocator(monkeypatch):
     """TensorFlow's memory statistics of two GPUs that are not there."""
@@ -118,40 +104,12 @@ def stand_in_allocator(monkeypatch):
     stats = tf.config.experimental
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: gpus)
     monkeypatch.setattr(stats, "get_memory_info", lambda name: {"current": 0, "peak": peaks[name]})
-    monkeypatch.setattr(stats, "reset_memory_stats", lambda name: peaks.update({name: 10 * 2**20}))
-    return peaks
 
 
-def test_stand_in_the_allocator_s_peak_with_compiling_is_not_the_steady_one(stand_in_allocator):
-    allocators = AllocatorPeaks()
-    allocators.reset()
-    stand_in_allocator["/device:GPU:0"] = 200 * 2**20
-    stand_in_allocator["/device:GPU:1"] = 150 * 2**20
-    seen = block_memory(allocators, recorded([reading(), reading(process_mib=0.0)]))
-    assert seen.gpu_steady_peak_mib == 350
-    # The highest of each GPU: the first reached it before the reset, the second after it.
-    assert seen.gpu_allocator_peak_mib == 450
-    assert (seen.nvml_process_peak_mib, seen.nvml_device_peak_mib) == (2000, 6000)
-    assert seen.unavailable == {}
+def test_stand_in_the_peak_is_what_the_allocators_of_all_gpus_had_handed_out(stand_in_allocator):
     reasons = {}
-    assert memory.peak_gpu_mib(reasons) == 350
-    # Each GPU has its own limit: what counts against it is the fullest one.
-    assert memory.peak_of_one_gpu_mib(reasons) == 200
+    assert memory.peak_gpu_mib(reasons) == 400
     assert reasons == {}
-
-
-def test_stand_in_an_allocator_that_keeps_its_peak_has_no_steady_one(
-    stand_in_allocator, monkeypatch
-):
-    def refuses(name):
-        raise ValueError("Cannot reset memory stats")
-
-    monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", refuses)
-    allocators = AllocatorPeaks()
-    allocators.reset()
-    seen = block_memory(allocators, recorded([reading()]))
-    assert (seen.gpu_allocator_peak_mib, seen.gpu_steady_peak_mib) == (400, None)
-    assert "Cannot reset memory stats" in seen.unavailable["gpu_steady_peak_mib"]
 
 
 def test_devices_without_statistics_are_a_reason(monkeypatch):
@@ -165,23 +123,7 @@ def test_devices_without_statistics_are_a_reason(monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", refuses)
     reasons = {}
     assert memory.peak_gpu_mib(reasons) is None
-    assert "Allocator stats not available" in reasons["peak_gpu_mib"]
-
-
-def test_a_process_that_the_driver_does_not_list_has_no_peak(stand_in_allocator):
-    recording = recorded([reading(process_mib=0.0)], [reading(process_mib=0.0)])
-    seen = block_memory(AllocatorPeaks(), recording)
-    assert seen.nvml_process_peak_mib is None
-    assert "container" in seen.unavailable["nvml_process_peak_mib"]
-    assert seen.nvml_device_peak_mib == 3000
-
-
-def test_a_gpu_without_a_figure_leaves_no_sum(stand_in_allocator):
-    missing = {"device_mib": "NVML: Not Supported"}
-    recording = recorded([reading(), reading(device_mib=None)], missing=missing)
-    seen = block_memory(AllocatorPeaks(), recording)
-    assert seen.nvml_device_peak_mib is None
-    assert seen.unavailable["nvml_device_peak_mib"] == "NVML: Not Supported"
+    assert "Allocator stats not available" in reasons["gpu_peak_mib"]
 
 
 def test_stand_in_gpus_in_use_have_their_place_among_all(monkeypatch):
@@ -194,4 +136,4 @@ def test_stand_in_gpus_in_use_have_their_place_among_all(monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: [])
     reasons = {}
     assert memory.peak_gpu_mib(reasons) is None
-    assert reasons["peak_gpu_mib"] == "no GPU in use: 3 hidden from TensorFlow"
+    assert reasons["gpu_peak_mib"] == "no GPU in use: 3 hidden from TensorFlow"

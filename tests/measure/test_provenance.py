@@ -1,21 +1,17 @@
-"""Provenance: this machine, real git repositories, made-up control groups, the code of a job."""
+"""Provenance: this machine, real git repositories, made-up control groups."""
 
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tfopt
-from tfopt import Execution, Pipeline, chain
 from tfopt.measure import provenance
 from tfopt.measure.machine import Limits, container_kind, cpu_flags, cpu_model, read_limits
 from tfopt.measure.provenance import (
     MASKED,
-    code_digest,
-    functions_in,
     git_state,
     package_versions,
     read_provenance,
@@ -170,109 +166,3 @@ def test_stand_in_the_driver_is_named(stand_in_driver, monkeypatch, tmp_path):
     assert (found.gpus, found.driver) == (("NVIDIA Stand-In",), "580.65.06")
     assert found.cuda.startswith("driver up to 12.8")
     assert found.no_gpu_reason is None
-
-
-# The digest of a job's code: what changes it, what does not, and that nothing is run for it.
-
-FILES = {
-    "train.py": "import helper, numpy\nraise SystemExit('this file was run')\n",
-    "helper.py": "def f():\n    from lib.deep import part\n",
-    "lib/deep/part.py": "SIZE = 3\n",
-    "other.py": "import train\n",
-    "pkg/__init__.py": "",
-    "pkg/job.py": "from . import model\n",
-    "pkg/model.py": "import helper\n",
-    "pkg/sub/by_name.py": "WIDTH = 3\n",
-    "pkg/settings.toml": "width = 3\n",
-    "pkg/notes.txt": "nothing\n",
-    "pkg/.cache/x.py": "",
-    "pkg/venv/lib/python3/site-packages/x.py": "",
-}
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    tree(tmp_path, FILES)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("job", "changing"),
-    [
-        ("train:job", {"train.py", "helper.py", "lib/deep/part.py"}),
-        (
-            "pkg.job:Class.job",
-            {f"pkg/{name}" for name in ("__init__.py", "job.py", "model.py", "sub/by_name.py")}
-            | {"pkg/settings.toml", "helper.py", "lib/deep/part.py"},
-        ),
-    ],
-)
-def test_every_file_that_the_job_is_made_of_counts_and_no_other(folder, job, changing):
-    before = code_digest([job])
-    assert code_digest([job]) == before
-    found = set()
-    for name, text in FILES.items():
-        (folder / name).write_text(text + "# an edit\n")
-        if code_digest([job]) != before:
-            found.add(name)
-        (folder / name).write_text(text)
-    assert found == changing
-    assert "train" not in sys.modules
-
-
-def test_a_file_that_comes_counts(folder):
-    before = code_digest(["pkg.job:job"])
-    (folder / "pkg/sub/new.py").touch()
-    assert code_digest(["pkg.job:job"]) != before
-
-
-def test_the_same_files_elsewhere_are_the_same_code(folder, monkeypatch):
-    before = code_digest(["train:job"])
-    tree(folder / "elsewhere", FILES)
-    (folder / "empty").mkdir()
-    monkeypatch.chdir(folder / "empty")
-    assert code_digest(["train:job"]) != before
-    # Where a worker looks, and this process does not.
-    monkeypatch.setenv("PYTHONPATH", str(folder / "elsewhere"))
-    assert code_digest(["train:job"]) == before
-
-
-def test_functions_that_a_chain_names_count(folder):
-    found = list(functions_in(chain(Execution(steps_per_execution=2), Pipeline(map="helper:f"))))
-    assert found == ["helper:f"]
-    assert code_digest(["pkg.job:job", *found]) == code_digest(["pkg.job:job"])
-    assert code_digest(["other:job", "train:job"]) != code_digest(["train:job"])
-
-
-def test_what_is_installed_counts_only_where_it_is_the_job(folder, monkeypatch):
-    home = folder / "lib/python3/site-packages"
-    tree(home, {"installed/__init__.py": "", "installed/job.py": "import beside\n"})
-    tree(home, {"beside.py": ""})
-    monkeypatch.syspath_prepend(str(home))
-    before = code_digest(["installed.job:job"])
-    (home / "beside.py").write_text("# an edit")
-    assert code_digest(["installed.job:job"]) == before
-    (home / "installed/job.py").write_text("# an edit")
-    assert code_digest(["installed.job:job"]) != before
-
-
-@pytest.mark.parametrize("content", [b"import (\n", b"\x00", b"x = " + b"(" * 5000])
-def test_a_file_that_is_no_python_counts_as_it_is(folder, content):
-    before = code_digest(["train:job"])
-    Path("train.py").write_bytes(content)
-    assert code_digest(["train:job"]) != before
-
-
-def test_a_module_that_is_not_there_is_refused_later(folder):
-    assert code_digest(["nowhere:job"]) == code_digest(["neither.here:job"])
-    assert code_digest(["sys:job"])
-
-
-def test_a_huge_folder_is_not_read_to_its_end(folder, monkeypatch):
-    monkeypatch.setattr(provenance, "MOST_FILES", 4)
-    before = code_digest(["pkg.job:job"])
-    (folder / "pkg/sub/by_name.py").write_text("WIDTH = 4\n")
-    assert code_digest(["pkg.job:job"]) == before
-    (folder / "pkg/model.py").write_text("")
-    assert code_digest(["pkg.job:job"]) != before

@@ -1,9 +1,11 @@
 """What a word on the command line means, and what is said of one that means nothing."""
 
+import sys
+
 import pytest
 
-from tfopt import Pipeline, UserError, chain
-from tfopt.measure.targets import resolve_target
+from tfopt import Job, Pipeline, UserError, chain
+from tfopt.measure.targets import reference_of, resolve_target
 from tfopt.recipes import cnn_mnist
 
 RECIPE = """
@@ -70,3 +72,19 @@ def test_anything_else_is_refused_with_a_way_out(folder, monkeypatch, text, what
     with pytest.raises(UserError, match=what) as caught:
         resolve_target(text, {})
     assert fix in (caught.value.fix or "")
+
+
+def a_job() -> Job:
+    raise AssertionError("a reference runs nothing")
+
+
+def test_a_function_goes_by_its_name(monkeypatch):
+    assert reference_of(a_job, "measure") == f"{__name__}:a_job"
+    assert reference_of("my.train:job", "measure") == "my.train:job"
+    with pytest.raises(UserError, match="has to make the job anew"):
+        reference_of(Job(build=a_job, data=a_job, compile=dict), "measure")
+    # A measurement that its own processes would start again.
+    child = type("Spec", (), {"name": "tfopt.measure.starter"})
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", child)
+    with pytest.raises(UserError, match="under if __name__ == '__main__'"):
+        reference_of(a_job, "measure")

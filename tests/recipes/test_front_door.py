@@ -3,47 +3,39 @@
 import sys
 from types import SimpleNamespace
 
-import fake_workers
 import pytest
-from fake_workers import FAST
+from made_machine import Machine
 
-from tfopt import LearningRate, Pipeline, Place, Prune, Quantize, UserError, chain
-from tfopt.job.recipe_file import RecipeFile, write_recipe
-from tfopt.measure.tuned import INTERRUPTED
-from tfopt.monitor.nvml import GpuMemory
+from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, UserError, chain
+from tfopt.job.recipe_file import RecipeFile, read_recipe, write_recipe
 from tfopt.recipes import recipe_main
-from tfopt.recipes.recipe_main import Links, measure_and_show
 from tfopt.report.bench_report import read_bench_report
 
+FAST = Execution(steps_per_execution=20)
 OWN = chain(Place(), FAST, Prune(0.5), Quantize())
 FOUND = (LearningRate("sqrt"), Pipeline(batch_size=128))
+LEFT = "Not everything was tried: the budget of 30 s was over."
 
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """Run a recipe with flags; return its exit code, the search's budget, and the links."""
+    """Run a recipe with flags; return its exit code, the search's settings, and the plan."""
+    monkeypatch.setattr(recipe_main, "has_gpu", lambda: False)
 
-    # Others' tests may have left a made-up GPU behind.
-    monkeypatch.setattr(recipe_main, "gpu_memories", lambda: "no GPU")
+    def run(*flags, found=FOUND, interrupted=False):
+        heard = SimpleNamespace(search=None, plan=None, arguments=None)
 
-    def run(*flags, found=FOUND, stopped="", slower=("jit_compile True 0.58x",)):
-        heard = SimpleNamespace(budget_s=None, links=None, arguments=None)
+        def search(target, output, **settings):
+            heard.search, heard.arguments = settings, target.arguments
+            write_recipe(RecipeFile(chain=chain(*found)), output / "tuned.toml")
+            return SimpleNamespace(chain=chain(*found), notes=(LEFT,), interrupted=interrupted)
 
-        def search(target, output, *, budget_s, **_):
-            heard.budget_s, heard.arguments = budget_s, target.arguments
-            return SimpleNamespace(
-                chain=chain(*found),
-                slower=slower,
-                notes=(f"not everything was tried: {stopped}",) if stopped else (),
-                interrupted=stopped == INTERRUPTED,
-            )
-
-        def measure(*, links, arguments, **_):
-            heard.links, heard.arguments = links, arguments
-            return 0
+        def measure(plan, output):
+            heard.plan, heard.arguments = plan, plan.targets[0].arguments
+            return None, 0
 
         monkeypatch.setattr(recipe_main, "tune_and_show", search)
-        monkeypatch.setattr(recipe_main, "measure_and_show", measure)
+        monkeypatch.setattr(recipe_main, "bench_and_show", measure)
         monkeypatch.setattr(sys, "argv", ["recipe", f"--output={tmp_path / 'out'}", *flags])
         heard.code = recipe_main.recipe_main("nowhere:job", OWN, title="toy")
         return heard
@@ -53,86 +45,72 @@ def asked(monkeypatch, tmp_path):
 
 def test_the_chain_is_found_and_what_makes_it_small_comes_behind(asked, monkeypatch):
     heard = asked("--set", "width=8")
-    assert (heard.code, heard.budget_s) == (0, recipe_main._TUNE_S)
-    assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
-    assert heard.links.tuned_parts == 2
-    assert "jit_compile True 0.58x" in heard.links.remarks[-1]
+    assert (heard.code, heard.search["budget_s"]) == (0, 60)
+    assert heard.plan.targets[0].chain.parts == (*FOUND, Prune(0.5), Quantize())
+    assert (heard.plan.kind, heard.plan.tuned_parts, heard.plan.remarks) == ("prefixes", 2, (LEFT,))
+    assert (heard.plan.whole, heard.plan.quick) == (True, True)
+    assert heard.search["budget_s"] + heard.plan.budget_s <= 150
     assert (heard.arguments["width"], heard.arguments["batch_size"]) == (8, 32)
-    # A trial takes longer on a GPU; one that is hidden is none.
-    for gpus, budget_s in (([GpuMemory("GPU-1", "H200", 143771, 143000)], 300), ([], 60)):
-        monkeypatch.setattr(recipe_main, "gpu_memories", lambda gpus=gpus: gpus)
-        assert asked().budget_s == budget_s
-    heard = asked("--tune=30", found=(), stopped="the budget of 30 s was over", slower=())
-    assert (heard.budget_s, heard.links.tuned_parts) == (30, 0)
-    assert heard.links.chain.parts == (Prune(0.5), Quantize())
-    assert "30 s was over" in heard.links.remarks[0]
-    assert "Nothing that was tried" in heard.links.remarks[1]
+    heard = asked("--budget=30s", found=())
+    assert (heard.search["budget_s"], heard.plan.tuned_parts) == (30, 0)
+    assert heard.plan.targets[0].chain.parts == (Prune(0.5), Quantize())
+    assert "Nothing that was tried" in heard.plan.remarks[-1]
+    # Each process takes longer to start on a GPU.
+    monkeypatch.setattr(recipe_main, "has_gpu", lambda: True)
+    assert asked().search["budget_s"] == 300
 
 
 def test_a_chain_that_is_given_needs_no_search(asked, tmp_path):
     write_recipe(RecipeFile(chain=chain(FAST)), tmp_path / "own.toml")
     for flags, parts in {
-        ("--tune=0",): OWN.parts,
+        ("--budget=0",): OWN.parts,
         ("--transforms=all",): OWN.parts,
         ("--transforms=prune,quantize",): (Prune(0.5), Quantize()),
         ("--skip=place,quantize",): (FAST, Prune(0.5)),
         (f"--chain={tmp_path / 'own.toml'}",): (FAST,),
     }.items():
         heard = asked(*flags)
-        assert (heard.links, heard.budget_s) == (Links(chain(*parts)), None), flags
+        assert (heard.plan.targets[0].chain, heard.search) == (chain(*parts), None), flags
+        assert (heard.plan.tuned_parts, heard.plan.remarks) == (0, ())
 
 
 def test_flags_that_make_no_sense_are_one_message(asked, capsys):
     assert asked("--skip=prine").code == 2
     assert "no transform 'prine'" in capsys.readouterr().err
-    for flags in (["--tune=30", "--skip=place"], ["--chain=a.toml", "--transforms=all"]):
+    for flags in (["--budget=30", "--skip=place"], ["--chain=a.toml", "--transforms=all"]):
         assert asked(*flags).code == 2
         assert "more than one chain" in capsys.readouterr().err
-    for flags in (["--tune=5"], ["--data=cloud"]):
+    for flags in (["--budget=5"], ["--data=cloud"], ["--epochs=0"]):
         with pytest.raises(SystemExit, match="2"):
             asked(*flags)
 
 
-def test_resumed_it_takes_what_the_search_has_found(asked, tmp_path):
-    assert asked("--resume").budget_s == recipe_main._TUNE_S  # interrupted before its end
-    write_recipe(RecipeFile(chain=chain(*FOUND)), tmp_path / "out" / "tuned.toml")
-    heard = asked("--resume")
-    assert (heard.budget_s, heard.links.tuned_parts) == (None, 2)
-    assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
-
-
-def test_interrupted_in_the_search_nothing_else_is_measured(asked, tmp_path, capsys):
-    heard = asked(stopped=INTERRUPTED)
-    assert (heard.code, heard.links) == (130, None)
+def test_interrupted_in_the_search_nothing_else_is_measured(asked, capsys):
+    heard = asked(interrupted=True)
+    assert (heard.code, heard.plan) == (130, None)
     assert "Interrupted in the search" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "tuned.toml").exists()
 
 
 def test_what_was_found_together_is_one_row(monkeypatch, tmp_path, capsys):
-    workers = fake_workers.install(monkeypatch, fake_workers.Workers())
-    # Alone, the rate brings no speed: as a link it would be dropped, and the batch left without it.
-    workers.shares = {Pipeline: 0.5}
-    code = measure_and_show(
-        title="toy",
-        command="the command",
-        job="nowhere:job",
-        links=Links(chain(*FOUND, Quantize()), 2, ("Tried and slower: XLA.",)),
-        output=tmp_path,
-        arguments={},
-    )
-    report = read_bench_report(tmp_path / "bench.json")
-    assert code == 0
+    """From the search to the files, on a made-up machine."""
+    machine = Machine(monkeypatch, jit_compile=0.7)
+    monkeypatch.setattr(recipe_main, "has_gpu", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["recipe", f"--output={tmp_path / 'out'}"])
+    began = machine.now
+    assert recipe_main.recipe_main("nowhere:job", chain(Quantize()), title="toy") == 0
+    report = read_bench_report(tmp_path / "out" / "bench.json")
     assert [row.name for row in report.variants] == ["baseline", "+ tuned", "+ Quantize"]
-    assert report.recommendation.keep == repr(chain(*FOUND, Quantize()))
-    assert "LearningRate" in report.variants[1].transform
-    assert "Tried and slower: XLA." in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(UserError, match="another one"):
-        measure_and_show(
-            title="toy",
-            command="the command",
-            job="nowhere:job",
-            links=Links(chain(*FOUND, Quantize())),
-            output=tmp_path,
-            arguments={},
-            resume=True,
-        )
+    tuned = read_recipe(tmp_path / "out" / "tuned.toml").chain
+    assert len(tuned.parts) > 1
+    assert report.recommendation.keep == repr(chain(*tuned.parts, Quantize()))
+    assert report.variants[1].whole.verdict == "faster"
+    assert read_bench_report(tmp_path / "out" / "search" / "bench.json").asked.kind == "tune"
+    assert machine.now - began < 150 + 15
+    assert not machine.alive
+    # A job that cannot be trained is one error.
+    machine.failing = lambda asked: "the disk of the data is gone"
+    assert recipe_main.recipe_main("nowhere:job", chain(Quantize()), title="toy") == 2
+    assert "the disk of the data is gone" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--debug"])
+    with pytest.raises(UserError, match="The job as it is cannot be trained"):
+        recipe_main.recipe_main("nowhere:job", chain(Quantize()), title="toy")

@@ -1,4 +1,4 @@
-"""A recipe from start to end: what it prints and leaves, exit codes, Ctrl-C; on made-up workers."""
+"""What a measurement prints and leaves, its exit codes, and Ctrl-C, made up and for real."""
 
 import os
 import signal
@@ -6,41 +6,47 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fake_workers
 import pytest
 import toy_jobs
-from fake_workers import FAST
-from processes import wait_until, workers_in
+from made_machine import Machine
+from processes import processes_in, wait_until
 
-from tfopt import Place, Quantize, UserError, chain
+from tfopt import Execution, Place, Quantize, UserError, chain
 from tfopt.files import alone_in
-from tfopt.recipes.recipe_main import Links, measure_and_show
+from tfopt.measure.bench import BenchPlan
+from tfopt.measure.targets import Target
+from tfopt.recipes.bench_display import bench_and_show
 from tfopt.report.bench_report import read_bench_report
 
-EARLIER = b"of an earlier run"
 REPORTS = {"bench.json", "bench.md", "bench.html"}
+FAST = Execution(steps_per_execution=20)
+SCRIPT = """
+import sys
+from pathlib import Path
+from tfopt import Execution, chain
+from tfopt.measure.bench import BenchPlan
+from tfopt.measure.targets import Target
+from tfopt.recipes.bench_display import bench_and_show
+
+target = Target("toy", "toy_jobs:job", chain(Execution(steps_per_execution=2)))
+plan = BenchPlan("toy", "python", "prefixes", (target,), quick=True)
+sys.exit(bench_and_show(plan, Path("out"))[1])
+"""
 
 
 @pytest.fixture
-def workers(monkeypatch):
-    return fake_workers.install(monkeypatch, fake_workers.Workers())
+def machine(monkeypatch):
+    return Machine(monkeypatch)
 
 
 @pytest.fixture
 def shown(tmp_path, capsys):
-    """Carries a chain out; returns the exit code and what was printed."""
+    """Measure a chain for a person; return the exit code and what was printed."""
 
     def run(*links, **settings):
-        code = measure_and_show(
-            title="toy",
-            command="the command",
-            job="nowhere:job",
-            links=Links(chain(*links)),
-            output=tmp_path,
-            arguments={},
-            **settings,
-        )
-        return code, capsys.readouterr().out
+        target = Target("toy", "nowhere:job", chain(*links))
+        plan = BenchPlan("toy", "the command", "prefixes", (target,), **settings)
+        return bench_and_show(plan, tmp_path)[1], " ".join(capsys.readouterr().out.split())
 
     return run
 
@@ -49,85 +55,85 @@ def left_in(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def test_it_leaves_report_and_files_and_tells_the_time_left(shown, workers, tmp_path):
-    code, printed = shown(Place(), FAST, Quantize(), seed=3)
+def test_it_leaves_report_and_files_and_tells_the_time_left(shown, machine, tmp_path):
+    code, printed = shown(Place(), FAST, Quantize(), seed=3, whole=True)
     assert code == 0
-    files = {"model.keras", "model_int8.tflite", ".tfopt-files", ".tfopt.lock", "blocks"}
-    assert left_in(tmp_path) == REPORTS | files
+    assert left_in(tmp_path) == REPORTS | {"kept", ".tfopt.lock"}
+    assert left_in(tmp_path / "kept") == {"model.keras", "model_int8.tflite"}
     report = read_bench_report(tmp_path / "bench.json")
-    assert report.complete
-    assert report.command == "the command"
+    assert (report.complete, report.command) == (True, "the command")
     assert [row.name for row in report.variants] == [
         "baseline", "+ Place", "+ Execution", "+ Quantize",
     ]  # fmt: skip
-    assert [figures.seed for figures in report.reference.trainings] == [3, 4, 5]
-    assert "+ Place: no effect: runs on the CPU" in printed
-    assert " left" in printed
-    assert "+ Execution: trained in" in printed
-    assert report.recommendation.keep in " ".join(printed.split())
-    assert "reaches baseline's test accuracy" in (tmp_path / "bench.md").read_text()
+    assert [training.seed for training in report.reference.trainings] == [3, 4, 5]
+    assert "turns of baseline, + Execution, + Quantize, " in printed
+    assert " left ..." in printed
+    assert "training whole, 9 of 9" in printed
+    assert report.recommendation.keep in printed
     assert "Size and speed when it serves" in (tmp_path / "bench.html").read_text()
 
 
-def test_a_link_that_failed_is_in_the_exit_code(shown, workers):
-    workers.answer = lambda asked: "SIGKILL" if asked.last == FAST else None
+def test_a_link_that_failed_is_in_the_exit_code(shown, machine):
+    machine.failing = lambda asked: "SIGKILL" if asked else None
     code, printed = shown(FAST)
     assert code == 1
-    assert "+ Execution: failed: SIGKILL" in printed
+    assert "+ Execution: SIGKILL" in printed
 
 
-def test_a_job_that_cannot_be_trained_is_one_error(shown, workers):
-    workers.answer = lambda asked: "the disk of the data is gone"
+def test_a_job_that_cannot_be_trained_is_one_error(shown, machine, tmp_path):
+    machine.failing = lambda asked: "the disk of the data is gone"
     with pytest.raises(UserError, match="the disk of the data is gone"):
         shown(FAST)
+    assert left_in(tmp_path) == {".tfopt.lock"}
 
 
-def test_it_goes_on_where_it_was_stopped(shown, workers, tmp_path):
-    def answer(asked):
-        if workers.kinds().count("training") > 2:
-            raise KeyboardInterrupt
+def test_interrupted_it_says_whether_there_is_a_report(shown, machine, tmp_path):
+    for turns, said in ((0, "nothing was measured yet"), (5, "what was measured is in the report")):
 
-    workers.answer = answer
-    code, printed = shown(FAST)
-    assert code == 130
-    assert "go on with --resume" in printed
+        def interrupt(child, turns=turns):
+            if child.turns == turns:
+                machine.before = lambda child: None
+                raise KeyboardInterrupt
+
+        machine.before = interrupt
+        code, printed = shown(FAST)
+        assert (code, said in printed) == (130, True)
+        assert bool(left_in(tmp_path) & REPORTS) == bool(turns)
     assert not read_bench_report(tmp_path / "bench.json").complete
-    done = workers.kinds().count("training")
-    workers.answer = lambda asked: None
-    assert shown(FAST, resume=True)[0] == 0
-    assert workers.kinds().count("training") == done + 4
-    assert read_bench_report(tmp_path / "bench.json").complete
 
 
-def test_a_real_interrupt_ends_the_workers_and_leaves_a_report(tmp_path, monkeypatch):
-    """SIGINT to a real process, while a worker is under way after the first round."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(toy_jobs.__file__).parent), prepend=os.pathsep)
-    out = tmp_path / "out"
+def test_a_real_interrupt_ends_the_processes_and_leaves_a_report(in_toy_folder):
+    """SIGINT to a real process, while others take their turns."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = str(Path(toy_jobs.__file__).parent)
+    out = in_toy_folder / "out"
     out.mkdir()
-    (out / "model.keras").write_bytes(EARLIER)
-    (out / ".tfopt-files").write_text("model.keras")
+    Path("measure.py").write_text(SCRIPT)
     with subprocess.Popen(
-        [sys.executable, toy_jobs.__file__],
+        [sys.executable, "measure.py"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=environment,
     ) as process:
         try:
-            wait_until(lambda: (out / "bench.json").exists() or process.poll() is not None, 200)
-            wait_until(lambda: workers_in(tmp_path))
+            told = ""
+            while "turns of" not in told:
+                line = process.stdout.readline()
+                assert line, told
+                told += line
             with pytest.raises(UserError, match="Another measurement"), alone_in(out):
                 pass
+            # Six take turns; as soon as all stand still but one, some have been given.
+            wait_until(lambda: sum(s == "T" for s in processes_in(in_toy_folder).values()) == 5)
             process.send_signal(signal.SIGINT)
-            printed, _ = process.communicate(timeout=60)
+            printed, _ = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 130, printed
     assert "Interrupted" in printed
     assert "Traceback" not in printed
-    assert not workers_in(tmp_path)
-    assert not read_bench_report(out / "bench.json").complete
-    # Nothing was trained whole yet: files of an earlier run would be taken for this one's.
-    assert left_in(out) == REPORTS | {".tfopt-files", ".tfopt.lock", "blocks"}
+    wait_until(lambda: not processes_in(in_toy_folder))
+    assert left_in(out) - REPORTS == {".tfopt.lock"}
     with alone_in(out):
         pass

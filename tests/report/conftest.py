@@ -6,9 +6,7 @@ Markdown parser, a real browser.
 
 from __future__ import annotations
 
-import math
 import shutil
-import statistics
 import subprocess
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -21,19 +19,11 @@ import pytest
 from bench_reports import NOT_ASKED
 from markdown_it import MarkdownIt
 
-from tfopt.report.bench_report import (
-    BenchReport,
-    Ceilings,
-    Quality,
-    Recommendation,
-    Roofline,
-    SweepPoint,
-    TimeSplit,
-    VariantReport,
-)
-from tfopt.report.block import Block, GpuState
+from tfopt.report.bench_report import BenchReport, Quality, Recommendation, VariantReport
 from tfopt.report.footprint import Comparison, Footprint, Footprints
-from tfopt.report.training import Epoch, Figures
+from tfopt.report.statistics import compare
+from tfopt.report.timed_process import GpuState, TimedProcess
+from tfopt.report.training import Training
 
 IS_REFERENCE = "it is the reference"
 HOSTILE = (
@@ -49,13 +39,7 @@ CHAIN = (
     *(f"Custom{number}()" for number in range(5)),
 )
 FILE = {"artefact": "cnn_mnist.int8.tflite", "artefact_kib": 58.3, "artefact_accuracy": 0.9768}
-ON_A_GPU = {
-    "gpu_allocator_peak_mib": 21_400.0,
-    "gpu_steady_peak_mib": 20_100.0,
-    "nvml_process_peak_mib": 38_200.0,
-    "nvml_device_peak_mib": 38_700.0,
-    "unavailable": {},
-}
+ON_A_GPU = {"gpu_peak_mib": 21_400.0, "energy_per_example_j": 0.0213}
 
 
 def gpu_state(throttled: bool = False) -> GpuState:
@@ -64,76 +48,30 @@ def gpu_state(throttled: bool = False) -> GpuState:
     return replace(state, uuid="GPU-5ca1ab1e", energy_j=4210.0)
 
 
-def block(
+def process(
     random: Any,
     step_ms: float,
     batch: int | None,
     *,
-    windows: int = 12,
     gpu: bool = False,
     host: float = 940.0,
-) -> Block:
-    level = step_ms * float(random.lognormal(0, 0.012))
-    host = round(host * float(random.lognormal(0, 0.01)), 1)
-    made = bench_reports.block(
-        level,
-        random,
-        windows_ms=tuple((level * random.lognormal(0, 0.03, windows)).round(4).tolist()),
-        steps=(30,) * windows,
-        batch_size=batch,
-        host_peak_mib=host,
-        gpus=(gpu_state(),) if gpu else (),
-        data="embedded MNIST: 10,000 to train, 10,000 to test",
-    )
-    return replace(made, memory=replace(made.memory, **ON_A_GPU)) if gpu else made
+    **more: Any,
+) -> TimedProcess:
+    known: dict[str, Any] = {
+        "noise": 0.03,
+        "batch_size": batch,
+        "host_peak_mib": round(host * float(random.lognormal(0, 0.01)), 1),
+        "gpus": (gpu_state(),) if gpu else (),
+        "data": "embedded MNIST: 10,000 to train, 10,000 to test",
+        **(ON_A_GPU if gpu else {}),
+        **more,
+    }  # fmt: skip
+    return bench_reports.process(step_ms * float(random.lognormal(0, 0.012)), random, **known)
 
 
-def compared(variant: tuple[Block, ...], reference: tuple[Block, ...], half: float | None = None):
-    """What a bootstrap might give; its own tests are elsewhere."""
-    logs = [
-        math.log(statistics.median(one.per_example_ms) / statistics.median(other.per_example_ms))
-        for one, other in zip(variant, reference, strict=False)
-    ]
-    mean = statistics.mean(logs)
-    reach = half or max(0.004, 2.3 * statistics.pstdev(logs) / math.sqrt(len(logs)))
-    low, high = (round(math.exp(mean + sign * reach), 5) for sign in (-1, 1))
-    return Comparison(round(math.exp(mean), 5), low, high, len(logs))
-
-
-def split(fit_ms: float, bound: str, shares: tuple[float, float, float]) -> TimeSplit:
-    verdicts = {"input": "The input is late", "host": "Python and Keras take most of it"}
-    return TimeSplit(
-        fit_ms=fit_ms,
-        resident_ms=round(fit_ms * (1 - shares[0]), 3),
-        input_ms=round(fit_ms * 0.7, 3),
-        host_ms=round(fit_ms * shares[1], 3),
-        sweep=(SweepPoint(1, fit_ms), SweepPoint(8, fit_ms * 0.8), SweepPoint(32, fit_ms * 0.75)),
-        input_share=shares[0],
-        host_share=shares[1],
-        device_share=shares[2],
-        bound=bound,
-        told=verdicts.get(bound, "The device is the limit."),
-        try_next="Execution(steps_per_execution=16)" if bound == "host" else None,
-        note="",
-        processes=3,
-    )
-
-
-def roofline(gflops: float, gpu: bool) -> Roofline:
-    ceilings = Ceilings(
-        "NVIDIA H200" if gpu else "2 cores of AMD EPYC",
-        "bfloat16" if gpu else "float32",
-        688_000.0 if gpu else 96.0,
-    )
-    return Roofline(
-        gflop_per_step=gflops * 0.005,
-        source="XLA's cost analysis",
-        gflops=gflops,
-        utilisation=round(gflops / ceilings.gflops, 5),
-        basis="at the device's own step time",
-        ceilings=ceilings,
-        note="Counts leave out the copy of the batch.",
-    )
+def compared(variant: tuple[TimedProcess, ...], reference: tuple[TimedProcess, ...]) -> Comparison:
+    sides = ([each.example_ms for each in side] for side in (reference, variant))
+    return compare(*sides)
 
 
 def quality(points: float) -> Quality:
@@ -144,11 +82,15 @@ def quality(points: float) -> Quality:
     )  # fmt: skip
 
 
-def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> VariantReport:
+def variant(
+    name: str, number: int, processes: tuple[TimedProcess, ...], **more: Any
+) -> VariantReport:
     """Number 0 is the reference. What is not given is None, with a reason."""
-    made = bench_reports.variant(
+    against = ("against_reference", "against_previous", "quality")
+    reasons = {} if number or not processes else dict.fromkeys(against, IS_REFERENCE)
+    return bench_reports.variant(
         name,
-        blocks,
+        processes,
         **{
             "job": "tfopt.recipes.cnn_mnist:job",
             "arguments": {"data": "embedded", "epochs": "3"},
@@ -156,13 +98,20 @@ def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> V
             "chain": f"chain({', '.join(CHAIN[:number])})",
             "exact": number in (0, 3),
             "changed": () if number == 0 else (f"{name.removeprefix('+ ')} is on",),
+            "unavailable": reasons,
             **more,
         },
     )
-    if number or not blocks:
-        return made
-    against = dict.fromkeys(("against_reference", "against_previous", "quality"), IS_REFERENCE)
-    return replace(made, unavailable={**made.unavailable, **against})
+
+
+def changed(made: VariantReport, **more: Any) -> VariantReport:
+    """The same variant with other figures; what is None has a reason, of those in ``unavailable``."""
+    reasons = {**made.unavailable, **more.pop("unavailable", {})}
+    values = {name: more.get(name, getattr(made, name)) for name in made.MAY_BE_NONE}
+    absent = [name for name, value in values.items() if value is None]
+    return replace(
+        made, **more, unavailable={name: reasons.get(name, NOT_ASKED) for name in absent}
+    )
 
 
 def idle(name: str, number: int, status: str, reason: str) -> VariantReport:
@@ -187,35 +136,31 @@ def bench_report(
 
 
 LINKS = (
-    # name, step ms, batch, quality points, (bound, shares), gflops
-    ("baseline", 9.59, 32, None, ("host", (0.08, 0.55, 0.37)), 21.0),
-    ("+ LearningRate", 9.48, 32, 0.41, ("host", (0.09, 0.54, 0.37)), 21.3),
-    ("+ Pipeline", 11.2, 50, 0.33, ("host", (0.02, 0.46, 0.52)), 28.4),
-    ("+ Execution", 6.62, 50, 0.33, ("device", (0.03, 0.12, 0.85)), 48.0),
-    ("+ Prune", 6.55, 50, 0.12, ("device", (0.03, 0.11, 0.86)), 48.4),
+    # name, step ms, batch, quality points
+    ("baseline", 9.59, 32, None),
+    ("+ LearningRate", 9.48, 32, 0.41),
+    ("+ Pipeline", 11.2, 50, 0.33),
+    ("+ Execution", 6.62, 50, 0.33),
+    ("+ Prune", 6.55, 50, 0.12),
 )
 
 
-def walked(*, gpu: bool = False, rounds: int = 6, **shape: int) -> tuple[VariantReport, ...]:
+def walked(*, gpu: bool = False, count: int = 5) -> tuple[VariantReport, ...]:
     """The links of a chain, each against the first and the one before."""
     random = np.random.default_rng(7)
     found: list[VariantReport] = []
-    for number, (name, step, batch, points, (bound, shares), gflops) in enumerate(LINKS):
-        blocks = tuple(
-            block(random, step, batch, gpu=gpu, host=900 + 40 * number, **shape)
-            for _ in range(rounds)
+    for number, (name, step, batch, points) in enumerate(LINKS):
+        processes = tuple(
+            process(random, step, batch, gpu=gpu, host=900 + 40 * number) for _ in range(count)
         )
-        more: dict[str, Any] = {
-            "split": split(step, bound, shares),
-            "roofline": roofline(gflops * (6000 if gpu else 1), gpu),
-        }
+        more: dict[str, Any] = {}
         if number:
-            more["against_reference"] = compared(blocks, found[0].blocks)
-            more["against_previous"] = compared(blocks, found[-1].blocks)
+            more["against_reference"] = compared(processes, found[0].processes)
+            more["against_previous"] = compared(processes, found[-1].processes)
             more["quality"] = quality(points)
         if batch != 32:
             more["scaling"] = "global batch 50 instead of 32"
-        found.append(variant(name, number, blocks, **more))
+        found.append(variant(name, number, processes, **more))
     return tuple(found)
 
 
@@ -237,40 +182,32 @@ def footprint(name: str, kib: float, zipped: float, **more: Any) -> Footprint:
     return Footprint(**{"name": name, "kib": kib, "gzip_kib": zipped, **known, **more})
 
 
-def trainings(level: float, last: float, rounds: int, **more: Any) -> tuple[Figures, ...]:
-    """So many whole trainings of two epochs, the first at half of the time."""
+def trainings(steps: int, last: float, seeds: int, **more: Any) -> tuple[Training, ...]:
     return tuple(
-        bench_reports.training_figures(
-            seconds, round(last + 0.0002 * seed, 5), seed=seed,
-            epochs=(Epoch(seconds / 2, last - 0.001), Epoch(seconds, round(last + 0.0002 * seed, 5))),
-            **more,
-        )
-        for seed, seconds in ((seed, round(level * (1 + 0.01 * seed), 4)) for seed in range(rounds))
-    )  # fmt: skip
+        bench_reports.training(round(last + 0.0002 * seed, 5), steps, seed=seed, **more)
+        for seed in range(seeds)
+    )
 
 
 @pytest.fixture(scope="session")
 def trained() -> BenchReport:
-    """Trained whole in three rounds, the last link twice; with what the variants would serve."""
+    """Trained with three seeds, the last link but one with two; with what the variants would serve."""
     made = []
-    speeds = (1.0, 0.98, 0.7, 0.4, 0.42)
-    for variant, share in zip(walked(), speeds, strict=True):
+    shares = (1.0, 0.98, 0.7, 0.4, 0.42)
+    for variant, share in zip(walked(), shares, strict=True):
         pruned = {"model_gzip_kib": 61.8, **FILE} if variant.name == "+ Prune" else {}
-        rounds = 2 if variant.name == "+ Execution" else 3
+        seeds = 2 if variant.name == "+ Execution" else 3
         last = 0.955 if variant.name == "+ LearningRate" else 0.962
-        more = {"trainings": trainings(6.12 * share, last, rounds, **pruned)}
+        steps = 500 * 32 // variant.batch_size
+        more: dict[str, Any] = {"trainings": trainings(steps, last, seeds, **pruned)}
         if share != 1:
-            whole = Comparison(share, round(0.97 * share, 4), round(1.03 * share, 4), rounds)
-            gone = {name: why for name, why in variant.unavailable.items() if name != "whole"}
-            reached = variant.name != "+ LearningRate"
-            if reached:
-                gone.pop("to_accuracy")
-            else:
-                gone["to_accuracy"] = "with seed 0 no epoch reached 96.20 %"
-            more |= {
-                "whole": whole, "to_accuracy": whole if reached else None, "unavailable": gone,
-            }  # fmt: skip
-        made.append(replace(variant, **more))
+            whole = Comparison(share, round(0.97 * share, 4), round(1.03 * share, 4), 3)
+            more |= {"whole": whole, "to_accuracy": whole, "steps_to_accuracy": whole}
+            if variant.name == "+ LearningRate":
+                missed = ("to_accuracy", "steps_to_accuracy")
+                reason = "with seed 0 no reading reached 96.20 %"
+                more |= dict.fromkeys(missed) | {"unavailable": dict.fromkeys(missed, reason)}
+        made.append(changed(variant, **more))
     note = ("its batch is fixed: the latency is that of 8 examples",)
     zeros, alike = {"zeros": 43_500}, Comparison(0.998, 0.991, 1.006, 40)
     fast = Comparison(0.354, 0.349, 0.361, 40)
@@ -287,17 +224,10 @@ def trained() -> BenchReport:
 
 @pytest.fixture(scope="session")
 def rough_bench() -> BenchReport:
-    """Failed, refused, without effect, interrupted, with invalid blocks; nothing kept."""
+    """Failed, refused, without effect, interrupted, with a hot GPU; nothing kept."""
     first, second, *_ = walked()
-    random = np.random.default_rng(3)
-    hot = replace(
-        block(random, 14.1, 32),
-        invalid="the machine was busy: 3.1 of 2 cores",
-        gpus=(gpu_state(True),),
-        round=3,
-    )
-    blocks = (*second.blocks[:3], hot, *second.blocks[3:])
-    shaky = replace(second, blocks=blocks)
+    hot = replace(second.processes[3], gpus=(gpu_state(True),))
+    shaky = replace(second, processes=(*second.processes[:3], hot))
     refused = (
         "Execution and Distribute cannot run together.\n"
         "  expected: steps_per_execution=1 under several replicas\n"
@@ -327,21 +257,16 @@ def lossy() -> BenchReport:
 @pytest.fixture(scope="session")
 def quick() -> BenchReport:
     """Less than the default."""
-    return bench_report(walked(rounds=3, windows=4), asked={"quick": True})
+    return bench_report(walked(count=3), asked={"quick": True})
 
 
 @pytest.fixture(scope="session")
 def pair() -> BenchReport:
     """Two jobs that hardly differ, with an interval that reaches too far."""
     first, second, *_ = walked()
-    wide = Comparison(0.998, 0.93, 1.08, 6)
-    other = replace(
+    other = changed(
         second, name="my job", job="project.train:job", transform=None, chain="chain()",
-        against_reference=wide, against_previous=None, quality=None, split=None, roofline=None,
-        unavailable={
-            **second.unavailable,
-            **dict.fromkeys(("against_previous", "quality", "split", "roofline"), NOT_ASKED),
-        },
+        against_reference=Comparison(0.998, 0.93, 1.08, 5), against_previous=None, quality=None,
     )  # fmt: skip
     return bench_report((first, other), asked={"kind": "pair"}, recommendation=None)
 
@@ -350,50 +275,41 @@ def pair() -> BenchReport:
 def ablation() -> BenchReport:
     """A chain of two links beside the chain without each."""
     full, first, _, other, _ = walked()
-    missing = dict.fromkeys(("against_previous", "quality"), NOT_ASKED)
-    slower = replace(
-        first, name="without Execution", against_reference=Comparison(1.62, 1.58, 1.66, 6),
-        against_previous=None, quality=None, unavailable={**first.unavailable, **missing},
-    )  # fmt: skip
-    same = replace(
-        other, name="without Pipeline", against_reference=Comparison(1.001, 0.992, 1.010, 6),
-        against_previous=None, quality=None, unavailable={**other.unavailable, **missing},
-    )  # fmt: skip
-    whole = replace(full, name="whole chain")
-    return bench_report((whole, slower, same), asked={"kind": "ablation"}, recommendation=None)
+    gone = dict.fromkeys(("against_previous", "quality"))
+    slower, same = Comparison(1.62, 1.58, 1.66, 5), Comparison(1.001, 0.992, 1.010, 5)
+    variants = (
+        replace(full, name="whole chain", chain="chain(Execution(), Pipeline())"),
+        changed(first, **gone, name="without Execution", against_reference=slower),
+        changed(other, **gone, name="without Pipeline", against_reference=same),
+    )
+    return bench_report(variants, asked={"kind": "ablation"}, recommendation=None)
 
 
 @pytest.fixture(scope="session")
 def single() -> BenchReport:
     """One job alone, without a known batch."""
     random = np.random.default_rng(5)
-    blocks = tuple(
-        replace(
-            block(random, 9.6, None),
-            unavailable={"batch_size": "a generator does not tell"},
-        )
-        for _ in range(2)
-    )
-    alone = variant("my job", 0, blocks)
+    reason = {"batch_size": "a generator does not tell"}
+    made = [process(random, 9.6, None) for _ in range(2)]
+    told = tuple(replace(each, unavailable={**each.unavailable, **reason}) for each in made)
+    alone = variant("my job", 0, told)
     return bench_report((alone,), asked={"kind": "single"}, recommendation=None)
 
 
 @pytest.fixture(scope="session")
 def largest() -> BenchReport:
-    """Ten variants, twenty rounds, thirty windows, everything a GPU tells."""
+    """Ten variants, twenty processes of thirty turns, everything a GPU tells."""
     random = np.random.default_rng(11)
     found: list[VariantReport] = []
     for number in range(10):
-        blocks = tuple(block(random, 9 - 0.5 * number, 64, windows=30, gpu=True) for _ in range(20))
-        more: dict[str, Any] = {
-            "split": split(9 - 0.5 * number, "device", (0.05, 0.15, 0.8)),
-            "roofline": roofline(90_000 + 30_000 * number, True),
-        }
+        step = 9 - 0.5 * number
+        processes = tuple(process(random, step, 64, turns=30, gpu=True) for _ in range(20))
+        more: dict[str, Any] = {}
         if number:
-            more["against_reference"] = compared(blocks, found[0].blocks)
-            more["against_previous"] = compared(blocks, found[-1].blocks)
+            more["against_reference"] = compared(processes, found[0].processes)
+            more["against_previous"] = compared(processes, found[-1].processes)
             more["quality"] = quality(0.1)
-        found.append(variant(f"+ Transform{number}", number, blocks, **more))
+        found.append(variant(f"+ Transform{number}", number, processes, **more))
     return bench_report(tuple(found), gpu=True)
 
 
@@ -401,22 +317,22 @@ def largest() -> BenchReport:
 def hostile_bench(gpu: BenchReport, trained: BenchReport, texts: Callable[..., Any]) -> BenchReport:
     """Every text ends in what could break out of Markdown, HTML, SVG or the terminal."""
     noted = replace(gpu, notes=("note",), serving=trained.serving)
-    changed = texts(noted, lambda text: f"{text}{HOSTILE}")
-    assert isinstance(changed, BenchReport)
-    return changed
+    report = texts(noted, lambda text: f"{text}{HOSTILE}")
+    assert isinstance(report, BenchReport)
+    return report
 
 
 @pytest.fixture(scope="session")
 def endless_bench(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
     """Every text ends in a word wider than any screen."""
-    changed = texts(replace(gpu, notes=("note",)), lambda text: text + "W" * 400)
-    assert isinstance(changed, BenchReport)
-    return changed
+    report = texts(replace(gpu, notes=("note",)), lambda text: text + "W" * 400)
+    assert isinstance(report, BenchReport)
+    return report
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     """The same report with ``change`` applied to every text that may be any text."""
-    fixed = {"created", "status", "kind", "bound"}
+    fixed = {"created", "status", "kind"}
     if isinstance(value, str):
         return change(value)
     if isinstance(value, tuple):
@@ -424,12 +340,12 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {key: with_texts(item, change) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {
+        texts = {
             field.name: with_texts(getattr(value, field.name), change)
             for field in fields(value)
             if field.name not in fixed
         }
-        return replace(value, **changed)
+        return replace(value, **texts)
     return value
 
 

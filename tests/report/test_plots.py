@@ -24,7 +24,8 @@ def test_points_and_whiskers_lie_where_the_figures_say(ablation):
     compared = (Comparison(0.5, 0.25, 1.0, 6), Comparison(2.0, 1.0, 4.0, 6))
     changed = [replace(v, against_reference=c) for v, c in zip(others, compared, strict=True)]
     root = drawn(replace(ablation, variants=(first, *changed)), "against-reference")
-    _, line, *whiskers, _ = (path.get("d") for path in root.iter("path"))
+    _, line, *paths, _ = (path.get("d") for path in root.iter("path"))
+    whiskers = [path for path in paths if "H" in path]
     one = float(line.split()[0][1:])
     fast, slow = (float(circle.get("cx")) - one for circle in root.iter("circle"))
     assert fast == pytest.approx(-slow, abs=0.2) != 0
@@ -32,12 +33,14 @@ def test_points_and_whiskers_lie_where_the_figures_say(ablation):
     assert ends == pytest.approx([0, 2 * fast, 2 * slow, 0], abs=0.2)
 
 
-def test_the_parts_of_a_step_are_as_wide_as_their_shares(cpu):
-    root = drawn(cpu, "split")
-    wide = [float(rect.get("width")) for rect in root.iter("rect")]
-    shares = [(s.input_share, s.host_share, s.device_share) for v in cpu.variants if (s := v.split)]
-    assert [each / sum(wide[:3]) for each in wide] == pytest.approx(sum(shares, ()), abs=0.002)
-    assert "baseline 9.59 ms (input 8 %, host 55 %, device 37 %)" in root.get("aria-label")
+def test_each_process_is_marked_at_its_own_speed(cpu):
+    """Where processes scatter, the interval must be as wide as their marks lie apart."""
+    paths = [path.get("d") for path in drawn(cpu, "against-reference").iter("path")]
+    marks = [re.findall(r"M([\d.]+)", path) for path in paths if "v4" in path][:-1]
+    assert [len(places) for places in marks] == [len(v.processes) for v in cpu.variants[1:]]
+    middles = [float(circle.get("cx")) for circle in drawn(cpu, "against-reference").iter("circle")]
+    for middle, places in zip(middles, marks, strict=True):
+        assert sum(map(float, places)) / len(places) == pytest.approx(middle, abs=0.2)
 
 
 def test_names_are_texts_and_a_screen_reader_hears_the_figures(cpu, texts):
@@ -49,10 +52,9 @@ def test_names_are_texts_and_a_screen_reader_hears_the_figures(cpu, texts):
     assert f"<b>&\"'$x$ {told}" in root.get("aria-label")
 
 
-def test_nothing_is_drawn_where_nothing_was_compared_or_split(single, pair, trained):
+def test_nothing_is_pathswhere_nothing_was_compared(single, trained):
     assert plots_of(single) == ()
-    assert len(list(drawn(pair, "split").iter("rect"))) == 3
-    keys = ["to-accuracy", "whole", "against-reference", "split"]
+    keys = ["to-accuracy", "whole", "against-reference"]
     assert [plot.key for plot in plots_of(trained)] == keys
     reached, *_ = plots_of(trained)
     assert "Not compared: + LearningRate." in reached.caption

@@ -250,24 +250,34 @@ def test_the_transform_trains_in_bfloat16_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("flag", "policy"),
-    [
-        ("avx2", "float32"),
-        ("avx512_bf16", "mixed_bfloat16"),
-        ("amx_bf16", "mixed_bfloat16"),
-    ],
+    ("flag", "half"),
+    [("avx2", None), ("avx512_bf16", "mixed_bfloat16"), ("amx_bf16", "mixed_bfloat16")],
 )
-def test_auto_takes_bfloat16_where_the_cpu_has_it_and_float32_elsewhere(monkeypatch, flag, policy):
+def test_auto_leaves_float32_on_a_cpu_and_what_may_be_tried_is_said_apart(monkeypatch, flag, half):
     monkeypatch.setattr(precision, "_cpu_flags", lambda: frozenset([flag]))
-    chosen, reason = precision.choose_policy()
-    assert chosen == policy
-    assert "CPU" in reason
-
-
-def test_auto_leaves_the_model_itself_where_nothing_is_to_be_gained(monkeypatch):
-    monkeypatch.setattr(precision, "_cpu_flags", frozenset)
     model = nested_model()
     assert mixed_precision(model) is model
+    same, effect = MixedPrecision().retype(model)
+    assert same is model
+    assert not effect.acted
+    assert "tried by `tfopt tune`, not assumed" in effect.note
+    assert precision.half_precision() == half
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "policy", "half"),
+    [
+        ([(9, 0), (7, 0)], "mixed_float16", "mixed_float16"),
+        ([(9, 0), (6, 1)], "float32", None),
+    ],
+)
+def test_auto_goes_by_the_capability_of_the_least_gpu(monkeypatch, capabilities, policy, half):
+    monkeypatch.setattr(precision, "gpu_capabilities", lambda: capabilities)
+    monkeypatch.setattr(precision, "_cpu_flags", lambda: frozenset(["amx_bf16"]))
+    chosen, reason = precision.choose_policy()
+    assert chosen == policy
+    assert f"capability {'.'.join(map(str, min(capabilities)))}" in reason
+    assert precision.half_precision() == half
 
 
 def test_the_tf32_switch_is_back_afterwards():

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
-from tfopt.recipes.flags import add_chain as add_chain
-from tfopt.recipes.flags import add_resume as add_resume
-from tfopt.recipes.flags import add_set as add_set
-from tfopt.recipes.flags import add_trust as add_trust
-from tfopt.recipes.flags import assignments as assignments
+from tfopt.recipes.flags import add_chain, add_set, add_trust, assignments, in_flags, points
+
+if TYPE_CHECKING:
+    from tfopt.measure.targets import Target
 
 PASS = 0
 REGRESSION = 1
@@ -42,51 +45,73 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         **texts,
     )
-    parser.set_defaults(action=action)
+    parser.set_defaults(action=action, parser=parser)
     return parser
 
 
-def add_job(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Add ``--job`` and ``--set``."""
+def add_job(parser: argparse.ArgumentParser, nargs: str | None = None, *, chain: bool) -> None:
+    """Add the job, and what belongs to it: ``--set``, ``--trust-functions``, ``--chain``."""
     parser.add_argument(
-        "--job",
-        required=required,
+        "job",
+        nargs=nargs,
+        metavar="JOB",
         help="package.module:name of your own Job, or of a function annotated as returning one; "
-        "its module is imported, which runs it",
+        "a recipe module, or a recipe file (.toml). Its module is imported, which runs it",
     )
+    if chain:
+        add_chain(parser)
     add_set(parser)
+    add_trust(parser)
 
 
-def add_tolerance(parser: argparse.ArgumentParser) -> None:
-    """Add ``--tolerance``."""
+def target_of(options: argparse.Namespace, job: str | None = None) -> Target:
+    """Return the job with its arguments and its chain: that of ``--chain``, else its own."""
+    from tfopt.job.recipe_file import read_recipe
+    from tfopt.measure.targets import resolve_target
+
+    values, trust = assignments(options.set), options.trust_functions
+    with json_alone(options):  # the module may print as it is imported
+        target = resolve_target(job or options.job, values, trust_functions=trust)
+    file = getattr(options, "chain", None)
+    if file is None:
+        return target
+    return replace(target, chain=read_recipe(file, trust_functions=trust).chain)
+
+
+def output_folder(options: argparse.Namespace, target: Target, ending: str) -> Path:
+    """Return the folder for the results, which is there now: ``--output``, or by the job's name."""
+    from tfopt.files import prepare_folder
+
+    name = re.sub(r"[^\w-]", "_", target.name)
+    return prepare_folder(options.output or Path(f"{name}_{ending}"))
+
+
+def add_max_drop(
+    parser: argparse.ArgumentParser, text: str = "loss of accuracy that counts as none"
+) -> None:
+    """Add ``--max-drop``; ``text`` says what may be lost."""
     parser.add_argument(
-        "--tolerance",
-        type=float,
+        "--max-drop",
+        type=points,
         default=0.5,
         metavar="POINTS",
-        help="loss of accuracy that counts as none, in hundredths (default: 0.5)",
+        help=f"{text}, in hundredths (default: 0.5)",
     )
 
 
 def add_json(parser: Any) -> None:
     """Add ``--json`` to a parser or to a group of one."""
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON alone")
 
 
-def add_comparison(parser: argparse.ArgumentParser) -> None:
-    """Add ``--variant`` and ``--force``, for what compares two reports."""
-    parser.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this one (A=B: A of the first report against B of the second); may be repeated",
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="compare what is not comparable; every line then says so",
-    )
+@contextmanager
+def json_alone(options: argparse.Namespace) -> Iterator[None]:
+    """Under ``--json``, send what is printed meanwhile to standard error."""
+    if not options.json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def answering(work: Callable[[argparse.Namespace], tuple[str, int]]) -> Action:
@@ -102,14 +127,13 @@ def answering(work: Callable[[argparse.Namespace], tuple[str, int]]) -> Action:
                 # Python itself would end with 1, which says "regression".
                 traceback.print_exc()
             else:
-                print(f"error: {error}", file=sys.stderr)
+                print(f"error: {in_flags(str(error), options.parser)}", file=sys.stderr)
         return code
 
     return action
 
 
 def _print(text: str) -> None:
-
     try:
         print(text.rstrip("\n"))
         sys.stdout.flush()

@@ -7,18 +7,22 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
-from tfopt.recipes.flags import add_output
+from tfopt.recipes.flags import add_output, count, duration
+
+if TYPE_CHECKING:
+    from tfopt.measure.bench import BenchPlan
+    from tfopt.measure.targets import Target
 
 _DESCRIPTION = """\
-Measures TARGET: a recipe file (.toml), a recipe module (tfopt.recipes.cnn_mnist), or a job of
-yours (package.module:job). A chain is measured prefix by prefix against the job as it is. Every
-block of steps runs in a fresh process, the variants take turns in random order, and rounds are
-added until the 95 % intervals are narrow enough. Writes bench.json, bench.md and bench.html.
-With --input it says what the training's input waits for, and which change to it brings how much."""
+Measures JOB. A chain is measured prefix by prefix against the job as it is. Processes of all
+variants live side by side, take turns of a tenth of a second in random order, and are compared turn
+by turn; several processes of each make the 95 % intervals. Writes bench.json, bench.md and
+bench.html. With --input it says what the training's input waits for, and which change to it brings
+how much."""
 
 
 def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -31,7 +35,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         help="measure steps with intervals and verdicts: a chain link by link, or two jobs",
         description=_DESCRIPTION,
     )
-    parser.add_argument("target", nargs="?", help="what to measure")
+    arguments.add_job(parser, nargs="?", chain=True)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--ablate",
@@ -42,196 +46,125 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         "--only",
         nargs=2,
         metavar=("A", "B"),
-        help="two targets against each other, each under its whole chain",
+        help="two jobs against each other, each under its whole chain, in the place of JOB",
     )
     what.add_argument(
         "--input",
         action="store_true",
         help="find what binds the input of one job: its stages drained, and changes to it tried",
     )
-    parser.add_argument(
-        "--fix",
-        action="store_true",
-        help="with --input: measure what brings most beside the job as it is, and leave its chain",
+    time = parser.add_mutually_exclusive_group()
+    time.add_argument(
+        "--budget",
+        type=duration,
+        metavar="TIME",
+        help="how long it may take: 90s, 5m or 1h (default: 5m)",
     )
-    arguments.add_chain(parser)
-    arguments.add_set(parser)
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer and shorter windows; the report says so"
-    )
-    parser.add_argument(
-        "--rounds",
-        metavar="LEAST[:MOST]",
-        help="blocks of each variant (default: 5:20, with --quick 5:8)",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=3,
-        metavar="N",
-        help="rounds of whole trainings of what trains other weights, for its accuracy; 0: none "
-        "(default: 3)",
+    time.add_argument(
+        "--quick", action="store_true", help="a budget of 2 minutes; the report says so"
     )
     parser.add_argument(
         "--whole",
         action="store_true",
-        help="train every variant whole in these rounds, for its time too; the files of the chain "
-        "to keep are left with the report",
+        help="train every variant for its accuracy, and compare whole trainings; the files of the "
+        "chain to keep are left with the report",
     )
-    arguments.add_tolerance(parser)
     parser.add_argument(
-        "--studies",
-        type=int,
+        "--seeds",
+        type=count,
+        default=3,
         metavar="N",
-        help="processes that look where each variant's time goes; 0: none (default: 2, "
-        "with --quick 1)",
+        help="trainings of each of those, and of what trains other weights; 0: none (default: 3)",
+    )
+    arguments.add_max_drop(parser)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the order of the turns, and of the first training"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the order of the blocks, and of the first training"
+        "--force", action="store_true", help="with --only: compare them although their data differ"
     )
-    arguments.add_resume(parser)
-    parser.add_argument(
-        "--force", action="store_true", help="compare two jobs although their data differ"
-    )
-    arguments.add_trust(parser)
+    arguments.add_json(parser)
     add_output(parser, "NAME_bench")
 
 
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.files import prepare_folder
-    from tfopt.recipes.bench_display import bench_and_show
+    command = f"tfopt {shlex.join(given)}"
+    if options.whole and not options.seeds:
+        raise UserError("--whole trains, and there are no trainings.", expected="--seeds 1 or more")
+    with arguments.json_alone(options):
+        kind, targets = _targets(options)
+        ending = "input" if options.input else "bench"
+        output = arguments.output_folder(options, targets[0], ending)
+        if options.input:
+            document, code = _diagnose_input(targets[0], options, output), 0
+        else:
+            from tfopt.recipes.bench_display import bench_and_show
 
-    kind, targets = _targets(options)
-    _require_numbers(options)
-    if options.fix and not options.input:
-        raise UserError("--fix is for --input.", received="--fix alone", fix="--input --fix")
-    if options.input:
-        output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_input"))
-        return _diagnose_input(targets[0], options, given, output)
-    studies = (1 if options.quick else 2) if options.studies is None else options.studies
-    experiment = _experiment(kind, targets, options, given, studies)
-    output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_bench"))
-    return bench_and_show(experiment, output, resume=options.resume)
+            plan = _plan(kind, targets, options, command)
+            report, code = bench_and_show(plan, output, verbose=not options.json)
+            document = report.to_json() if report is not None else ""
+    if options.json and document:
+        print(document.rstrip())
+    return code
 
 
-def _experiment(
-    kind: Any, targets: tuple[Any, ...], options: argparse.Namespace, given: list[str], studies: int
-) -> Any:
-    from tfopt.measure.blocks import QUICK, Span
-    from tfopt.measure.experiment import Experiment
+def _plan(
+    kind: Any, targets: tuple[Target, ...], options: argparse.Namespace, command: str
+) -> BenchPlan:
+    from tfopt.measure.bench import BUDGET_S, QUICK_S, BenchPlan
 
-    return Experiment(
+    budget_s = options.budget
+    if budget_s is None:
+        budget_s = QUICK_S if options.quick else BUDGET_S
+    return BenchPlan(
         title=" against ".join(target.name for target in targets),
-        command=f"tfopt {shlex.join(given)}",
+        command=command,
         kind=kind,
         targets=targets,
-        span=QUICK if options.quick else Span(),
-        budget=_budget(options),
+        budget_s=budget_s,
         quick=options.quick,
-        seed=options.seed,
-        studies=studies,
-        seeds=options.seeds,
-        tolerance_points=options.tolerance,
-        any_data=options.force,
         whole=options.whole,
+        seeds=options.seeds,
+        max_drop=options.max_drop,
+        seed=options.seed,
+        any_data=options.force,
     )
 
 
-def _diagnose_input(
-    target: Any, options: argparse.Namespace, given: list[str], output: Path
-) -> int:
-    """Print what binds the input, leave input.json, and measure the remedy where that is asked."""
+def _diagnose_input(target: Target, options: argparse.Namespace, output: Path) -> str:
+    """Tell what binds the input, and leave input.json; return its content."""
     from tfopt.files import write_atomically
-    from tfopt.job.recipe_file import RecipeFile, write_recipe
+    from tfopt.measure.display import Display
     from tfopt.measure.input_doctor import diagnose_input
-    from tfopt.recipes.bench_display import bench_and_show
 
-    found = diagnose_input(target)
+    with Display(verbose=not options.json) as display:
+        found = diagnose_input(target, display)
     print(found, flush=True)
-    write_atomically(output / "input.json", json.dumps(found.to_dict(), indent=1) + "\n")
-    if not (options.fix and found.remedy):
-        return 0
-    fixed = RecipeFile(job=target.job, arguments=target.arguments, chain=found.chain)
-    print(f"Its chain: {write_recipe(fixed, output / 'fixed.toml')}", flush=True)
-    repaired = replace(target, name=f"{target.name} fixed", chain=found.chain)
-    experiment = _experiment("pair", (target, repaired), options, given, studies=0)
-    return bench_and_show(experiment, output, resume=options.resume)
+    document = json.dumps(found.to_dict(), indent=1) + "\n"
+    write_atomically(output / "input.json", document)
+    return document
 
 
-def _require_numbers(options: argparse.Namespace) -> None:
-    for name, count in (("--seeds", options.seeds), ("--studies", options.studies or 0)):
-        if count < 0:
-            raise UserError(f"{name} is not a count.", expected="0 or more", received=str(count))
-    if options.whole and not options.seeds:
-        raise UserError(
-            "--whole trains in rounds, and there are none.",
-            expected="--seeds of at least 1",
-            received="--seeds 0",
-        )
-    if not 0 <= options.tolerance <= 100:
-        raise UserError(
-            "--tolerance is no number of points.",
-            expected="0 to 100, such as 0.5",
-            received=str(options.tolerance),
-        )
-
-
-def _targets(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
-    from tfopt.job.recipe_file import read_recipe
-    from tfopt.measure.targets import resolve_target
-
-    values, trust = arguments.assignments(options.set), options.trust_functions
-    named = [*([options.target] if options.target else []), *(options.only or ())]
-    if not named or (options.target and options.only):
+def _targets(options: argparse.Namespace) -> tuple[str, tuple[Target, ...]]:
+    if bool(options.job) == bool(options.only):
         raise UserError(
             "One thing is measured at a time.",
-            expected="tfopt bench TARGET, or tfopt bench --only A B",
-            received="no target" if not named else f"{options.target} and --only",
+            expected="tfopt bench JOB, or tfopt bench --only A B",
+            received=f"{options.job} and --only" if options.job else "no job",
         )
-    targets = [resolve_target(each, values, trust_functions=trust) for each in named]
-    if options.chain is not None:
-        if options.only:
-            raise UserError(
-                "--chain is for one job.", received="--only", fix="name two recipe files instead"
-            )
-        recipe = read_recipe(options.chain, trust_functions=trust)
-        targets = [replace(targets[0], chain=recipe.chain)]
-    if options.only:
-        return "pair", _apart(targets)
-    if options.ablate and len(targets[0].chain.parts) < 2:
+    if options.only and options.chain is not None:
         raise UserError(
-            "--ablate leaves links out of a chain.",
-            expected="a target with a chain of at least two transforms",
-            received=f"{len(targets[0].chain.parts)} transforms",
-            fix="name a recipe file or a recipe module, or give --chain FILE",
+            "--chain is for one job.", received="--only", fix="name two recipe files instead"
         )
-    if options.ablate:
-        return "ablation", tuple(targets)
-    return ("prefixes" if targets[0].chain.parts else "single"), tuple(targets)
+    if options.only:
+        return "pair", _apart([arguments.target_of(options, job) for job in options.only])
+    target = arguments.target_of(options)
+    links = len(target.chain.parts)
+    return "ablation" if options.ablate else "prefixes" if links else "single", (target,)
 
 
-def _apart(targets: list[Any]) -> tuple[Any, ...]:
+def _apart(targets: list[Target]) -> tuple[Target, ...]:
     """Number two targets of one name, such as a job against itself."""
     if targets[0].name != targets[1].name:
         return tuple(targets)
     return tuple(replace(each, name=f"{each.name} ({n})") for n, each in enumerate(targets, 1))
-
-
-def _budget(options: argparse.Namespace) -> Any:
-    from tfopt.measure.rounds import Budget
-
-    if options.rounds is None:
-        return Budget(5, 8) if options.quick else Budget()
-    least, _, most = options.rounds.partition(":")
-    try:
-        return Budget(int(least), int(most or least))
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            "--rounds takes one or two numbers.", expected="5 or 5:20", received=options.rounds
-        ) from None
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

@@ -1,8 +1,10 @@
-"""Put two reports of ``tfopt bench`` side by side: ``tfopt compare``."""
+"""Compare measurements, and fail where one is slower than allowed: ``tfopt compare``."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,34 @@ from tfopt.commands import arguments
 _DESCRIPTION = """\
 Puts two reports of `tfopt bench` side by side: for each variant that both measured the step
 times, the ratio B/A with its interval of 95 % and what may be said of it, the start, and the
-memory; then everything in which the two measurements differ.
+memory; then everything in which the two measurements differ. One report alone is compared with
+its reference, variant by variant.
 
-What the machine itself did between two measurements is in no interval.
+With --max-slowdown the exit code says whether B is slower than allowed, for continuous
+integration. A regression is an interval of 95 % that lies above the limit as a whole; a pass one
+that lies at or below it as a whole; anything else is inconclusive. With several variants the worst
+decides. A variant of A that has no figures in B is not comparable; where B was interrupted, what
+would pass is inconclusive.
+
+What the machine itself did between two measurements is in no interval. Where runners differ,
+measure both states in one run on one machine (`tfopt bench --only BASE NEW`) and give the one
+report: its processes took turns.
 """
 _CODES = """\
 exit codes:
-  0  compared
+  0  compared; under --max-slowdown: pass
+  1  regression
   2  usage: a wrong argument
-  4  not comparable: another machine, other versions, other data; or no variant in common
+  3  inconclusive: measure longer, or on a quieter machine
+  4  not comparable: another machine, other versions, other data, another batch, a lost variant
   5  bad file: cut off, edited by hand, or no report
 """
+_CODE = {
+    "pass": arguments.PASS,
+    "regression": arguments.REGRESSION,
+    "inconclusive": arguments.INCONCLUSIVE,
+    "not comparable": arguments.NOT_COMPARABLE,
+}
 
 
 def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -31,23 +50,56 @@ def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "compare",
         arguments.answering(_answer),
-        help="two reports of `tfopt bench` side by side",
+        help="two reports side by side; a limit for continuous integration",
         description=_DESCRIPTION,
         epilog=_CODES,
     )
-    parser.add_argument("first", type=Path, metavar="A", help="a bench.json")
-    parser.add_argument("second", type=Path, metavar="B", help="another bench.json")
-    parser.add_argument("--format", choices=("terminal", "md", "json"), default="terminal")
-    arguments.add_comparison(parser)
+    parser.add_argument("first", type=Path, metavar="A", help="a bench.json, or its folder")
+    parser.add_argument(
+        "second", type=Path, metavar="B", nargs="?", help="another; without it A holds both"
+    )
+    parser.add_argument(
+        "--max-slowdown",
+        type=share,
+        metavar="SHARE",
+        help="slower by how much: 3%% or 0.03",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=("terminal", "md"), default="terminal")
+    arguments.add_json(form)
+
+
+def share(text: str) -> float:
+    """Return the share out of "3%", "3 %" or "0.03"."""
+    number = text.strip()
+    percent = number.endswith("%")
+    try:
+        value = float(number.removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    # 3 without a sign is more likely 3 % than three times as long again.
+    if not 0 <= value < (math.inf if percent else 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: 3% or 0.03, and not negative")
+    return value
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
-    from tfopt.measure.side_by_side import Named, side_by_side
-    from tfopt.report.compared import SideBySide, as_markdown, as_terminal_text
+    from tfopt.measure.compare import Named, compare_one, compare_two, judge, worst_of
+    from tfopt.report.compared import as_markdown, as_terminal_text
+    from tfopt.report.markdown import item
 
-    first, second = map(Named.read, (options.first, options.second))
-    found = side_by_side(first, second, variants=options.variant, force=options.force)
-    render = {"terminal": as_terminal_text, "md": as_markdown, "json": SideBySide.to_json}
+    named = [Named.read(path) for path in (options.first, options.second) if path is not None]
+    found = compare_two(*named) if len(named) == 2 else compare_one(*named)
     compared = any(line.comparison is not None for line in found.lines)
-    code = arguments.PASS if compared else arguments.NOT_COMPARABLE
-    return render[options.format](found), code
+    code, judged, lines = arguments.PASS if compared else arguments.NOT_COMPARABLE, {}, []
+    if options.max_slowdown is not None:
+        outcomes = judge(found, options.max_slowdown)
+        worst = worst_of(outcomes.values())
+        code, judged = _CODE[worst], {"outcome": worst, "outcomes": outcomes}
+        lines = [f"{name}: {outcome}" for name, outcome in outcomes.items()]
+        lines.append(f"at most {options.max_slowdown * 100:g} % slower: {worst}")
+    if options.json:
+        return json.dumps({**json.loads(found.to_json()), **judged}, indent=1), code
+    if options.format == "md":
+        return "\n".join([as_markdown(found), *map(item, lines)]), code
+    return "\n".join([as_terminal_text(found), *lines]), code

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.commands import arguments
+from tfopt.errors import UserError
+from tfopt.recipes.flags import duration
 
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions against each other, real products in
 each precision and a real XLA program on the CPU and each GPU, cores, memory, threads, limits of a
 container, the disk, the other tasks of a cluster, known defects of the installed versions. With
---job also at one job: whether its transforms combine, it builds, fits into memory and trains some
+JOB also at one job: whether its transforms combine, it builds, fits into memory and trains some
 steps (in a process of its own, without its callbacks). What could crash runs in a process of its
 own; nothing is changed. Takes about half a minute."""
 _CODES = """\
@@ -22,7 +24,7 @@ exit codes:
   2  usage: a wrong argument
 
 On the tasks of a cluster at the same time, for ports and clocks:
-  srun tfopt doctor --only cluster --listen 30
+  srun tfopt doctor --only cluster --listen 30s
 """
 
 
@@ -41,8 +43,7 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         + "".join(f"  {name:9} {text}\n" for name, text in THEMES.items())
         + f"\n{_CODES}",
     )
-    arguments.add_job(parser)
-    arguments.add_chain(parser)
+    arguments.add_job(parser, nargs="?", chain=True)
     parser.add_argument(
         "--only",
         action="append",
@@ -59,10 +60,10 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--listen",
-        type=float,
+        type=duration,
         default=0.0,
-        metavar="SECONDS",
-        help="in a cluster: answer the other tasks' doctors for that long",
+        metavar="TIME",
+        help="in a cluster: answer the other tasks' doctors for that long, such as 30s",
     )
     form = parser.add_mutually_exclusive_group()
     arguments.add_json(form)
@@ -76,11 +77,17 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
 
     from tfopt.doctor.examine import as_json, as_terminal, doctor, exit_code
 
+    named: dict[str, Any] = {}
+    if options.job is not None:
+        target = arguments.target_of(options)
+        named = {"job": target.job, "arguments": target.arguments, "chain": target.chain}
+    elif options.set or options.chain:
+        raise UserError(
+            "--set and --chain are for a job.", expected="tfopt doctor JOB", received="no job"
+        )
     with Console(stderr=True).status("looking at this machine") as status:
         checks = doctor(
-            options.job,
-            arguments=arguments.assignments(options.set),
-            chain=options.chain,
+            **named,
             only=options.only,
             data=options.data,
             listen_s=options.listen,

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
-from tfopt.recipes.flags import add_output
+from tfopt.recipes.flags import add_output, names
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.job.job import Job, Transform
 
 _EXPORT = """\
 Writes a saved Keras model in each FORMAT and PRECISION, and compares each file with the model in a
@@ -47,6 +56,7 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         help="what a file may lose, as a share of changed classes or as a relative error "
         "(default: 0.001 for float32, 0.01 for float16, 0.1 for the others)",
     )
+    arguments.add_json(export)
     add_output(export, "NAME_served")
     optimize = arguments.add_command(
         commands,
@@ -64,13 +74,8 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         default="cpu-latency",
         help="what is to be small (default: cpu-latency)",
     )
-    optimize.add_argument(
-        "--max-drop",
-        type=float,
-        default=0.5,
-        metavar="POINTS",
-        help="loss of accuracy that is allowed, in hundredths, or percent of the mean absolute "
-        "error (default: 0.5)",
+    arguments.add_max_drop(
+        optimize, "allowed loss of accuracy, or percent of the mean absolute error"
     )
     _add_choices(optimize, "all that are installed", None)
     optimize.add_argument(
@@ -89,74 +94,115 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         "--samples", type=int, default=1000, metavar="N", help="examples to score (default: 1000)"
     )
     optimize.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="examples in a call (default: 1)"
+        "--batch-size",
+        type=int,
+        default=1,
+        dest="batch",
+        metavar="N",
+        help="examples in a call (default: 1)",
     )
     optimize.add_argument(
         "--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)"
     )
+    arguments.add_json(optimize)
     add_output(optimize, "NAME_optimized")
 
 
 def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str | None) -> None:
     parser.add_argument(
         "--formats",
-        type=_names,
+        type=names,
         metavar="NAME,NAME",
         help=f"saved_model, litert, onnx, openvino, tensorrt (default: {formats})",
     )
     parser.add_argument(
         "--precision",
-        type=_names,
-        default=precisions and _names(precisions),
+        type=names,
+        default=precisions and [precisions],
         metavar="NAME,NAME",
         help="float32, float16, int8, int16, dynamic, weight_only, int4 "
         f"(default: {precisions or 'all'})",
     )
 
 
-def _names(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
-
-
 def _export(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.export.export import export
 
-    exported = export(
-        options.model,
-        options.output or Path(f"{options.model.stem}_served"),
-        formats=options.formats,
-        precision=options.precision,
-        calibration=_read(options.calibration),
-        examples=_read(options.examples),
-        tolerance=options.tolerance,
-    )
-    print(exported)
-    print(f"in {exported.folder.resolve()}")
+    with arguments.json_alone(options):
+        exported = export(
+            options.model,
+            options.output or Path(f"{options.model.stem}_served"),
+            formats=options.formats,
+            precision=options.precision,
+            calibration=_read(options.calibration),
+            examples=_read(options.examples),
+            tolerance=options.tolerance,
+        )
+    _print(exported, options, f"{exported}\nin {exported.folder.resolve()}")
     return 1 if exported.refused else 0
 
 
 def _optimize(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.export.optimize import optimize
+
+    with arguments.json_alone(options):
+        found = optimize(
+            options.model,
+            _read(options.data),
+            folder=options.output or Path(f"{options.model.stem}_optimized"),
+            target=options.target,
+            max_drop=options.max_drop,
+            formats=options.formats,
+            precision=options.precision,
+            samples=options.samples,
+            batch=options.batch,
+            threads=options.threads,
+            variants=_variants(options.job, options.chain),
+            progress=partial(print, file=sys.stderr, flush=True),
+        )
+    _print(found, options, str(found))
+    return 0
+
+
+def _variants(
+    job: str | None, recipe: Path | None
+) -> dict[str, Callable[[keras.Model], keras.Model]]:
+    """Return by name how to train the model further: under each transform of a chain alone."""
+    from tfopt.compress.quantize_aware import QuantizeAware
+    from tfopt.compress.remove_channels import RemoveChannels
     from tfopt.job.recipe_file import read_recipe
     from tfopt.job.references import resolve_job
-    from tfopt.measure.optimize import optimize
+    from tfopt.job.roster import transform_name
 
-    found = optimize(
-        options.model,
-        _read(options.data),
-        folder=options.output or Path(f"{options.model.stem}_optimized"),
-        target=options.target,
-        max_drop=options.max_drop,
-        formats=options.formats,
-        precision=options.precision,
-        samples=options.samples,
-        batch=options.batch,
-        threads=options.threads,
-        job=options.job and resolve_job(options.job, {}),
-        transforms=options.chain and read_recipe(options.chain).chain.parts,
-        progress=partial(print, flush=True),
-    )
-    print(f"\n{found}")
-    return 0
+    if job is None:
+        if recipe is not None:
+            raise UserError(
+                "A chain is trained under, and no job says how.",
+                expected="--job package.module:function beside --chain",
+                received="--chain alone",
+            )
+        return {}
+    plain = resolve_job(job, {})
+    parts = read_recipe(recipe).chain.parts if recipe else (RemoveChannels(0.3), QuantizeAware())
+    found: dict[str, Callable[[keras.Model], keras.Model]] = {}
+    for transform in parts:
+        name = transform_name(transform)
+        alike = sum(other.startswith(name) for other in found)
+        found[f"{name}_{alike + 1}" if alike else name] = partial(_trained, plain, transform)
+    return found
+
+
+def _trained(job: Job, transform: Transform, model: keras.Model) -> keras.Model:
+    """Return a copy of the model, trained further under a transform, as an ordinary float model."""
+    from tfopt.compress.strip import strip
+    from tfopt.job.rebuild import blueprint
+    from tfopt.run import run
+
+    return strip(run(transform.apply(job.with_(build=blueprint(model).build))).model)
+
+
+def _print(found: Any, options: argparse.Namespace, text: str) -> None:
+    print(json.dumps(asdict(found), indent=1, default=str) if options.json else text)
 
 
 def _read(text: str | None) -> Any:

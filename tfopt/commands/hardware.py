@@ -12,10 +12,10 @@ from tfopt.errors import UserError
 from tfopt.job.job import Transform
 
 _DESCRIPTION = """\
-Estimates memory and step time of a job on common GPUs: what one step computes, moves and holds is
-counted here, without training, and set against the published peaks. Shows what is assumed, and
-whether the batch fits. For half precision put mixed_precision with policy = "mixed_float16" into
---chain. It was checked on one H200 alone: take it to choose what to try."""
+Estimates on which common GPUs a job's batch fits, and whether arithmetic or bandwidth bounds its
+step: what one step computes, moves and holds is counted here, without training, and set against
+the published peaks. Shows what is assumed. For half precision put mixed_precision with
+policy = "mixed_float16" into --chain. Nothing is measured: take it to choose what to try."""
 
 
 def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -27,12 +27,11 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "hardware",
         _hardware,
-        help="estimate memory and step time of a job on common GPUs",
+        help="estimate on which common GPUs a job fits, and what bounds its step",
         description=_DESCRIPTION,
         epilog="GPUs: " + ", ".join(gpu.name for gpu in GPUS),
     )
-    arguments.add_job(parser, required=True)
-    arguments.add_chain(parser)
+    arguments.add_job(parser, chain=True)
     parser.add_argument("--batch-size", type=int, metavar="N", help="another number of examples")
     parser.add_argument(
         "--gpu", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
@@ -43,19 +42,16 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
 def _hardware(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.doctor.hardware_estimate import as_json, hardware_estimate
     from tfopt.export.quiet import quiet
-    from tfopt.job.recipe_file import read_recipe
     from tfopt.job.references import resolve_job
 
     # Steps are traced, not run: a GPU that is here has no part in it, and stays with who uses it.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     # Else TensorFlow says that it found none.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with quiet():
-        job = resolve_job(options.job, arguments.assignments(options.set))
-        if options.chain is not None:
-            chain = read_recipe(options.chain).chain
-            _require_a_policy(chain.parts)
-            job = chain.apply(job)
+    with quiet(), arguments.json_alone(options):
+        target = arguments.target_of(options)
+        _require_a_policy(target.chain.parts)
+        job = target.chain.apply(resolve_job(target.job, target.arguments))
         found = hardware_estimate(job, batch_size=options.batch_size, gpus=options.gpu)
     print(as_json(found).rstrip() if options.json else found)
     return 0

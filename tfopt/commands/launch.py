@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from tfopt.commands.arguments import add_command, drop_output
 from tfopt.errors import UserError
+from tfopt.recipes.flags import duration
 
 _DESCRIPTION = """\
 Starts COMMAND once for each task of a distributed job on this machine. Each finds its place in
@@ -24,6 +26,10 @@ SIGHUP are passed on to all tasks. A task that ends with exit code 75 has saved 
 be started again. A worker of a --ps job that fails is started again alone, while --restarts are
 left: the others go on without it. A job that was told to end is not started again. TFOPT_RESTART
 tells the tasks how often the job was started again.
+
+With --data-workers alone there is no training: it runs data workers of tf.data's service, and a
+dispatcher unless they --join one on another host, until it is told to end, and prints the address
+for Pipeline(service=...). The service has no passwords: keep its ports inside your network.
 """
 _CODES = """\
 exit codes:
@@ -31,7 +37,9 @@ exit codes:
   75    a task asks to be started again, and no restart is left
   else  that of the task that failed first; 128 + its number for a signal
 """
-_USAGE = "tfopt launch --workers N [options] -- COMMAND ..."
+_USAGE = (
+    "tfopt launch --workers N [options] -- COMMAND ..., or tfopt launch --data-workers N [options]"
+)
 
 
 def cut_command(given: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -60,9 +68,18 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-workers",
         type=int,
-        default=0,
         metavar="D",
-        help='how many processes prepare data for Pipeline(service="auto")',
+        help='how many processes prepare data for Pipeline(service="auto"); alone, for trainings '
+        "elsewhere",
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="P", help="of data workers alone: the dispatcher's port"
+    )
+    parser.add_argument(
+        "--host", help="of data workers alone: by which name others reach this host"
+    )
+    parser.add_argument(
+        "--join", metavar="ADDRESS", help="of data workers alone: the dispatcher, grpc://..."
     )
     parser.add_argument(
         "--restarts",
@@ -79,10 +96,10 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=duration,
         default=30.0,
-        metavar="SECONDS",
-        help="how long a task may take to save and end (default: 30)",
+        metavar="TIME",
+        help="how long a task may take to save and end (default: 30s)",
     )
     parser.add_argument(
         "--show",
@@ -132,10 +149,10 @@ def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--requeue", action="store_true", help="go on when preempted")
     parser.add_argument(
         "--grace",
-        type=int,
+        type=_whole_seconds,
         default=120,
-        metavar="SECONDS",
-        help="how long before the time limit the tasks are told to save (default: 120)",
+        metavar="TIME",
+        help="how long before the time limit the tasks are told to save (default: 2m)",
     )
     _add_output(parser)
 
@@ -167,8 +184,18 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restarts", type=int, default=0, metavar="R", help="failures of the whole job to bear"
     )
-    parser.add_argument("--grace", type=int, default=120, metavar="SECONDS", help="to save and end")
+    parser.add_argument(
+        "--grace",
+        type=_whole_seconds,
+        default=120,
+        metavar="TIME",
+        help="to save and end (default: 2m)",
+    )
     _add_output(parser)
+
+
+def _whole_seconds(text: str) -> int:
+    return math.ceil(duration(text))
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -215,6 +242,19 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         found = choose(os.environ, gpus=options.gpus_per_worker, ps=options.ps > 0, hosts=here)
         print(found.table())
         return 0
+    alone = {name: getattr(options, name) for name in ("port", "host", "join")}
+    alone = {name: value for name, value in alone.items() if value is not None}
+    if options.data_workers is not None and options.workers is None and not options.command:
+        from tfopt.data.service import serve
+
+        serve(options.data_workers, **alone)
+        return 0
+    if alone:
+        raise UserError(
+            "--port, --host and --join are for data workers alone.",
+            expected="tfopt launch --data-workers N, without --workers and a command",
+            received=f"--{next(iter(alone))} beside a training",
+        )
     if options.workers is None:
         raise UserError(
             "How many workers is not said.", expected=_USAGE, fix="add --workers 2, for instance"
@@ -223,7 +263,7 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         options.command,
         options.workers,
         ps=options.ps,
-        data_workers=options.data_workers,
+        data_workers=options.data_workers or 0,
         restarts=options.restarts,
         gpus_per_worker=options.gpus_per_worker,
         grace=options.grace,

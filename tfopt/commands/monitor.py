@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tfopt.commands.arguments import add_command
+from tfopt.recipes.flags import duration
 
 if TYPE_CHECKING:
     from tfopt.monitor.findings.findings import Finding
@@ -57,10 +58,10 @@ def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval",
-        type=float,
+        type=duration,
         default=1.0,
-        metavar="SECONDS",
-        help="from one sample to the next, 0.1 to 3600 (default: 1)",
+        metavar="TIME",
+        help="from one sample to the next, 0.1s to 1h (default: 1s)",
     )
     parser.add_argument("--once", action="store_true", help="show it once and end")
     parser.add_argument(

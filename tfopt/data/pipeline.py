@@ -67,8 +67,8 @@ def pipeline(
         deterministic: Keeps the order when functions run in parallel.
         prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
         device: "auto" or "GPU:0": also prefetches into that GPU's memory.
-        service: "grpc://host:port" of ``tfopt data serve``, or "auto" under ``tfopt launch
-            --data-workers``: other processes read, map and batch, in an order that varies.
+        service: "grpc://host:port" as ``tfopt launch --data-workers`` prints it, or "auto" under
+            it: other processes read, map and batch, in an order that varies.
         examples: How many there are, for a source of unknown length.
         seed: Decides the orders.
         options: What few pipelines need: see ``PipelineOptions``.

@@ -122,7 +122,7 @@ def _address(service: str) -> str:
             'service="auto" is the data service of `tfopt launch --data-workers`.',
             expected=f"its address in {VARIABLE}",
             received="no such variable",
-            fix='start the training by it, or service="grpc://host:port" of `tfopt data serve`',
+            fix="start the training by it, or give the address that it prints without a training",
         )
     place = place_in_cluster()
     if place is not None and place.workers > 1:
@@ -144,7 +144,7 @@ def _require_answer(address: str) -> None:
     except (OSError, ValueError) as error:
         raise UserError(
             f"No data service answers at {address}.",
-            expected="the address that `tfopt data serve` prints",
+            expected="the address that `tfopt launch --data-workers` prints",
             received=str(error),
         ) from error
 
@@ -155,8 +155,8 @@ def require_service(service: object) -> None:
     if service is not None and not text:
         raise UserError(
             "service is no address of a data service.",
-            expected='"grpc://host:port" as `tfopt data serve` prints it, or "auto" under '
-            "`tfopt launch --data-workers`",
+            expected='"grpc://host:port" as `tfopt launch --data-workers` prints it, or "auto" '
+            "under it",
             received=repr(service),
         )
 
@@ -174,7 +174,7 @@ def _require_portable(dataset: Any) -> None:
             expected="a source that TensorFlow reads (TFRecord, TFDS, a tf.data.Dataset of files), "
             "and functions of its operations",
             received="a generator, tf.py_function or tf.numpy_function, or a table",
-            fix="`tfopt data convert SRC DEST --format tfrecord` writes a table as TFRecord",
+            fix='tfopt.data.convert(source, folder, format="tfrecord") writes a table as TFRecord',
         )
     # In TensorFlow 2.21 each worker reads the whole of what is shuffled before an interleave, and
     # of zipped datasets now and then one element is lost.
@@ -185,7 +185,7 @@ def _require_portable(dataset: Any) -> None:
             expected="one source, in order",
             received=", ".join(refused),
             fix="leave out shuffle(): pipeline(shuffle=True) shuffles what comes; write what is "
-            "zipped, as image folders are, as TFRecord by `tfopt data convert`",
+            "zipped, as image folders are, as TFRecord by tfopt.data.convert",
         )
 
 

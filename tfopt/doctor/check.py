@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfopt.errors import UserError
+from tfopt.job.job import Chain
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -23,7 +24,7 @@ THEMES: Mapping[str, str] = {
     "host": "cores, memory, /dev/shm and the limits of a container",
     "disk": "how fast the data's folder is read, and its free space",
     "cluster": "the other tasks of TF_CONFIG or Slurm: ports and clocks",
-    "defects": "known defects of the installed versions, and which call of tfopt mends each",
+    "defects": "known defects of the installed versions, which calls of tfopt mend",
     "job": "one job: its transforms, model, memory, and some steps of it",
 }
 
@@ -35,8 +36,9 @@ class Check:
     Attributes:
         theme: One of ``THEMES``.
         name: What was looked at; the same on every machine.
-        verdict: "failure": training will fail or be wrong. "warning": slower or riskier than need
-            be, or it could not be checked. "not here": nothing to look at on this machine.
+        verdict: "failure": training will fail or be wrong. "warning": riskier than need be, or
+            slower by what was timed, or it could not be checked. "not here": nothing to look at on
+            this machine.
         told: What was found, in one sentence.
         evidence: The figures, files and settings that say so.
         fix: What to do about a failure or a warning.
@@ -60,7 +62,7 @@ class Subject:
         data: The folder that the data is read from; None: how fast is not measured.
         job: "package.module:name".
         arguments: The arguments of the function that makes the job.
-        chain: A recipe file whose chain is put on the job.
+        chain: What to put on the job.
         listen_s: How long to answer the other tasks, and to ask those that do not answer yet.
     """
 
@@ -69,7 +71,7 @@ class Subject:
     data: Path | None = None
     job: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    chain: Path | None = None
+    chain: Chain = field(default_factory=Chain)
     listen_s: float = 0.0
     job_limit_s: float = 600.0
 

@@ -9,7 +9,6 @@ from tfopt.doctor.check import Check, Subject
 from tfopt.doctor.isolated import ask
 
 _LIMIT_S = 300.0
-_MENDED = "mended inside tfopt's own calls alone; `tfopt repairs` tells each"
 
 
 def find_defects(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
@@ -18,7 +17,7 @@ def find_defects(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
     from tfopt.distribute.mends.repairs_roster import found_here
 
     for repair, here in found_here():
-        yield {"name": repair.name, "here": here}
+        yield {"told": f"{repair.name}: {repair.defect}", "here": here}
 
 
 def defects(subject: Subject) -> Iterable[Check]:
@@ -26,8 +25,8 @@ def defects(subject: Subject) -> Iterable[Check]:
     found = ask(find_defects, {}, _LIMIT_S)
     if found.ended is not None:
         text = f"could not be looked for: the process ended while at: {found.at}"
-        yield Check("defects", "known defects", "warning", text, (found.ended,), "tfopt repairs")
+        yield Check("defects", "known defects", "warning", text, (found.ended,))
         return
-    here = tuple(each["name"] for each in found.answers if each["here"])
-    text = f"{len(here)} of {len(found.answers)} are here, {_MENDED}"
+    here = tuple(each["told"] for each in found.answers if each["here"])
+    text = f"{len(here)} of {len(found.answers)} are here, mended inside tfopt's own calls alone"
     yield Check("defects", "known defects", "ok", text, here)

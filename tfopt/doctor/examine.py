@@ -31,7 +31,9 @@ from tfopt.doctor import (
 from tfopt.doctor.check import THEMES, VERDICTS, Check, Subject, in_one_line
 from tfopt.errors import UserError, within
 from tfopt.export.child import in_time
+from tfopt.job.job import Chain, Transform
 from tfopt.job.references import check_reference
+from tfopt.measure.targets import parts_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def doctor(
     job: str | None = None,
     *,
     arguments: Mapping[str, Any] | None = None,
-    chain: str | Path | None = None,
+    chain: Transform | None = None,
     only: Collection[str] = (),
     data: str | Path | None = None,
     listen_s: float = 0.0,
@@ -91,7 +93,7 @@ def doctor(
             imported and some of its steps are trained in another process, without the job's
             callbacks.
         arguments: The arguments of that function.
-        chain: A recipe file whose chain is put on the job.
+        chain: A transform or a chain to put on the job.
         only: Names of themes (``tfopt.doctor.check.THEMES``); none: all of them.
         data: The folder that the data is read from; None: how fast is not measured.
         listen_s: In a cluster, for how long to answer the doctors of the other tasks, and to ask
@@ -113,19 +115,14 @@ def doctor(
                 received=type(job).__name__,
             )
         check_reference(job)
-    elif arguments or chain is not None:
+    elif arguments or chain is not None or "job" in only:
         raise UserError(
-            "Arguments and a chain are for a job.",
-            expected="a job",
-            received="none",
-            fix='name one: tfopt.doctor("my_package.train:job"), tfopt doctor --job ...',
+            "No job is named.",
+            expected="a job, for the theme of that name, arguments and a chain",
+            fix="name one: my_package.train:job",
         )
-    elif "job" in only:
-        raise UserError("No job is named.", expected="a job", fix="add --job my.train:job")
     if data is not None and not Path(data).expanduser().is_dir():
         raise UserError("The data's folder is not there.", expected="a folder", received=str(data))
-    if chain is not None and not Path(chain).expanduser().is_file():
-        raise UserError("The recipe file is not there.", expected="a file", received=str(chain))
     if not within(listen_s, 0, 3601):
         raise UserError(
             "listen_s is not a time to wait.",
@@ -135,7 +132,7 @@ def doctor(
     subject = Subject(
         job=job,
         arguments=dict(arguments or {}),
-        chain=None if chain is None else Path(chain).expanduser(),
+        chain=Chain(parts_of(chain)),
         data=None if data is None else Path(data).expanduser(),
         listen_s=listen_s,
     )

@@ -84,12 +84,9 @@ def _judge_capability(
         if obstacle is not None:
             why, fix = obstacle
             return "failure", f": TensorFlow has no programs for it, and {why}", fix
-        slow = ": its programs are compiled by the driver at the first start, for minutes"
-        fix = "keep the driver's cache: export CUDA_CACHE_MAXSIZE=4294967296"
-        return "warning", slow, fix
-    if capability < _TENSOR_CORES:
-        return "ok", ": no tensor cores, so half precision saves memory only", None
-    return "ok", ": has tensor cores", None
+        return "ok", ": its programs are compiled by the driver at the first start", None
+    cores = "no tensor cores" if capability < _TENSOR_CORES else "has tensor cores"
+    return "ok", f": {cores}", None
 
 
 def memory(subject: Subject) -> Iterable[Check]:
@@ -113,7 +110,7 @@ def memory(subject: Subject) -> Iterable[Check]:
 
 
 def pcie(subject: Subject) -> Iterable[Check]:
-    """Compare the PCIe lanes that each GPU has with those it could have."""
+    """Tell the PCIe lanes that each GPU has, and those it could have."""
     for number, gpu in _gpus():
         folder = _folder(subject, gpu)
         width, widest = (_whole(folder / f"{n}_link_width") for n in ("current", "max"))
@@ -122,15 +119,11 @@ def pcie(subject: Subject) -> Iterable[Check]:
         speeds = [text_of(folder / f"{n}_link_speed") for n in ("current", "max")]
         evidence = (f"now {speeds[0]}, at most {speeds[1]}: an idle GPU lowers its speed",)
         text = f"GPU {number}: {width} of {widest} PCIe lanes"
-        if width < widest:
-            fix = "another slot, or seat the card and its riser anew; a virtual machine may hide it"
-            yield Check("gpu", "PCIe", "warning", text, evidence, fix)
-        else:
-            yield Check("gpu", "PCIe", "ok", text, evidence)
+        yield Check("gpu", "PCIe", "ok", text, evidence)
 
 
 def numa(subject: Subject) -> Iterable[Check]:
-    """Check whether this process may run on the cores that are next to each GPU."""
+    """Tell whether this process may run on the cores that are next to each GPU."""
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     for number, gpu in _gpus():
         folder = _folder(subject, gpu)
@@ -141,11 +134,8 @@ def numa(subject: Subject) -> Iterable[Check]:
         where = f"NUMA node {node}" if node is not None and node >= 0 else "one NUMA node"
         text = f"GPU {number} is next to cores {text_of(folder / 'local_cpulist')} ({where})"
         if not own & cores:
-            text += ", and this process may run on none of them: every copy crosses the CPUs' link"
-            fix = f"numactl --cpunodebind={node} --membind={node} python ..."
-            yield Check("gpu", "NUMA", "warning", text, (f"affinity: {sorted(own)}",), fix)
-        else:
-            yield Check("gpu", "NUMA", "ok", text)
+            text += ", and this process may run on none of them"
+        yield Check("gpu", "NUMA", "ok", text, (f"affinity: {sorted(own)}",))
 
 
 def cores_of(listing: str) -> set[int]:

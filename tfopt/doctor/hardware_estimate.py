@@ -1,23 +1,36 @@
-"""Estimate memory and step time on GPUs that are not here: a roofline over published peaks.
+"""Estimate on which GPUs that are not here a training fits, and what its step would be bound by.
 
-Every assumption is in the result. The estimate was checked on one H200 alone.
+Nothing is timed, and every assumption is in the result.
 """
 
 from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import UserError, require_count
+from tfopt.errors import UserError, first_line, require_count
 from tfopt.job.job import Job
 from tfopt.report.format import table
 
 if TYPE_CHECKING:
     import keras
+
+RESERVED_MIB = 1024.0
+"""CUDA's context, the libraries and what an allocator cannot use: an assumption."""
+MEMORY_MARGIN = 1.2
+"""How much more than ``tfopt.training_memory``'s estimate processes took in its benchmarks."""
+ASSUMPTION = (
+    "arithmetic is three times that of the forward pass, for the gradients of weights and of "
+    "inputs; weights, gradients, the optimizer's variables and activations are moved once for "
+    "each use. Both times are at the published peaks, which no step reaches. Memory times "
+    f"{MEMORY_MARGIN:g} plus {RESERVED_MIB / 1024:g} GiB for CUDA. Nothing was measured on a GPU."
+)
+_GIB = 1024**3
 
 
 @dataclass(frozen=True)
@@ -25,32 +38,23 @@ class Work:
     """What one training step computes, moves and holds on one device.
 
     Attributes:
-        product_gflop: Matrix products and convolutions, in 10^9 operations.
-        other_gflop: All other operations.
-        gib: What operations read and write, each by itself.
+        gflop: Floating point operations, in 10^9: three times the forward pass's.
+        gib: The least that is read and written.
         peak_mib: The memory that it holds, by ``tfopt.training_memory``.
-        note: What the counts leave out.
+        note: What is not counted.
     """
 
     batch_size: int
     dtype: str
-    product_gflop: float
-    other_gflop: float
+    gflop: float
     gib: float
     peak_mib: float
     note: str = ""
 
-    @property
-    def least_gib(self) -> float:
-        """Return the least memory traffic: all that is held is written and read once."""
-        return min(2 * self.peak_mib / 1024, self.gib)
-
 
 def work_of(job: Job) -> Work:
     """Return the work of a job's step as it is, on one device; the step is traced, not run."""
-    from tfopt.data.fit_data import Arrays, read_source
     from tfopt.doctor.job_checks import first_batch
-    from tfopt.measure.step_cost import step_cost
     from tfopt.run import prepared
     from tfopt.train.memory_estimate import training_memory
 
@@ -62,32 +66,53 @@ def work_of(job: Job) -> Work:
                 received=f"{ready.facts.replicas} replicas",
                 fix="take Distribute out; the exchange between GPUs is not estimated",
             )
-        cost = step_cost(ready)
-        if isinstance(cost, str):
-            raise UserError(
-                "What a step computes cannot be counted.",
-                expected="a step that tfopt can trace and count",
-                received=cost,
-                fix="measure it where it runs: tfopt bench",
-            )
-        held = training_memory(ready.model, first_batch(ready), ready.facts.batch_size)
-        source = read_source(ready.train_input)
-    # The step that was counted has fewer examples where there are fewer.
-    size = held.batch_size
-    counted = min(source.examples, size) if isinstance(source, Arrays) else size
-    times = size / counted
-    notes = [cost.note]
-    if times != 1:
-        notes.append(f"counted for {counted} examples, all that there are, times {times:g}")
-    return Work(
-        batch_size=size,
-        dtype=cost.dtype,
-        product_gflop=times * cost.product_gflop,
-        other_gflop=times * max(cost.gflop_per_step - cost.product_gflop, 0.0),
-        gib=times * cost.gib_per_step,
-        peak_mib=held.peak_mib,
-        note="; ".join(filter(None, notes)),
+        batch = first_batch(ready)
+        held = training_memory(ready.model, batch, ready.facts.batch_size)
+        count, note = _forward(ready.model, batch[0], held.batch_size)
+    moved_mib = (
+        3 * held.parameters_mib  # read forward and backward, and written
+        + 2 * (held.gradients_mib + held.optimizer_mib + held.activations_mib)
+        + held.input_mib
     )
+    return Work(
+        batch_size=held.batch_size,
+        dtype=_dtype(ready.model),
+        gflop=3 * count / 1e9,
+        gib=moved_mib / 1024,
+        peak_mib=held.peak_mib,
+        note=note,
+    )
+
+
+def _dtype(model: keras.Model) -> str:
+    """Return the dtype that the layers with most of the weights compute in."""
+    weights: Counter[str] = Counter()
+    for layer in model._flatten_layers(include_self=False):
+        if not layer._layers:  # no container: what it holds comes by itself
+            weights[layer.compute_dtype] += layer.count_params()
+    return weights.most_common(1)[0][0] if weights else str(model.compute_dtype)
+
+
+def _forward(model: keras.Model, inputs: Any, size: int) -> tuple[int, str]:
+    """Return the operations of a model's forward pass, and what is not counted."""
+    import keras
+    import tensorflow as tf
+
+    from tfopt.export.operations import float_operations
+
+    specs = keras.tree.map_structure(
+        lambda leaf: tf.TensorSpec((size, *leaf.shape[1:]), leaf.dtype), inputs
+    )
+    call = tf.function(lambda given: model(given, training=False), autograph=False)
+    try:
+        return float_operations(call.get_concrete_function(specs))
+    # Whatever the user's own layers raise when traced.
+    except Exception as error:
+        raise UserError(
+            "What a step computes cannot be counted.",
+            expected="a model that can be traced",
+            received=f"{type(error).__name__}: {first_line(error)}",
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,6 @@ class Gpu:
         products_tflops: Of matrix products by dtype; "float32" is what TensorFlow computes them in
             by default: TF32 on tensor cores, from Ampere on. A dtype that is not there runs at
             no gain (bfloat16 before Ampere).
-        other_tflops: Of everything else, in float32 outside of tensor cores.
         memory_mib: What nvidia-smi lists (memory.total, with ECC), read in listings that people
             published up to 2026: the data sheets' round gigabytes are neither 10^9 nor 2^30 bytes
             throughout. Older drivers list some hundreds of MiB less.
@@ -110,32 +134,31 @@ class Gpu:
 
     name: str
     products_tflops: Mapping[str, float]
-    other_tflops: float
     memory_mib: float
     gb_per_s: float
     source: str
 
 
-def _gpu(name: str, float32: float, half: float, other: float, memory: float, rate: float) -> Gpu:
-    peaks = {"float32": float32, "float16": half}
-    if float32 > other:  # TF32, and with it bfloat16, came with Ampere
-        peaks["bfloat16"] = half
+def _gpu(
+    name: str, float32: float, half: float, memory: float, rate: float, bfloat16: bool = True
+) -> Gpu:
+    peaks = {"float32": float32, "float16": half} | ({"bfloat16": half} if bfloat16 else {})
     source = f"NVIDIA {name.partition(' ')[0]} data sheet"
-    return Gpu(name, MappingProxyType(peaks), other, memory, rate, source)
+    return Gpu(name, MappingProxyType(peaks), memory, rate, source)
 
 
 # The data sheets at nvidia.com/en-us/data-center/; V100 as SXM2, A100 as SXM. Those of the L4, the
 # H100 and the H200 are halved, to dense products.
 GPUS: tuple[Gpu, ...] = (
-    _gpu("T4", 8.1, 65.0, 8.1, 15360, 320.0),
-    _gpu("L4", 60.0, 121.0, 30.3, 23034, 300.0),
-    _gpu("V100 16GB", 15.7, 125.0, 15.7, 16384, 900.0),
-    _gpu("V100 32GB", 15.7, 125.0, 15.7, 32768, 900.0),
-    _gpu("A100 40GB", 156.0, 312.0, 19.5, 40960, 1555.0),
-    _gpu("A100 80GB", 156.0, 312.0, 19.5, 81920, 2039.0),
-    _gpu("H100 PCIe", 378.0, 756.0, 51.0, 81559, 2000.0),
-    _gpu("H100 SXM", 494.5, 989.5, 67.0, 81559, 3350.0),
-    _gpu("H200 SXM", 494.5, 989.5, 67.0, 143771, 4800.0),
+    _gpu("T4", 8.1, 65.0, 15360, 320.0, bfloat16=False),
+    _gpu("L4", 60.0, 121.0, 23034, 300.0),
+    _gpu("V100 16GB", 15.7, 125.0, 16384, 900.0, bfloat16=False),
+    _gpu("V100 32GB", 15.7, 125.0, 32768, 900.0, bfloat16=False),
+    _gpu("A100 40GB", 156.0, 312.0, 40960, 1555.0),
+    _gpu("A100 80GB", 156.0, 312.0, 81920, 2039.0),
+    _gpu("H100 PCIe", 378.0, 756.0, 81559, 2000.0),
+    _gpu("H100 SXM", 494.5, 989.5, 81559, 3350.0),
+    _gpu("H200 SXM", 494.5, 989.5, 143771, 4800.0),
 )
 
 
@@ -155,63 +178,42 @@ def _plain(name: str) -> str:
     return "".join(each for each in name.lower() if each.isalnum())
 
 
-# Of the published peak. The best is what large single products reach on an A100 and a V100
-# (74 to 76 %), the worst what a layer of GPT-2 trained at there (17 to 30 %): figures of
-# github.com/fanghostt/transformers-benchmarks, read 2026-11. Of memory bandwidth the worst is what
-# steps without XLA reached on an H200 (0.37 to 0.41: ResNet-50, a Transformer of BERT-base's size;
-# benchmarks/results/2026-11-26-gpu_day-*.json); the best is an assumption without a source.
-COMPUTE_SHARE = (0.20, 0.75)
-MEMORY_SHARE = (0.35, 0.90)
-# CUDA's context, the libraries and what an allocator cannot use: an assumption too.
-RESERVED_MIB = 1024.0
-# How much more than tfopt.training_memory's estimate processes took in its benchmarks.
-MEMORY_MARGIN = 1.2
-# Some hundred kernels at some microseconds each: below this the host's launches count.
-LAUNCH_BOUND_MS = 1.0
-
-_BEST = f"{COMPUTE_SHARE[1]:.0%} of the compute and {MEMORY_SHARE[1]:.0%} of the bandwidth"
-_WORST = f"{COMPUTE_SHARE[0]:.0%} and {MEMORY_SHARE[0]:.0%}"
-ASSUMPTION = (
-    "a roofline over published peaks of dense products. Ideal: all of the peaks, and what is held "
-    f"is written and read once. Range: from {_BEST} with everything fused, to {_WORST} with "
-    f"nothing fused. Memory times {MEMORY_MARGIN:g} plus {RESERVED_MIB / 1024:g} GiB for CUDA. "
-    "Input, kernel launches and other GPUs are not counted. Checked on one H200 alone."
-)
-
-
 @dataclass(frozen=True)
 class OnGpu:
     """The estimate for one GPU.
 
     Attributes:
-        ideal_ms: The time with all of the published peaks, and all fused that can be.
-        range_ms: The times from the best to the worst that is assumed.
-        bound_by: "compute" or "memory"; "fusion": memory while each operation moves its own,
-            compute once they are fused (``jit_compile=True``).
+        arithmetic_ms: The time of a step's arithmetic at the published peak.
+        traffic_ms: The time of what it moves, at the published bandwidth.
         needs_mib: The memory of the step with the margin and what CUDA takes.
-        has_mib: All the memory of the GPU.
     """
 
     gpu: Gpu
-    ideal_ms: float
-    range_ms: tuple[float, float]
-    bound_by: str
+    arithmetic_ms: float
+    traffic_ms: float
     needs_mib: float
-    has_mib: float
-    fits: bool
     note: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the step fits in the GPU's memory."""
+        return self.needs_mib <= self.gpu.memory_mib
+
+    @property
+    def bound_by(self) -> str:
+        """Return which of the two takes longer: "arithmetic" or "bandwidth"."""
+        return "arithmetic" if self.arithmetic_ms > self.traffic_ms else "bandwidth"
 
 
 @dataclass(frozen=True)
 class HardwareEstimate:
-    """The estimates for all GPUs, and the work that they are for."""
+    """The estimates for all GPUs, and the work that they are for; printed, a table."""
 
     name: str
     work: Work
     rows: tuple[OnGpu, ...]
 
     def __str__(self) -> str:
-        """Return a table, and what is assumed; 80 columns wide."""
         return "\n".join(_lines(self))
 
 
@@ -222,11 +224,11 @@ def hardware_estimate(
     batch_size: int | None = None,
     gpus: Sequence[str] = (),
 ) -> HardwareEstimate:
-    """Estimate memory and step time of a training on GPUs that are not here.
+    """Estimate on which GPUs a training fits, and whether arithmetic or bandwidth bounds it.
 
-    Counted is what one step computes, moves and holds (``tfopt.training_memory``); times are a
-    roofline over published peaks, with a range for how much of them is reached. It was checked on
-    one H200 alone: take it to choose what to try, not what to buy.
+    Set against published peaks is the arithmetic of the forward pass, as TensorFlow's profiler
+    counts it, and what ``tfopt.training_memory`` says of weights, gradients, the optimizer and
+    activations. Take it to choose what to try, not what to buy.
 
     Args:
         job: A Job, or a compiled Keras model, which is not changed. For half precision give
@@ -266,87 +268,38 @@ def _job(given: Any, batch: Any, batch_size: int | None) -> Job:
 
 def on_gpu(gpu: Gpu, work: Work) -> OnGpu:
     """Return the estimate for one GPU."""
-    dtype = work.dtype
-    notes = []
-    if dtype not in gpu.products_tflops:
-        notes.append(f"no {dtype} in hardware: at the pace of float32")
-        dtype = "float32"
-    compute_ms = (
-        work.product_gflop / gpu.products_tflops[dtype] + work.other_gflop / gpu.other_tflops
-    )
-    ms_per_gib = 1024**3 / (gpu.gb_per_s * 1e6)
-    fused_ms, memory_ms = work.least_gib * ms_per_gib, work.gib * ms_per_gib
-    ideal_ms = max(compute_ms, fused_ms)
-    range_ms = (
-        max(compute_ms / COMPUTE_SHARE[1], fused_ms / MEMORY_SHARE[1]),
-        max(compute_ms / COMPUTE_SHARE[0], memory_ms / MEMORY_SHARE[0]),
-    )
-    if ideal_ms < LAUNCH_BOUND_MS:
-        notes.append("so short that launching its kernels takes longer: a larger batch, or XLA")
-    bound_by = "memory"
-    if compute_ms > fused_ms:
-        bound_by = "compute" if compute_ms >= memory_ms else "fusion"
-    needs, has = work.peak_mib * MEMORY_MARGIN + RESERVED_MIB, gpu.memory_mib
+    dtype = work.dtype if work.dtype in gpu.products_tflops else "float32"
     return OnGpu(
         gpu=gpu,
-        ideal_ms=ideal_ms,
-        range_ms=range_ms,
-        bound_by=bound_by,
-        needs_mib=needs,
-        has_mib=has,
-        fits=needs <= has,
-        note="; ".join(notes),
+        arithmetic_ms=work.gflop / gpu.products_tflops[dtype],
+        traffic_ms=work.gib * _GIB / (gpu.gb_per_s * 1e6),
+        needs_mib=work.peak_mib * MEMORY_MARGIN + RESERVED_MIB,
+        note="" if dtype == work.dtype else f"no {work.dtype} in hardware: at float32's pace",
     )
-
-
-# The keys stay as they are within a version; units are in their names.
-VERSION = 2
 
 
 def _lines(estimate: HardwareEstimate) -> Iterator[str]:
-    yield f"{estimate.name}, a batch of {estimate.work.batch_size}, on one GPU"
-    yield from _wrapped(_work_lines(estimate.work), "  ")
+    work = estimate.work
+    yield f"{estimate.name}, a batch of {work.batch_size}, on one GPU"
+    told = f"{work.dtype}: {_count(work.gflop)} GFLOP, {_count(work.gib)} GiB moved"
+    yield f"  {told}, {work.peak_mib:,.0f} MiB held"
     yield ""
-    head = ("", "ideal ms", "range ms", "bound by", "needs GiB", "fits")
+    head = ("", "needs GiB", "fits", "arithmetic ms", "traffic ms", "bound by")
     yield from table(head, map(_row, estimate.rows))
-    notes = _notes(estimate.rows)
-    if notes:
-        yield ""
-        for each in notes:
-            yield from _wrapped(each)
-    if any(row.bound_by == "fusion" for row in estimate.rows):
-        fusion = "memory while each operation moves its own, compute once XLA fuses them"
-        yield from ("", *_wrapped(f"Bound by fusion: {fusion} (tfopt.execution(jit_compile=True))"))
-    if estimate.work.note:
-        yield ""
-        yield from _wrapped(f"Counted: {estimate.work.note}")
     yield ""
-    yield from _wrapped(f"Assumed: {ASSUMPTION}")
+    notes = [f"{row.gpu.name}: {row.note}" for row in estimate.rows if row.note]
+    for note in (*notes, work.note, f"Assumed: {ASSUMPTION}"):
+        yield from textwrap.wrap(note, 80, break_on_hyphens=False)
 
 
-def _notes(rows: Sequence[OnGpu]) -> list[str]:
-    """Return each note once, with the rows that it is about."""
-    by_note: dict[str, list[str]] = {}
-    for row in rows:
-        if row.note:
-            by_note.setdefault(row.note, []).append(row.gpu.name)
-    return [
-        f"{'On all of them' if len(names) == len(rows) else ', '.join(names)}: {note}"
-        for note, names in by_note.items()
-    ]
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
-
-
-def _work_lines(work: Work) -> str:
+def _row(row: OnGpu) -> tuple[str, ...]:
     return (
-        f"{work.dtype}: {_count(work.product_gflop)} GFLOP of products and "
-        f"{_count(work.other_gflop)} of the rest; {_count(work.least_gib)} GiB moved, fused, to "
-        f"{_count(work.gib)} GiB, each operation its own; {work.peak_mib:,.0f} MiB held"
+        row.gpu.name,
+        f"{row.needs_mib / 1024:.1f} of {row.gpu.memory_mib / 1024:.1f}",
+        "yes" if row.fits else "no",
+        _count(row.arithmetic_ms),
+        _count(row.traffic_ms),
+        row.bound_by,
     )
 
 
@@ -354,33 +307,13 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _row(row: OnGpu) -> tuple[str, ...]:
-    best, slow = row.range_ms
-    return (
-        row.gpu.name,
-        _ms(row.ideal_ms),
-        f"{_ms(best)}-{_ms(slow)}",
-        row.bound_by,
-        f"{row.needs_mib / 1024:.1f} of {row.has_mib / 1024:.1f}",
-        "yes" if row.fits else "no",
-    )
-
-
-def _ms(value: float) -> str:
-    return _count(value).replace(",", "")
-
-
 def as_json(estimate: HardwareEstimate) -> str:
-    """Return the estimate as a JSON document."""
-    content = {
-        "version": VERSION,
-        "name": estimate.name,
-        "assumption": ASSUMPTION,
-        "work": vars(estimate.work),
-        "rows": [
-            {"gpu": row.gpu.name, "source": row.gpu.source}
-            | {name: value for name, value in vars(row).items() if name != "gpu"}
-            for row in estimate.rows
-        ],
-    }
-    return json.dumps(content, indent=2) + "\n"
+    """Return the estimate as a JSON document; units are in the keys."""
+    rows = [
+        {"gpu": row.gpu.name, "source": row.gpu.source, "has_mib": row.gpu.memory_mib}
+        | {name: value for name, value in vars(row).items() if name != "gpu"}
+        | {"fits": row.fits, "bound_by": row.bound_by}
+        for row in estimate.rows
+    ]
+    content = {"version": 3, "name": estimate.name, "assumption": ASSUMPTION}
+    return json.dumps({**content, "work": vars(estimate.work), "rows": rows}, indent=2) + "\n"

@@ -8,55 +8,36 @@ from collections.abc import Iterable
 import psutil
 
 from tfopt.doctor.check import Check, Subject, Verdict
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cluster_place import allowed_cores
 from tfopt.measure.machine import container_kind, read_limits
 from tfopt.monitor.nvml import device_facts
 
 _GIB = 1024**3
-# What decodes, shuffles and copies for one GPU, and the process that starts its kernels: fewer
-# cores starve it in common image pipelines (clouds sell 6 to 16 cores with a GPU).
-_CORES_A_GPU = 4
 # Docker gives 64 MiB; NCCL's buffers and Python's worker processes want more.
 _SHM_GIB = 1.0
 _LEAST_FREE_MEMORY_GIB = 1.0
 _FEW_FILES = 1024
 
 
-def _gpus() -> tuple[int, float]:
-    """Return how many GPUs there are to feed, and their memory in GiB."""
+def _gib_on_gpus() -> float:
+    """Return the memory of the GPUs that there are."""
     facts = device_facts()
     if isinstance(facts, str):
-        return 0, 0.0
-    there = [gpu for gpu in facts if not gpu.lost]
-    return len(there), sum(gpu.total_mib or 0.0 for gpu in there) / 1024
+        return 0.0
+    return sum(gpu.total_mib or 0.0 for gpu in facts if not gpu.lost) / 1024
 
 
 def cores(subject: Subject) -> Iterable[Check]:
-    """Compare the cores that this process may use with its quota and with the GPUs."""
-    usable, quota = usable_cores(), read_limits(subject.root).cpu
-    gpus, _ = _gpus()
-    evidence = [
+    """Tell the cores that this process may use, and its quota."""
+    usable, quota = allowed_cores(), read_limits(subject.root).cpu
+    evidence = (
         f"{usable} of {psutil.cpu_count() or usable} logical cores by affinity",
         "no quota" if quota is None else f"a quota of {quota:g} cores (cgroup)",
-    ]
-    effective = usable if quota is None else min(usable, quota)
-    verdict: Verdict = "warning"
-    fix = None
+    )
+    text = f"{usable:g} cores"
     if quota is not None and quota < usable:
-        text = (
-            f"the container may use {quota:g} cores, and TensorFlow starts threads for {usable}: "
-            "they are stopped in turns"
-        )
-        whole = max(int(quota), 1)
-        fix = f"export TF_NUM_INTRAOP_THREADS={whole}, or pin as many cores"
-    elif effective < gpus * _CORES_A_GPU:
-        text = f"{effective:g} cores feed {gpus} GPU(s): an input pipeline may starve them"
-        evidence.append(f"rule of thumb: {_CORES_A_GPU} cores for each GPU")
-        fix = "ask for more cores, or let tfopt.pipeline() cache and keep the input light"
-    else:
-        verdict = "ok"
-        text = f"{effective:g} cores" + (f" for {gpus} GPU(s)" if gpus else "")
-    yield Check("host", "CPU cores", verdict, text, tuple(evidence), fix)
+        text = f"the container may use {quota:g} cores, and TensorFlow starts threads for {usable}"
+    yield Check("host", "CPU cores", "ok", text, evidence)
 
 
 def memory(subject: Subject) -> Iterable[Check]:
@@ -64,7 +45,7 @@ def memory(subject: Subject) -> Iterable[Check]:
     now = psutil.virtual_memory()
     limit = read_limits(subject.root).memory_gib
     total = now.total / _GIB if limit is None else min(now.total / _GIB, limit)
-    gpus, on_gpus = _gpus()
+    on_gpus = _gib_on_gpus()
     evidence = [f"{now.total / _GIB:.1f} GiB, {now.available / _GIB:.1f} GiB available"]
     evidence += [] if limit is None else [f"a limit of {limit:g} GiB (cgroup)"]
     verdict: Verdict = "warning"
@@ -72,7 +53,7 @@ def memory(subject: Subject) -> Iterable[Check]:
     if now.available / _GIB < _LEAST_FREE_MEMORY_GIB:
         text = f"only {now.available / _GIB:.2f} GiB of memory are free"
         fix = "end what else runs here; the system ends processes when memory runs out"
-    elif gpus and total < on_gpus:
+    elif total < on_gpus:
         text = f"{total:.0f} GiB of memory for GPUs with {on_gpus:.0f} GiB"
         fix = (
             "saving and loading a model passes through the host's memory: ask for at least as much "

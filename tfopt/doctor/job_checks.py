@@ -19,6 +19,7 @@ from tfopt.doctor.disk_checks import read_rate
 from tfopt.doctor.isolated import ask
 from tfopt.errors import CannotCombine, UserError
 from tfopt.export.child import in_time
+from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
 from tfopt.measure.machine import read_limits
 from tfopt.monitor.nvml import gpu_memories
 
@@ -30,7 +31,6 @@ _MIB = 1024**2
 # What processes took of tfopt.training_memory's estimate, in its benchmarks without remat.
 _MARGIN = 1.2
 _STEPS = 3
-_NAMED = 8
 _LISTING_S = 20.0
 _READING_S = 60.0
 
@@ -38,14 +38,14 @@ _READING_S = 60.0
 def job(subject: Subject) -> Iterable[Check]:
     """Yield what is found in the job; "not here" where none is named."""
     if subject.job is None:
-        text = "none is named: tfopt doctor --job my_package.train:job looks at one"
+        text = "none is named: `tfopt doctor my_package.train:job` looks at one"
         yield Check("job", "job", "not here", text)
         return
     memory_mib, owner = _memory_here(subject)
     asked = {
         "job": subject.job,
         "arguments": dict(subject.arguments),
-        "chain": None if subject.chain is None else str(subject.chain),
+        "chain": chain_to_toml(subject.chain),
         "memory_mib": memory_mib,
         "memory_of": owner,
         "read_mib_per_s": None if subject.data is None else _read_rate(subject.data),
@@ -99,7 +99,6 @@ def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
             yield _policy(ready)
             yield "estimating its memory"
             yield _tried("memory", lambda: _memory(ready, asked["memory_mib"], asked["memory_of"]))
-            yield _tensor_cores(ready.model)
             yield f"training {_STEPS} steps"
             yield _tried("rehearsal", lambda: _rehearsed(ready, asked["read_mib_per_s"]))
     except Exception as error:
@@ -107,13 +106,9 @@ def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
 
 
 def _made(asked: Mapping[str, Any]) -> Job:
-    from tfopt.job.recipe_file import read_recipe
     from tfopt.job.references import resolve_job
 
-    job = resolve_job(asked["job"], asked["arguments"])
-    if asked["chain"]:
-        job = read_recipe(Path(asked["chain"])).chain.apply(job)
-    return job
+    return chain_from_toml(asked["chain"]).apply(resolve_job(asked["job"], asked["arguments"]))
 
 
 def _tried(name: str, look: Callable[[], Check]) -> Check:
@@ -206,40 +201,6 @@ def first_batch(ready: Prepared) -> tuple[Any, ...]:
     else:
         batch = source.first
     return batch if isinstance(batch, tuple) else (batch,)
-
-
-def padding_of(layer: Any) -> str | None:
-    """Return what to pad a dense or convolutional layer to; None where its sizes are even."""
-    wrong = [
-        f"{name} {size}, pad to {-(-size // 8) * 8}"
-        for name, size in zip(("inputs", "outputs"), layer.kernel.shape[-2:], strict=True)
-        if size % 8
-    ]
-    return f"{layer.path or layer.name}: {', '.join(wrong)}" if wrong else None
-
-
-def _tensor_cores(model: Any) -> Check:
-    """Check for sizes that keep tensor cores from their full speed.
-
-    NVIDIA's guide to matrix multiplication: sizes should be multiples of 16 bytes, which is 8
-    numbers of float16 or bfloat16. cuBLAS and cuDNN compute others too, by padding, and slower.
-    """
-    import keras
-    import tensorflow as tf
-
-    kinds = (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-    layers = [each for each in model._flatten_layers(False) if isinstance(each, kinds)]
-    advice = [padding_of(each) for each in layers]
-    uneven = [each for each in advice if each is not None]
-    if not uneven:
-        text = "all dense and convolutional layers have sizes in multiples of 8"
-        return Check("job", "tensor cores", "ok", text)
-    text = f"{len(uneven)} of {len(layers)} layers have sizes that are no multiple of 8"
-    fix = "pad widths as listed; inputs of the first and outputs of the last layer cost little"
-    # Nobody need be warned of the two ends of a model: their sizes are given.
-    serious = bool(tf.config.get_visible_devices("GPU")) and any(advice[1:-1])
-    verdict: Verdict = "warning" if serious else "ok"
-    return Check("job", "tensor cores", verdict, text, tuple(uneven[:_NAMED]), fix)
 
 
 def _rehearsed(ready: Prepared, read_mib_per_s: float | None) -> Check:

@@ -68,10 +68,7 @@ def processor(subject: Subject) -> Iterable[Check]:
         yield Check("versions", "processor", "failure", text, flags, fix)
         return
     if best:
-        half = "float16 and bfloat16 bring nothing on it"
-        if best[0].endswith("bf16"):
-            half = "without a GPU, fast in bfloat16: tfopt.mixed_precision(model, 'mixed_bfloat16')"
-        text += f": {best[0]}; {half}"
+        text += f": {best[0]}"
     yield Check("versions", "processor", "ok", text, flags)
 
 

@@ -11,6 +11,7 @@ CUDA_VISIBLE_DEVICES. Slurm's heterogeneous jobs have not been tried.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.job.cgroup import cpu_quota
 
 KINDS = ("chief", "worker", "ps", "evaluator")
 _EXAMPLE = (
@@ -307,8 +309,13 @@ def key_value_store() -> Any:
     return context.context()
 
 
-def usable_cores(process_id: int = 0) -> int:
-    """Return how many cores a process (0: this) may use; all where the system does not say."""
+def allowed_cores(process_id: int = 0) -> int:
+    """Return the cores of a process's affinity (0: this); all where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(process_id))
     return os.cpu_count() or 1
+
+
+def usable_cores() -> int:
+    """Return how many whole cores this process may use, by its affinity and its quota."""
+    return max(int(min(allowed_cores(), cpu_quota() or math.inf)), 1)

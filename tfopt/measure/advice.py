@@ -1,8 +1,8 @@
-"""Decide which transforms of a measured chain are worth keeping, and say why the others are not.
+"""Decide which links of a measured chain are worth keeping, and say why the others are not.
 
 A link is kept on a gain that its interval shows, and what is kept may cost, all together, no more
-accuracy than the tolerance. Whole trainings decide where they were made and their interval allows
-it, else the steps. A chain that did not hold when it was measured as a whole is not recommended.
+accuracy than may be lost. A chain that did not hold when it was measured as a whole is not
+recommended.
 """
 
 from __future__ import annotations
@@ -11,51 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfopt.job.job import Chain, Transform
-from tfopt.measure.rehearsal import Rehearsed
-from tfopt.measure.trainings import TEST_ACCURACY, Trainings, compare_whole
+from tfopt.measure.targets import Variant
 from tfopt.report import format as fmt
+from tfopt.report.bench_figures import decisive, is_faster, lost, middle_training, sizes
 from tfopt.report.bench_report import Kind, Recommendation, VariantReport
-from tfopt.report.footprint import Comparison, Verdict
+from tfopt.report.footprint import Comparison
 
-# Which links of a measured chain to keep: what the intervals allow to say, and nothing more.
-
-Rows = Sequence[tuple[Rehearsed, VariantReport]]
+Rows = Sequence[tuple[Variant, VariantReport]]
 Link = tuple[Transform, ...]
 _LEAST_SHRINK = 0.10
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The comparison that decides about a variant's time, and what it is about."""
-
-    what: str
-    comparison: Comparison
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return what the interval allows to say."""
-        return self.comparison.verdict
-
-    def __str__(self) -> str:
-        return f"{self.what} is {in_words(self.comparison)}"
-
-
-def timed(steps: Comparison | None, whole: Comparison | None) -> Timed | None:
-    """Return whole trainings where their interval decides, else the steps."""
-    if whole is not None and (steps is None or whole.verdict != "inconclusive"):
-        return Timed("a whole training", whole)
-    return None if steps is None else Timed("a step", steps)
-
-
-def _since(before: VariantReport, row: VariantReport) -> Timed | None:
-    """Return what a row's time is beside that of the row before it."""
-    whole = compare_whole(Trainings(before.trainings), Trainings(row.trainings))
-    return timed(row.against_previous, None if isinstance(whole, str) else whole)
-
-
-def _overall(row: VariantReport) -> Timed | None:
-    """Return what a row's time is beside the reference's."""
-    return timed(row.against_reference, row.whole)
+_TIMES = {
+    "to_accuracy": "the time to the reference's accuracy",
+    "whole": "a whole training",
+    "against_reference": "an example",
+}
+_AS_IT_IS = "nothing: the job as it is"
+_COMPARED_WITH = "it is what the others are compared with"
 
 
 @dataclass(frozen=True)
@@ -64,21 +35,21 @@ class Choice:
 
     Attributes:
         measured: The row that measured exactly these links, if one did.
-        otherwise: The chain to stay with where the links kept do not hold as a whole.
-        ablation: Whether everything was compared with the whole chain, not with the plain job.
         undecided: The links of which the intervals cannot tell.
+        ablation: Whether everything is compared with the whole chain, not with the plain job.
+        ablated: That whole chain, to stay with; None where it loses accuracy.
     """
 
     chain: Chain
     dropped: tuple[str, ...]
     measured: VariantReport | None
-    otherwise: Chain
-    ablation: bool = False
     undecided: tuple[str, ...] = ()
+    ablation: bool = False
+    ablated: Chain | None = None
 
 
 def choose(kind: Kind, rows: Rows) -> Choice | None:
-    """Return the links to keep of prefixes or an ablation; None for any other experiment."""
+    """Return the links to keep of prefixes or an ablation; None for any other measurement."""
     if kind == "prefixes":
         return _out_of_prefixes(rows)
     return _out_of_ablation(rows) if kind == "ablation" else None
@@ -86,94 +57,54 @@ def choose(kind: Kind, rows: Rows) -> Choice | None:
 
 def recommend(choice: Choice, whole: VariantReport | None) -> Recommendation:
     """Return what to keep; ``whole`` is a row that measured the chosen chain afterwards."""
-    row = choice.measured or whole
-    if row is None:
-        brought = "not known: it was not measured as a whole"
-        return _recommendation(choice, choice.chain, brought, choice.dropped)
-    against = _against_the_whole(choice, row)
-    if against is None:
-        return _recommendation(choice, choice.chain, _brought(choice, row), choice.dropped)
-    dropped = (*choice.dropped, f"{', '.join(_names(choice.chain.parts)) or 'no link'}: {against}")
-    return _recommendation(choice, choice.otherwise, _as_it_is(choice.otherwise), dropped)
-
-
-def _recommendation(
-    choice: Choice, chain: Chain, brought: str, dropped: tuple[str, ...]
-) -> Recommendation:
+    row, chain, dropped = choice.measured or whole, choice.chain, choice.dropped
+    against = _against_the_whole(choice, row) if row is not None else None
+    if against is not None:
+        dropped = (*dropped, f"{_name(chain.parts) or 'no link'}: together {against}")
+        row, chain = None, choice.ablated or Chain(())
+        brought = _COMPARED_WITH if chain.parts else _AS_IT_IS
+    else:
+        brought = _brought(row, chain) if row is not None else "not measured as a whole"
     return Recommendation(repr(chain), brought, dropped, choice.undecided)
 
 
 def _out_of_prefixes(rows: Rows) -> Choice:
-    """Judge every link by the step that added it."""
+    """Judge every link by the row that added it."""
     kept: list[Transform] = []
-    dropped: list[str] = []
+    dropped: dict[str, str] = {}
     undecided: list[str] = []
-    points = 0.0
-    measured: VariantReport | None = rows[0][1]
-    together: tuple[Chain, VariantReport] | None = None
-    before, clean, open_ = rows[0][1], True, True
-    for rehearsed, row in rows[1:]:
-        link = rehearsed.variant.changed
-        name = ", ".join(_names(link))
-        own = _points(row) - _points(before)
-        reason = _against(link, (before, row), own, points)
+    points, last, before = 0.0, Chain(), rows[0][1]
+    measured: VariantReport | None = before
+    clean = True
+    for variant, row in rows[1:]:
+        name, own = _name(variant.changed), _points(row) - _points(before)
+        reason = _against(variant.changed, before, row, points)
         if reason is None:
-            kept += link
+            kept += variant.changed
             points += own
             measured = row if clean else None
         else:
-            dropped.append(f"{name}: {reason}")
-        if row.status != "measured":
-            continue
-        earlier, before = before, row
-        if reason is not None:
-            # The rows from here on have a link in them that is not kept.
-            clean = False
-            unclear = _is_unclear(link, (earlier, row), own, points)
-            undecided += [name] if unclear else []
-            open_ = open_ and unclear
-        if open_ and _is_faster(row):
-            together = (rehearsed.variant.chain, row)
-    if together is not None and undecided and not kept:
-        # No link stands out alone, and nothing speaks against one: together they bring something.
-        return Choice(together[0], _not_in(dropped, together[0]), together[1], Chain(()))
-    return Choice(
-        Chain(tuple(kept)), tuple(dropped), measured, Chain(()), undecided=tuple(undecided)
-    )
-
-
-def _not_in(dropped: Sequence[str], chain: Chain) -> tuple[str, ...]:
-    names = _names(chain.parts)
-    return tuple(reason for reason in dropped if reason.partition(":")[0] not in names)
-
-
-def _is_faster(row: VariantReport) -> bool:
-    found = _overall(row)
-    return found is not None and found.verdict == "faster" and not _is_lost(row)
-
-
-def _is_lost(row: VariantReport) -> bool:
-    return row.quality is not None and row.quality.lost
-
-
-def _is_unclear(
-    link: Link, rows: tuple[VariantReport, VariantReport], own: float, points: float
-) -> bool:
-    """Return whether only the width of the interval speaks against a link."""
-    found = _since(*rows)
-    if _aims(link) == {"size"} or _lossy(link, rows[1], own, points) is not None:
-        return False
-    return found is not None and found.verdict == "inconclusive"
+            dropped[name] = reason
+        if row.status == "measured":
+            before, last = row, variant.chain
+            # The rows after one that is dropped have a link in them that is not kept.
+            clean = clean and reason is None
+            undecided += [name] if reason is not None and reason == _unclear(row) else []
+    if not kept and is_faster(before):
+        # No link stands out alone: together they bring something.
+        kept, measured, undecided = list(last.parts), before, []
+        dropped = {n: why for n, why in dropped.items() if n not in [_name([p]) for p in kept]}
+    told = tuple(f"{name}: {reason}" for name, reason in dropped.items())
+    return Choice(Chain(tuple(kept)), told, measured, tuple(undecided))
 
 
 def _out_of_ablation(rows: Rows) -> Choice:
     """Drop a link where leaving it out is shown to cost no time, or to save accuracy."""
     kept, dropped, undecided = [], [], []
-    whole, whole_row = rows[0][0].variant.chain, rows[0][1]
-    for rehearsed, row in rows[1:]:
-        (transform,) = rehearsed.variant.changed
-        name = type(transform).__name__
-        found = _overall(row)
+    whole, whole_row = rows[0][0].chain, rows[0][1]
+    for variant, row in rows[1:]:
+        (transform,) = variant.changed
+        name, found = _name(variant.changed), decisive(row)
         gained = _points(row) - _points(whole_row)
         if transform not in whole.parts:
             dropped.append(f"{name}: {row.reason}")
@@ -182,25 +113,20 @@ def _out_of_ablation(rows: Rows) -> Choice:
             dropped.append(f"{name}: without it the rest has {gained:.2f} points of {metric} more")
         elif transform.aim != "speed" or found is None:
             kept.append(transform)
-        elif found.verdict in ("no difference", "faster"):
-            dropped.append(f"{name}: without it {found}")
+        elif found[1].verdict in ("no difference", "faster"):
+            dropped.append(f"{name}: without it {in_words(found[1])}")
         else:
             kept.append(transform)
-            undecided += [name] if found.verdict == "inconclusive" else []
+            undecided += [name] if found[1].verdict == "inconclusive" else []
     chain = Chain(tuple(kept))
-    measured = [
-        row
-        for rehearsed, row in rows
-        if rehearsed.variant.chain == chain and row.status == "measured"
-    ]
-    ruined = whole_row.quality is not None and whole_row.quality.lost
+    same = [row for variant, row in rows if variant.chain == chain and row.status == "measured"]
     return Choice(
         chain,
         tuple(dropped),
-        measured[0] if measured else None,
-        Chain(()) if ruined else whole,
+        same[0] if same else None,
+        tuple(undecided),
         ablation=True,
-        undecided=tuple(undecided),
+        ablated=None if lost(whole_row) else whole,
     )
 
 
@@ -209,61 +135,42 @@ def _points(row: VariantReport) -> float:
     return row.quality.points if row.quality is not None else 0.0
 
 
-def _against(
-    link: Link, rows: tuple[VariantReport, VariantReport], own: float, points: float
-) -> str | None:
-    """Return why a link is not kept, or None.
+def _unclear(row: VariantReport) -> str | None:
+    """Return the words of an interval that is too wide to tell what a link brings."""
+    found = row.against_previous
+    return in_words(found) if found is not None and found.verdict == "inconclusive" else None
 
-    ``rows`` are the one before it and the one that added it; ``points`` is what those kept before
-    it cost.
-    """
-    before, row = rows
+
+def _against(link: Link, before: VariantReport, row: VariantReport, points: float) -> str | None:
+    """Return why a link is not kept, or None; ``points`` is what those kept before it cost."""
+    quality, found, aims = row.quality, row.against_previous, _aims(link)
+    own = _points(row) - _points(before)
     if row.status != "measured":
         return row.reason
-    lossy = _lossy(link, row, own, points)
-    if lossy is not None:
-        return lossy
-    if _aims(link) == {"size"}:
+    if quality is None and not all(part.exact for part in link):
+        return f"it trains other weights; their quality: {row.unavailable['quality']}"
+    # A link is not blamed for what one was dropped for, but small losses add up.
+    if quality is not None and own < 0 and points + own < -quality.tolerance_points:
+        return f"it loses {-own:.2f} points of {quality.metric} over {len(quality.seeds)} seeds"
+    if aims == {"size"}:
         return _not_smaller(before, row)
-    found = _since(before, row)
     if found is None:
         return row.unavailable["against_previous"]
-    if found.verdict == "faster":
-        return None
-    if _aims(link) == {"accuracy"} and row.quality is not None and row.quality.low > 0:
-        return None
-    return str(found)
+    more_accurate = aims == {"accuracy"} and quality is not None and quality.low > 0
+    return None if found.verdict == "faster" or more_accurate else in_words(found)
 
 
 def _not_smaller(before: VariantReport, row: VariantReport) -> str | None:
     """Return why a link saves no size, or None; also where no whole training tells the sizes."""
     if not before.trainings or not row.trainings:
         return None
-    old, new = before.trainings[0], row.trainings[0]
-    if new.artefact is not None and new.artefact != old.artefact:
-        # A new file, beside the model that it was made from.
-        return _hardly(new.artefact, old.model_kib, new.artefact_kib)
-    return _hardly("gzipped model", old.model_gzip_kib, new.model_gzip_kib)
-
-
-def _hardly(what: str, old: float | None, new: float | None) -> str | None:
-    if old is None or new is None:
+    found = sizes(before, row)
+    if found is None:
         return "the size could not be measured"
+    label, old, new = found
     if new < old * (1 - _LEAST_SHRINK):
         return None
-    return f"{what}: {old:.0f} KiB to {new:.0f} KiB: hardly smaller"
-
-
-def _lossy(link: Link, row: VariantReport, own: float, points: float) -> str | None:
-    if all(part.exact for part in link):
-        return None
-    if row.quality is None:
-        return f"it trains other weights; their quality: {row.unavailable['quality']}"
-    # A link is not blamed for what one was dropped for, but small losses add up.
-    if own < 0 and points + own < -row.quality.tolerance_points:
-        quality = row.quality
-        return f"it loses {-own:.2f} points of {quality.metric} over {len(quality.seeds)} seeds"
-    return None
+    return f"{label}: {old:.0f} KiB to {new:.0f} KiB: hardly smaller"
 
 
 def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
@@ -272,57 +179,45 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
     What is kept of prefixes for its speed must beat the job; what an ablation leaves must not fall
     behind the chain it came from. An interval that is too wide to tell speaks against neither.
     """
+    quality, found = row.quality, decisive(row)
     if row.status != "measured":
-        return f"together {row.status.replace('_', ' ')}: {row.reason}"
-    if row.quality is not None and row.quality.lost:
-        return f"together {_loss(row)}"
-    found = _overall(row)
+        return f"{row.status.replace('_', ' ')}: {row.reason}"
+    if quality is not None and quality.lost:
+        seeds = len(quality.seeds)
+        return f"{-quality.points:.2f} points of {quality.metric} are lost over {seeds} seeds"
     if found is None:
         return None
+    verdict, aims = found[1].verdict, _aims(choice.chain.parts)
     if choice.ablation:
         # A chain that ruins the model may well be faster than what is left of it.
-        fails = bool(choice.otherwise.parts) and found.verdict == "slower"
+        fails = choice.ablated is not None and verdict == "slower"
     else:
         # Who keeps a link for its size has that, whatever the time.
-        aims = _aims(choice.chain.parts)
-        for_speed = "speed" in aims and "size" not in aims
-        fails = for_speed and found.verdict in ("slower", "no difference")
-    return f"together {found}" if fails else None
+        fails = aims >= {"speed"} and "size" not in aims and verdict in ("slower", "no difference")
+    return in_words(found[1]) if fails else None
 
 
-def _loss(row: VariantReport) -> str:
-    assert row.quality is not None
+def _brought(row: VariantReport, chain: Chain) -> str:
+    """Return what a chain brought, in words."""
+    if not chain.parts:
+        return _AS_IT_IS
+    found, words = decisive(row), []
+    if found is not None:
+        words.append(f"{_TIMES[found[0]]} is {in_words(found[1])}")
+    file, model = (middle_training(row, name) for name in ("artefact_kib", "model_gzip_kib"))
+    if file is not None:
+        words.append(f"a file of {file:.0f} KiB")
+    elif model is not None and "size" in _aims(chain.parts):
+        words.append(f"a gzipped model of {model:.0f} KiB")
     quality = row.quality
-    return f"loses {-quality.points:.2f} points of {quality.metric} over {len(quality.seeds)} seeds"
-
-
-def _brought(choice: Choice, row: VariantReport) -> str:
-    found = [
-        str(Timed(what, comparison))
-        for what, comparison in (
-            (f"the time to the reference's {TEST_ACCURACY}", row.to_accuracy),
-            ("a whole training", row.whole),
-            ("an example", None if row.whole else row.against_reference),
+    if quality is not None and words:
+        unsure = (
+            ""
+            if quality.certain
+            else f" (not certain over {fmt.count(len(quality.seeds), 'seed')})"
         )
-        if comparison is not None
-    ]
-    first = row.trainings[0] if row.trainings else None
-    if first is not None and first.artefact_kib is not None:
-        found.append(f"{first.artefact} of {first.artefact_kib:.0f} KiB")
-    elif first is not None and first.model_gzip_kib is not None:
-        smaller = any(part.aim == "size" for part in choice.chain.parts)
-        found += [f"a gzipped model of {first.model_gzip_kib:.0f} KiB"] if smaller else []
-    if not found:
-        return _as_it_is(choice.chain)
-    quality = row.quality
-    points = "" if quality is None else f", {quality.points:+.2f} points of {quality.metric}"
-    if quality is not None and not quality.certain:
-        points += f" (not certain over {len(quality.seeds)} seeds)"
-    return f"{'; '.join(found)}{points}"
-
-
-def _as_it_is(chain: Chain) -> str:
-    return "each of its links earns its place" if chain.parts else "nothing: the job as it is"
+        words.append(f"{quality.points:+.2f} points of {quality.metric}{unsure}")
+    return "; ".join(words) or _COMPARED_WITH
 
 
 def in_words(comparison: Comparison) -> str:
@@ -330,8 +225,8 @@ def in_words(comparison: Comparison) -> str:
     return f"{fmt.speed_and_interval(comparison)} as fast: {comparison.verdict}"
 
 
-def _names(link: Link) -> list[str]:
-    return [type(part).__name__ for part in link]
+def _name(link: Sequence[Transform]) -> str:
+    return ", ".join(type(part).__name__ for part in link)
 
 
 def _aims(link: Link) -> set[str]:

@@ -1,48 +1,56 @@
 """Say by experiment what an input pipeline waits for, and which change brings how much.
 
-In one process, by turns: ``fit`` as it is; its step on a batch that is there already; the pipeline
-drained up to each of its stages, with nothing trained; and ``fit`` under each change that can be
-made. What brings something alone is then measured together.
+Processes that take turns (:mod:`tfopt.measure.engine`) train the job as it is, run its step on a
+batch that is there already, drain the pipeline up to each of its stages, and train under each
+change that can be made. What brings something alone is then measured together.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from itertools import accumulate, pairwise
+from multiprocessing.connection import Connection
+from typing import Any, Literal, cast
 
 from tfopt.data.fit_data import kind_of
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.repair_input import CHANGES, Change, RepairInput
+from tfopt.data.stages import Stage, applicable
 from tfopt.errors import UserError
-from tfopt.job.job import Chain, Job, Transform
-from tfopt.measure.blocks import Span
-from tfopt.measure.process import run_worker
-from tfopt.measure.resident import first_batch
-from tfopt.measure.statistics import compare
-from tfopt.measure.targets import Target
-from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.measure.turns import Mode, circumstances_of, drain, resident_mode
+from tfopt.job.job import Chain, Job
+from tfopt.measure.children import carried_out
+from tfopt.measure.display import Display
+from tfopt.measure.engine import Candidate, Engine, compared, copies
+from tfopt.measure.input_ways import (
+    FILLS_S,
+    AsItIs,
+    Changed,
+    Drained,
+    Resident,
+    fill,
+    stages_in,
+)
+from tfopt.measure.job_facts import facts_of
+from tfopt.measure.targets import Target, Variant
 from tfopt.report.footprint import Comparison
-from tfopt.report.strict import decode
 from tfopt.run import Prepared, prepared
 
 Bound = Literal["nothing", "Python", "disk", "processor", "handing over"]
 
-SPAN = Span(windows=2, window_ms=100.0, warm_up_s=0.4)
-_TURNS = 8
+_PROCESSES = 3  # of what all is compared with
+_COPIES = 2  # of a change
+_ROUNDS = 12
 _WAITS = 0.1  # of a step, for certain: less is not the input's fault
 # Of a step, for a batch made ahead: of the 30 pipelines of benchmarks/input_faults the healthy ones
 # took up to 0.51, and those with a fault 1.09 or more, one 0.73 on a slow day.
 _AHEAD = 0.75
-_BRINGS = 0.97  # of the time, at most, for a change to be worth its words
+# Of the time, at most, for a change to be worth its words: processes of the same program differ by
+# some percent.
+_BRINGS = 0.95
 # Of one core, while a stage is drained: below it, the stage waits for something else.
 _COMPUTES = 0.5
-_FILLS_S = 60.0
 _WORDS: Mapping[Bound, str] = {
     "nothing": "The input is not what holds the training up",
     "Python": "Python, which runs one element at a time",
@@ -64,44 +72,37 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Tried:
-    """Changes to the input: ``fit`` under them and as it is, turn by turn; or why not."""
+    """Changes to the input: the time of ``fit`` under them over that without, or why not."""
 
-    name: str
-    changes: tuple[str, ...]
-    turns_ms: tuple[tuple[float, ...], ...]
-    fit_ms: tuple[tuple[float, ...], ...]
-    reason: str | None
+    way: Changed
+    found: Comparison | str
 
-    def found(self) -> Comparison | str:
-        """Return the time of ``fit`` under the changes as a share of that without."""
-        return self.reason or compare(self.fit_ms, self.turns_ms)
+    @property
+    def ratio(self) -> float:
+        """Return the time under the changes, as far as it is known; 1 where it is not."""
+        return 1.0 if isinstance(self.found, str) else self.found.ratio
+
+    def __str__(self) -> str:
+        if isinstance(self.found, str):
+            return self.found
+        low, high, verdict = self.found.low, self.found.high, self.found.verdict
+        return f"{self.ratio:.3g} of the time ({low:.3g} to {high:.3g}), {verdict}"
 
 
-@dataclass(frozen=True)
-class InputTimes:
-    """The measurements of one process."""
-
-    fit_ms: tuple[tuple[float, ...], ...]
-    resident_ms: tuple[tuple[float, ...], ...]
-    stages: tuple[StageTime, ...]
-    tried: tuple[Tried, ...]
-    remarks: tuple[str, ...]
-    examples: int | None
-    """How many a generator yields, which Pipeline has to be told."""
+InputLook = tuple[list[Drained], list[Changed], list[str]]
+"""What can be drained, the changes that can be made, and remarks."""
 
 
 @dataclass(frozen=True)
-class LookAtInput(Task[InputTimes]):
-    """Measure the input of a job; the model trains on meanwhile and is thrown away."""
+class LookAtInput:
+    """Look at the input of a job; nothing is trained."""
 
-    kind: ClassVar[str] = "input-look"
-
-    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+    def carry_out(self, job: Job, pipe: Connection) -> InputLook:
+        """Prepare the job as for a training, and return what there is to measure."""
         with prepared(job, endless=True) as ready:
-            return Done(asdict(look_at_input(ready)), ready.effects, ready.data.summary)
-
-    def read(self, value: Mapping[str, Any]) -> InputTimes:
-        return decode(InputTimes, dict(value))
+            stages = stages_in(ready)
+            drains = [Drained(n, each.words, each.python) for n, each in enumerate(stages)]
+            return drains, list(_changes(ready)), list(_remarks(stages, ready))
 
 
 @dataclass(frozen=True)
@@ -110,19 +111,20 @@ class InputDiagnosis:
 
     Attributes:
         resident: The time of the step on a batch that is there, of ``fit``'s.
+        tried: By the name of the change.
         stage: The stage that takes longest; None where nothing is to blame.
         remedy: The changes that bring most, by name; empty where none does.
     """
 
     fit_ms: float
     resident: Comparison
+    stages: tuple[StageTime, ...]
+    tried: Mapping[str, Tried]
+    remarks: tuple[str, ...]
     bound: Bound
     stage: str | None
-    stages: tuple[StageTime, ...]
-    tried: Mapping[str, Comparison | str]
     remedy: tuple[str, ...]
     chain: Chain
-    remarks: tuple[str, ...]
 
     def __str__(self) -> str:
         waits = 1 - self.resident.ratio
@@ -137,17 +139,12 @@ class InputDiagnosis:
             at = f", in {self.stage}" if self.stage else ""
             lines.append(f"What binds it is {_WORDS[self.bound]}{at}.")
         width = max((len(each.words) for each in self.stages), default=0)
-        before = 0.0
-        for each in self.stages:
-            adds = max(each.ms - before, 0.0)
-            before = max(before, each.ms)
+        for each, adds in zip(self.stages, _added_ms(self.stages), strict=True):
             lines.append(
                 f"  {each.words:{width}}  {each.ms:8.3g} ms a batch up to here, "
                 f"{adds:8.3g} more, {each.cores:.1f} cores"
             )
-        for name, found in self.tried.items():
-            told = found if isinstance(found, str) else _in_words(found)
-            lines.append(f"  with {name}: {told}")
+        lines += [f"  with {name}: {each}" for name, each in self.tried.items()]
         if self.remedy:
             lines.append(f"Do: {self.chain!r}")
             lines += [f"  {name}: {CHANGES[name]}" for name in self.remedy if name in CHANGES]
@@ -157,46 +154,45 @@ class InputDiagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
-        return {**asdict(replace(self, chain=Chain())), "chain": repr(self.chain)}
+        tried = {
+            name: each.found if isinstance(each.found, str) else asdict(each.found)
+            for name, each in self.tried.items()
+        }
+        bare = asdict(replace(self, chain=Chain(), tried={}))
+        return {**bare, "chain": repr(self.chain), "tried": tried}
 
 
-def diagnose_input(target: Target) -> InputDiagnosis:
-    """Measure a job's input in a process of its own and say what binds it.
+def diagnose_input(target: Target, display: Display | None = None) -> InputDiagnosis:
+    """Measure a job's input in processes that take turns, and say what binds it.
 
     Example:
         print(diagnose_input(resolve_target("my_package.train:job")))
     """
-    found = run_worker(
-        LookAtInput(), job=target.job, arguments=target.arguments, chain=target.chain
-    )
-    if found.value is None:
-        raise UserError("The input cannot be measured.", received=found.reason or "no reason")
-    return judged(found.value, target.chain)
+    look = carried_out(target, LookAtInput())
+    if look.value is None:
+        raise UserError("The input cannot be measured.", received=look.reason or "no reason")
+    with Engine(display) as engine:
+        return _measured(engine, target, look.value)
 
 
-def judged(seen: InputTimes, given: Chain) -> InputDiagnosis:
+def judged(
+    fit_ms: float,
+    resident: Comparison,
+    stages: tuple[StageTime, ...],
+    tried: Sequence[Tried],
+    remarks: tuple[str, ...],
+    given: Chain,
+) -> InputDiagnosis:
     """Return what the measurements allow to say."""
-    resident = compare(seen.fit_ms, seen.resident_ms)
-    fit_ms = statistics.median(statistics.median(turn) for turn in seen.fit_ms)
-    tried = {each.name: each.found() for each in seen.tried}
-    best = _best(seen.tried, tried)
-    bound, stage = _bound(seen.stages, fit_ms * (1 - resident.ratio))
-    measured = [each for each in tried.values() if not isinstance(each, str)]
-    borne = bool(measured) and best is None and bound != "handing over"
-    keeps_up = _keeps_up(seen.stages, fit_ms * resident.ratio, borne=borne)
+    best, found = _best(tried), {each.way.name: each for each in tried}
+    bound, stage = _bound(stages, fit_ms * (1 - resident.ratio))
+    measured = any(isinstance(each.found, Comparison) for each in tried)
+    borne = measured and best is None and bound != "handing over"
+    keeps_up = _keeps_up(stages, fit_ms * resident.ratio, borne=borne)
     if resident.high >= 1 - _WAITS or keeps_up:
         bound, stage, best = "nothing", None, None
-    return InputDiagnosis(
-        fit_ms=fit_ms,
-        resident=resident,
-        bound=bound,
-        stage=stage,
-        stages=seen.stages,
-        tried=tried,
-        remedy=() if best is None else best.changes,
-        chain=given if best is None else _with(given, best, seen.examples),
-        remarks=seen.remarks,
-    )
+    remedy, chain = (best.changes, _with(given, best)) if best else ((), given)
+    return InputDiagnosis(fit_ms, resident, stages, found, remarks, bound, stage, remedy, chain)
 
 
 def _keeps_up(stages: Sequence[StageTime], step_ms: float, *, borne: bool) -> bool:
@@ -212,213 +208,129 @@ def _keeps_up(stages: Sequence[StageTime], step_ms: float, *, borne: bool) -> bo
 def _bound(stages: Sequence[StageTime], waits_ms: float) -> tuple[Bound, str | None]:
     if not stages or stages[-1].ms < waits_ms / 2:
         return "handing over", None
-    before, slowest, most = 0.0, stages[0], 0.0
-    for each in stages:
-        if each.ms - before > most:
-            slowest, most = each, each.ms - before
-        before = max(before, each.ms)
+    added = _added_ms(stages)
+    slowest = stages[added.index(max(added))]
     if slowest.python:
         return "Python", slowest.words
     return ("processor" if slowest.cores >= _COMPUTES else "disk"), slowest.words
 
 
-def _best(tried: Sequence[Tried], against: Mapping[str, Comparison | str]) -> Tried | None:
+def _added_ms(stages: Sequence[StageTime]) -> list[float]:
+    """Return what each stage takes beyond those before it."""
+    before = accumulate((each.ms for each in stages), max, initial=0.0)
+    return [max(each.ms - so_far, 0.0) for each, so_far in zip(stages, before, strict=False)]
+
+
+def _best(tried: Iterable[Tried]) -> Changed | None:
     """Return the change that is shown to bring most; fewer changes where they bring as much."""
     found = [
-        (verdict.ratio, each)
+        each
         for each in tried
-        for verdict in [against[each.name]]
-        if not isinstance(verdict, str) and verdict.verdict == "faster" and verdict.ratio < _BRINGS
+        if isinstance(each.found, Comparison) and each.found.high < 1 and each.ratio < _BRINGS
     ]
-    if not found:
-        return None
-    least = min(ratio for ratio, _ in found)
-    near = [each for ratio, each in found if ratio <= least / _BRINGS]
-    return min(near, key=lambda each: len(each.changes))
+    least = min((each.ratio for each in found), default=1.0)
+    near = [each.way for each in found if each.ratio <= least / _BRINGS]
+    return min(near, key=lambda way: len(way.changes), default=None)
 
 
-def _with(given: Chain, best: Tried, examples: int | None) -> Chain:
+def _with(given: Chain, best: Changed) -> Chain:
     """Return the chain with what is to be done: in the place of one of its kind, or behind."""
-    if set(best.changes) <= set(CHANGES):
+    if best.pipeline is None:
         return Chain((*given.parts, RepairInput(cast(tuple[Change, ...], best.changes))))
     parts = [each for each in given.parts if not isinstance(each, Pipeline)]
-    old = next((each for each in given.parts if isinstance(each, Pipeline)), None)
-    old = old or Pipeline(examples=examples)
-    cache = "memory" if "cache" in best.changes else old.cache
-    return Chain((*parts, replace(old, cache=cache)))
-
-
-def _in_words(found: Comparison) -> str:
-    return f"{found.ratio:.3g} of the time ({found.low:.3g} to {found.high:.3g}), {found.verdict}"
+    return Chain((*parts, best.pipeline))
 
 
 # The measurements.
 
 
-def look_at_input(ready: Prepared, span: Span = SPAN) -> InputTimes:
-    """Measure the input of a job that was prepared as endless."""
-    each = ready.model.steps_per_execution
-    fit = Mode(ready, each, warm_up_s=span.warm_up_s, must_work=True)
-    began = time.perf_counter()
-    fit.open(_FILLS_S, 1)
-    opening_s = time.perf_counter() - began
-    quiet = replace(ready, job=ready.job.with_(callbacks=()))
-    resident = resident_mode(ready, first_batch(ready), each, span)
-    stages = _stages(ready)
-    drains = [_Drain(_bare(quiet, s.dataset), s.examples, ready, span) for s in stages]
-    changes = dict(_changes(ready, span))
-    modes = [fit, resident, *drains, *changes.values()]
-    for turn in range(_TURNS):
-        for mode in modes if turn % 2 == 0 else reversed(modes):
-            mode.turn(span.windows, span.window_ms)
-    if resident.failed is not None:
-        raise UserError("The step does not run on one batch alone.", received=resident.failed)
-    remarks = [*_remarks(stages, ready)]
-    fit_ms = tuple(fit.turns_ms)
-    tried = [_tried(name, mode, fit_ms) for name, mode in changes.items()]
-    helped = [each.changes[0] for each in tried if _may_help(each)]
+def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis:
+    drains, changes, remarks = look
+
+    def processes(way: AsItIs | Resident | Drained | Changed, count: int) -> list[Variant]:
+        variant = Variant(way.name, target.job, target.chain, target.arguments, way=way)
+        return copies(variant, count)
+
+    def tried(ways: Sequence[Changed]) -> list[Tried]:
+        found = _beside(engine, fits, [processes(way, _COPIES) for way in ways])
+        return [
+            Tried(way, compared(fits, own) or _why_not(own))
+            for way, own in zip(ways, found, strict=True)
+        ]
+
+    fits = engine.admit(processes(AsItIs(), _PROCESSES))
+    each_once = [processes(drain, 1) for drain in drains]
+    alone, *drained = _beside(engine, fits, [processes(Resident(), _PROCESSES), *each_once])
+    resident = compared(fits, alone)
+    if resident is None:
+        raise UserError("The input cannot be measured.", received=_why_not([*fits, *alone]))
+    found = tried(changes)
+    helped = [each.way for each in found if each.way.pipeline is None and each.ratio < _BRINGS]
     if len(helped) > 1:
-        together = _fit_under(ready, helped, span)
-        for _ in range(_TURNS):
-            fit.turn(span.windows, span.window_ms)
-            together.turn(span.windows, span.window_ms)
-        beside = tuple(fit.turns_ms[_TURNS:])
-        tried.append(_tried(" and ".join(helped), together, beside, helped))
-    if opening_s > _FILLS_S:
-        remarks.append(
-            f"an epoch was not over after {_FILLS_S:g} s: what a cache holds was not there"
-        )
-    times = tuple(
-        StageTime(stage.words, stage.python, drained.ms, drained.cores)
-        for stage, drained in zip(stages, drains, strict=True)
-        if drained.failed is None
-    )
-    around = circumstances_of(ready)
-    examples = None if around.endless else around.generated
-    resident_ms = tuple(resident.turns_ms)
-    return InputTimes(fit_ms, resident_ms, times, tuple(tried), tuple(remarks), examples)
-
-
-class _Drain(Mode):
-    """A mode that drains a pipeline up to a stage, and counts the cores that it keeps busy."""
-
-    def __init__(self, ready: Prepared, examples: float, whole: Prepared, span: Span) -> None:
-        # As many elements a call as make a batch.
-        elements = max(round((whole.facts.batch_size or 1) / examples), 1)
-        self.busy: list[float] = []
-        if elements > 1:
-            # Without a step for each: sharding passes over the others in C++.
-            ready = replace(ready, train_input=ready.train_input.shard(elements, 0))
-        super().__init__(ready, 1, drain(1), warm_up_s=span.warm_up_s)
-
-    def turn(self, windows: int, window_ms: float) -> None:
-        wall, processor = time.perf_counter(), _processor_s()
-        super().turn(windows, window_ms)
-        self.busy.append((_processor_s() - processor) / (time.perf_counter() - wall))
-
-    @property
-    def ms(self) -> float:
-        """Return the milliseconds of a batch."""
-        return statistics.median(statistics.median(turn) for turn in self.turns_ms[1:])
-
-    @property
-    def cores(self) -> float:
-        """Return how many cores were busy; the first turn compiles."""
-        return round(statistics.median(self.busy[1:]), 2)
-
-
-def _processor_s() -> float:
-    """Return the seconds in which this process computed, or would have if a core had been free."""
-    waited_ns = 0
-    for task in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):  # a thread that has ended meanwhile
-            waited_ns += int(task.read_text().split()[1])
-    return time.process_time() + waited_ns / 1e9
-
-
-def _bare(ready: Prepared, dataset: Any) -> Prepared:
-    """Return the job with another input, of a length that nobody knows."""
-    return replace(
-        ready,
-        job=ready.job.with_(steps_per_epoch=None),
-        facts=replace(ready.facts, steps_per_epoch=None),
-        train_input=dataset,
+        found += tried([Changed(tuple(name for way in helped for name in way.changes))])
+    return judged(
+        fit_ms=statistics.median(_batch_ms(each) for each in fits if each.turns),
+        resident=resident,
+        stages=tuple(
+            StageTime(drain.words, drain.python, _batch_ms(own), _cores(own))
+            for drain, (own,) in zip(drains, drained, strict=True)
+            if own.turns
+        ),
+        tried=found,
+        remarks=tuple(remarks),
+        given=target.chain,
     )
 
 
-def _stages(ready: Prepared) -> Sequence[Any]:
-    from tfopt.data.stages import Stage, stages_of
-
-    batch = ready.facts.batch_size
-    if kind_of(ready.train_input) == "dataset":
-        return stages_of(ready.train_input, batch)
-    if kind_of(ready.train_input) in ("generator", "pydataset"):
-        kind = kind_of(ready.train_input)
-        return [Stage(kind, kind, ready.train_input, python=True, examples=batch or 1)]
-    return []
-
-
-def _changes(ready: Prepared, span: Span) -> Iterator[tuple[str, Mode]]:
-    """Yield the modes of ``fit`` under each change that can be made."""
-    from tfopt.data.stages import applicable
-
-    given = next((each for each in ready.job.applied if isinstance(each, Pipeline)), None)
-    if given is None and kind_of(ready.data.train) == "dataset" and ready.job.input is None:
-        for name in applicable(ready.data.train):
-            yield name, _fit_under(ready, (name,), span)
-    elif given is not None or ready.job.input is None:
-        setting = circumstances_of(ready)
-        base = given or Pipeline(examples=None if setting.endless else setting.generated)
-        others = {} if given is not None else {"Pipeline()": base}
-        if base.cache is None and not setting.endless and kind_of(ready.data.train) != "arrays":
-            others['Pipeline(cache="memory")'] = replace(base, cache="memory")
-        for name, pipeline in others.items():
-            yield name, _fit_through(ready, pipeline, span)
+def _beside(
+    engine: Engine, fits: Sequence[Candidate], ways: Sequence[Sequence[Variant]]
+) -> list[list[Candidate]]:
+    """Give the processes of each way turns beside ``fit``, in groups where memory is short."""
+    found: list[list[Candidate]] = []
+    while len(found) < len(ways):
+        waiting = ways[len(found) :]
+        group = engine.admit([variant for way in waiting for variant in way])
+        if not group:
+            raise engine.no_room()
+        ends = [end for end in accumulate(map(len, waiting)) if end <= len(group)] or [len(group)]
+        engine.dismiss(group[ends[-1] :])  # its others did not fit
+        engine.take_rounds([*fits, *group[: ends[-1]]], _ROUNDS)
+        engine.dismiss(group[: ends[-1]])
+        found += [group[begin:end] for begin, end in pairwise([0, *ends])]
+    return found
 
 
-def _fit_under(ready: Prepared, changes: Sequence[str], span: Span) -> Mode:
-    from tfopt.data.stages import changed
-
-    batch = ready.facts.batch_size or 1
-    try:
-        made = changed(ready.data.train, changes, sample=16 * batch)
-    except Exception as error:
-        return Mode.broken(ready, error)
-    return Mode(_bare(ready, made), ready.model.steps_per_execution, warm_up_s=span.warm_up_s)
+def _batch_ms(candidate: Candidate) -> float:
+    assert candidate.ready is not None
+    return 1000 * candidate.example_s() * (candidate.ready.batch_size or 1)
 
 
-def _fit_through(ready: Prepared, pipeline: Pipeline, span: Span) -> Mode:
-    facts = replace(ready.facts, steps_per_epoch=ready.job.steps_per_epoch)
-    try:
-        made, _ = pipeline.read(ready.data.train, facts)
-    except Exception as error:
-        return Mode.broken(ready, error)
-    through = replace(ready, train_input=made)
-    mode = Mode(through, ready.model.steps_per_execution, warm_up_s=span.warm_up_s)
-    if pipeline.cache is not None:
-        began = time.perf_counter()
-        mode.open(_FILLS_S, 1)
-        if time.perf_counter() - began > _FILLS_S:
-            mode.failed = f"a cache was not full after {_FILLS_S:g} s"
-    return mode
+def _cores(candidate: Candidate) -> float:
+    """Return how many cores a candidate kept busy."""
+    turns = candidate.turns.values()
+    return round(statistics.median(turn.processor_s / turn.lasted_s for turn in turns), 2)
 
 
-def _tried(
-    name: str, mode: Mode, fit_ms: tuple[tuple[float, ...], ...], changes: Sequence[str] = ()
-) -> Tried:
-    if not changes:
-        changes = ("pipeline", "cache") if "cache=" in name else (name,)
-    turns = tuple(mode.turns_ms) if mode.failed is None else ()
-    return Tried(name, tuple(changes), turns, fit_ms, mode.failed)
+def _why_not(candidates: Sequence[Candidate]) -> str:
+    reasons = [each.out for each in candidates if each.out]
+    return reasons[0] if reasons else "there is no memory for two processes of it"
 
 
-def _may_help(tried: Tried) -> bool:
-    """Return whether ``fit`` was faster under a change of the job's own dataset."""
-    found = tried.found()
-    return tried.changes[0] in CHANGES and not isinstance(found, str) and found.ratio < _BRINGS
+def _changes(ready: Prepared) -> Iterator[Changed]:
+    """Yield the ways to ``fit`` under each change that can be made."""
+    job, train, facts = ready.job, ready.data.train, facts_of(ready)
+    given = next((each for each in job.applied if isinstance(each, Pipeline)), None)
+    if given is None and kind_of(train) == "dataset" and job.input is None:
+        yield from (Changed((name,)) for name in applicable(train))
+    elif given is not None or job.input is None:
+        base = given or Pipeline(examples=None if facts.endless else facts.generated)
+        if given is None:
+            yield Changed(("pipeline",), base)
+        if base.cache is None and not facts.endless and kind_of(train) != "arrays":
+            yield Changed(("pipeline", "cache"), replace(base, cache="memory"))
 
 
-def _remarks(stages: Sequence[Any], ready: Prepared) -> Iterator[str]:
+def _remarks(stages: Sequence[Stage], ready: Prepared) -> Iterator[str]:
     batch = ready.facts.batch_size or 1
     for stage in stages:
         if stage.kind == "shuffle":
@@ -428,3 +340,5 @@ def _remarks(stages: Sequence[Any], ready: Prepared) -> Iterator[str]:
                     f"{stage.words} holds {buffer:,} examples for batches of {batch}: batches "
                     "hardly change from epoch to epoch; shuffle before batch, and more of them"
                 )
+    if not fill(ready.train_input, ready.facts.steps_per_epoch):
+        yield f"an epoch was not over after {FILLS_S:g} s: what a cache holds was not there"

@@ -1,20 +1,20 @@
-"""Look at a job as it is, before a search changes anything of it; nothing is trained."""
+"""Read off a job that is ready to train what decides which transform could help it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tfopt.data.feeding import steps_in
-from tfopt.data.fit_data import Arrays, describe_data, read_source
+from tfopt.data.fit_data import INFINITE, Arrays, Kind, describe_data, kind_of, read_source
 from tfopt.job.job import Job, Transform
-from tfopt.measure.one_variant import is_accuracy
-from tfopt.measure.rebatched import at_batch, require_made, require_other_batches
-from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.measure.turns import Circumstances, circumstances_of
-from tfopt.run import Prepared, prepared
+from tfopt.measure.scores import is_accuracy
+from tfopt.run import Prepared
 from tfopt.train.learning_rate import Rule
+
+if TYPE_CHECKING:
+    import keras
 
 # By which rule the learning rate goes with the batch.
 RULES: Mapping[str, Rule] = {
@@ -24,10 +24,18 @@ RULES: Mapping[str, Rule] = {
 
 
 @dataclass(frozen=True)
-class JobFacts(Circumstances):
-    """The job as it is, which decides what can be tried.
+class JobFacts:
+    """A job as it is, on this machine.
 
     Attributes:
+        gpus: How many TensorFlow may use.
+        whole_executions: The number of steps that a ``steps_per_execution`` must divide; None
+            where it need not.
+        jit_compile: Whether the step is compiled by XLA.
+        half: The half precision to try here, where the model is all float32.
+        source: What the training data is; ``endless``: it has no end.
+        generated: How many examples a generator yields at most; None where that is unknown.
+        own_input: Whether the job makes its training input by a function of its own.
         examples: How many there are to train on; None where the data does not say.
         epoch_examples: Those of an epoch; None without a length.
         rebatch: The data yields batches, which something has to make anew.
@@ -35,6 +43,17 @@ class JobFacts(Circumstances):
         tested: Whether there is a test accuracy to confirm the quality by.
     """
 
+    replicas: int
+    gpus: int
+    steps_per_execution: int
+    whole_executions: int | None
+    jit_compile: bool
+    eager: bool
+    half: str | None
+    source: Kind
+    endless: bool
+    generated: int | None
+    own_input: bool
     batch_size: int
     tuned_batch_size: int
     steps_per_epoch: int | None
@@ -54,49 +73,75 @@ class JobFacts(Circumstances):
         return None if self.rate is None else RULES.get(self.optimizer)
 
 
-@dataclass(frozen=True)
-class LookAtJob(Task[JobFacts]):
-    """Build and compile the job; with ``other_batches``, refuse one that takes its own alone."""
-
-    other_batches: bool = False
-
-    kind: ClassVar[str] = "job-look"
-    gives: ClassVar[type[Any]] = JobFacts
-
-    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
-        with prepared(job, endless=True) as ready:
-            if self.other_batches:
-                require_other_batches(ready.model)
-            found, effects, data = facts_of(ready), ready.effects, ready.data.summary
-        if self.other_batches and found.own_input:
-            other = 2 * found.batch_size
-            with prepared(at_batch(job, other, tuned=None, rebatch=False), endless=True) as ready:
-                require_made(job, other, ready.facts.batch_size)
-        return Done(asdict(found), effects, data)
-
-
 def facts_of(ready: Prepared) -> JobFacts:
-    """Read them off a job that is ready to train."""
+    """Return the facts of a job that is ready to train; nothing is trained."""
+    import tensorflow as tf
+
     from tfopt.train.accumulate import Accumulate
 
-    job, facts, data = ready.job, ready.facts, ready.data
-    around, (optimizer, rate) = circumstances_of(ready), _optimizer_of(ready.model)
+    job, facts, data, model = ready.job, ready.facts, ready.data, ready.model
+    source, (optimizer, rate) = kind_of(data.train), _optimizer_of(model)
     assert facts.batch_size is not None
     return JobFacts(
-        **vars(around),
+        replicas=facts.replicas,
+        gpus=len(tf.config.list_logical_devices("GPU")),
+        steps_per_execution=model.steps_per_execution,
+        whole_executions=job.steps_per_epoch,
+        jit_compile=bool(model.jit_compile),
+        eager=bool(model.run_eagerly),
+        half=_half(model, facts.replicas),
+        source=source,
+        endless=_is_endless(data.train),
+        generated=_generated(ready),
+        own_input=makes_its_input(job),
         batch_size=facts.batch_size,
         tuned_batch_size=facts.tuned_batch_size or facts.batch_size,
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
-        examples=None if around.source == "generator" else _examples(data.train),
+        examples=None if source == "generator" else _examples(data.train),
         epoch_examples=_epoch_examples(ready, facts.batch_size),
-        rebatch=around.source not in ("arrays", "source") and job.input is None,
+        rebatch=source not in ("arrays", "source") and job.input is None,
         accumulate=next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1),
         optimizer=optimizer,
         rate=rate,
-        tested=data.test is not None and _has_accuracy(ready.model),
+        tested=data.test is not None and _has_accuracy(model),
         data=describe_data(data),
     )
+
+
+def makes_its_input(job: Job) -> bool:
+    """Return whether a job makes its training input by a function of its own."""
+    owner = getattr(job.input, "__self__", None)
+    return job.input is not None and not isinstance(owner, Transform)
+
+
+def _is_endless(part: Any) -> bool:
+    kind = kind_of(part)
+    if kind == "pydataset":
+        return part.num_batches is None
+    return kind == "dataset" and int(part.cardinality()) == INFINITE
+
+
+def _generated(ready: Prepared) -> int | None:
+    """Return the count of a generator that has been read through once, without a pipeline."""
+    facts = ready.facts
+    counted = kind_of(ready.data.train) == "generator" and ready.job.steps_per_epoch is None
+    if not counted or facts.steps_per_epoch is None or facts.batch_size is None:
+        return None
+    return facts.steps_per_epoch * facts.batch_size
+
+
+def _half(model: keras.Model, replicas: int) -> str | None:
+    """Return the half precision to try; None where the model has one, or the machine none."""
+    from tfopt.train.precision import gpu_capabilities, half_precision
+
+    if {layer.compute_dtype for layer in model._flatten_layers()} & {"float16", "bfloat16"}:
+        return None
+    chosen = half_precision()
+    if chosen == "mixed_float16" and replicas > 1:
+        # float16 needs loss scaling, which several replicas break; Ampere and newer have the other.
+        return "mixed_bfloat16" if min(gpu_capabilities()) >= (8, 0) else None
+    return chosen
 
 
 def _optimizer_of(model: Any) -> tuple[str, float | None]:
@@ -118,7 +163,8 @@ def _epoch_examples(ready: Prepared, batch: int) -> int | None:
     """Return those of an epoch; of arrays exactly, whose last batch may be smaller."""
     if ready.facts.steps_per_epoch is None:
         return None
-    most, alone = ready.facts.steps_per_epoch * batch, steps_in(ready.data.train, 1)
+    part, most = ready.data.train, ready.facts.steps_per_epoch * batch
+    alone = steps_in(part, 1) if kind_of(part) in ("arrays", "source") else None
     return alone if alone is not None and most - alone < batch else most
 
 

@@ -1,6 +1,6 @@
-"""Describe the machine, and what its GPUs did in the steady state of a block.
+"""Describe the machine, and what its GPUs did while a process had its turns.
 
-Every figure is of samples between the end of the warm-up and the last window; a metric that a GPU
+Every figure is of samples between the first turn and the end; a metric that a GPU
 did not report is None, and the state's notes say why.
 """
 
@@ -16,10 +16,8 @@ from pathlib import Path
 
 from tfopt.files import text_of
 from tfopt.job.cgroup import cpu_quota, memory_limits
-from tfopt.measure.memory import AllocatorPeaks
-from tfopt.monitor.readings import ClockReason, GpuReading, Recording, SampledGpu
-from tfopt.monitor.sampler import Sampler
-from tfopt.report.block import GpuState
+from tfopt.monitor.readings import GpuReading, Recording, SampledGpu
+from tfopt.report.timed_process import GpuState
 
 # The processor of this machine, as the system names it.
 
@@ -92,42 +90,8 @@ def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.env
     return text_of(root / "run/systemd/container") or variables.get("container") or None
 
 
-# What a report shows of a GPU, with the reason where it is missing; more is sampled.
-_NOTED = frozenset(
-    {
-        "device_mib",
-        "process_mib",
-        "utilisation_percent",
-        "sm_clock_mhz",
-        "memory_clock_mhz",
-        "temperature_c",
-        "power_w",
-        "energy_j",
-        "clock_reasons",
-    }
-)
-
-
-class SteadyState:
-    """The part of a block that counts, from the end of the warm-up to the last window."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.allocators = AllocatorPeaks()
-        self._sampler = sampler
-        self._begun_s = self._ended_s = 0.0
-
-    def begin(self) -> None:
-        """Mark the end of the warm-up."""
-        self.allocators.reset()
-        self._begun_s = self._sampler.take().at_s
-
-    def end(self) -> None:
-        """Mark the end of the last window."""
-        self._ended_s = self._sampler.take().at_s
-
-    def recording(self) -> Recording:
-        """Return the samples in between."""
-        return self._sampler.recording(self._begun_s, self._ended_s)
+# Of what a GPU may not tell, what a report shows: the reason is noted.
+_SHOWN = frozenset(GpuState.__dataclass_fields__) | {"clock_reasons"}
 
 
 def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
@@ -138,16 +102,6 @@ def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
     )
 
 
-def why_throttled(states: Sequence[GpuState]) -> str | None:
-    """Return the GPUs whose clocks were held down, and by what; None where there is none."""
-    reasons = [
-        f"GPU {place} ({state.name}) was throttled: {', '.join(state.throttle_reasons)}"
-        for place, state in enumerate(states)
-        if state.throttled
-    ]
-    return "; ".join(reasons) or None
-
-
 def _state(gpu: SampledGpu, readings: Sequence[GpuReading]) -> GpuState:
     def over(metric: str, sum_up: Callable[[list[float]], float]) -> float | None:
         known = [v for each in readings if (v := getattr(each, metric)) is not None]
@@ -156,7 +110,8 @@ def _state(gpu: SampledGpu, readings: Sequence[GpuReading]) -> GpuState:
     counted = [each.energy_j for each in readings]
     first, last = (counted[0], counted[-1]) if counted else (None, None)
     grew = first is not None and last is not None and last > first
-    reasons = _reasons(readings)
+    # Every reason that was seen in any sample, in the order of the first time.
+    reasons = dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ())
     return GpuState(
         uuid=gpu.uuid,
         name=gpu.name,
@@ -168,10 +123,5 @@ def _state(gpu: SampledGpu, readings: Sequence[GpuReading]) -> GpuState:
         energy_j=round((last or 0.0) - (first or 0.0), 3) if grew else None,
         throttle_reasons=tuple(reason.description for reason in reasons),
         throttled=any(reason.throttles for reason in reasons),
-        notes=tuple(f"{name}: {why}" for name, why in gpu.missing.items() if name in _NOTED),
+        notes=tuple(f"{name}: {why}" for name, why in gpu.missing.items() if name in _SHOWN),
     )
-
-
-def _reasons(readings: Sequence[GpuReading]) -> tuple[ClockReason, ...]:
-    """Return every reason that was seen in any sample, in the order of the first time."""
-    return tuple(dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ()))

@@ -6,18 +6,20 @@ Nothing is imported but a recipe module, whose chain cannot be known otherwise.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.job.job import Chain, Job, Transform
-from tfopt.job.recipe_file import chain_to_toml, read_recipe
+from tfopt.job.recipe_file import read_recipe
 from tfopt.job.references import check_reference, import_module
 
 JOB = "job"
 CHAIN = "CHAIN"
+_CHILD = "tfopt.measure.starter"
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,22 @@ class Target:
     chain: Chain = field(default_factory=Chain)
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the target as plain JSON values."""
-        return {
-            "job": self.job,
-            "arguments": dict(self.arguments),
-            "chain": chain_to_toml(self.chain),
-        }
+
+@dataclass(frozen=True)
+class Variant(Target):
+    """A target under the name it has in a report.
+
+    ``changed`` are the transforms that this variant adds to the one before it, or leaves out of
+    the reference; ``way`` is a :class:`tfopt.measure.turn_taking.Way` to train it by.
+    """
+
+    changed: tuple[Transform, ...] = ()
+    way: Any = None
+
+    @property
+    def exact(self) -> bool:
+        """Return whether it trains the weights of the job under no chain, but for rounding."""
+        return all(part.exact for part in self.chain.parts)
 
 
 def plain_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -63,6 +74,52 @@ def parts_of(chain: Transform | None) -> tuple[Transform, ...]:
             received=repr(chain),
         )
     return () if chain is None else chain.parts
+
+
+def reference_of(job: str | Callable[..., Job], caller: str) -> str:
+    """Return "package.module:name" of a function that makes a job; ``caller`` asks for it."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if main is not None and main.name == _CHILD:
+        raise UserError(
+            f"{caller}() is called by the module of the job itself, in a process that measures it.",
+            expected="a module that can be imported without starting a search",
+            received="a call while it is imported",
+            fix="put the call under if __name__ == '__main__':",
+        )
+    if isinstance(job, str):
+        check_reference(job)
+        return job
+    name = getattr(job, "__qualname__", None)
+    if isinstance(job, Job) or not callable(job) or name is None or "<" in name:
+        raise UserError(
+            "Each measurement is a process of its own, and has to make the job anew.",
+            expected='"package.module:name", or a function of a module: def job() -> tfopt.Job',
+            received=f"a {type(job).__name__}" if name is None else name,
+            fix="write such a function at the top of a module, and give it or its name",
+        )
+    module = job.__module__ if job.__module__ != "__main__" else _main_module()
+    return f"{module}:{name}"
+
+
+def _main_module() -> str:
+    """Return the name by which a script that is running can be imported."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    path = getattr(main, "__file__", None)
+    if path is None or Path(path).resolve().parent != Path.cwd() or not _importable(path):
+        raise UserError(
+            "The job's function is in a script that no other process can import.",
+            expected="a function of a module, or of a script in the current folder",
+            received=path or "an interactive session",
+            fix="move the function into a module, and give it or its name: 'module:job'",
+        )
+    return Path(path).stem
+
+
+def _importable(path: str) -> bool:
+    return path.endswith(".py") and Path(path).stem.isidentifier()
 
 
 def resolve_target(

@@ -1,243 +1,201 @@
-"""Train variants whole: one training of each a round, in random order, every round with its seed.
+"""Train variants whole, beside each other, and compare what they reach and how soon.
 
-Each training is a fresh process. What is finished is in the store, so that a stopped measurement
-goes on. Trainings of one round are compared with each other, so that a machine that grows slower
-slows both.
+A training is not timed: it tells after how many steps which accuracy was reached. Its time is the
+first step, that count times the step time from the turns, and the ends of epochs as the share that
+the training saw. So trainings run on all cores at once, and their scatter is that of the seeds.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from tfopt.files import write_atomically
-from tfopt.measure.blocks import BlockStore
-from tfopt.measure.process import WorkerResult, run_worker
-from tfopt.measure.rehearsal import notes_of
-from tfopt.measure.statistics import LEAST_ROUNDS, compare
-from tfopt.measure.tasks import Training
-from tfopt.measure.variant import Variant
-from tfopt.measure.watcher import Watcher
+from tfopt.job.cluster_place import usable_cores
+from tfopt.measure.children import Child, Lost, has_gpu
+from tfopt.measure.display import Display
+from tfopt.measure.scores import Trained, TrainWhole
+from tfopt.measure.targets import Variant
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
-from tfopt.report.footprint import CONFIDENCE, Comparison
-from tfopt.report.strict import Status, decode
-from tfopt.report.training import Figures, lowest_final_accuracy
+from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import LEAST, compare_crossed, compare_pairs, students_t
+from tfopt.report.strict import Status
+from tfopt.report.timed_process import TimedProcess, in_shared_rounds
+from tfopt.report.training import Training, lowest_final_accuracy
 
-TOLERANCE_POINTS = 0.5
+MAX_DROP = 0.5
 TEST_ACCURACY = "test accuracy"
+COMPARED = ("steps_to_accuracy", "whole", "to_accuracy")
+TOO_FEW = "fewer than two processes of each took turns beside each other"
 EXACT = "every transform in it is exact: it trains the same weights, but for rounding"
+_MOST_AT_ONCE = 8
+_LOOKED_EVERY_S = 0.05
+_LONGEST_S = 24 * 3600.0  # what has answered may have to start anew, to load TensorFlow itself
 # Accuracies are kept to so many points: no interval claims to be narrower.
 _POINTS_KEPT = 1e-3
-# Beside the blocks of a measurement, since only its end tells whose files are wanted.
-FILES, SERVING = "files", "serving"
-_MANIFEST = ".tfopt-files"
 
 
 @dataclass(frozen=True)
 class Trainings:
-    """The whole trainings of a variant, a round each, and why there are no more.
+    """The whole trainings of a variant by its seeds, and why there are no more."""
 
-    ``notes`` is what the transforms said they did; ``status`` is that of the variant.
-    """
-
-    rounds: tuple[Figures, ...] = ()
+    done: tuple[Training, ...] = ()
     reason: str | None = None
     status: Status = "measured"
-    notes: tuple[str, ...] = ()
+    data: str = ""
+    notes: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """The part of a training that goes on disk."""
+class Order:
+    """One training to make: a variant with a seed."""
 
-    figures: Figures
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TrainingRounds:
-    """What to train: the variants, a seed for each round, and where files are left.
-
-    Attributes:
-        data: What each variant is known to be trained on, by its name.
-        folder: Where the first training of each variant leaves its files; None: nowhere.
-        serves: The names of those that also leave what they would serve.
-    """
-
-    variants: tuple[Variant, ...]
-    seeds: tuple[int, ...]
-    data: Mapping[str, str]
-    folder: Path | None = None
-    serves: frozenset[str] = frozenset()
-
-    def order(self, seed: int) -> list[Variant]:
-        """Return the variants in the order of this round."""
-        order = list(self.variants)
-        random.Random(f"training/{seed}").shuffle(order)
-        return order
+    variant: Variant
+    seed: int
+    task: TrainWhole = TrainWhole()  # noqa: RUF009 (frozen)
 
 
-def train_seeds(
-    plan: TrainingRounds,
-    store: BlockStore,
-    watcher: Watcher,
+def train(
+    orders: Sequence[Order],
+    display: Display,
     found: dict[str, Trainings],
-) -> Iterator[int]:
-    """Train each variant once a round, adding to ``found``; yield a round's number at its end.
-
-    A variant that failed is in no later round.
-    """
-    took_s: dict[str, list[float]] = {}
-    for number, seed in enumerate(plan.seeds):
-        order = plan.order(seed)
-        for place, variant in enumerate(order):
-            before = found.get(variant.name, Trainings())
-            if before.reason is not None or seed in {figures.seed for figures in before.rounds}:
-                continue
-            name = f"training-{variant.digest}-{seed}"
-            kept = store.note(name, lambda content: decode(_Kept, content))
-            if kept is None:
-                rest = (*order[place:], *order * (len(plan.seeds) - number - 1))
-                todo = [v.name for v in rest if found.get(v.name, before).reason is None]
-                watcher.doing(f"training with seed {seed}", variant.name, _left_s(todo, took_s))
-                begun = time.monotonic()
-                result = _train(plan, variant, seed, first=not before.rounds, tell=watcher.progress)
-                took_s.setdefault(variant.name, []).append(time.monotonic() - begun)
-                if result.value is None:
-                    # Not kept on disk: a training that failed may do better next time.
-                    reason = f"with seed {seed}: {result.reason}"
-                    found[variant.name] = replace(before, reason=reason, status=result.status)
-                    watcher.left_out(variant.name, reason)
-                    continue
-                kept = _Kept(result.value, notes_of(variant, result))
-                store.write_note(name, asdict(kept))
-            rounds, notes = (*before.rounds, kept.figures), before.notes or kept.notes
-            found[variant.name] = replace(before, rounds=rounds, notes=notes)
-            watcher.trained(variant.name, kept.figures)
-        yield number
-
-
-def _train(
-    plan: TrainingRounds,
-    variant: Variant,
-    seed: int,
     *,
-    first: bool,
-    tell: Callable[[int, int, int], None],
-) -> WorkerResult[Figures]:
-    output = serving = None
-    if first and plan.folder is not None:
-        output = str(files_of(plan.folder, variant, FILES))
-        shutil.rmtree(output, ignore_errors=True)
-        if variant.name in plan.serves:
-            serving = str(files_of(plan.folder, variant, SERVING))
-            shutil.rmtree(serving, ignore_errors=True)
-    result = run_worker(
-        Training(output, serving),
-        job=variant.job,
-        arguments=variant.arguments,
-        chain=variant.chain,
-        seed=seed,
-        on_progress=tell,
-        forked=True,
-    )
-    expected = plan.data.get(variant.name)
-    if result.value is None or expected in (None, result.data):
-        return result
-    # A source chosen at run time may come or go.
-    reason = f"it got other data than before, so it cannot be compared: {result.data}"
-    return WorkerResult("failed", None, reason, {}, result.data)
+    until: float = math.inf,
+) -> None:
+    """Make these trainings, several at a time; add them to ``found`` under the variants' names.
+
+    None begins after ``until``; those that run then are finished. Of a variant that failed no
+    further training begins.
+    """
+    waiting, running = list(orders), list[tuple[Order, Child]]()
+    at_once = 1 if has_gpu() else min(usable_cores(), _MOST_AT_ONCE)
+    done = 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once and time.monotonic() < until:
+                order = waiting.pop(0)
+                if found.get(order.variant.name, Trainings()).reason is None:
+                    child = Child(order.variant, order.task, seed=order.seed)
+                    running.append((order, child))
+            if not running:
+                return
+            display.doing(f"training whole, {done + 1} of {len(orders)}")
+            order, child = _next_done(running)
+            running.remove((order, child))
+            _note(found, order, child)
+            done += 1
+    finally:
+        for _, child in running:
+            child.end()
 
 
-def files_of(folder: Path, variant: Variant, kind: str) -> Path:
-    """Return the folder of what the first training of a variant left."""
-    return folder / kind / variant.digest
+def _next_done(running: Sequence[tuple[Order, Child]]) -> tuple[Order, Child]:
+    while True:
+        for order, child in running:
+            if child.has_answered(_LOOKED_EVERY_S / len(running)):
+                return order, child
 
 
-def _left_s(todo: Sequence[str], took_s: Mapping[str, list[float]]) -> tuple[float, float] | None:
-    if not took_s:
-        return None
-    means = {name: statistics.fmean(taken) for name, taken in took_s.items()}
-    # Of a variant that was not trained yet nobody knows better.
-    total = sum(means.get(name, statistics.fmean(means.values())) for name in todo)
-    return total, total
+def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
+    name = order.variant.name
+    before = found.get(name, Trainings())
+    try:
+        trained: Trained = child.receive(_LONGEST_S)
+    except Lost as lost:
+        found[name] = replace(before, reason=f"with seed {order.seed}: {lost}", status=lost.status)
+        return
+    finally:
+        child.end()
+    done = sorted((*before.done, trained.training), key=lambda each: each.seed)
+    found[name] = replace(before, done=tuple(done), data=trained.data, notes=trained.notes)
 
 
-# What trainings say about each other: those of one seed belong to one round.
+# What trainings say about each other: those of one seed belong together.
 
 
-def matched(reference: Trainings, variant: Trainings) -> list[tuple[Figures, Figures]]:
-    """Return the trainings of one round, in pairs."""
-    first = {figures.seed: figures for figures in reference.rounds}
-    return [(first[own.seed], own) for own in variant.rounds if own.seed in first]
+def matched(reference: Trainings, variant: Trainings) -> list[tuple[Training, Training]]:
+    """Return the trainings of one seed, in pairs."""
+    first = {training.seed: training for training in reference.done}
+    return [(first[own.seed], own) for own in variant.done if own.seed in first]
 
 
-def compare_whole(reference: Trainings, variant: Trainings, *, seed: int = 0) -> Comparison | str:
-    """Compare the seconds of whole trainings, as a share; a text is why that is not possible."""
-    if reference.reason or variant.reason:
-        return reference.reason or variant.reason or ""
-    pairs = [(one.train_s, other.train_s) for one, other in matched(reference, variant)]
-    return _compared(pairs, seed)
+def compare_trainings(
+    reference: Trainings,
+    variant: Trainings,
+    processes: tuple[Sequence[TimedProcess], Sequence[TimedProcess]],
+) -> dict[str, Comparison | str]:
+    """Return the comparisons by their names in a report; a text is why one is not possible.
+
+    ``processes`` of both took turns, which tell the time of a step.
+    """
+    pairs = matched(reference, variant)
+    why = reference.reason or variant.reason
+    if why is None and len(pairs) < LEAST:
+        seeds = fmt.count(len(pairs), "seed")
+        why = f"trained whole with {seeds} beside the reference: no interval"
+    if why is not None:
+        return dict.fromkeys(COMPARED, why)
+    timed, trained = in_shared_rounds(*processes), tuple(zip(*pairs, strict=True))
+
+    def seconds(steps: Callable[[Training], float]) -> Comparison | str:
+        if min(map(len, timed)) < LEAST:
+            return TOO_FEW
+        first, second = (
+            [[one.training_s(steps(each), each.epoch_end_share) for each in own] for one in side]
+            for side, own in zip(timed, trained, strict=True)
+        )
+        return compare_crossed(first, second)
+
+    whole = seconds(lambda training: training.steps)
+    target = lowest_final_accuracy(reference.done)
+    missed = "the reference has no test accuracy" if target is None else _missed(variant, target)
+    if missed is not None or target is None:
+        return {**dict.fromkeys(COMPARED, missed or ""), "whole": whole}
+
+    def steps_to(training: Training) -> float:
+        return training.steps_to(target) or math.inf
+
+    first, second = ([steps_to(each) * _examples(each) for each in side] for side in trained)
+    return {
+        "steps_to_accuracy": compare_pairs(first, second),
+        "whole": whole,
+        "to_accuracy": seconds(steps_to),
+    }
 
 
-def compare_to_accuracy(
-    reference: Trainings, variant: Trainings, *, seed: int = 0
-) -> Comparison | str:
-    """Compare the seconds until the test accuracy that each training of the reference reaches."""
-    if reference.reason or variant.reason:
-        return reference.reason or variant.reason or ""
-    target = lowest_final_accuracy(reference.rounds)
-    if target is None:
-        return "the reference has no test accuracy"
-    pairs = []
-    for one, other in matched(reference, variant):
-        first, own = one.seconds_to(target), other.seconds_to(target)
-        assert first is not None, "the target is the lowest of its own"
-        if own is None:
-            return _not_reached(other, target)
-        pairs.append((first, own))
-    return _compared(pairs, seed)
+def _examples(training: Training) -> float:
+    """Return the examples of a step."""
+    return training.readings[-1].examples / training.readings[-1].steps
 
 
-def _not_reached(figures: Figures, target: float) -> str:
-    accuracies = [epoch.test_accuracy for epoch in figures.epochs]
-    best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
-    if best is None:
-        return "no test accuracy was measured after its epochs"
-    return (
-        f"with seed {figures.seed} no epoch reached {fmt.share(target)}, the lowest final test "
-        f"accuracy of the reference; the best was {fmt.share(best)}"
-    )
+def _missed(trainings: Trainings, target: float) -> str | None:
+    for each in trainings.done:
+        if each.steps_to(target) is None:
+            best = max((reading.accuracy for reading in each.readings), default=None)
+            if best is None:
+                return "no test accuracy was read"
+            return (
+                f"with seed {each.seed} it did not reach {fmt.share(target)}, the lowest final "
+                f"test accuracy of the reference; the best was {fmt.share(best)}"
+            )
+    return None
 
 
-def _compared(seconds: Sequence[tuple[float, float]], seed: int) -> Comparison | str:
-    if len(seconds) < LEAST_ROUNDS:
-        many = "once" if len(seconds) == 1 else "in no round"
-        return f"trained {many} beside the reference: no interval"
-    first, own = ([(each,) for each in side] for side in zip(*seconds, strict=True))
-    return compare(first, own, seed=seed)
-
-
-def served_accuracy(figures: Figures) -> tuple[str, float | None, str | None]:
+def served_accuracy(training: Training) -> tuple[str, float | None, str | None]:
     """Return name, value and why there is none of the accuracy of what will be served.
 
     Of a file that was made for it, its own.
     """
-    if figures.artefact_accuracy is not None:
-        return f"test accuracy of {figures.artefact}", figures.artefact_accuracy, None
-    value = figures.test_accuracy
-    return TEST_ACCURACY, value, None if value is not None else figures.unavailable["test_accuracy"]
+    if training.artefact_accuracy is not None:
+        return f"test accuracy of {training.artefact}", training.artefact_accuracy, None
+    value = training.test_accuracy
+    return TEST_ACCURACY, value, training.unavailable.get("test_accuracy")
 
 
-def quality(reference: Trainings, variant: Trainings, tolerance_points: float) -> Quality | str:
+def quality(reference: Trainings, variant: Trainings, max_drop: float) -> Quality | str:
     """Return the difference of the two, seed by seed, or why it is not known."""
     if reference.reason or variant.reason:
         return reference.reason or variant.reason or ""
@@ -254,50 +212,19 @@ def quality(reference: Trainings, variant: Trainings, tolerance_points: float) -
     half, mean = _half_width(points), statistics.fmean(points)
     return Quality(
         metric=metric,
-        seeds=tuple(figures.seed for figures, _ in pairs),
+        seeds=tuple(training.seed for training, _ in pairs),
         reference=tuple(before for before, _ in values),
         variant=tuple(after for _, after in values),
         points=round(mean, 4),
         low=round(mean - half, 4),
         high=round(mean + half, 4),
-        tolerance_points=tolerance_points,
+        tolerance_points=max_drop,
     )
 
 
 def _half_width(points: Sequence[float]) -> float:
-    from scipy import stats
-
-    if len(points) < 2:
+    if len(points) < LEAST:
         # One pair says nothing about the next; no interval narrower than the scale is honest.
         return 100.0
-    level = 1 - (1 - CONFIDENCE) / 2
     error = statistics.stdev(points) / math.sqrt(len(points))
-    return max(float(stats.t.ppf(level, len(points) - 1)) * error, _POINTS_KEPT)
-
-
-def is_exact(variant: Variant) -> bool:
-    """Return whether it trains the weights of the plain job."""
-    return all(part.exact for part in variant.chain.parts)
-
-
-def leave_files(folder: Path, made: Path) -> None:
-    """Copy a variant's files into ``folder``; those of an earlier measurement go.
-
-    Only what its list names is taken away: other files there are the user's.
-    """
-    listed = folder / _MANIFEST
-    for name in listed.read_text(encoding="utf-8").split("\n") if listed.exists() else ():
-        if name and Path(name).name == name:
-            (folder / name).unlink(missing_ok=True)
-    paths = sorted(made.glob("*"))
-    for path in paths:
-        write_atomically(folder / path.name, partial(shutil.copyfile, path))
-    write_atomically(listed, "\n".join(path.name for path in paths))
-
-
-def keep_only(folder: Path, digests: set[str]) -> None:
-    """Let go of what the trainings left, but for these variants' files."""
-    shutil.rmtree(folder / SERVING, ignore_errors=True)
-    for made in (folder / FILES).glob("*"):
-        if made.name not in digests:
-            shutil.rmtree(made, ignore_errors=True)
+    return max(students_t(len(points) - 1) * error, _POINTS_KEPT)

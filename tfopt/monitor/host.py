@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import psutil
 
 from tfopt.job.cgroup import MemoryLimit, cpu_quota, memory_limits, throttled_s
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cluster_place import allowed_cores
 from tfopt.monitor.polling import NotYet, Poller, Question, Rate, Shared
 from tfopt.monitor.readings import HostReading
 
@@ -104,7 +104,7 @@ def _limited(value: T | None) -> T:
 
 
 def _cores(process_id: int) -> float:
-    return min(float(usable_cores(process_id)), cpu_quota(process=process_id) or math.inf)
+    return min(float(allowed_cores(process_id)), cpu_quota(process=process_id) or math.inf)
 
 
 def _explain(error: Exception) -> tuple[str, bool]:

@@ -1,6 +1,6 @@
-"""Carry out a search or an experiment for a person: progress, a table, files.
+"""Carry out a search or a measurement for a person: progress, a table, files.
 
-Ctrl-C and a request to terminate end the worker, leave what was measured as a valid report, and
+Ctrl-C and a request to terminate end the processes, leave what was measured as a valid report, and
 show in the exit code; two measurements never share a folder.
 """
 
@@ -16,26 +16,28 @@ from rich.console import Console
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
+from tfopt.measure.bench import BenchPlan, Interrupted, bench
 from tfopt.measure.display import Display
-from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.targets import Target
-from tfopt.measure.tune import tune
-from tfopt.measure.tuned import Tuned
 from tfopt.recipes.flags import FAILED, INTERRUPTED
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.documents import publish
 from tfopt.report.terminal import as_terminal
+from tfopt.tune.tune import tune
+from tfopt.tune.tuned import Tuned
 
 RECIPE = "tuned.toml"
 
 
-def bench_and_show(experiment: Experiment, output: Path, *, resume: bool) -> int:
-    """Carry the experiment out and leave bench.json, bench.md and bench.html in ``output``."""
-    console = Console()
+def bench_and_show(
+    plan: BenchPlan, output: Path, *, verbose: bool = True
+) -> tuple[BenchReport | None, int]:
+    """Leave bench.json, bench.md and bench.html in ``output``; return the report and exit code."""
+    console = Console(quiet=not verbose)
     code = 0
-    with alone_in(output), termination_as_interrupt(), Display() as display:
+    with alone_in(output), termination_as_interrupt(), Display(verbose=verbose) as display:
         try:
-            report: BenchReport | None = carry_out(experiment, output, display, resume=resume)
+            report: BenchReport | None = bench(plan, display, output)
         except Interrupted as stop:
             report, code = stop.report, INTERRUPTED
     if report is not None:
@@ -43,17 +45,22 @@ def bench_and_show(experiment: Experiment, output: Path, *, resume: bool) -> int
         console.print(as_terminal(report))
         console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if code == INTERRUPTED:
-        console.print("Interrupted: what was measured is kept; go on with --resume.")
+        kept = (
+            "nothing was measured yet" if report is None else "what was measured is in the report"
+        )
+        console.print(f"Interrupted: {kept}.")
     elif report is not None and any(each.status == "failed" for each in report.variants):
         code = FAILED
-    return code
+    return report, code
 
 
-def tune_and_show(target: Target, output: Path, *, reports: Path, **settings: Any) -> Tuned:
+def tune_and_show(
+    target: Target, output: Path, *, reports: Path | None = None, **settings: Any
+) -> Tuned:
     """Find the fastest chain; leave it in ``output`` as tuned.toml, the report in ``reports``."""
     with alone_in(output), termination_as_interrupt():
         tuned = tune(target.job, arguments=target.arguments, **settings)
-        publish(tuned.report, prepare_folder(reports))
+        publish(tuned.report, prepare_folder(reports or output))
         (output / RECIPE).unlink(missing_ok=True)
         try:
             tuned.write_recipe(output / RECIPE)

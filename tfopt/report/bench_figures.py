@@ -1,44 +1,47 @@
-"""Derive the figures of a variant from its valid blocks: peaks, medians, time for an example."""
+"""Derive the figures of a variant from its processes and trainings, and what is worth keeping."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.footprint import Footprint
+from tfopt.report.bench_report import PLAIN, BenchReport, VariantReport
+from tfopt.report.columns import is_change
+from tfopt.report.footprint import Comparison, Footprint, Footprints
+from tfopt.report.timed_process import in_shared_rounds
 from tfopt.report.training import lowest_final_accuracy
 
-# What a reader must know: a mean step over the median step from here on.
-_STALLS = 1.2
+TIMES = ("whole", "to_accuracy", "against_reference")
+"""The comparisons of time. The first that there is decides, certain or not; few seeds leave the
+time to an accuracy wide."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest value over the blocks, in MiB, or why there is none."""
+    """The highest value over the processes, in MiB, or why there is none."""
 
     mib: float | None
     why: str
 
 
 def peak(variant: VariantReport, name: str) -> Peak:
-    """Return the peak ``name`` of ``BlockMemory``, over the blocks that count."""
-    found = [value for block in variant.valid if (value := getattr(block.memory, name)) is not None]
+    """Return the peak ``name`` of ``TimedProcess``, over all processes."""
+    found = [each for process in variant.processes if (each := getattr(process, name)) is not None]
     if found:
         return Peak(max(found), "")
-    reasons = [block.memory.unavailable[name] for block in variant.valid]
-    return Peak(None, reasons[0] if reasons else "no block was measured")
+    reasons = [process.unavailable[name] for process in variant.processes]
+    return Peak(None, reasons[0] if reasons else "no process was measured")
 
 
 def phase_s(variant: VariantReport, name: str) -> float:
-    """Return the median of a phase over the blocks that count."""
-    return float(statistics.median(getattr(block, name) for block in variant.valid))
+    """Return the median of a phase over the processes."""
+    return float(statistics.median(getattr(process, name) for process in variant.processes))
 
 
 def example_ms(variant: VariantReport) -> float | None:
     """Return the time of one example at the median step time."""
-    examples = variant.examples_per_step
-    return None if examples is None else variant.percentile_ms(50) / examples
+    return None if variant.batch_size is None else variant.step_ms / variant.batch_size
 
 
 def lost(variant: VariantReport) -> bool:
@@ -46,56 +49,112 @@ def lost(variant: VariantReport) -> bool:
     return variant.quality is not None and variant.quality.lost
 
 
+def decisive(variant: VariantReport) -> tuple[str, Comparison] | None:
+    """Return the first comparison of ``TIMES`` that there is, with its name."""
+    found = ((name, getattr(variant, name)) for name in TIMES)
+    return next((each for each in found if each[1] is not None), None)
+
+
+def is_faster(variant: VariantReport) -> bool:
+    """Return whether it is certainly faster, and loses nothing that is known."""
+    found = decisive(variant)
+    return found is not None and found[1].verdict == "faster" and not lost(variant)
+
+
 def kept(report: BenchReport) -> VariantReport | None:
-    """Return the variant that is recommended, if it was measured and loses nothing."""
-    if report.recommendation is None or report.recommendation.keep is None:
+    """Return the variant that is recommended, if it is certainly faster or smaller, and as good."""
+    chain = report.recommendation.keep if report.recommendation is not None else None
+    if chain in (None, PLAIN):
         return None
-    chain = report.recommendation.keep
     # A chain may be measured again at the end, under another name: that is the later one.
-    found = [v for v in report.measured if v.chain == chain and v is not report.reference]
-    return found[-1] if found and not lost(found[-1]) else None
+    own = next((each for each in reversed(report.measured) if each.chain == chain), None)
+    if own is None or lost(own):
+        return None
+    better = is_faster(own) or _is_smaller(report, own)
+    if report.asked.kind == "ablation":
+        found = [decisive(variant) for variant in report.measured]
+        better = better or any(each is not None and each[1].verdict == "slower" for each in found)
+    return own if better else None
 
 
-def mean_ms(variant: VariantReport) -> float:
-    """Return all time over all steps; 0 without a block that counts."""
-    return statistics.median(block.mean_ms for block in variant.valid) if variant.valid else 0.0
-
-
-def stalls(variant: VariantReport) -> bool:
-    """Return whether waits that a median does not see take much of the time in most blocks."""
-    ratios = [block.mean_ms / block.step_ms for block in variant.valid]
-    return bool(ratios) and statistics.median(ratios) > _STALLS
+def _is_smaller(report: BenchReport, variant: VariantReport) -> bool:
+    found = sizes(report.reference, variant, report.serving)
+    return found is not None and found[1] > found[2] and is_change(found[1] / found[2])
 
 
 def middle_training(variant: VariantReport, name: str) -> float | None:
-    """Return the median of a figure over the whole trainings that have it."""
-    values = [getattr(figures, name) for figures in variant.trainings]
+    """Return the median of a figure over the trainings that have it."""
+    values = [getattr(training, name) for training in variant.trainings]
     known = [value for value in values if value is not None]
     return float(statistics.median(known)) if known else None
 
 
 def target(report: BenchReport) -> float | None:
-    """Return the test accuracy that every whole training of the reference reaches."""
+    """Return the test accuracy that every training of the reference reaches."""
     return lowest_final_accuracy(report.reference.trainings)
+
+
+def whole_s(variant: VariantReport) -> float | None:
+    """Return the median time of a whole training; None without one."""
+    return _seconds(variant, [training.steps for training in variant.trainings])
+
+
+def steps_to_target(report: BenchReport, variant: VariantReport) -> float | None:
+    """Return the median steps to the reference's accuracy; None where a training misses it."""
+    steps = _steps_to_target(report, variant)
+    return statistics.median(steps) if steps else None
 
 
 def to_target_s(report: BenchReport, variant: VariantReport) -> float | None:
     """Return the median time to that accuracy; None where a training does not reach it."""
+    return _seconds(variant, _steps_to_target(report, variant))
+
+
+def _steps_to_target(report: BenchReport, variant: VariantReport) -> list[float]:
     wanted = target(report)
-    if wanted is None or not variant.trainings:
+    if wanted is None:
+        return []
+    taken = [training.steps_to(wanted) for training in variant.trainings]
+    known = [steps for steps in taken if steps is not None]
+    return known if len(known) == len(taken) else []
+
+
+def _seconds(variant: VariantReport, steps: Sequence[float]) -> float | None:
+    if not steps or not variant.processes:
         return None
-    taken = [figures.seconds_to(wanted) for figures in variant.trainings]
-    known = [seconds for seconds in taken if seconds is not None]
-    return float(statistics.median(known)) if len(known) == len(taken) else None
+    pairs = [(c, t.epoch_end_share) for c, t in zip(steps, variant.trainings, strict=True)]
+    return statistics.median(each.training_s(*pair) for each in variant.processes for pair in pairs)
 
 
-def trained_whole(report: BenchReport) -> bool:
-    """Return whether whole trainings are what this report is about."""
-    return report.asked.whole and bool(report.reference.trainings)
-
-
-def served_by(report: BenchReport, variant: VariantReport) -> tuple[Footprint, Footprint] | None:
-    """Return what the reference and the variant would serve; None where that was not compared."""
-    served = {} if report.serving is None else {row.name: row for row in report.serving.rows}
-    first, own = served.get(report.reference.name), served.get(variant.name)
+def served_by(
+    reference: VariantReport, variant: VariantReport, serving: Footprints | None
+) -> tuple[Footprint, Footprint] | None:
+    """Return what the two would serve; None where that was not compared."""
+    served = {} if serving is None else {row.name: row for row in serving.rows}
+    first, own = served.get(reference.name), served.get(variant.name)
     return None if first is None or own is None or own is first else (first, own)
+
+
+def sizes(
+    reference: VariantReport, variant: VariantReport, serving: Footprints | None = None
+) -> tuple[str, float, float] | None:
+    """Return what the two serve, or else save, with the KiB of the reference and the variant."""
+    served = served_by(reference, variant, serving)
+    if served is not None and is_change(served[0].kib / served[1].kib):
+        return "file", served[0].kib, served[1].kib
+    if served is not None:
+        # Zeros take as much room as other weights until the file is compressed.
+        return "gzipped file", served[0].gzip_kib, served[1].gzip_kib
+    before, after = (middle_training(each, "artefact_kib") for each in (reference, variant))
+    if after is not None and (before is None or is_change(before / after)):
+        label, before = "file", before or middle_training(reference, "model_kib")
+    else:
+        label = "gzipped model"
+        before, after = (middle_training(v, "model_gzip_kib") for v in (reference, variant))
+    return (label, before, after) if before and after else None
+
+
+def shared_times(a: VariantReport, b: VariantReport) -> tuple[list[float], list[float]]:
+    """Return a time of an example for each process of both, over the rounds that both were in."""
+    first, second = in_shared_rounds(a.processes, b.processes)
+    return [each.example_ms for each in first], [each.example_ms for each in second]

@@ -11,21 +11,18 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison, Footprints
 from tfopt.report.strict import (
     AboveZero,
     Count,
     FromZero,
     ReportError,
-    Share,
     decode,
     require_reasons,
     show,
@@ -33,9 +30,9 @@ from tfopt.report.strict import (
 from tfopt.report.strict import (
     Status as Status,
 )
-from tfopt.report.training import Figures
+from tfopt.report.timed_process import TimedProcess
+from tfopt.report.training import Training
 
-Bound = Literal["input", "host", "device", "nothing alone"]
 Kind = Literal["prefixes", "ablation", "pair", "single", "tune"]
 KEPT = "kept chain"
 """The name of the variant that was measured because it is worth keeping."""
@@ -77,79 +74,6 @@ class Provenance:
     git: str | None
     variables: Mapping[str, str]
     directory: str
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """The resident step under so many steps for each call from Python."""
-
-    steps_per_execution: Count
-    step_ms: AboveZero
-
-
-@dataclass(frozen=True)
-class TimeSplit:
-    """Four modes of the same step, and what they say together; medians over fresh processes.
-
-    Attributes:
-        fit_ms: A step of ``fit`` as it is. The other times are as they were beside it, as shares
-            of it.
-        resident_ms: The same step when its batch is on the device already.
-        input_ms: A batch of the input drained alone, nothing trained; None where the input cannot
-            be drained, with the reason in ``note``.
-        sweep: The resident step under other ``steps_per_execution``; empty where that is not
-            possible, with the reason in ``note``.
-        host_ms: What Python and Keras add to the resident step, out of the sweep; under
-            ``run_eagerly`` all of it.
-        input_share: Of ``fit_ms``; so are ``host_share`` and ``device_share``.
-        told: The verdict in one line.
-        try_next: The transform to try, as Python writes it; None where there is none to name.
-        processes: How many fresh processes the medians are over.
-    """
-
-    fit_ms: AboveZero
-    resident_ms: AboveZero
-    input_ms: float | None
-    host_ms: float | None
-    sweep: tuple[SweepPoint, ...]
-    input_share: Share
-    host_share: Share
-    device_share: Share
-    bound: Bound
-    told: str
-    try_next: str | None
-    note: str
-    processes: int
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What this machine reached at most in one dtype: the fastest matrix product."""
-
-    device: str
-    dtype: str
-    gflops: AboveZero
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """A step's arithmetic, its speed, and the share of the ceiling that it reaches.
-
-    Attributes:
-        gflop_per_step: Floating point operations, in 10^9, from ``source``.
-        gflops: Achieved, at the device's own step time (``TimeSplit``'s resident step less the
-            host's part) where that was measured, else at that of ``fit``; ``basis`` says which.
-        utilisation: ``gflops`` over the ceiling: MFU.
-        note: What the counts leave out.
-    """
-
-    gflop_per_step: AboveZero
-    source: str
-    gflops: AboveZero
-    utilisation: AboveZero
-    basis: str
-    ceilings: Ceilings
-    note: str
 
 
 @dataclass(frozen=True)
@@ -195,19 +119,21 @@ class VariantReport:
             as Python writes it; None for the reference and for another job.
         chain: Everything in force, as Python writes it.
         exact: Whether the trained weights are those of the job under no chain, but for rounding.
-        status: A variant whose first rounds were interrupted is "interrupted".
+        status: A variant that was stopped before it could be compared is "interrupted".
         reason: Why it was not measured.
         changed: What each transform did, in its own words.
-        blocks: In the order of the rounds; the invalid ones are there, and do not count.
-        against_reference: None for the reference, and before two rounds are there.
+        against_reference: The time of an example; None for the reference, and before two processes
+            a side are there.
         against_previous: Of the prefix before it, else None.
         scaling: Where batch or replicas differ from the reference's: how the comparison is to
             be read ("strong scaling: …", "weak scaling: …", "global batch 50 instead of 32").
-        trainings: Whole trainings, one a round; trainings of one seed belong to one round.
-        whole: The seconds of a whole training, as a share of the reference's, at equal epochs.
-        to_accuracy: Those until the end of the first epoch that reaches the lowest final test
-            accuracy of the reference's trainings.
-        unavailable: Why ``split``, ``roofline``, ``quality`` or a comparison is None.
+        trainings: Whole trainings, one a seed.
+        steps_to_accuracy: The examples until the lowest final test accuracy of the reference's
+            trainings.
+        whole: The time of a whole training, as a share of the reference's, at equal epochs: its
+            first step, its steps at their time in turns, the ends of its epochs.
+        to_accuracy: The same until the accuracy of ``steps_to_accuracy``.
+        unavailable: Why ``quality`` or a comparison is None.
     """
 
     name: str
@@ -219,14 +145,13 @@ class VariantReport:
     status: Status
     reason: str | None
     changed: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    processes: tuple[TimedProcess, ...]
     against_reference: Comparison | None
     against_previous: Comparison | None
     scaling: str | None
-    split: TimeSplit | None
-    roofline: Roofline | None
     quality: Quality | None
-    trainings: tuple[Figures, ...]
+    trainings: tuple[Training, ...]
+    steps_to_accuracy: Comparison | None
     whole: Comparison | None
     to_accuracy: Comparison | None
     unavailable: Mapping[str, str]
@@ -234,30 +159,19 @@ class VariantReport:
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
         "against_reference",
         "against_previous",
-        "split",
-        "roofline",
         "quality",
+        "steps_to_accuracy",
         "whole",
         "to_accuracy",
     )
 
     def __post_init__(self) -> None:
-        if self.status == "measured" and not self.valid:
-            raise ReportError("blocks", expected="a valid block", received="none")
+        if self.status == "measured" and not self.processes:
+            raise ReportError("processes", expected="at least one process", received="none")
         if (self.status == "measured") == bool(self.reason):
             expected = "the reason why it was not measured, and null where it was"
             raise ReportError("reason", expected=expected, received=show(self.reason))
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
-
-    @cached_property
-    def valid(self) -> tuple[Block, ...]:
-        """Return the blocks that count."""
-        return tuple(block for block in self.blocks if block.invalid is None)
-
-    @cached_property
-    def windows_ms(self) -> tuple[float, ...]:
-        """Return every window of the blocks that count."""
-        return tuple(window for block in self.valid for window in block.windows_ms)
 
     @property
     def step_ms(self) -> float:
@@ -265,24 +179,19 @@ class VariantReport:
         return self.percentile_ms(50)
 
     def percentile_ms(self, percent: float) -> float:
-        """Return a percentile of the windows' step times."""
-        return float(np.percentile(self.windows_ms, percent))
+        """Return a percentile of the step times of all turns."""
+        turns = [turn for process in self.processes for turn in process.turns_ms]
+        return float(np.percentile(turns, percent))
 
     @property
     def batch_size(self) -> int | None:
-        """Return the examples of a step, over all replicas."""
-        return self.valid[0].batch_size if self.valid else None
-
-    @property
-    def examples_per_step(self) -> float | None:
-        """Return the average over an epoch, whose last batch may not be full."""
-        return self.valid[0].examples_per_step if self.valid else None
+        """Return the examples of a full batch, over all replicas."""
+        return self.processes[0].batch_size if self.processes else None
 
     @property
     def examples_per_s(self) -> float | None:
         """Return the examples a second at the median step time."""
-        examples = self.examples_per_step
-        return None if examples is None else 1000 * examples / self.percentile_ms(50)
+        return None if self.batch_size is None else 1000 * self.batch_size / self.step_ms
 
 
 class DamagedReport(UserError):
@@ -295,22 +204,20 @@ class Asked:
 
     Attributes:
         kind: Prefixes of a chain, a chain with each link left out, two jobs against each other,
-            or one job alone.
-        quick: Of the steps less than the default was measured; said wherever a figure stands.
-        whole: Whether every variant was to be trained whole, and not only those that train other
-            weights.
+            one job alone, or the candidates of a search.
+        quick: Whether less was measured than by default.
+        processes: The most of a variant; each has turns of about ``turn_ms``, in an order drawn
+            with ``seed``.
+        whole: Whether trainings for the accuracy were asked for.
     """
 
     kind: Kind
     quick: bool
-    windows: Count
-    window_ms: AboveZero
-    warm_up_s: float
-    rounds_at_least: Count
-    rounds_at_most: Count
-    half_width: AboveZero
+    budget_s: AboveZero
+    processes: Count
+    turn_ms: AboveZero
     seed: int
-    whole: bool = False
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -319,7 +226,7 @@ class Recommendation:
 
     Attributes:
         keep: None where there was no chain to choose from.
-        undecided: Links that the measurement does not decide; more rounds may.
+        undecided: Links that the measurement does not decide; a longer measurement may.
     """
 
     keep: str | None
@@ -347,7 +254,7 @@ class BenchReport:
     notes: tuple[str, ...]
     serving: Footprints | None = None
 
-    schema: ClassVar[str] = "tfopt.bench/4"
+    schema: ClassVar[str] = "tfopt.bench/5"
 
     def __post_init__(self) -> None:
         if not self.variants:
@@ -401,7 +308,7 @@ class BenchReport:
                 expected=f"the schema {BenchReport.schema}",
                 received=show(schema),
                 fix="read it with the version of tfopt that wrote it, or measure again with "
-                "`tfopt run` or `tfopt bench`",
+                "`tfopt bench`",
             )
         seal = content.pop("seal", None)
         if seal != _seal(content):

@@ -1,7 +1,6 @@
 """Put two bench reports side by side: what differs between them, and each variant's figures.
 
-A line without a comparison says why there is none. A comparison that was forced carries on each of
-its lines what it was forced over.
+A line without a comparison says why there is none.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import ClassVar, Literal
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import peak, phase_s
 from tfopt.report.bench_report import VariantReport
-from tfopt.report.block import BlockMemory
 from tfopt.report.columns import Cell, Column, Footnotes, TableRow, absent
 from tfopt.report.footprint import Comparison
 from tfopt.report.strict import ReportError, Status
 
+_PEAKS = {"Peak host, MiB": "host_peak_mib", "Peak GPU, MiB": "gpu_peak_mib"}
 Presence = Status | Literal["absent"]
 
 
@@ -50,12 +49,13 @@ class Side:
 
 @dataclass(frozen=True)
 class VariantFigures:
-    """A variant summed up over the blocks that count.
+    """A variant summed up over its processes.
 
     Attributes:
-        step_ms: Median of the windows; ``p90_ms`` is their ninetieth percentile.
-        start_s: Median over the blocks; so are ``build_s`` and ``first_step_s``.
-        peaks_mib: The largest over the blocks, by the names of ``BlockMemory``.
+        step_ms: Median of the turns; ``p90_ms`` is their ninetieth percentile.
+        processes: How many there were.
+        build_s: Median over the processes; so is ``first_step_s``.
+        peaks_mib: The largest over the processes, by the names of ``TimedProcess``.
         unavailable: Why a peak is None, by its name.
     """
 
@@ -63,9 +63,7 @@ class VariantFigures:
     p90_ms: float
     batch_size: int | None
     replicas: int
-    blocks: int
-    invalid: int
-    start_s: float
+    processes: int
     build_s: float
     first_step_s: float
     peaks_mib: Mapping[str, float | None]
@@ -74,16 +72,13 @@ class VariantFigures:
     @staticmethod
     def of(variant: VariantReport) -> VariantFigures:
         """Return the figures of a variant that was measured."""
-        valid = variant.valid
-        peaks = {name: peak(variant, name) for name in BlockMemory.MAY_BE_NONE}
+        peaks = {name: peak(variant, name) for name in _PEAKS.values()}
         return VariantFigures(
-            step_ms=variant.percentile_ms(50),
+            step_ms=variant.step_ms,
             p90_ms=variant.percentile_ms(90),
             batch_size=variant.batch_size,
-            replicas=valid[0].replicas,
-            blocks=len(valid),
-            invalid=len(variant.blocks) - len(valid),
-            start_s=phase_s(variant, "start_s"),
+            replicas=variant.processes[0].replicas,
+            processes=len(variant.processes),
             build_s=phase_s(variant, "build_s"),
             first_step_s=phase_s(variant, "first_step_s"),
             peaks_mib={name: found.mib for name, found in peaks.items()},
@@ -96,10 +91,7 @@ class Line:
     """One variant in both: ``comparison`` is the second's time as a share of the first's.
 
     Attributes:
-        name: In both; "A = B" where two names were chosen.
         why_not: Why there is no comparison; None where there is one.
-        forced_over: What should have stopped the comparison, in short.
-        notes: What a reader of the comparison should know.
     """
 
     name: str
@@ -108,8 +100,6 @@ class Line:
     comparison: Comparison | None
     why_not: str | None
     differences: tuple[Difference, ...]
-    forced_over: tuple[str, ...]
-    notes: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if (self.comparison is None) != bool(self.why_not):
@@ -133,7 +123,6 @@ class SideBySide:
     Attributes:
         lines: The variants that were measured in both.
         left_out: What stands in one of them only, or was not measured in one.
-        forced_over: What should have stopped every comparison, in short.
     """
 
     first: Side
@@ -141,10 +130,9 @@ class SideBySide:
     differences: tuple[Difference, ...]
     lines: tuple[Line, ...]
     left_out: tuple[LeftOut, ...]
-    forced_over: tuple[str, ...]
     notes: tuple[str, ...]
 
-    schema: ClassVar[str] = "tfopt.compare/1"
+    schema: ClassVar[str] = "tfopt.compare/3"
 
     def to_json(self) -> str:
         """Return it as JSON; the verdict of each comparison stands beside its interval."""
@@ -155,20 +143,12 @@ class SideBySide:
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-_PEAKS = (
-    ("Peak host, MiB", "", "host_peak_mib"),
-    ("Peak GPU, MiB", "allocator", "gpu_allocator_peak_mib"),
-    ("Peak GPU, MiB", "driver", "nvml_process_peak_mib"),
-)
-
-
 @dataclass(frozen=True)
 class _Layout:
     """The same words for both renderers: a table, and titled lists below."""
 
     title: str
     sides: tuple[str, str]
-    warning: str
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     footnotes: tuple[str, ...]
@@ -185,7 +165,7 @@ def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
     layout = _layout(found)
     console = Console(width=width, color_system=None)
     with console.capture() as shown:
-        for line in filter(None, (layout.title, *layout.sides, layout.warning)):
+        for line in (layout.title, *layout.sides):
             console.print(Text(line))
         if layout.rows:
             console.print(Tables(layout.columns, layout.rows))
@@ -205,7 +185,7 @@ def as_markdown(found: SideBySide) -> str:
 def _markdown(layout: _Layout) -> Iterator[str]:
     from tfopt.report.markdown import heading, item, table
 
-    yield from heading(layout.title, layout.warning)
+    yield from heading(layout.title, "")
     yield from map(item, layout.sides)
     yield ""
     if layout.rows:
@@ -222,7 +202,7 @@ def _layout(found: SideBySide) -> _Layout:
     columns = _columns(footnotes)
     rows = tuple(
         TableRow(
-            name=_named(line, found),
+            name=line.name,
             status="measured",
             kept=False,
             cells=tuple(footnotes.numbered(column.make(line)) for column in columns),
@@ -230,12 +210,9 @@ def _layout(found: SideBySide) -> _Layout:
         )
         for line in found.lines
     )
-    forced = ", ".join(dict.fromkeys(over for line in found.lines for over in line.forced_over))
-    forced = forced or ", ".join(found.forced_over)
     return _Layout(
         title="Side by side",
         sides=(_side("A", found.first), _side("B", found.second)),
-        warning=f"Not comparable, and compared by force: {forced}" if forced else "",
         columns=columns,
         rows=rows,
         footnotes=footnotes.texts,
@@ -249,8 +226,7 @@ def _lists(found: SideBySide) -> Iterator[tuple[str, tuple[str, ...]]]:
     ]
     yield "What differs", (*map(_difference, found.differences), *of_lines)
     yield "Not in both", tuple(f"{left.name}: {left.told}" for left in found.left_out)
-    notes = (f"{line.name}: {note}" for line in found.lines for note in line.notes)
-    yield "Notes", (*notes, *found.notes)
+    yield "Notes", found.notes
 
 
 def _difference(difference: Difference) -> str:
@@ -275,11 +251,10 @@ def _columns(footnotes: Footnotes) -> tuple[Column, ...]:
         Column("A: step, ms", "p90", lambda line: _step(line.first)),
         Column("B: step, ms", "p90", lambda line: _step(line.second)),
         Column("Speed of B", "95 %", _speed),
-        Column("Blocks", "", both(_blocks)),
-        Column("Start, s", "", both(lambda figures: fmt.quantity(figures.start_s))),
+        Column("Processes", "", both(lambda figures: str(figures.processes))),
         Column("Build, s", "", both(lambda figures: fmt.quantity(figures.build_s))),
         Column("First step, s", "", both(lambda figures: fmt.quantity(figures.first_step_s))),
-        *(Column(title, detail, both(peak(name))) for title, detail, name in _PEAKS),
+        *(Column(title, "", both(peak(name))) for title, name in _PEAKS.items()),
     )
 
 
@@ -291,20 +266,8 @@ def _speed(line: Line) -> Cell:
     )
 
 
-def _named(line: Line, found: SideBySide) -> str:
-    quick = " (quick)" if found.first.quick or found.second.quick else ""
-    over = ", ".join(line.forced_over)
-    return f"{line.name}{quick}" + (f" [not comparable, forced: {over}]" if over else "")
-
-
 def _step(figures: VariantFigures) -> Cell:
     return Cell(fmt.quantity(figures.step_ms), fmt.quantity(figures.p90_ms))
-
-
-def _blocks(figures: VariantFigures) -> str:
-    return (
-        f"{figures.blocks} ({figures.invalid} invalid)" if figures.invalid else str(figures.blocks)
-    )
 
 
 def _side(letter: str, side: Side) -> str:

@@ -78,7 +78,7 @@ def read_any(path: str | Path) -> BenchReport:
                 f"{path} is a folder that holds no report.",
                 expected=f"a {NAME}, or a folder with one",
                 received=", ".join(sorted(each.name for each in path.glob("*.json"))) or "neither",
-                fix="name the file, or measure again: `tfopt run` and `tfopt bench` write one",
+                fix="name the file, or measure again: `tfopt bench` and `tfopt tune` write one",
             )
         path = path / NAME
     return read_bench_report(path)

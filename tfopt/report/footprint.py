@@ -21,12 +21,15 @@ SAME_WITHIN = 0.02
 
 @dataclass(frozen=True)
 class Comparison:
-    """The time of a variant as a share of the reference's, and what may be said of it."""
+    """The time of a variant as a share of the reference's, and what may be said of it.
+
+    ``processes``: how many a side the interval is made of.
+    """
 
     ratio: AboveZero
     low: AboveZero
     high: AboveZero
-    rounds: Count
+    processes: Count
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high < math.inf:
@@ -55,8 +58,8 @@ class Footprint:
         name: What it is called in the comparison.
         parameters: Weights of the Keras model; None for a file.
         zeros: How many of them are zero.
-        gflop_per_example: Arithmetic of one inference, in 10^9 operations: all of the model's
-            graph, where ``tfopt.compress.channels_report`` counts products with kernels alone;
+        gflop_per_example: Arithmetic of one inference, in 10^9 operations, as TensorFlow's profiler
+            counts them (``tfopt.compress.channels_report`` counts products with kernels alone);
             zeros count as others.
         kib: The LiteRT file: in float32 for a Keras model.
         gzip_kib: The same file, compressed as for a download.
@@ -102,7 +105,7 @@ class Footprints:
         head = ["", "weights", "zeros", "FLOP", "KiB", "gzip", "sparse", "latency ms", "speed"]
         lines = fmt.table(head, (self._cells(row) for row in self.rows))
         if any(row.gflop_per_example is not None for row in self.rows):
-            lines.append("FLOP: every operation on one example")
+            lines.append("FLOP: operations on one example, as TensorFlow's profiler counts them")
         lines.append(f"latency of one example on {self.engine}; speed: against the first row")
         notes = (f"{row.name}: {note}" for row in self.rows for note in row.notes)
         return "\n".join([*lines, *notes, *self.missing])

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 NOT_AVAILABLE = "n/a"
 NOTHING = "-"
-QUICK = "quick"
 AS_IT_IS = "Keep the job as it is: no link was worth keeping"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _TO = "\N{EN DASH}"
 _SIGNIFICANT = 3
+_SPOKEN = 2
 _MOST_DIGITS = 9
 _SCIENTIFIC_FROM = 1e9
 _SCIENTIFIC_BELOW = 1e-4
@@ -128,11 +128,7 @@ def speed(comparison: Comparison) -> str:
 
 def interval(comparison: Comparison) -> str:
     """Return the 95 % interval of the speed: 1.36 to 1.48, with a dash."""
-    ends = (1 / comparison.high, 1 / comparison.low)
-    for digits in range(_SIGNIFICANT, _MOST_DIGITS):
-        low, high = (quantity(end, digits) for end in ends)
-        if low != high:
-            break
+    _, low, high = _apart(comparison, _SIGNIFICANT)
     return f"{low}{_TO}{high}"
 
 
@@ -141,9 +137,24 @@ def speed_and_interval(comparison: Comparison) -> str:
     return f"{speed(comparison)} ({interval(comparison)})"
 
 
-def verdict(comparison: Comparison, *, quick: bool = False) -> str:
-    """Return the verdict, marked where little was measured."""
-    return f"{comparison.verdict}, {QUICK}" if quick else comparison.verdict
+def speed_in_words(comparison: Comparison) -> str:
+    """Return the speed as a person says it: 2.1 times as fast (1.9 to 2.3)."""
+    middle, low, high = _apart(comparison, _SPOKEN, shown_as_one=False)
+    return f"{middle} times as fast ({low} to {high})"
+
+
+def _apart(comparison: Comparison, digits: int, *, shown_as_one: bool = True) -> list[str]:
+    """Return the speed and its ends, with as many more digits as tell the two ends apart.
+
+    ``shown_as_one``: whether an end near 1 may read 1.00.
+    """
+    values = [1 / comparison.ratio, 1 / comparison.high, 1 / comparison.low]
+    for more in range(digits, _MOST_DIGITS):
+        texts = [quantity(value, more) for value in values]
+        ones = [text for text in texts[1:] if text.rstrip("0") == "1."]
+        if texts[1] != texts[2] and (shown_as_one or not ones):
+            break
+    return texts
 
 
 def duration(milliseconds: float) -> str:
@@ -161,8 +172,8 @@ def moment(created: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things: 1 row, 2 rows."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a number of things: 1 row, 2 rows, 2 processes."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def clean(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Draw the plots of a page as SVG: speeds against the reference, and where a step's time goes.
+"""Draw the plots of a page as SVG: speeds against the reference, with those of the processes.
 
 A drawing takes its colours from the page's variables and tells its figures to a screen reader. What
 was not measured is not drawn: the table says why.
@@ -7,6 +7,7 @@ was not measured is not drawn: the table says why.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,7 +16,7 @@ from itertools import accumulate
 from rich.cells import cell_len
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import kept, lost, trained_whole
+from tfopt.report.bench_figures import TIMES, kept, lost, shared_times
 from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.footprint import SAME_WITHIN, Comparison
 
@@ -31,7 +32,6 @@ _KINDS = {
     "amber": "quality lost",
     "soft": "no difference or inconclusive",
 }
-_PARTS = {"one": "input", "two": "host", "three": "device"}
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Plot:
 
 
 def plots_of(report: BenchReport) -> tuple[Plot, ...]:
-    """Draw what was compared with the reference, whole trainings first, and what was split."""
-    plots = [_speeds(report, "against_reference", "Speed of a step"), _split(report)]
-    if trained_whole(report):
-        reached = _speeds(report, "to_accuracy", "Speed to the reference's test accuracy")
-        whole = _speeds(report, "whole", "Speed of whole trainings at equal epochs")
-        plots = [reached, whole, *plots]
+    """Draw what was compared with the reference, whole trainings first."""
+    plots = (
+        _speeds(report, "to_accuracy", "Speed to the reference's test accuracy"),
+        _speeds(report, "whole", "Speed of whole trainings at equal epochs"),
+        _speeds(report, "against_reference", "Speed of an example"),
+    )
     return tuple(plot for plot in plots if plot is not None)
 
 
@@ -60,7 +60,9 @@ def _speeds(report: BenchReport, name: str, title: str) -> Plot | None:
     found = [(v, each) for v in report.measured if (each := getattr(v, name)) is not None]
     if not found:
         return None
+    processes = [_of_processes(report, v) if name == TIMES[-1] else () for v, _ in found]
     ends = [1 / end for _, each in found for end in (each.low, each.ratio, each.high)]
+    ends += [speed for speeds in processes for speed in speeds]
     low, high = min(1 - SAME_WITHIN, *ends), max(1 + SAME_WITHIN, *ends)
     told = [(v, fmt.speed(each), f" ({fmt.interval(each)})") for v, each in found]
     rows = _Rows(told, kept(report))
@@ -80,18 +82,28 @@ def _speeds(report: BenchReport, name: str, title: str) -> Plot | None:
         shapes.append(f'<path d="{line}" style="fill:none;stroke:var(--ink);stroke-width:1.3"/>')
         place = f'cx="{x(1 / each.ratio):.1f}" cy="{y}"'
         shapes.append(f'<circle {place} r="4" style="fill:var(--{colour})"/>')
+        dots = "".join(f"M{x(speed):.1f} {y + 7}v4" for speed in processes[number])
+        shapes += [f'<path d="{dots}" style="stroke:var(--soft)"/>'] if dots else []
     ticks = [(x(tick), f"{tick:,.4g}") for tick in _ticks(low, high)]
     svg = rows.drawn(title, shapes, ticks, "times as fast as the reference")
     caption = (
         "Further to the right is faster. The line is the 95 % interval; the band is the reference "
         f"\N{PLUS-MINUS SIGN}{fmt.percent(SAME_WITHIN)}."
     )
+    if any(processes):
+        caption += " The small marks are the processes of the variant."
     shown = [report.reference, *(variant for variant, _ in found)]
     missing = [fmt.one_line(v.name) for v in report.measured if v not in shown]
     if missing:
         caption += f" Not compared: {', '.join(missing)}."
     legend = tuple((colour, text) for colour, text in _KINDS.items() if colour in used)
     return Plot(name.replace("_", "-"), title, caption, legend, svg)
+
+
+def _of_processes(report: BenchReport, variant: VariantReport) -> tuple[float, ...]:
+    """Return the speed of each process beside the reference's processes."""
+    base, own = shared_times(report.reference, variant)
+    return tuple(statistics.geometric_mean(base) / time for time in own) if base else ()
 
 
 def _kind(report: BenchReport, variant: VariantReport, comparison: Comparison) -> str:
@@ -110,34 +122,6 @@ def _ticks(low: float, high: float) -> list[float]:
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     every = 1 + (last - first) // _MOST_TICKS
     return [2.0**power for power in range(first, last + 1) if power % every == 0]
-
-
-def _split(report: BenchReport) -> Plot | None:
-    """Draw the parts of a step of ``fit`` as one bar for each variant that was studied."""
-    told, shares = [], []
-    for variant in report.measured:
-        if (split := variant.split) is not None:
-            parts = (split.input_share, split.host_share, split.device_share)
-            words = zip(_PARTS.values(), map(fmt.percent, parts), strict=True)
-            spoken = ", ".join(f"{part} {share}" for part, share in words)
-            told.append((variant, fmt.duration(split.fit_ms), f" ({spoken})"))
-            shares.append(parts)
-    if not told:
-        return None
-    rows, shapes = _Rows(told, kept(report)), []
-    for number, parts in enumerate(shares):
-        y = rows.middle(number)
-        ends = [min(1.0, end) for end in accumulate(parts, initial=0.0)]
-        for colour, left, right, share in zip(_PARTS, ends, ends[1:], parts, strict=False):
-            begun, wide, label = rows.x(left), rows.x(right) - rows.x(left), fmt.percent(share)
-            place = f'x="{begun:.1f}" y="{y - 9}" width="{wide:.1f}" height="18"'
-            shapes.append(f'<rect {place} style="fill:var(--{colour})"/>')
-            if wide > _width(label) + 4:
-                shapes.append(_text(begun + wide / 2, y + 4, label, "card", "middle"))
-    title = "Where a step's time goes"
-    ticks = [(rows.x(share), fmt.percent(share)) for share in (0, 0.5, 1)]
-    svg = rows.drawn(title, shapes, ticks, "of the step")
-    return Plot("split", title, "The figure is the whole step of fit.", tuple(_PARTS.items()), svg)
 
 
 class _Rows:

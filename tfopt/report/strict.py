@@ -24,7 +24,7 @@ Count = Annotated[int, Ge(1)]
 
 
 class ReportError(DoesNotFit):
-    """A value that a report cannot hold; ``key`` is its path, such as ``variants[2].blocks``."""
+    """A value that a report cannot hold; ``key`` is its path, such as ``variants[2].processes``."""
 
     def __init__(self, key: str, *, expected: str | None, received: object) -> None:
         super().__init__(key, "is not valid", expected=expected, received=received)

@@ -1,6 +1,6 @@
 """Sum a bench report up in ten seconds: one sentence, a few figures before and after.
 
-The verdict is the interval's, and a variant that loses quality is never recommended.
+The sentence says what is certain, and a variant that loses quality is never recommended.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from dataclasses import dataclass
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import (
+    decisive,
     example_ms,
+    is_faster,
     kept,
     lost,
-    middle_training,
     peak,
     phase_s,
     served_by,
+    sizes,
     target,
     to_target_s,
-    trained_whole,
+    whole_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.columns import Tone, is_change, size_tone, verdict_tone
-from tfopt.report.footprint import SAME_WITHIN, Comparison
-from tfopt.report.training_view import how_often
+from tfopt.report.footprint import Comparison
 
 _MOST_TILES = 6
-_QUICK_STEPS = "Steps were measured quickly: the whole trainings are what counts."
-_QUICK = (
-    "Quick: less was measured than by default. The figures show a direction; they are not for "
-    "publishing."
-)
+_SPOKEN = {
+    "whole": "trains {}",
+    "to_accuracy": "trains {} to the same accuracy",
+    "against_reference": "runs an example {}",
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,8 @@ class Summary:
 def summarise(report: BenchReport) -> Summary:
     """Return the variant that matters most, compared with the reference."""
     subject = _subject(report)
-    headline = _headline(report, subject)
-    if report.asked.quick and not (trained_whole(report) and subject and subject.trainings):
-        headline = f"Quick measurement: {headline}"
     return Summary(
-        headline=headline,
+        headline=_headline(report, subject),
         warning=" ".join(_warnings(report)),
         subject=fmt.one_line(subject.name) if subject else "",
         tiles=_tiles(report, subject),
@@ -72,28 +70,30 @@ def summarise(report: BenchReport) -> Summary:
 
 
 def _subject(report: BenchReport) -> VariantReport | None:
-    """Return the kept chain, else what this kind of measurement is about."""
-    recommended = kept(report)
-    if recommended is not None:
-        return recommended
+    """Return the chain to keep, else what this kind of measurement is about."""
     others = [variant for variant in report.measured if variant is not report.reference]
-    if not others:
-        return None
-    compared = [variant for variant in others if variant.against_reference is not None]
-    if report.asked.kind == "ablation" and compared:
-        return max(compared, key=_ratio)
-    return others[-1]
+    if report.asked.kind == "ablation":
+        found = kept(report)
+        if found is not None and found is not report.reference:
+            return found
+        return max(others, key=_ratio, default=None)
+    keep = report.recommendation.keep if report.recommendation is not None else None
+    chosen = [variant for variant in others if variant.chain == keep]
+    faster = [variant for variant in others if is_faster(variant)]
+    if chosen:
+        return chosen[-1]
+    if faster or report.asked.kind == "tune":
+        return min(faster or others, key=lambda each: (lost(each), _ratio(each)), default=None)
+    return others[-1] if others else None
 
 
 def _ratio(variant: VariantReport) -> float:
-    return variant.against_reference.ratio if variant.against_reference else 0.0
+    """Return the time of an example; one that was not compared counts as the reference."""
+    return variant.against_reference.ratio if variant.against_reference else 1.0
 
 
 def _warnings(report: BenchReport) -> list[str]:
-    quick = _QUICK_STEPS if trained_whole(report) else _QUICK
-    warnings = [quick] if report.asked.quick else []
-    if not report.complete:
-        warnings.append("Incomplete: the measurement stopped before its end.")
+    warnings = [] if report.complete else ["Incomplete: the measurement stopped before its end."]
     failed = [fmt.one_line(each.name) for each in report.variants if each.status == "failed"]
     if failed:
         warnings.append(f"Failed: {', '.join(failed)}.")
@@ -105,11 +105,119 @@ def _warnings(report: BenchReport) -> list[str]:
     if losing:
         chains = "chains up to " if report.asked.kind == "prefixes" else ""
         warnings.append(f"Quality is lost, not recommended: {chains}{', '.join(losing)}.")
-    blocks = [block for variant in report.variants for block in variant.blocks]
-    invalid = sum(block.invalid is not None for block in blocks)
-    if invalid:
-        warnings.append(f"Invalid blocks, not counted: {invalid} of {len(blocks)}.")
     return warnings
+
+
+def _headline(report: BenchReport, subject: VariantReport | None) -> str:
+    if subject is None:
+        return _alone_sentence(report)
+    recommended, best = report.recommendation, kept(report)
+    sentence = _sentence(report, subject)
+    if recommended is None or recommended.keep is None or subject is best:
+        return sentence
+    if best is not None:
+        return f"The whole chain is worth keeping. {sentence}"
+    if recommended.keep == report.reference.chain:
+        found = decisive(subject)
+        faster = found is not None and found[1].verdict == "faster"
+        left = "The job is best left as it is. " if faster else ""
+        undecided = " Not decided yet: a longer measurement may." if recommended.undecided else ""
+        return f"{left}{sentence}{undecided}"
+    if lost(subject):
+        return f"No chain is recommended. {sentence}"
+    measured = any(each.chain == recommended.keep for each in report.measured)
+    return sentence if measured else f"The chain to keep was not measured as a whole. {sentence}"
+
+
+def _alone_sentence(report: BenchReport) -> str:
+    reference = report.reference
+    if reference.status != "measured":
+        return f"Nothing was measured to the end: {fmt.one_line(reference.reason or '')}"
+    step, p90 = fmt.duration(reference.step_ms), fmt.duration(reference.percentile_ms(90))
+    speed = reference.examples_per_s
+    fast = f", {fmt.quantity(speed)} examples a second" if speed else ""
+    alone = "One job alone"
+    if report.asked.kind != "single":
+        alone = f"Only {_reference(report)} was measured"
+    return f"A step takes {step} (p90 {p90}){fast}. {alone}: there is nothing to compare it with."
+
+
+def _sentence(report: BenchReport, subject: VariantReport) -> str:
+    """Return what is certain of the subject: its time, then its quality and what it serves."""
+    found, who = decisive(subject), _who(report, subject)
+    if found is None:
+        reason = fmt.one_line(subject.unavailable["against_reference"]).rstrip(".")
+        return f"{who} was not compared with {_reference(report)}: {reason}."
+    (name, comparison), served = found, _served_words(report, subject)
+    said = _SPOKEN[name].format(fmt.speed_in_words(comparison))
+    said += _certainty(comparison) or _quality_words(report, subject, name)
+    best = subject is kept(report)
+    if comparison.verdict == "faster":
+        said = f"{said[0].upper()}{said[1:]}" if best else f"{who} {said}"
+        return f"{said}; {served}." if served else f"{said}."
+    if best:
+        first = f"{served[0].upper()}{served[1:]}. It" if served else "The chain to keep"
+        return f"{first} was not shown to be faster: it {said}."
+    if report.asked.kind == "ablation" and comparison.verdict == "slower":
+        return f"The link that matters most: {who} {said}."
+    if any(map(is_faster, report.measured)):
+        return f"{who} was not shown to be faster: it {said}."
+    return f"Nothing was shown to be faster: {who} {said}."
+
+
+def _certainty(comparison: Comparison) -> str:
+    """Return what to say of a time that is not certain; what it costs does not matter then."""
+    if comparison.verdict == "no difference":
+        return ", which is no difference"
+    return ", too wide to tell" if comparison.verdict == "inconclusive" else ""
+
+
+def _reference(report: BenchReport) -> str:
+    return fmt.short(report.reference.name)
+
+
+def _who(report: BenchReport, subject: VariantReport) -> str:
+    name = fmt.short(subject.name)
+    left_out = report.asked.kind == "ablation" and subject.transform is not None
+    return f"{name} the chain" if left_out else name
+
+
+def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> str:
+    quality, wanted = subject.quality, target(report)
+    if quality is not None and quality.lost:
+        metric = fmt.short(quality.metric)
+        return f", but loses {fmt.points(quality.points)} of {metric}: not recommended"
+    if time == "to_accuracy":
+        return ""
+    if subject.trainings and wanted is not None and to_target_s(report, subject) is None:
+        accuracy = f"{_reference(report)}'s test accuracy of {fmt.share(wanted)}"
+        return f", but does not reach {accuracy}"
+    if subject.exact:
+        return ", the trained weights are the same"
+    if quality is None:
+        return ", quality not measured"
+    unsure = (
+        "" if quality.certain else f" (not certain over {fmt.count(len(quality.seeds), 'seed')})"
+    )
+    points = fmt.signed_points(quality.points)
+    if time == "whole":
+        return f" to the same accuracy ({points} points{unsure.replace(' (', ', ').rstrip(')')})"
+    return f", at {points} points of {fmt.short(quality.metric)}{unsure}"
+
+
+def _served_words(report: BenchReport, subject: VariantReport) -> str:
+    """Return how much smaller it is, and how soon what is served answers where that is certain."""
+    sides = report.reference, subject, report.serving
+    found, served, parts = sizes(*sides), served_by(*sides), []
+    if found is not None and is_change(found[1] / found[2]):
+        shrink, way = found[1] / found[2], "smaller"
+        if shrink < 1:
+            shrink, way = 1 / shrink, "larger"
+        parts.append(f"the {found[0]} is {fmt.quantity(shrink, 2)} times {way}")
+    latency = served[1].latency if served is not None else None
+    if latency is not None and latency.verdict in ("faster", "slower"):
+        parts.append(f"answers {fmt.speed_in_words(latency)}")
+    return " and ".join(parts)
 
 
 def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ...]:
@@ -119,13 +227,17 @@ def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ..
         return ()
     if subject is None:
         return _alone(reference)
-    trained = trained_whole(report) and bool(subject.trainings)
+    until = tuple(to_target_s(report, each) for each in (reference, subject))
+    whole = tuple(whole_s(each) for each in (reference, subject))
     tiles = (
-        *(_of_trainings(report, subject) if trained else ()),
-        _time(reference, subject, quick=report.asked.quick),
+        _seconds("Time to the reference's accuracy", until, subject, "to_accuracy"),
+        _seconds("Training at equal epochs", whole, subject, "whole"),
+        _size(report, subject),
+        _latency(report, subject),
+        _time(reference, subject),
         _examples(reference, subject),
         _quality(subject),
-        _peak("Peak GPU memory", "gpu_allocator_peak_mib", reference, subject),
+        _peak("Peak GPU memory", "gpu_peak_mib", reference, subject),
         _peak("Peak host memory", "host_peak_mib", reference, subject),
         _first_step(reference, subject),
     )
@@ -135,10 +247,10 @@ def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ..
 def _alone(reference: VariantReport) -> tuple[Tile, ...]:
     speed = reference.examples_per_s
     host = peak(reference, "host_peak_mib").mib
-    gpu = peak(reference, "gpu_allocator_peak_mib").mib
+    gpu = peak(reference, "gpu_peak_mib").mib
     found = (
-        ("Step, median", fmt.duration(reference.percentile_ms(50))),
-        ("Step, p99", fmt.duration(reference.percentile_ms(99))),
+        ("Step, median", fmt.duration(reference.step_ms)),
+        ("Step, p90", fmt.duration(reference.percentile_ms(90))),
         ("Throughput", None if speed is None else f"{fmt.quantity(speed)}/s"),
         ("Peak GPU memory", None if gpu is None else f"{fmt.quantity(gpu)} MiB"),
         ("Peak host memory", None if host is None else f"{fmt.quantity(host)} MiB"),
@@ -146,86 +258,52 @@ def _alone(reference: VariantReport) -> tuple[Tile, ...]:
     return tuple(Tile(label, "", text, "", "plain") for label, text in found if text is not None)
 
 
-def _time(reference: VariantReport, subject: VariantReport, *, quick: bool) -> Tile | None:
+def _timed(label: str, before: float, after: float, comparison: Comparison) -> Tile:
+    """Return a tile of two times in milliseconds, with the speed, its interval and the verdict."""
+    change = f"{fmt.speed_and_interval(comparison)} {comparison.verdict}"
+    texts = fmt.duration(before), fmt.duration(after)
+    return Tile(label, *texts, change, verdict_tone(comparison))
+
+
+def _time(reference: VariantReport, subject: VariantReport) -> Tile | None:
     before, after = example_ms(reference), example_ms(subject)
     comparison = subject.against_reference
     if before is None or after is None or comparison is None:
         return None
-    texts = fmt.duration(before), fmt.duration(after)
-    return _timed("Time an example", texts, comparison, quick=quick)
-
-
-def _timed(
-    label: str, texts: tuple[str, str], comparison: Comparison, *, quick: bool = False
-) -> Tile:
-    """Return a tile of two times, with the speed, its interval and the verdict."""
-    change = f"{fmt.speed_and_interval(comparison)} {fmt.verdict(comparison, quick=quick)}"
-    return Tile(label, *texts, change, verdict_tone(comparison))
-
-
-def _of_trainings(report: BenchReport, subject: VariantReport) -> tuple[Tile | None, ...]:
-    """Return what whole trainings say: time to the accuracy, at equal epochs, size, latency."""
-    reference = report.reference
-    whole = tuple(middle_training(each, "train_s") for each in (reference, subject))
-    until = tuple(to_target_s(report, each) for each in (reference, subject))
-    return (
-        _seconds("Time to the reference's accuracy", until, subject.to_accuracy),
-        _seconds("Training at equal epochs", whole, subject.whole),
-        _size(report, subject),
-        _latency(report, subject),
-    )
+    return _timed("Time an example", before, after, comparison)
 
 
 def _seconds(
-    label: str, values: tuple[float | None, ...], comparison: Comparison | None
+    label: str, values: tuple[float | None, ...], subject: VariantReport, name: str
 ) -> Tile | None:
     before, after = values
-    if before is None:
+    if before is None or not subject.trainings:
         return None
     if after is None:
         return Tile(label, fmt.duration(1000 * before), "not reached", "", "worse")
-    texts = fmt.duration(1000 * before), fmt.duration(1000 * after)
+    comparison: Comparison | None = getattr(subject, name)
     if comparison is None:
-        return Tile(label, *texts, "once: no interval", "plain")
-    return _timed(label, texts, comparison)
-
-
-def _sizes(report: BenchReport, subject: VariantReport) -> tuple[str, float, float] | None:
-    """Return what of the two is served, or else saved, with its KiB in both."""
-    reference, served = report.reference, served_by(report, subject)
-    if served is not None and is_change(served[0].kib / served[1].kib):
-        return "file for serving", served[0].kib, served[1].kib
-    if served is not None:
-        # Zeros take as much room as other weights until the file is compressed.
-        return "gzipped file for serving", served[0].gzip_kib, served[1].gzip_kib
-    made = middle_training(subject, "artefact_kib")
-    if made is not None:
-        before = middle_training(reference, "artefact_kib") or middle_training(
-            reference, "model_kib"
-        )
-        return None if before is None else ("file for serving", before, made)
-    sizes = [middle_training(each, "model_gzip_kib") for each in (reference, subject)]
-    return None if None in sizes else ("gzipped model", *sizes)  # type: ignore[return-value]
+        texts = fmt.duration(1000 * before), fmt.duration(1000 * after)
+        return Tile(label, *texts, "no interval", "plain")
+    return _timed(label, 1000 * before, 1000 * after, comparison)
 
 
 def _size(report: BenchReport, subject: VariantReport) -> Tile | None:
-    sizes = _sizes(report, subject)
-    if sizes is None:
+    found = sizes(report.reference, subject, report.serving)
+    if found is None:
         return None
-    label, before, after = sizes
+    label, before, after = found
     return _ratio_tile(label.capitalize(), before, after, "KiB", "smaller", "larger")
 
 
 def _latency(report: BenchReport, subject: VariantReport) -> Tile | None:
-    served = served_by(report, subject)
+    served = served_by(report.reference, subject, report.serving)
     if served is None or served[1].latency is None:
         return None
     before, after = (row.latency_ms for row in served)
     if before is None or after is None:
         return None
-    return _timed(
-        "Latency to serve", (fmt.duration(before), fmt.duration(after)), served[1].latency
-    )
+    return _timed("Latency to serve", before, after, served[1].latency)
 
 
 def _examples(reference: VariantReport, subject: VariantReport) -> Tile | None:
@@ -273,118 +351,3 @@ def _ratio_tile(
     change = fmt.times(ratio, more, less) if is_change(ratio) else "about the same"
     texts = f"{fmt.quantity(before)} {unit}", f"{fmt.quantity(after)} {unit}"
     return Tile(label, *texts, change, size_tone(ratio))
-
-
-def _headline(report: BenchReport, subject: VariantReport | None) -> str:
-    if subject is None:
-        return _alone_sentence(report)
-    comparison = subject.against_reference
-    who = _who(report, subject)
-    if comparison is None:
-        reason = fmt.one_line(subject.unavailable["against_reference"]).rstrip(".")
-        return f"{who} was not compared with {_reference(report)}: {reason}."
-    said = _in_words(who, comparison, _reference(report))
-    if trained_whole(report) and subject.trainings:
-        said = _trained_in_words(report, subject, who)
-    sentence = f"{said}{_quality_sentence(subject)}{_served_sentence(report, subject)}."
-    recommended, ablation = report.recommendation, report.asked.kind == "ablation"
-    if recommended and recommended.keep == report.reference.chain:
-        left = "The whole chain is worth keeping" if ablation else "The job is best left as it is"
-        if recommended.undecided and not ablation:
-            left = "Not decided yet: measure more rounds"
-        return f"{left}. {sentence}"
-    if recommended and recommended.keep is not None and kept(report) is None:
-        whole = "The chain to keep was not measured as a whole."
-        return f"{'No chain is recommended.' if lost(subject) else whole} {sentence}"
-    return sentence
-
-
-def _alone_sentence(report: BenchReport) -> str:
-    reference = report.reference
-    if reference.status != "measured":
-        return f"Nothing was measured to the end: {fmt.one_line(reference.reason or '')}"
-    step = fmt.duration(reference.percentile_ms(50))
-    sentence = f"A step takes {step} (p90 {fmt.duration(reference.percentile_ms(90))})"
-    speed = reference.examples_per_s
-    sentence += f", {fmt.quantity(speed)} examples a second." if speed else "."
-    split = reference.split
-    if report.asked.kind == "single" and split is not None:
-        tried = f" Try {fmt.one_line(split.try_next)}." if split.try_next else ""
-        return f"{sentence} It is {fmt.one_line(split.told).rstrip('.')}.{tried}"
-    if report.asked.kind == "single":
-        return f"{sentence} One job alone: there is nothing to compare it with."
-    return (
-        f"{sentence} Only {_reference(report)} was measured: there is nothing to compare it with."
-    )
-
-
-def _reference(report: BenchReport) -> str:
-    return fmt.short(report.reference.name)
-
-
-def _who(report: BenchReport, subject: VariantReport) -> str:
-    name = fmt.short(subject.name)
-    if subject is kept(report):
-        return "The kept chain"
-    if report.asked.kind == "ablation":
-        return f"The link that matters most: {name}"
-    return name if report.asked.kind == "pair" else f"The last row measured ({name})"
-
-
-def _in_words(who: str, comparison: Comparison, reference: str) -> str:
-    speed = fmt.speed_and_interval(comparison)
-    runs = f"{who} runs an example at {speed} the speed of {reference}"
-    if comparison.verdict == "inconclusive":
-        return f"Inconclusive: {runs}; the interval is too wide for a verdict, measure more rounds"
-    if comparison.verdict == "no difference":
-        return f"No difference: {runs}, within {SAME_WITHIN * 100:g} %"
-    return f"{runs}: {comparison.verdict}"
-
-
-def _trained_in_words(report: BenchReport, subject: VariantReport, who: str) -> str:
-    """Return first how soon it is as accurate as the reference, then the time at equal epochs."""
-    whole, until, wanted = subject.whole, subject.to_accuracy, target(report)
-    parts = []
-    if until is not None and wanted is not None:
-        parts.append(
-            f"reaches {_reference(report)}'s test accuracy of {fmt.share(wanted)} "
-            f"{fmt.speed_and_interval(until)} as fast ({until.verdict})"
-        )
-    elif wanted is not None and to_target_s(report, subject) is None:
-        parts.append(f"does not reach {_reference(report)}'s test accuracy of {fmt.share(wanted)}")
-    if whole is not None:
-        parts.append(
-            f"trains {fmt.speed_and_interval(whole)} as fast at equal epochs ({whole.verdict})"
-        )
-    elif subject is not report.reference:
-        seconds = [middle_training(each, "train_s") or 0.0 for each in (report.reference, subject)]
-        before, after = (fmt.duration(1000 * each) for each in seconds)
-        often = how_often(subject) or "not compared"
-        parts.append(f"trains in {after} where {_reference(report)} takes {before} ({often})")
-    return f"{who} {' and '.join(parts)}"
-
-
-def _served_sentence(report: BenchReport, subject: VariantReport) -> str:
-    """Return how much smaller it is, and how soon what is served answers."""
-    sizes = _sizes(report, subject) if trained_whole(report) and subject.trainings else None
-    parts = []
-    if sizes is not None and is_change(sizes[1] / sizes[2]):
-        parts.append(f"the {sizes[0]} is {fmt.times(sizes[1] / sizes[2], 'smaller', 'larger')}")
-    served = served_by(report, subject)
-    if served is not None and served[1].latency is not None:
-        latency = served[1].latency
-        parts.append(f"answers {fmt.speed_and_interval(latency)} as fast ({latency.verdict})")
-    return f"; {' and '.join(parts)}" if parts else ""
-
-
-def _quality_sentence(subject: VariantReport) -> str:
-    quality, comparison = subject.quality, subject.whole or subject.against_reference
-    if comparison and comparison.verdict == "inconclusive" and not lost(subject):
-        return ""  # what it costs matters once it is known to bring something
-    if quality is None:
-        return ", the trained weights are the same" if subject.exact else ", quality not measured"
-    metric = fmt.short(quality.metric)
-    if lost(subject):
-        return f", but loses {fmt.points(quality.points)} of {metric}: not recommended"
-    unsure = "" if quality.certain else f" (not certain over {len(quality.seeds)} seeds)"
-    return f", {fmt.signed_points(quality.points)} points of {metric}{unsure}"

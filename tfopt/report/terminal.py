@@ -49,7 +49,7 @@ def _blocks(view: View) -> Iterator[RenderableType]:
 
 
 def _variant(row: RowView) -> Text:
-    """Return the story, the flags and the advice of the time split; the page has the rest."""
+    """Return the story and the flags; the page has the rest."""
     text = Text(row.name, style="bold")
     if not row.measured:
         style = _STATUS_STYLES.get(row.status, "dim")
@@ -58,9 +58,6 @@ def _variant(row: RowView) -> Text:
         text.append(": " + "\n".join(row.story), style="not bold")
     for flag in row.flags:
         text.append(f"\n{flag}", style="not bold yellow")
-    for name, value in row.facts:
-        if name == "Time split" and not value.startswith(fmt.NOT_AVAILABLE):
-            text.append(f"\n{name}: {value}", style="not bold dim")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Hold one whole training: its seconds, the accuracy after each epoch, sizes, peaks of memory."""
+"""Hold one whole training: its accuracy after so many steps, and the sizes of what it leaves."""
 
 from __future__ import annotations
 
@@ -6,50 +6,55 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tfopt.report.strict import AboveZero, FromZero, Share, require_reasons
+from tfopt.report.strict import (
+    AboveZero,
+    Count,
+    FromZero,
+    ReportError,
+    Share,
+    require_reasons,
+)
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """Where the training stood after an epoch: seconds since its start, accuracy."""
+class Reading:
+    """The test accuracy after so many steps, which saw so many examples."""
 
-    train_s: FromZero
-    test_accuracy: Share | None
+    steps: Count
+    examples: AboveZero
+    accuracy: Share
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What was measured of one whole training.
+class Training:
+    """What was read of one whole training, which ran beside others and was not timed.
 
     Attributes:
         seed: Of weights and shuffling.
-        train_s: All epochs with the tracing in the first step, without evaluation.
-        first_step_s: The first execution, tracing and compilation included.
+        steps: Of the whole training, in so many ``epochs``.
+        epoch_end_share: The share of its time that the ends of epochs took.
+        readings: About ten, at equal numbers of examples; empty without a test set.
+        test_accuracy: At its end.
         model_kib: The saved model without optimizer state; ``model_gzip_kib`` gzipped.
         artefact: Name of the file a transform made for serving, with ``artefact_kib`` and
             ``artefact_accuracy``, the file's own test accuracy.
-        epochs: After each epoch, the training seconds until then and the test accuracy.
-        unavailable: For each field that is None, the reason.
+        unavailable: For each figure that is None, the reason.
     """
 
     seed: int
-    train_s: AboveZero
-    first_step_s: FromZero | None
-    peak_host_mib: AboveZero | None
-    peak_gpu_mib: FromZero | None
+    steps: Count
+    epochs: Count
+    epoch_end_share: Share
+    readings: tuple[Reading, ...]
     test_accuracy: Share | None
     model_kib: FromZero | None
     model_gzip_kib: FromZero | None
     artefact: str | None
     artefact_kib: FromZero | None
     artefact_accuracy: Share | None
-    epochs: tuple[Epoch, ...]
     unavailable: Mapping[str, str]
 
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
-        "first_step_s",
-        "peak_host_mib",
-        "peak_gpu_mib",
         "test_accuracy",
         "model_kib",
         "model_gzip_kib",
@@ -59,18 +64,25 @@ class Figures:
     )
 
     def __post_init__(self) -> None:
+        if self.epoch_end_share == 1:
+            raise ReportError("epoch_end_share", expected="below 1", received=1)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
-    def seconds_to(self, target: float) -> float | None:
-        """Return the seconds until the first epoch that ends at this test accuracy, or above it."""
-        for epoch in self.epochs:
-            if epoch.test_accuracy is not None and epoch.test_accuracy >= target:
-                return epoch.train_s
+    def steps_to(self, target: float) -> float | None:
+        """Return the steps until this test accuracy, between two readings by a straight line."""
+        before = None
+        for reading in self.readings:
+            if reading.accuracy >= target:
+                if before is None:
+                    return float(reading.steps)
+                share = (target - before.accuracy) / (reading.accuracy - before.accuracy)
+                return before.steps + share * (reading.steps - before.steps)
+            before = reading
         return None
 
 
-def lowest_final_accuracy(trainings: Sequence[Figures]) -> float | None:
+def lowest_final_accuracy(trainings: Sequence[Training]) -> float | None:
     """Return the test accuracy that each of the trainings reaches; None where one has none."""
-    final = [figures.test_accuracy for figures in trainings]
+    final = [training.test_accuracy for training in trainings]
     known = [accuracy for accuracy in final if accuracy is not None]
     return min(known) if known and len(known) == len(final) else None

@@ -1,4 +1,4 @@
-"""Lay whole trainings out in words: columns of the table, and each training with its epochs."""
+"""Lay trainings out in words: columns of the table, and each training with its readings."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from dataclasses import replace
 from functools import partial
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import middle_training, target, to_target_s
+from tfopt.report.bench_figures import (
+    middle_training,
+    steps_to_target,
+    target,
+    to_target_s,
+    whole_s,
+)
 from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.columns import Cell, Column, absent, verdict_tone
-from tfopt.report.training import Figures
+from tfopt.report.training import Training
 
 TRAINING_HEADINGS = (
     "Seed",
-    "Training, s",
-    "First step, s",
+    "Steps",
+    "Epochs",
+    "Ends of epochs",
     "Test accuracy",
-    "Host, MiB",
-    "GPU, MiB",
-    "After each epoch: seconds, accuracy",
+    "After so many steps: accuracy",
 )
-_FEW_ROUNDS = 3
+_FEW_SEEDS = 3
+_FEWER = {"faster": "fewer", "slower": "more"}
+_UNTRAINED = "it was not trained as a whole"
 
 
 def training_columns(report: BenchReport) -> tuple[Column, ...]:
@@ -30,9 +37,12 @@ def training_columns(report: BenchReport) -> tuple[Column, ...]:
         return ()
     wanted = target(report)
     reached = "vs. reference" if wanted is None else f"to {fmt.share(wanted)}, vs. reference"
+    until = partial(_reached, report, to_target_s, "to_accuracy")
+    steps = partial(_reached, report, steps_to_target, "steps_to_accuracy")
     return (
-        Column("Until accurate, s", reached, partial(_to_accuracy, report)),
-        Column("Training, s", "vs. reference", _whole),
+        Column("Until accurate, s", reached, until),
+        Column("Steps until accurate", "examples vs. reference", steps),
+        Column("Whole training, s", "vs. reference", _whole),
         Column("Test accuracy", "lowest, highest", _accuracy),
         Column("Model, KiB", "gzipped", partial(_pair, "model_kib", "model_gzip_kib")),
         Column("File, KiB", "accuracy", partial(_pair, "artefact_kib", "artefact_accuracy")),
@@ -41,63 +51,64 @@ def training_columns(report: BenchReport) -> tuple[Column, ...]:
 
 def training_rows(variant: VariantReport) -> tuple[tuple[str, ...], ...]:
     """Return a row for each training, under ``TRAINING_HEADINGS``."""
-    return tuple(_row(figures) for figures in variant.trainings)
+    return tuple(_row(training) for training in variant.trainings)
 
 
 def how_often(variant: VariantReport) -> str:
     """Return how often it was trained, where that is too seldom to say much."""
-    rounds = len(variant.trainings)
-    if not 0 < rounds < _FEW_ROUNDS:
+    seeds = len(variant.trainings)
+    if not 0 < seeds < _FEW_SEEDS:
         return ""
-    return "trained once" if rounds == 1 else f"trained in {rounds} rounds"
+    return "trained once" if seeds == 1 else f"trained with {seeds} seeds"
 
 
-def _row(figures: Figures) -> tuple[str, ...]:
-    epochs = (
-        f"{fmt.quantity(epoch.train_s)} s {_or_not(epoch.test_accuracy, fmt.share)}"
-        for epoch in figures.epochs
-    )
+def _row(training: Training) -> tuple[str, ...]:
+    last = training.test_accuracy
+    read = (f"{each.steps:,}: {fmt.share(each.accuracy)}" for each in training.readings)
     return (
-        str(figures.seed),
-        fmt.quantity(figures.train_s),
-        _or_not(figures.first_step_s),
-        _or_not(figures.test_accuracy, fmt.share),
-        _or_not(figures.peak_host_mib),
-        _or_not(figures.peak_gpu_mib),
-        "; ".join(epochs) or fmt.NOTHING,
+        str(training.seed),
+        f"{training.steps:,}",
+        str(training.epochs),
+        fmt.percent(training.epoch_end_share),
+        fmt.NOT_AVAILABLE if last is None else fmt.share(last),
+        "; ".join(read) or fmt.NOTHING,
     )
-
-
-def _or_not(value: float | None, write: Callable[[float], str] = fmt.quantity) -> str:
-    return fmt.NOT_AVAILABLE if value is None else write(value)
 
 
 def _compared(cell: Cell, variant: VariantReport, name: str) -> Cell:
     comparison = getattr(variant, name)
-    if comparison is not None:
-        return replace(
-            cell,
-            detail=fmt.speed_and_interval(comparison),
-            badge=comparison.verdict,
-            tone=verdict_tone(comparison),
-        )
-    return cell
+    if comparison is None:
+        return cell
+    return replace(
+        cell,
+        detail=fmt.speed_and_interval(comparison),
+        badge=_FEWER.get(comparison.verdict, comparison.verdict)
+        if name == "steps_to_accuracy"
+        else comparison.verdict,
+        tone=verdict_tone(comparison),
+    )
 
 
 def _whole(variant: VariantReport) -> Cell:
-    seconds = middle_training(variant, "train_s")
+    seconds = whole_s(variant)
     if seconds is None:
-        return absent(variant.unavailable["whole"])
+        return absent(variant.unavailable.get("whole", _UNTRAINED))
     return _compared(Cell(fmt.quantity(seconds)), variant, "whole")
 
 
-def _to_accuracy(report: BenchReport, variant: VariantReport) -> Cell:
-    seconds = to_target_s(report, variant)
-    if seconds is None:
+def _reached(
+    report: BenchReport,
+    figure: Callable[[BenchReport, VariantReport], float | None],
+    name: str,
+    variant: VariantReport,
+) -> Cell:
+    """Return a figure of the way to the reference's accuracy, compared by ``name``."""
+    value = figure(report, variant)
+    if value is None:
         if variant is report.reference:
             return absent("the reference has no test accuracy")
-        return absent(variant.unavailable["to_accuracy"])
-    return _compared(Cell(fmt.quantity(seconds)), variant, "to_accuracy")
+        return absent(variant.unavailable.get(name, _UNTRAINED))
+    return _compared(Cell(fmt.quantity(value)), variant, name)
 
 
 def _accuracy(variant: VariantReport) -> Cell:
@@ -124,5 +135,5 @@ def _pair(first: str, second: str, variant: VariantReport) -> Cell:
 def _why(variant: VariantReport, name: str) -> Cell:
     """Return the reason of the first training, or why there is none."""
     if not variant.trainings:
-        return absent(variant.unavailable["whole"])
+        return absent(variant.unavailable.get("whole", _UNTRAINED))
     return absent(variant.trainings[0].unavailable[name])

@@ -1,7 +1,7 @@
 """Lay a bench report out in words: what each renderer shows, formatted once.
 
 Every text is clean (:func:`tfopt.report.format.clean`) but not yet escaped. Every variant is there,
-measured or not, and a quick measurement is marked at every comparison.
+measured or not, and a quick measurement is called so in the title.
 """
 
 from __future__ import annotations
@@ -13,40 +13,23 @@ from dataclasses import dataclass
 from functools import partial
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import (
-    kept,
-    lost,
-    mean_ms,
-    peak,
-    phase_s,
-    stalls,
-    trained_whole,
-)
-from tfopt.report.bench_report import (
-    PLAIN,
-    BenchReport,
-    Kind,
-    Provenance,
-    Recommendation,
-    VariantReport,
-)
-from tfopt.report.block import Block
+from tfopt.report.bench_figures import kept, lost, peak, phase_s
+from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
 from tfopt.report.columns import Cell, Column, Footnotes, TableRow, Tone, absent, verdict_tone
 from tfopt.report.footprint import Comparison
 from tfopt.report.serving_view import ServingView, serving_view
 from tfopt.report.summary import Summary, summarise
+from tfopt.report.timed_process import TimedProcess
 from tfopt.report.training_view import how_often, training_columns, training_rows
 
 _UNKNOWN = "unknown"
 _NO_BATCH = "the data do not tell the batch size"
-BLOCK_HEADINGS = (
-    "Round",
+PROCESS_HEADINGS = (
+    "Process",
     "Median step, ms",
-    "Windows",
-    "Start, s",
+    "Turns",
     "Build, s",
     "First step, s",
-    "Warm-up, s",
     "Host, MiB",
     "GPU, MiB",
     "Remarks",
@@ -54,9 +37,9 @@ BLOCK_HEADINGS = (
 _CAPTIONS: dict[Kind, str] = {
     "prefixes": "Each row adds one link of the chain to those before it.",
     "ablation": "Each row leaves one link of the chain out.",
-    "pair": "Two jobs, measured in the same rounds.",
+    "pair": "Two jobs that took turns.",
     "single": "One job alone.",
-    "tune": "The candidates of a search, which met the first row or each other in some rounds.",
+    "tune": "The candidates of a search, which took turns with the job as it is.",
 }
 
 
@@ -70,8 +53,8 @@ class RowView(TableRow):
     """What a reader must not overlook, each in a few words."""
     facts: tuple[tuple[str, str], ...]
     """What was found beside the figures of the table: name and words."""
-    blocks: tuple[tuple[str, ...], ...]
-    """Under ``BLOCK_HEADINGS``."""
+    processes: tuple[tuple[str, ...], ...]
+    """Under ``PROCESS_HEADINGS``."""
     trainings: tuple[tuple[str, ...], ...]
     """Under ``TRAINING_HEADINGS``."""
 
@@ -109,12 +92,10 @@ def view_of(report: BenchReport) -> View:
     """Return everything in ``report``, formatted."""
     footnotes = Footnotes()
     columns, left_out = columns_of(report)
-    recommended = report.recommendation
-    keep, brought = _kept(report)
-    own = kept(report)
-    quick = fmt.QUICK if report.asked.quick and not trained_whole(report) else ""
+    recommended, own = report.recommendation, kept(report)
+    quick = " (quick)" if report.asked.quick else ""
     return View(
-        title=(fmt.one_line(report.title) or "Benchmark") + (f" ({quick})" if quick else ""),
+        title=(fmt.one_line(report.title) or "Benchmark") + quick,
         headed=headed(report.created, report.provenance, report.data),
         summary=summarise(report),
         caption=_caption(report),
@@ -123,9 +104,9 @@ def view_of(report: BenchReport) -> View:
         footnotes=footnotes.texts,
         left_out=left_out,
         method=_method(report),
-        keep=keep,
-        brought=brought,
-        as_it_is=_as_it_is(recommended),
+        keep=fmt.one_line(own.chain) if own is not None else "",
+        brought=fmt.one_line(recommended.brought) if own is not None and recommended else "",
+        as_it_is=_as_it_is(report),
         dropped=tuple(map(fmt.one_line, recommended.dropped)) if recommended else (),
         notes=tuple(map(fmt.clean, report.notes)),
         facts=_machine_facts(report),
@@ -165,47 +146,31 @@ def _caption(report: BenchReport) -> str:
         and last is not report.reference
         and last.transform is None
     ):
-        sentences.append("The last is the chain to keep, in further rounds beside the first.")
+        sentences.append("The last is the chain to keep, measured as a whole.")
     return " ".join(sentences)
 
 
-def _as_it_is(recommended: Recommendation | None) -> str:
-    """Return nothing where the intervals may yet decide for a link."""
+def _as_it_is(report: BenchReport) -> str:
+    """Return nothing where a longer measurement may yet decide for a link."""
+    recommended = report.recommendation
     if recommended is None or recommended.keep != PLAIN or recommended.undecided:
         return ""
     return f"{fmt.AS_IT_IS}."
 
 
-def _kept(report: BenchReport) -> tuple[str, str]:
-    """Return the chain to keep and what it brought; nothing where its quality is lost."""
-    recommended = report.recommendation
-    if recommended is None or recommended.keep in (None, PLAIN):
-        return "", ""
-    measured = [variant for variant in report.measured if variant.chain == recommended.keep]
-    if any(variant.quality is not None and variant.quality.lost for variant in measured):
-        return "", ""
-    return fmt.one_line(recommended.keep), fmt.one_line(recommended.brought)
-
-
 def _method(report: BenchReport) -> str:
     asked = report.asked
-    least, most = asked.rounds_at_least, asked.rounds_at_most
-    until = f", until the interval is within \N{PLUS-MINUS SIGN}{fmt.percent(asked.half_width)}"
-    rounds = str(least) if least == most else f"{least} to {most}"
     method = (
-        f"Blocks of {fmt.count(asked.windows, 'window')} of about "
-        f"{fmt.duration(asked.window_ms)}, each block a fresh process after a warm-up of "
-        f"{fmt.quantity(asked.warm_up_s)} s, in random rounds (seed {asked.seed}), "
-        f"{rounds} of them{until if least < most else ''}. Percentiles are over windows, each the "
-        "mean of its steps. Speeds are by the example, above 1 where it is faster than the "
-        "reference; one is the mean of those of the rounds: it need not be that of two medians."
+        f"Each variant ran in at most {fmt.count(asked.processes, 'process')}, which took turns of "
+        f"about {fmt.duration(asked.turn_ms)} in random order (seed {asked.seed}). Percentiles are "
+        "over turns, each the mean of its steps. Speeds are by the example, above 1 where it is "
+        "faster than the reference; their 95 % intervals are Student's t over the medians of the "
+        "processes."
     )
-    trained = max(len(variant.trainings) for variant in report.variants)
-    if trained and report.asked.whole:
+    if any(variant.trainings for variant in report.variants):
         method += (
-            f" Whole trainings: each variant in {fmt.count(trained, 'round')} at most, in random "
-            "order, each in a fresh process with the seed of its round; the time leaves out "
-            "evaluation, and is until the end of the first epoch that reaches the accuracy."
+            " Trainings ran beside each other and were not timed: the time of one is its first "
+            "step, its steps at the time of a step in turns, and the ends of its epochs."
         )
     return method
 
@@ -253,22 +218,16 @@ def _listed(values: Mapping[str, str]) -> str:
 
 def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """Return the columns, and in words those that no variant could fill."""
-    quick = report.asked.quick
-    against = partial(_against, quick, "against_reference")
-    previous = partial(_against, quick, "against_previous")
-    gpu = partial(_pair, "gpu_allocator_peak_mib", "gpu_steady_peak_mib")
-    nvml = partial(_pair, "nvml_process_peak_mib", "nvml_device_peak_mib")
     every = (
         *training_columns(report),
-        Column("Step p50, ms", "p90, p99", _step),
+        Column("Step, ms", "p90", _step),
         Column("Batch", "", _batch),
         Column("Examples/s", "", _examples),
-        Column("Speed of a step", "vs. reference", against),
-        Column("Speed of a step", "vs. previous", previous),
+        Column("Speed, an example", "vs. reference", partial(_against, "against_reference")),
+        Column("Speed, an example", "vs. previous", partial(_against, "against_previous")),
         Column("Quality, points", "95 % interval", _quality),
         Column("Host peak, MiB", "", partial(_peak, "host_peak_mib")),
-        Column("GPU peak, MiB", "steady", gpu),
-        Column("NVML peak, MiB", "device", nvml),
+        Column("GPU peak, MiB", "", partial(_peak, "gpu_peak_mib")),
         Column("First step, s", "", _first_step),
     )
     shown, left_out = [], []
@@ -283,14 +242,13 @@ def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]
 
 
 def _step(variant: VariantReport) -> Cell:
-    p50, p90, p99 = (fmt.quantity(variant.percentile_ms(percent)) for percent in (50, 90, 99))
-    return Cell(p50, f"{p90}, {p99}")
+    return Cell(fmt.quantity(variant.step_ms), fmt.quantity(variant.percentile_ms(90)))
 
 
 def _batch(variant: VariantReport) -> Cell:
     batch = variant.batch_size
     if batch is None:
-        return absent(variant.valid[0].unavailable.get("batch_size", _NO_BATCH))
+        return absent(variant.processes[0].unavailable["batch_size"])
     return Cell(f"{batch:,}")
 
 
@@ -299,16 +257,12 @@ def _examples(variant: VariantReport) -> Cell:
     return _batch(variant) if speed is None else Cell(fmt.quantity(speed))
 
 
-def _against(quick: bool, name: str, variant: VariantReport) -> Cell:
+def _against(name: str, variant: VariantReport) -> Cell:
     comparison: Comparison | None = getattr(variant, name)
     if comparison is None:
         return absent(variant.unavailable[name])
-    return Cell(
-        fmt.speed(comparison),
-        fmt.interval(comparison),
-        verdict_tone(comparison),
-        badge=fmt.verdict(comparison, quick=quick),
-    )
+    speed, interval = fmt.speed(comparison), fmt.interval(comparison)
+    return Cell(speed, interval, verdict_tone(comparison), badge=comparison.verdict)
 
 
 def _quality(variant: VariantReport) -> Cell:
@@ -327,15 +281,6 @@ def _quality(variant: VariantReport) -> Cell:
 def _peak(name: str, variant: VariantReport) -> Cell:
     found = peak(variant, name)
     return absent(found.why) if found.mib is None else Cell(fmt.quantity(found.mib))
-
-
-def _pair(first: str, second: str, variant: VariantReport) -> Cell:
-    """Return two peaks; where only the second is there, the first is "n/a" with its reason."""
-    cell, beside = _peak(first, variant), peak(variant, second)
-    if beside.mib is None:
-        reason = cell.reason or fmt.one_line(beside.why)
-        return Cell(cell.text, "" if cell.reason else fmt.NOT_AVAILABLE, reason=reason)
-    return Cell(cell.text, fmt.quantity(beside.mib), reason=cell.reason)
 
 
 def _first_step(variant: VariantReport) -> Cell:
@@ -363,22 +308,14 @@ def _row(
         transform=fmt.one_line(variant.transform or ""),
         chain=fmt.one_line(variant.chain),
         facts=_facts(variant),
-        blocks=tuple(_block(number, block) for number, block in enumerate(variant.blocks, 1)),
+        processes=tuple(map(_process, range(1, len(variant.processes) + 1), variant.processes)),
         trainings=training_rows(variant),
     )
 
 
 def _flags(variant: VariantReport) -> tuple[str, ...]:
-    invalid = len(variant.blocks) - len(variant.valid)
-    throttled = sum(any(gpu.throttled for gpu in block.gpus) for block in variant.valid)
-    flags = (
-        ("quality lost: not recommended", lost(variant)),
-        (f"{invalid} of {fmt.count(len(variant.blocks), 'block')} invalid", invalid > 0),
-        (f"GPU throttled in {fmt.count(throttled, 'block')}", throttled > 0),
-        (f"long waits: {fmt.duration(mean_ms(variant))} a step on average", stalls(variant)),
-        (how_often(variant), bool(how_often(variant))),
-    )
-    return tuple(text for text, is_so in flags if is_so)
+    flags = ("quality lost: not recommended" if lost(variant) else "", how_often(variant))
+    return tuple(filter(None, flags))
 
 
 def _facts(variant: VariantReport) -> tuple[tuple[str, str], ...]:
@@ -389,62 +326,19 @@ def _facts(variant: VariantReport) -> tuple[tuple[str, str], ...]:
         if variant.exact
         else "not those of the job as it is",
         "Scaling": variant.scaling or "",
-        "Time split": _split(variant),
-        "Arithmetic": _roofline(variant),
         "Quality": _quality_words(variant),
-        "Data": variant.valid[0].data if variant.valid else "",
+        "Data": variant.processes[0].data if variant.processes else "",
         "GPUs": _gpu_words(variant),
         "Energy an example": _energy(variant),
     }
     return tuple((name, fmt.one_line(value)) for name, value in facts.items() if value)
 
 
-def _split(variant: VariantReport) -> str:
-    split = variant.split
-    if split is None:
-        return _why(variant, "split")
-    shares = (
-        f"input {fmt.percent(split.input_share)}, host {fmt.percent(split.host_share)}, "
-        f"device {fmt.percent(split.device_share)} of {fmt.duration(split.fit_ms)}"
-    )
-    sweep = "; ".join(
-        f"{fmt.duration(point.step_ms)} at steps_per_execution={point.steps_per_execution}"
-        for point in split.sweep
-    )
-    resident = f"Batch on the device already: {fmt.duration(split.resident_ms)}."
-    drained = f"Input alone: {fmt.duration(split.input_ms)}." if split.input_ms else ""
-    tried = f"Try {split.try_next}." if split.try_next else ""
-    over = f"Fresh processes: {split.processes}."
-    swept = f"Resident step: {sweep}." if sweep else ""
-    parts = (
-        split.told.rstrip("."),
-        f"({shares}).",
-        resident,
-        drained,
-        swept,
-        tried,
-        over,
-        split.note,
-    )
-    return " ".join(part for part in parts if part)
-
-
-def _roofline(variant: VariantReport) -> str:
-    roof = variant.roofline
-    if roof is None:
-        return _why(variant, "roofline")
-    return (
-        f"{fmt.quantity(roof.gflops)} GFLOP/s: {fmt.share(roof.utilisation)} of the fastest "
-        f"product, {fmt.quantity(roof.ceilings.gflops)} GFLOP/s in {roof.ceilings.dtype} on "
-        f"{roof.ceilings.device}. {fmt.quantity(roof.gflop_per_step)} GFLOP a step, from "
-        f"{roof.source}, {roof.basis}. {roof.note}"
-    )
-
-
 def _quality_words(variant: VariantReport) -> str:
     quality = variant.quality
     if quality is None:
-        return _why(variant, "quality")
+        why = f"{fmt.NOT_AVAILABLE}: {variant.unavailable['quality']}"
+        return why if variant.processes else ""
     lost_or_not = "lost" if quality.lost else "nothing lost"
     if not quality.certain:
         lost_or_not += (
@@ -457,15 +351,10 @@ def _quality_words(variant: VariantReport) -> str:
     )
 
 
-def _why(variant: VariantReport, name: str) -> str:
-    """Return the reason why a part is missing, for a variant that was measured."""
-    return f"{fmt.NOT_AVAILABLE}: {variant.unavailable[name]}" if variant.blocks else ""
-
-
 def _gpu_words(variant: VariantReport) -> str:
-    """Return the GPUs as the driver saw them in the last block that counts."""
+    """Return the GPUs as the driver saw them in the last process."""
     texts = []
-    for gpu in variant.valid[-1].gpus if variant.valid else ():
+    for gpu in variant.processes[-1].gpus if variant.processes else ():
         figures = (
             ("utilisation", gpu.utilisation_percent, "%"),
             ("SM clock", gpu.sm_clock_mhz, "MHz"),
@@ -486,28 +375,22 @@ def _gpu_words(variant: VariantReport) -> str:
 
 
 def _energy(variant: VariantReport) -> str:
-    """Return the median over the blocks that count; nothing where no GPU says it."""
-    found = [e for block in variant.valid if (e := block.energy_per_example_j) is not None]
-    return f"{fmt.quantity(1000 * statistics.median(found))} mJ" if found else ""
+    """Return the median over the processes; nothing where no GPU says it."""
+    energies = (process.energy_per_example_j for process in variant.processes)
+    known = [energy for energy in energies if energy is not None]
+    return f"{fmt.quantity(1000 * statistics.median(known))} mJ" if known else ""
 
 
-def _block(number: int, block: Block) -> tuple[str, ...]:
-    memory = block.memory
-    peaks = (
-        fmt.NOT_AVAILABLE if value is None else fmt.quantity(value)
-        for value in (memory.host_peak_mib, memory.gpu_allocator_peak_mib)
-    )
-    held = sorted(
-        {reason for gpu in block.gpus if gpu.throttled for reason in gpu.throttle_reasons}
-    )
-    remarks = [f"invalid: {block.invalid}"] if block.invalid else []
-    remarks += [f"throttled: {', '.join(held)}"] if held else []
-    phases = (block.start_s, block.build_s, block.first_step_s, block.warm_up_s)
+def _process(number: int, process: TimedProcess) -> tuple[str, ...]:
+    peaks = (process.host_peak_mib, process.gpu_peak_mib)
+    throttled = (gpu for gpu in process.gpus if gpu.throttled)
+    held = sorted({reason for gpu in throttled for reason in gpu.throttle_reasons})
     return (
         str(number),
-        fmt.quantity(block.step_ms),
-        str(len(block.windows_ms)),
-        *map(fmt.quantity, phases),
-        *peaks,
-        fmt.one_line("; ".join(remarks)) or fmt.NOTHING,
+        fmt.quantity(process.step_ms),
+        str(len(process.turns_ms)),
+        fmt.quantity(process.build_s),
+        fmt.quantity(process.first_step_s),
+        *(fmt.NOT_AVAILABLE if value is None else fmt.quantity(value) for value in peaks),
+        fmt.one_line(f"GPU throttled: {', '.join(held)}") if held else fmt.NOTHING,
     )

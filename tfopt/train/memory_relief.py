@@ -147,11 +147,11 @@ def _by_remat(model: keras.Model, batch: Any, step: TrainingMemory) -> Iterator[
 
 
 def _by_precision(model: keras.Model, batch: Any, step: TrainingMemory) -> Iterator[Way]:
-    from tfopt.train.precision import choose_policy
+    from tfopt.train.precision import half_precision
 
-    policy, _ = choose_policy()
-    if policy == "float32":
-        return  # this machine would compute slower in half precision
+    policy = half_precision()
+    if policy is None:
+        return  # without arithmetic for it, each operation would convert
     with _in_half(model, policy):
         peak = training_memory(model, batch).peak_mib
     if peak < step.peak_mib:

@@ -191,8 +191,9 @@ _TF32_SINCE = (8, 0)
 def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
     """Return a new model with the same weights under ``policy``; the given one is unchanged.
 
-    A compiled model comes back compiled, optimizer state included. "auto" takes the policy
-    that :func:`choose_policy` picks; with nothing to change, the given model itself comes back.
+    A compiled model comes back compiled, optimizer state included. "auto" is mixed_float16 where
+    all GPUs have tensor cores for it, else float32; with nothing to change, the given model itself
+    comes back.
 
     Example:
         model = tfopt.mixed_precision(model, "mixed_bfloat16")
@@ -206,22 +207,29 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
 
 
 def choose_policy() -> tuple[Policy, str]:
-    """Return the policy that this machine's hardware computes fastest in, and why.
+    """Return the policy that "auto" takes on this machine, and why.
 
-    NVIDIA GPUs from compute capability 7.0 on have float16 tensor cores; CPUs gain from
-    bfloat16 only where AVX512-BF16 or AMX do the arithmetic.
+    On a CPU that is float32, whatever arithmetic it has: bfloat16 makes some models slower there.
     """
     capabilities = gpu_capabilities()
-    if capabilities:
-        least = ".".join(map(str, min(capabilities)))
-        if min(capabilities) >= _TENSOR_CORES:
-            return "mixed_float16", f"GPU compute capability {least} has float16 tensor cores"
-        return "float32", f"GPU compute capability {least} is below 7.0: no float16 tensor cores"
-    flags = _cpu_flags()
-    for flag, name in (("amx_bf16", "AMX-BF16"), ("avx512_bf16", "AVX512-BF16")):
-        if flag in flags:
-            return "mixed_bfloat16", f"no GPU, but this CPU has {name}"
-    return "float32", "no GPU, and this CPU has neither AVX512-BF16 nor AMX-BF16"
+    if not capabilities:
+        return "float32", "no GPU; half precision on a CPU is tried by `tfopt tune`, not assumed"
+    least = ".".join(map(str, min(capabilities)))
+    if min(capabilities) >= _TENSOR_CORES:
+        return "mixed_float16", f"GPU compute capability {least} has float16 tensor cores"
+    return "float32", f"GPU compute capability {least} is below 7.0: no float16 tensor cores"
+
+
+def half_precision() -> Policy | None:
+    """Return the half precision that this machine has arithmetic for, which a model may gain from.
+
+    On a CPU that is bfloat16 where it has AVX512-BF16 or AMX-BF16.
+    """
+    chosen, _ = choose_policy()
+    if chosen != "float32":
+        return chosen
+    cpu_has_it = not gpu_capabilities() and _cpu_flags() & {"amx_bf16", "avx512_bf16"}
+    return "mixed_bfloat16" if cpu_has_it else None
 
 
 @dataclass(frozen=True, repr=False)

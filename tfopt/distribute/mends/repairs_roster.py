@@ -34,7 +34,7 @@ class Repair:
 
     @property
     def name(self) -> str:
-        """Return the name that ``tfopt repairs`` lists."""
+        """Return the name in words."""
         return self.key.replace("_", " ")
 
     def probe(self, *strategy: Any) -> bool:

@@ -1,0 +1,343 @@
+"""The best file of a model: found, measured in turns, kept with what it needs; the others told what they lost by."""
+
+import contextlib
+import importlib
+
+import keras
+import numpy as np
+import pytest
+from digits import small_digits
+from keras import layers
+
+import tfopt
+from tfopt import UserError
+from tfopt.commands.cli import main
+from tfopt.compress.model_graph import Port
+from tfopt.export.export import ExportedFile
+from tfopt.export.formats.format import Signature
+from tfopt.export.quantized import Parity
+
+module = importlib.import_module("tfopt.export.optimize")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = small_digits(1400)
+    return tfopt.Data(train=(x[:1000], y[:1000]), test=(x[1000:], y[1000:]))
+
+
+@pytest.fixture(scope="module")
+def saved(digits, tmp_path_factory):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1), name="image"),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ],
+        name="digits",
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(*digits.train, epochs=3, verbose=0)
+    path = tmp_path_factory.mktemp("saved") / "digits.keras"
+    model.save(path)
+    return path
+
+
+def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path):
+    best = tfopt.optimize(
+        saved,
+        digits,
+        folder=tmp_path,
+        formats=["saved_model", "litert"],
+        precision=["float32", "int8", "dynamic"],
+        max_drop=2,
+        turns=5,
+    )
+    assert best.winner.format == "litert"
+    assert {each.file.name for each in best.candidates} == {
+        "saved_model_float32", "litert_float32", "litert_int8", "litert_dynamic"
+    }  # fmt: skip
+    assert not best.refused
+    slowest = best.candidates[-1]
+    assert slowest.file.format == "saved_model"
+    assert slowest.lost.startswith("slower")
+    assert best.reference == "saved_model_float32"
+    assert best.candidates[0].latency.high < 1
+    assert [each.name for each in tmp_path.iterdir()] == [best.winner.name]
+    text = str(best)
+    assert f"faster than {best.reference}" in text
+    names = {"x": digits.test[0][:1]}
+    exec(best.code(), names)
+    expected = keras.models.load_model(saved).predict(digits.test[0][:1], verbose=0)
+    np.testing.assert_allclose(names["y"], expected, atol=0.1)
+
+
+def test_the_command_takes_a_job_and_a_chain(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", x=np.zeros((4, 8, 8, 1), "float32"))
+    (tmp_path / "chain.toml").write_text(
+        'tfopt = 1\n[[chain]]\ntransform = "prune"\nsparsity = 0.5\n'
+    )
+    call = ["optimize", str(saved), "--data", "data.npz"]
+    assert main([*call, "--chain", "chain.toml"]) == 2
+    assert "no job says how" in capsys.readouterr().err
+    assert main([*call, "--job", "no_such_module:job"]) == 2
+    assert "no_such_module" in capsys.readouterr().err
+
+
+JOB = """
+import numpy as np
+import tfopt
+
+def job() -> tfopt.Job:
+    x, y = np.zeros((64, 8, 8, 1), "float32"), np.zeros(64, "int64")
+    settings = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+    return tfopt.Job(build=lambda: None, data=lambda: tfopt.Data(train=(x, y)),
+                     compile=lambda: dict(settings), epochs=1)
+"""
+
+
+@pytest.mark.slow
+def test_the_command_trains_the_model_further(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job_to_go_on.py").write_text(JOB)
+    np.savez("data.npz", x=np.zeros((40, 8, 8, 1), "float32"))
+    call = ["optimize", str(saved), "--data", "data.npz", "--job", "job_to_go_on:job"]
+    assert main([*call, "--formats", "litert", "--precision", "float32", "--max-drop", "100"]) == 0
+    progress = capsys.readouterr().err
+    assert "remove_channels_litert_float32: " in progress
+    assert "quantize_aware_litert_float32: " in progress
+
+
+@pytest.mark.slow
+def test_files_are_made_of_other_models_too(saved, digits, tmp_path):
+    compile = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+
+    def smaller(model):
+        model = tfopt.remove_channels(model, 0.5)
+        model.compile(**compile)
+        model.fit(*digits.train, epochs=2, verbose=0)
+        return model
+
+    def refused(model):
+        raise UserError("This cannot be trained.")
+
+    best = tfopt.optimize(
+        saved,
+        digits,
+        folder=tmp_path,
+        target="size",
+        formats=["litert"],
+        precision=["int8"],
+        max_drop=10,
+        turns=5,
+        variants={"smaller": smaller, "odd": refused},
+    )
+    assert best.winner.variant == "smaller"
+    assert best.winner.name == "smaller_litert_int8"
+    assert (
+        best.winner.kib < {each.file.name: each.file.kib for each in best.candidates}["litert_int8"]
+    )
+    assert best.winner.score > best.score - 0.1
+    assert any(note.startswith("odd: not tried: This cannot be trained.") for note in best.notes)
+    assert tfopt.load(tmp_path).file.variant == "smaller"
+
+
+def test_the_command_takes_a_file_of_arrays_and_the_smallest(
+    saved, digits, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    x, y = digits.test
+    np.savez("data.npz", x=x, y=y)
+    code = main(
+        ["optimize", str(saved), "--data", "data.npz", "--target", "size", "--max-drop", "5",
+         "--formats", "litert", "--precision", "float32,int8"]
+    )  # fmt: skip
+    assert code == 0
+    shown, progress = capsys.readouterr()
+    assert "the size of the best" in shown
+    assert progress.startswith("litert_float32: ")
+    assert "litert_mixed: four bits in one kernel after the other" in progress
+    assert "calibrated on inputs of the data that they are scored on" in shown
+    (left,) = (tmp_path / "digits_optimized").glob("*/model.tflite")
+    assert left.parent.name in ("litert_int8", "litert_mixed")
+
+
+@pytest.mark.slow
+def test_kernels_get_four_bits_where_the_score_bears_it(digits, tmp_path):
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1), name="image"),
+            layers.Conv2D(16, 3, activation="relu", name="first"),
+            layers.Conv2D(32, 3, activation="relu", name="second"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu", name="wide"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(*digits.train, epochs=3, verbose=0)
+    settings = {"target": "size", "formats": ["litert"], "precision": ["int8"], "turns": 5}
+    best = tfopt.optimize(model, digits, folder=tmp_path, max_drop=3, **settings)
+    assert best.winner.name == "litert_mixed"
+    mixed, whole = best.candidates
+    assert mixed.file.kib < 0.7 * whole.file.kib
+    assert mixed.drop <= 3
+    assert "four bits in 2 kernels" in mixed.file.notes[0]
+    (answers,) = tfopt.load(tmp_path / "litert_mixed")(digits.test[0])
+    score = (answers.argmax(-1) == digits.test[1]).mean()
+    assert score == pytest.approx(mixed.file.score)
+
+
+def file(name, *, kib=10.0, score=None, lost=0.0):
+    form, _, precision = name.partition("_")
+    parity = Parity(10, 1 - lost, lost, lost, "argmax_agreement")
+    ports = (Port("x", (2,), "float32"),)
+    return ExportedFile(
+        form, precision, None, kib, parity, score, score and "accuracy", Signature(ports, ("y",))
+    )
+
+
+def judged(files, times, target="cpu-latency", max_drop=0.5, score=None):
+    rows = [module.Candidate(each, module._drop(each, score)) for each in files]
+    turns = {name: [process(t)] for name, t in times.items()}
+    return module._judged(rows, turns, [], target, max_drop)
+
+
+def process(seconds):
+    return [[seconds * (1 + 0.001 * (n % 3))] for n in range(9)]
+
+
+def test_the_fastest_that_keeps_to_the_drop_wins():
+    files = [file("a_float32", score=0.9), file("b_int8", score=0.88), file("c_int8", score=0.899)]
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0, "c_int8": 2.0}, score=0.9)
+    assert [each.file.name for each in rows] == ["c_int8", "a_float32", "b_int8"]
+    assert rows[1].lost.startswith("slower: 0.66")
+    assert rows[2].lost == "2.00 points of accuracy more lost"
+
+
+def test_without_labels_the_classes_that_change_count():
+    files = [file("a_float32"), file("b_int8", lost=0.01)]
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0})
+    assert rows[0].file.name == "a_float32"
+    assert "99.00% of the classes agree" in rows[1].lost
+
+
+def test_what_is_not_told_apart_is_said_so():
+    files = [file("a_float32"), file("b_int8", kib=5)]
+    rows = judged(files, {"a_float32": 1.0, "b_int8": 1.0001})
+    assert rows[1].lost == "not told apart from the best"
+    rows = judged(files, {"a_float32": 1.0, "b_int8": 9.0}, target="size")
+    assert rows[0].file.name == "b_int8"
+    assert "2.00" in rows[1].lost
+
+
+def test_files_are_ordered_by_what_they_took_beside_the_reference():
+    files = [file("a_float32"), file("b_int8"), file("c_int8")]
+    # The machine was slower while c was measured.
+    turns = {
+        "a_float32": [process(2.0), process(1.0), process(1.0)],
+        "b_int8": [process(1.0), process(0.5), process(0.5)],
+        "c_int8": [process(1.1)],
+    }
+    rows = [module.Candidate(each, None) for each in files]
+    found = module._judged(rows, turns, ["b_int8"], "cpu-latency", 0.5)
+    assert [each.file.name for each in found] == ["b_int8", "c_int8", "a_float32"]
+    assert found[1].lost.startswith("slower: 0.909")
+
+
+def test_files_are_told_apart_by_processes_and_not_by_their_turns():
+    files = [file("a_float32"), file("b_int8"), file("c_int8")]
+    turns = {
+        "a_float32": [process(9.0)] * 3,
+        "b_int8": [process(t) for t in (1.0, 1.1, 1.05)],
+        "c_int8": [process(t) for t in (1.1, 1.0, 1.02)],
+    }
+    rows = [module.Candidate(each, None) for each in files]
+    best, other, slow = module._judged(rows, turns, ["b_int8", "c_int8"], "cpu-latency", 0.5)
+    assert best.file.name == "c_int8"
+    assert other.lost == "not told apart from the best"
+    assert slow.lost.startswith("slower: 0.11")
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Stand in for the files' processes; return the names of those that were ended."""
+    ended = []
+
+    class Process(contextlib.nullcontext):
+        def __init__(self, gpu):
+            super().__init__(self)
+            self.name = ""
+
+        def __call__(self, function, name, folder, threads, inputs):
+            self.name = name
+            if name == "full" and name in ended:
+                raise RuntimeError("no memory")
+            return [{"reference": 9.0, "slowest": 8.0}.get(name, 1.0)]
+
+        def end(self):
+            ended.append(self.name)
+
+    monkeypatch.setattr(module, "Child", Process)
+    return ended
+
+
+def timed(names, borne):
+    rows = [module.Candidate(file(name), None) for name in names]
+    times, finalists, broken = module._times(rows, set(borne), [], 1, 5, gpu=False)
+    assert broken == []
+    return {name: len(rounds) for name, rounds in times.items()}, set(finalists)
+
+
+def test_the_fastest_are_measured_again_in_fresh_processes(processes):
+    names = ["reference", "b", "c", "d", "e", "slowest"]
+    turns, finalists = timed(names, names)
+    assert finalists == {*"bcde"}
+    assert turns == {**dict.fromkeys(names, 3), "slowest": 1}
+    assert sorted(processes) == sorted(["reference", *"bcde"] * 2)
+    assert timed(names, [])[0] == dict.fromkeys(names, 1)  # no latency decides
+
+
+def test_a_file_that_cannot_be_opened_again_is_judged_by_its_first_turns(processes):
+    turns, finalists = timed(["reference", "full", "c"], ["full", "c"])
+    assert finalists == {"c"}
+    assert turns == {"reference": 3, "full": 1, "c": 3}
+
+
+def test_a_file_that_fails_in_a_later_turn_is_named():
+    def ends():
+        raise RuntimeError("killed by signal 9")
+
+    with pytest.raises(UserError, match="b_int8 ran once, and failed") as raised:
+        module._turn("b_int8", ends)
+    assert raised.value.received == "killed by signal 9"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"target": "latency"}, "target is unknown"),
+        ({"max_drop": -1}, "not a number of points"),
+        ({"formats": ["tflite"]}, "format is unknown"),
+        ({"formats": ["saved_model"], "precision": ["int8"]}, "nothing to try"),
+        ({"formats": ["tensorrt"], "target": "gpu-latency"}, r"tfopt\[tensorrt\]"),
+        ({"turns": 1}, "turns is not a count"),
+        ({"variants": {"a/b": lambda model: model}}, "not functions by name"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(saved, digits, tmp_path, change, words):
+    with pytest.raises(UserError, match=words):
+        tfopt.optimize(saved, digits, folder=tmp_path / "out", **change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_none_keeps_to_the_drop_nothing_is_left(saved, digits, tmp_path):
+    wrong = tfopt.Data(train=digits.train, test=(digits.test[0], (digits.test[1] + 1) % 10))
+    with pytest.raises(UserError, match="no test part"):
+        tfopt.optimize(saved, tfopt.Data(train=digits.train), folder=tmp_path)
+    best = tfopt.optimize(saved, wrong, folder=tmp_path, formats=["litert"], precision=["float32"])
+    assert best.score < 0.2

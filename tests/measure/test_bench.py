@@ -1,0 +1,297 @@
+"""A chain link by link, a pair, one job: rows, trainings, files, Ctrl-C, on a made-up machine."""
+
+import pytest
+from made_machine import FACTS, Machine
+
+import tfopt
+from tfopt import Execution, MixedPrecision, Pipeline, Place, Prune, Quantize, UserError, chain
+from tfopt.measure.bench import KEPT, BenchPlan, Interrupted, bench, leave_files
+from tfopt.measure.display import Display
+from tfopt.measure.targets import Target
+from tfopt.report.bench_report import BenchReport
+
+FAST, HALF = Execution(steps_per_execution=16), MixedPrecision("mixed_bfloat16")
+BATCH = Pipeline(batch_size=64)
+REFUSED = Prune(0.5, layers="no_such_layer")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = Machine(monkeypatch, policy=0.8)
+    made.failing = lambda asked: "refused: no such layer" if "layers" in asked else None
+    return made
+
+
+@pytest.fixture
+def measured(machine, tmp_path):
+    """Measure a chain; return the report, which is whole and leaves no process."""
+
+    def run(*links, kind="prefixes", targets=None, folder=None, **settings):
+        targets = targets or (Target("toy", "toy:job", chain(*links)),)
+        plan = BenchPlan("toy", "the command", kind, targets, **settings)
+        report = bench(plan, Display(verbose=False), folder)
+        assert BenchReport.from_json(report.to_json()) == report
+        assert report.complete
+        assert not machine.alive
+        return report
+
+    return run
+
+
+def rows(report):
+    return {row.name: row for row in report.variants}
+
+
+def test_a_chain_is_measured_link_by_link(measured, machine):
+    report = measured(Place(), FAST, REFUSED, BATCH)
+    found = rows(report)
+    assert list(found) == ["baseline", "+ Place", "+ Execution", "+ Prune", "+ Pipeline"]
+    assert {name: row.status for name, row in found.items() if row.status != "measured"} == {
+        "+ Place": "no_effect",
+        "+ Prune": "refused",
+    }
+    assert found["+ Prune"].reason == "refused: no such layer"
+    # What was refused or does nothing is in none of the rows after it.
+    assert found["+ Pipeline"].chain == repr(chain(FAST, BATCH))
+    fast, batch = found["+ Execution"], found["+ Pipeline"]
+    plain_ms = machine.step_ms({})
+    assert fast.against_reference.ratio == pytest.approx(
+        machine.step_ms({"steps_per_execution": 16}) / plain_ms, rel=0.02
+    )
+    assert fast.against_reference.processes == 5
+    assert batch.against_previous.verdict == "faster"
+    assert batch.scaling == "global batch 64 instead of 32"
+    assert (batch.step_ms > fast.step_ms, batch.examples_per_s > fast.examples_per_s) == (
+        True,
+        True,
+    )
+    # Only what trains other weights is trained, beside the job as it is.
+    assert [len(row.trainings) for row in report.variants] == [3, 0, 0, 0, 3]
+    assert not batch.quality.lost
+    assert fast.unavailable["quality"].startswith("every transform in it is exact")
+    assert report.recommendation.keep == repr(chain(FAST, BATCH))
+    assert "+ Place" not in report.recommendation.keep
+
+
+def test_with_whole_every_row_is_trained_and_its_time_told(measured):
+    report = measured(FAST, BATCH, whole=True, seeds=2)
+    assert [len(row.trainings) for row in report.variants] == [2, 2, 2]
+    batch = rows(report)["+ Pipeline"]
+    assert batch.whole.verdict == batch.to_accuracy.verdict == "faster"
+    assert batch.steps_to_accuracy.verdict == "no difference"  # as many examples
+
+
+def test_a_link_that_loses_accuracy_is_dropped_and_what_is_kept_measured_as_a_whole(
+    measured, machine
+):
+    machine.accuracy = lambda asked: 0.90 if asked.get("policy") else 0.96
+    report = measured(FAST, HALF, BATCH)
+    assert report.recommendation.keep == repr(chain(FAST, BATCH))
+    assert report.variants[-1].name == KEPT
+    assert report.variants[-1].chain == repr(chain(FAST, BATCH))
+    assert report.variants[-1].against_reference.verdict == "faster"
+    assert report.variants[-1].against_previous is None
+    assert "loses 6.00 points" in "".join(report.recommendation.dropped)
+    assert "as fast" in report.recommendation.brought
+
+
+def test_an_ablation_leaves_each_link_out(measured):
+    report = measured(FAST, HALF, Place(), REFUSED, kind="ablation")
+    found = rows(report)
+    assert list(found) == ["whole chain", "- Execution", "- MixedPrecision", "+ Place", "+ Prune"]
+    assert found["- Execution"].chain == repr(chain(HALF))
+    assert found["- Execution"].against_reference.verdict == "slower"
+    assert report.recommendation.keep == repr(chain(FAST, HALF))
+    with pytest.raises(UserError, match="There is nothing to leave out") as caught:
+        measured(FAST, Place(), kind="ablation")
+    assert "Place is on" in caught.value.received
+
+
+def test_two_jobs_need_the_same_data_unless_any_is_allowed(measured, machine):
+    pair = (Target("a", "toy:job"), Target("b", "toy:job", chain(HALF)))
+    assert rows(measured(kind="pair", targets=pair))["b"].against_reference.verdict == "faster"
+    assert not machine.did("TrainWhole")
+    machine.data = lambda asked: "other data" if asked else FACTS.data
+    with pytest.raises(UserError, match="not on the data of what it is compared with"):
+        measured(kind="pair", targets=pair)
+    forced = measured(kind="pair", targets=pair, any_data=True)
+    assert "forced: other data than the reference" in rows(forced)["b"].scaling
+    other = rows(measured(FAST, HALF))["+ Execution"]
+    assert (other.status, other.reason.partition(":")[0]) == (
+        "failed",
+        "it got other data than the reference, so it is not compared",
+    )
+
+
+def test_one_job_alone(measured):
+    report = measured(kind="single", quick=True)
+    (row,) = report.variants
+    assert (len(row.processes), report.asked.processes, report.recommendation) == (3, 3, None)
+    assert row.unavailable["against_reference"] == "this is the reference"
+
+
+def test_who_dies_in_the_turns_is_out_and_the_others_are_compared(measured, machine):
+    machine.dying = lambda asked, turn: (
+        "killed by SIGKILL" if asked.get("policy") and turn > 2 else None
+    )
+    found = rows(measured(FAST, HALF))
+    assert (found["+ MixedPrecision"].status, found["+ MixedPrecision"].processes) == ("failed", ())
+    assert found["+ MixedPrecision"].reason == "killed by SIGKILL"
+    assert found["+ Execution"].against_reference.verdict == "faster"
+    machine.dying = lambda asked, turn: "killed by SIGKILL" if turn > 2 else None
+    with pytest.raises(UserError, match=r"toy:job cannot be measured.\nkilled by SIGKILL"):
+        measured(FAST)
+
+
+def test_the_budget_is_kept_and_what_it_leaves_out_is_said(measured, machine):
+    began = machine.now
+    report = measured(FAST, HALF, budget_s=60.0)
+    assert machine.now - began < 80
+    machine.slowness = lambda: 700.0  # a step takes two seconds
+    notes = " ".join(measured(kind="single", budget_s=60.0).notes)
+    assert "2 rounds of 5 or more fitted into the budget: starting the processes took" in notes
+    machine.slowness = lambda: 5000.0
+    with pytest.raises(UserError, match="Not one round of turns fitted into"):
+        measured(FAST, budget_s=60.0)
+    machine.slowness, machine.training_s = (lambda: 1.0), 300.0
+    notes = " ".join(measured(FAST, HALF, budget_s=60.0).notes)
+    assert "The budget was over before" in notes
+    assert not report.notes
+    machine.training_s = 1.0
+    machine.start_s = 12.0
+    with pytest.raises(UserError, match="60 s; starting the processes took 60 s of it"):
+        measured(kind="single", budget_s=60.0)
+
+
+def test_where_not_all_fit_they_meet_the_reference_in_groups(measured, machine):
+    machine.each_mib, machine.free_mib = 1000.0, 14_000.0
+    most = []
+    machine.before = lambda child: most.append(len(machine.alive))
+    found = rows(measured(FAST, HALF, BATCH, seeds=0))
+    assert max(most) < 15
+    assert [row.against_reference.processes for row in list(found.values())[1:]] == [5, 4, 4]
+    assert all(row.against_reference.verdict == "faster" for row in list(found.values())[1:])
+    # The last row of a group stays for the next one.
+    assert found["+ Pipeline"].against_previous.verdict == "faster"
+    machine.free_mib = 1500.0
+    with pytest.raises(UserError, match="no memory for one more process"):
+        measured(FAST)
+
+
+@pytest.mark.parametrize("free_mib", [6500.0, 8000.0, 9500.0])
+def test_a_long_chain_is_measured_where_hardly_anything_fits(measured, machine, free_mib):
+    machine.each_mib, machine.free_mib = 1000.0, free_mib
+    links = (FAST, HALF, BATCH, Execution(jit_compile=True), Execution(steps_per_execution=32))
+    first, *others = measured(*links, seeds=0).variants
+    assert len(first.processes) >= 2
+    assert all(row.against_reference.processes >= 2 for row in others)
+
+
+def test_a_job_whose_data_differ_between_processes_is_refused(measured, machine):
+    seen = []
+
+    def data(asked):
+        seen.append(asked)
+        return f"{len(seen)} examples" if asked.get("policy") and len(seen) > 4 else FACTS.data
+
+    machine.data = data
+    row = rows(measured(FAST, HALF, seeds=0))["+ MixedPrecision"]
+    assert row.status == "failed"
+    assert row.reason.startswith(f"its processes got {FACTS.data}, and ")
+    machine.data = lambda asked: f"{seen.append(asked) or len(seen)} examples"
+    with pytest.raises(UserError, match=r"cannot be measured.\nits processes got"):
+        measured(kind="single")
+
+
+def test_a_job_that_cannot_be_trained_whole_is_one_error(measured, machine):
+    machine.lossy = lambda asked: "the test data is broken"
+    with pytest.raises(UserError, match="cannot be trained whole") as caught:
+        measured(FAST, whole=True)
+    assert "the test data is broken" in caught.value.received
+
+
+def test_interrupted_in_the_trainings_those_that_are_done_are_in_the_report(measured, machine):
+    def before(child):
+        if len(machine.did("TrainWhole")) > 4:
+            raise KeyboardInterrupt
+
+    machine.before = before
+    with pytest.raises(Interrupted) as caught:
+        measured(FAST, BATCH, whole=True)
+    assert sum(len(row.trainings) for row in caught.value.report.variants) == 3
+
+
+@pytest.mark.parametrize("after", [1, 20, 40, 100, 350, 465])
+def test_interrupted_it_leaves_what_was_measured(machine, measured, after):
+    answers = []
+
+    def before(child):
+        answers.append(child)
+        if len(answers) == after:
+            raise KeyboardInterrupt
+
+    machine.before = before
+    with pytest.raises(Interrupted) as caught:
+        measured(FAST, HALF, whole=True)
+    assert not machine.alive
+    report = caught.value.report
+    if after < 40:  # nothing had a turn yet
+        assert report is None
+        return
+    assert (report.complete, report.recommendation) == (False, None)
+    assert BenchReport.from_json(report.to_json()) == report
+
+
+def test_the_files_of_the_chain_to_keep_are_left_and_those_of_others_stay(measured, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("of the user")
+    report = measured(FAST, Quantize(), folder=folder, whole=True)
+    assert report.recommendation.keep == repr(chain(FAST, Quantize()))
+    assert {path.name for path in folder.iterdir()} == {
+        "mine.txt", "kept",
+    }  # fmt: skip
+    assert {path.name for path in (folder / "kept").iterdir()} == {
+        "model.keras", "model_int8.tflite",
+    }  # fmt: skip
+    assert (folder / "kept" / "model.keras").read_text() == repr(chain(FAST, Quantize()))
+    assert [row.name for row in report.serving.rows] == ["baseline", "+ Quantize"]
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "model.keras").write_text("later")
+    leave_files(folder, made)
+    assert [path.name for path in (folder / "kept").iterdir()] == ["model.keras"]
+    leave_files(folder, tmp_path / "nowhere")
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    measured(FAST, folder=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+# The function.
+
+
+def test_measure_returns_a_report(machine):
+    report = tfopt.measure("toy:job", chain(FAST, BATCH), verbose=False, seeds=1)
+    assert "+ Pipeline" in str(report)
+    assert report["+ Execution"].against_reference.verdict == "faster"
+    ablation = tfopt.measure("toy:job", chain(FAST, HALF), ablate=True, seeds=0, verbose=False)
+    assert ablation["- Execution"].against_reference.verdict == "slower"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"chain": 3}, "This is no chain"),
+        ({"chain": FAST, "ablate": True}, "leaves links out"),
+        ({"budget_s": 1}, "The budget is too small"),
+        ({"budget_s": "long"}, "The budget is too small"),
+        ({"seeds": -1}, "seeds"),
+        ({"whole": "yes"}, "whole"),
+        ({"arguments": {"f": len}}, "'f' cannot be sent"),
+        ({"job": lambda: None}, "has to make the job anew"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(machine, given, words):
+    with pytest.raises(UserError, match=words):
+        tfopt.measure(**{"job": "toy:job", "verbose": False, **given})
+    assert not machine.children

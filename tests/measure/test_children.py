@@ -1,0 +1,160 @@
+"""Child processes: what comes back, how they die, and that none outlives who started it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import processes_in, wait_until
+from toy_jobs import Talk, TellData
+
+from tfopt import UserError
+from tfopt.measure.children import Child, Lost, carried_out
+from tfopt.measure.targets import Target
+
+
+def target(name="job", **arguments):
+    return Target(name, f"toy_jobs:{name}", arguments=arguments)
+
+
+@pytest.fixture
+def start(in_toy_folder):
+    """Start children, which are ended with the test."""
+    started = []
+
+    def run(job, task, **settings):
+        started.append(Child(job, task, **settings))
+        return started[-1]
+
+    yield run
+    for child in started:
+        child.end()
+
+
+def test_the_value_of_a_task_comes_back(in_toy_folder):
+    found = carried_out(target(note="mine"), TellData())
+    assert (found.status, found.value, found.reason) == ("measured", "mine", None)
+
+
+def test_parent_and_child_talk(start):
+    child = start(target(), Talk())
+    assert not child.has_answered(0)
+    for number in (1, 21):
+        child.send(number)
+        assert child.receive(60) == 2 * number
+    child.send(None)
+    assert child.receive(60) == 2
+    with pytest.raises(Lost, match="exit code 0"):
+        child.receive(60)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status", "words"),
+    [
+        ("refuses", "refused", r"^There is no such digit\.$"),
+        ("raises", "failed", r"^RuntimeError: the disk .* \(toy_jobs.py, line \d+, in gone\)$"),
+        ("exits", "failed", r"the job called sys.exit\('no licence'\)"),
+        ("dies", "failed", r"exit code 7; .*: last words"),
+        ("is killed", "failed", r"killed by SIGKILL \(the system may have run out of memory\)"),
+    ],
+)
+def test_the_reason_why_there_is_no_result(in_toy_folder, trouble, status, words):
+    found = carried_out(target("troubled", trouble=trouble), TellData(), timeout_s=120)
+    assert (found.status, found.value) == (status, None)
+    assert re.search(words, found.reason), found.reason
+    wait_until(lambda: not processes_in(in_toy_folder))
+
+
+def test_one_that_is_silent_is_lost_after_its_time(in_toy_folder):
+    found = carried_out(target("troubled", trouble="hangs"), Talk(), timeout_s=2)
+    assert (found.status, found.reason) == ("failed", "it did not answer within 2 s")
+    wait_until(lambda: not processes_in(in_toy_folder))
+
+
+def test_a_job_that_is_not_there_is_refused(in_toy_folder):
+    found = carried_out(Target("toy", "toy_jobs:nowhere"), TellData())
+    assert found.status == "refused"
+    assert "nowhere" in found.reason
+
+
+def test_forked_children_draw_other_random_numbers(in_toy_folder):
+    drawn = {carried_out(target("drawing"), TellData()).value for _ in range(3)}
+    assert len(drawn) == 3
+
+
+def test_a_job_that_sets_how_tensorflow_is_loaded_is_loaded_before_it(in_toy_folder):
+    found = carried_out(target("set_up"), TellData())
+    assert found.value == "set before TensorFlow was loaded: True"
+
+
+def test_who_has_no_turn_stands_still_with_all_its_processes(start, in_toy_folder):
+    child = start(target("troubled", trouble="has workers"), Talk())
+    child.send(1)
+    assert child.receive(60) == 2
+    assert len(processes_in(in_toy_folder)) == 3
+    child.stop()
+    wait_until(lambda: set(processes_in(in_toy_folder).values()) == {"T"})
+    child.send(2)
+    assert not child.has_answered(0.2)
+    child.go_on()
+    assert child.receive(60) == 4
+    child.stop()
+    child.end()
+    wait_until(lambda: not processes_in(in_toy_folder))
+
+
+def test_no_process_outlives_a_parent_that_is_killed(in_toy_folder):
+    code = """
+        from pathlib import Path
+        from toy_jobs import Talk
+        from tfopt.measure.children import Child
+        from tfopt.measure.targets import Target
+
+        jobs = [Target(t, "toy_jobs:troubled", arguments={"trouble": t}) for t in ("has workers", "")]
+        children = [Child(job, Talk()) for job in jobs]
+        for child in children:
+            child.send(1)
+            child.receive(120)
+        children[0].stop()
+        Path("ready").touch()
+        children[1].receive(600)
+    """
+    Path("parent.py").write_text("\n".join(line[8:] for line in code.splitlines()))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "parent.py"], env=environment)
+    try:
+        wait_until(lambda: Path("ready").exists() or parent.poll() is not None)
+        assert len(processes_in(in_toy_folder)) == 5
+        assert "T" in processes_in(in_toy_folder).values()
+        (starter,) = children_of(parent.pid)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not processes_in(in_toy_folder))
+    wait_until(lambda: not Path(f"/proc/{starter}").exists())
+
+
+def children_of(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_starter_that_dies_is_told_and_another_one_starts(start, in_toy_folder):
+    child = start(target(), Talk())
+    child.send(1)
+    child.receive(60)
+    os.kill(child._starter._process.pid, signal.SIGKILL)
+    with pytest.raises(Lost, match="ended"):
+        child.receive(60)
+    wait_until(lambda: not processes_in(in_toy_folder))
+    assert carried_out(target(note="again"), TellData()).value == "again"
+
+
+def test_a_python_that_cannot_load_tensorflow_is_one_sentence(in_toy_folder, monkeypatch):
+    Path("tensorflow.py").write_text("raise ImportError('libcuda.so is from another year')")
+    monkeypatch.setenv("PYTHONPATH", str(in_toy_folder))
+    with pytest.raises(UserError, match="No process can be started") as caught:
+        carried_out(target(), TellData())
+    assert "libcuda.so is from another year" in caught.value.received

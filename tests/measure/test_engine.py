@@ -1,0 +1,226 @@
+"""The engine: whose turn it is, what counts, who leaves and why, what fits; made up and real."""
+
+import math
+import os
+import socket
+import statistics
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from made_machine import Machine
+from processes import processes_in, wait_until
+
+from tfopt import Execution, MixedPrecision, Pipeline, Place, chain
+from tfopt.measure.display import Display
+from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
+from tfopt.measure.targets import Variant
+from tfopt.measure.turn_taking import Ready, Turn
+from tfopt.monitor.nvml import GpuMemory
+
+PLAIN = Variant("baseline", "toy:job")
+
+
+def variant(*parts):
+    return Variant(f"+ {type(parts[-1]).__name__}", "toy:job", chain(*parts), changed=parts[-1:])
+
+
+FAST, HALF, BATCH = map(
+    variant,
+    (Execution(steps_per_execution=20), MixedPrecision("mixed_bfloat16"), Pipeline(batch_size=64)),
+)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch, policy=0.5)
+
+
+class Heard(Display):
+    """A display that keeps what it is told."""
+
+    def __init__(self):
+        super().__init__(verbose=False)
+        self.left, self.said = [], []
+
+    def doing(self, what, left_s=None):
+        self.left += [] if left_s is None else [left_s]
+
+    def say(self, line):
+        self.said.append(line)
+
+
+def test_each_has_one_turn_a_round_in_random_order_and_the_first_is_not_kept(machine):
+    turns = []
+    machine.before = lambda child: turns.append(child.pid) if child.ready else None
+    with Engine(seed=3) as engine:
+        candidates = engine.admit([PLAIN, FAST, HALF])
+        assert engine.take_rounds(candidates, 20) == 20
+        rounds = [tuple(turns[n : n + 3]) for n in range(3, len(turns), 3)]
+        assert turns[:3] == [0, 1, 2]
+        assert {tuple(sorted(each)) for each in rounds} == {(0, 1, 2)}
+        assert len(set(rounds)) > 3
+        assert all(list(each.turns) == list(range(20)) for each in candidates)
+        plain, _, half = candidates
+        assert half.example_s() == pytest.approx(0.5 * plain.example_s(), rel=0.03)
+        assert not any(each.ended for each in machine.children)
+    assert not machine.alive
+
+
+def test_who_dies_or_hangs_leaves_with_its_reason_and_its_turns_count_for_nothing(machine):
+    display = Heard()
+    machine.dying = lambda asked, turn: (
+        "it gave no sign for 60 s\nmore" if turn > 4 and asked else None
+    )
+    with Engine(display) as engine:
+        plain, half = engine.admit([PLAIN, HALF])
+        engine.take_rounds([plain, half], 8)
+        assert (len(plain.turns), half.turns, half.alive) == (8, {}, False)
+        assert (half.status, half.out.splitlines()[0]) == ("failed", "it gave no sign for 60 s")
+        assert machine.children[1].ended
+        assert display.said == ["+ MixedPrecision: it gave no sign for 60 s"]
+        assert timed_process(plain).rounds == tuple(range(8))
+    # A step that takes a minute is waited for.
+    longest = max(turn.lasted_s for turn in plain.turns.values())
+    assert machine.children[0].patience >= 60 + 20 * longest
+
+
+def test_what_is_left_is_shown_from_turns_to_give_and_never_past_the_end(machine):
+    display = Heard()
+    with Engine(display) as engine:
+        candidates = engine.admit([PLAIN, FAST])
+        begun = machine.now
+        done = engine.take_rounds(candidates, 100, until=begun + 5)
+        assert 10 < done < 30
+        assert display.left == sorted(display.left, reverse=True)
+        assert display.left[0] <= 5
+        engine.take_rounds(candidates, 10)
+        each_s = sum(statistics.fmean(t.lasted_s for t in c.turns.values()) for c in candidates)
+        assert display.left[-1] == pytest.approx(each_s, rel=0.05)
+
+
+def test_only_those_start_that_have_room_and_others_when_they_are_gone(machine):
+    machine.free_mib = 500.0
+    with Engine() as engine:
+        first = engine.admit([PLAIN, FAST, HALF, BATCH, PLAIN])
+        # Each holds 100 MiB and may grow by 30 %, and 80 % of what is free may be taken.
+        assert len(first) == 4
+        engine.take_rounds(first, 2)
+        assert not engine.admit([BATCH])
+        told = engine.no_room()
+        assert "130 MiB" in told.expected
+        assert "/made" in told.received
+        engine.dismiss(first[1:])
+        assert [each.variant for each in engine.admit([BATCH])] == [BATCH]
+
+
+def test_no_more_start_at_once_than_there_are_cores_and_none_after_its_time(machine):
+    starting = []
+    machine.before = lambda child: starting.append(sum(not c.ready for c in machine.alive))
+    with Engine() as engine:
+        assert len(engine.admit(copies(PLAIN, 5))) == 5
+        assert max(starting) == 2
+        assert not engine.admit([FAST], until=machine.now)
+        late = engine.admit(copies(FAST, 9), until=machine.now + 1.5)
+        assert 0 < len(late) < 9
+
+
+def test_who_is_refused_fails_or_changes_nothing_is_not_among_those_that_take_turns(machine):
+    machine.failing = lambda asked: {20: "refused: no", 64: "no disk"}.get(
+        asked.get("steps_per_execution") or asked.get("batch_size")
+    )
+    with Engine() as engine:
+        found = engine.admit([HALF, FAST, BATCH, variant(Place())], skip_if_idle=True)
+        assert [each.status for each in found] == ["measured", "refused", "failed", "no_effect"]
+        assert [each.out for each in found[1:]] == ["refused: no", "no disk", "Place is on"]
+        engine.take_rounds(found, 3)
+        assert [len(each.turns) for each in found] == [3, 0, 0, 0]
+        engine.dismiss(found)
+        assert not any(each.alive for each in found)
+
+
+def test_stand_in_on_a_gpu_the_first_compiles_alone(machine, monkeypatch):
+    gpu = GpuMemory("GPU-1", "H200", 1000, 900)
+    monkeypatch.setattr(import_module("tfopt.measure.engine"), "gpu_memories", lambda: [gpu])
+    machine.gpu = True
+    compiling = []
+    machine.before = lambda child: compiling.append(
+        [c.pid for c in machine.alive if c.heard and not c.ready]
+    )
+    with Engine() as engine:
+        found = engine.admit(copies(PLAIN, 3))
+        assert len(found) == 3
+        engine.take_rounds(found, 2)
+    assert [0] in compiling
+    assert [1, 2] in compiling
+    assert not any(0 in each and len(each) > 1 for each in compiling)
+
+
+def made(levels, rounds=range(8), batch=32):
+    """Candidates that took so many seconds a step in the rounds in which they had turns."""
+    ready = Ready(0.1, 0.5, 1, batch, 1, 100, "toy", {}, frozenset())
+    turns = [{n: Turn(10, 10 * level(n), 1.0, None) for n in rounds} for level in levels]
+    return [Candidate(PLAIN, ready=ready, turns=each) for each in turns]
+
+
+def test_only_rounds_that_all_were_in_are_compared():
+    def slow_at_first(n):
+        return 2.0 if n < 5 else 1.0
+
+    reference = made([slow_at_first, lambda n: 1.01 * slow_at_first(n)])
+    same = made([lambda n: 1.0, lambda n: 1.01], rounds=range(5, 9))
+    found = compared(reference, same)
+    assert (found.ratio, found.processes) == (pytest.approx(1.0), 2)
+    half = made([lambda n: 1.0] * 3, rounds=range(5, 9), batch=64)
+    assert compared(reference, half).ratio == pytest.approx(0.5, rel=0.01)
+    assert compared(reference, made([lambda n: 1.0] * 2, rounds=range(8, 12))) is None
+    assert compared(reference, same[:1]) is None
+    same[1].turns.clear()  # it died
+    assert compared(reference, same) is None
+
+
+# Real processes.
+
+
+def toy(name, **arguments):
+    return Variant(name, f"toy_jobs:{'troubled' if arguments else 'job'}", arguments=arguments)
+
+
+def test_real_processes_take_turns_and_those_in_trouble_leave(in_toy_folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        Path("port").write_text(str(free.getsockname()[1]))
+    variants = [
+        toy("plain"),
+        toy("with workers", trouble="has workers"),
+        toy("dying", trouble="dies in a step"),
+        toy("killed", trouble="none"),
+        toy("ends", trouble="ends"),
+        toy("port", trouble="opens a port"),
+        toy("port again", trouble="opens a port"),
+    ]
+    with Engine(turn_s=0.005) as engine:
+        found = engine.admit(variants)
+        by_name = {each.variant.name: each for each in found}
+        assert {name for name, each in by_name.items() if each.out} == {"port again", "ends"}
+        assert "ddress already in use" in by_name["port again"].out
+        assert "contained only 0 elements" in by_name["ends"].out
+        assert "\n" not in by_name["ends"].out
+        wait_until(lambda: set(processes_in(in_toy_folder).values()) == {"T"})
+        engine.take_rounds(found, 2)
+        Path("die").touch()
+        os.kill(by_name["killed"].child.pid, 9)
+        engine.take_rounds(found, 3)
+        assert by_name["dying"].out.startswith("the process ended without a result: exit code 7")
+        assert "SIGKILL" in by_name["killed"].out
+        wait_until(lambda: set(processes_in(in_toy_folder).values()) == {"T"})
+        measured = [timed_process(each) for each in found if each.turns]
+        assert len(measured) == 3
+        for process in measured:
+            assert len(process.turns_ms) == 5
+            assert (process.batch_size, process.replicas) == (32, 1)
+            assert process.host_peak_mib > 10
+            assert 0 < process.first_step_s < math.inf
+            assert process.unavailable.keys() == {"gpu_peak_mib", "energy_per_example_j"}
+        assert engine.cost_s > 0
+    wait_until(lambda: not processes_in(in_toy_folder))

@@ -1,0 +1,65 @@
+"""Jobs whose batch size is searched for, and facts of one."""
+
+from dataclasses import replace
+
+import keras
+import numpy as np
+from keras import layers
+
+from tfopt import Data, Job
+from tfopt.job.parts import Effect
+from tfopt.measure.job_facts import JobFacts
+
+
+def wide() -> Job:
+    """Some 8 MiB of activations an example."""
+
+    def build():
+        inputs = keras.Input((16,))
+        x = layers.RepeatVector(1 << 15)(layers.Dense(16)(inputs))
+        for _ in range(3):
+            x = layers.Activation("tanh")(x)
+        return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+
+    def data():
+        x, y = np.ones((512, 16), "float32"), np.ones((512, 1), "float32")
+        return Data(train=(x, y), validation=(x[:64], y[:64]))
+
+    return Job(build=build, data=data, compile=plain, batch_size=64)
+
+
+def plain():
+    return {"optimizer": "adam", "loss": "mse", "jit_compile": False}
+
+
+def small() -> Job:
+    def build():
+        return keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+
+    def data():
+        return Data(train=(np.ones((200, 4), "float32"), np.ones((200, 1), "float32")))
+
+    return Job(build=build, data=data, compile=plain)
+
+
+def greedy() -> Job:
+    def meets(model, facts):
+        np.zeros((1 << 24, 1 << 24), "float32")
+        return Effect(True, "")
+
+    return small().with_(attachments=(meets,))
+
+
+def broken() -> Job:
+    def loss(y, predicted):
+        raise ValueError("the loss has no head")
+
+    return small().with_(compile=lambda: {"loss": loss})
+
+
+def facts(**changes) -> JobFacts:
+    """Facts of a small job, made up."""
+    from made_machine import FACTS
+
+    small = {"half": None, "steps_per_epoch": 7, "epochs": 1, "examples": 200, "tested": False}
+    return replace(FACTS, **{**small, "epoch_examples": 200, **changes})

@@ -1,0 +1,124 @@
+"""A job with another batch: what asks for batches asks for the new ones; what cannot is named."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt import Accumulate, Data, Distribute, Job, LearningRate, Pipeline, UserError, chain
+from tfopt.job.parts import Effect
+from tfopt.run import prepared
+from tfopt.tune.at_batch import AtBatch, LookAtJob
+
+at_batch = import_module("tfopt.tune.at_batch")
+X, Y = np.ones((100, 4), "float32"), np.ones((100, 1), "float32")
+
+
+def build(batch_size=None):
+    return keras.Sequential([keras.Input((4,), batch_size=batch_size), keras.layers.Dense(1)])
+
+
+def job(**changes):
+    fields = {
+        "build": build,
+        "data": lambda: Data(train=(X, Y)),
+        "compile": lambda: {"optimizer": keras.optimizers.SGD(0.1), "loss": "mse"},
+    }
+    return Job(**{**fields, **changes})
+
+
+def batches():
+    return Data(train=tf.data.Dataset.from_tensor_slices((X, Y)).batch(10))
+
+
+def generated():
+    def yields():
+        for start in range(0, 100, 10):
+            yield X[start : start + 10], Y[start : start + 10]
+
+    return Data(train=yields)
+
+
+def seen(given):
+    return LookAtJob().carry_out(given, None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        job(),
+        job(data=batches),
+        job(data=generated),
+        Pipeline(batch_size=10).apply(job(data=batches)),
+        Pipeline().apply(job(batch_size=20)),
+        chain(Accumulate(2), Pipeline(batch_size=10)).apply(job()),
+    ],
+)
+def test_the_batch_is_the_one_asked_for_and_epochs_are_long(given, monkeypatch):
+    monkeypatch.setattr(at_batch, "_EPOCH", 7)
+    found = seen(given)
+    way = AtBatch(24, found.tuned_batch_size, found.rebatch)
+    with prepared(way.changed(given), endless=True) as ready:
+        ready = way.ready(ready)
+        assert ready.facts.batch_size == 24
+        assert ready.facts.tuned_batch_size == found.tuned_batch_size
+        ready.train(epochs=2)
+        assert int(ready.model.optimizer.iterations) == 14
+
+
+def test_no_batch_of_arrays_is_a_rest():
+    with prepared(AtBatch(64).changed(job()), endless=True) as ready:
+        steps = iter(AtBatch(64).ready(ready).train_input)
+        assert [next(steps)[0].shape[0] for _ in range(3)] == [64, 64, 64]
+
+
+def test_the_rate_is_that_of_the_batch_it_was_chosen_for():
+    given = LearningRate("linear").apply(job(batch_size=10))
+    with prepared(AtBatch(20, tuned=10).changed(given)) as ready:
+        assert float(ready.model.optimizer.learning_rate) == pytest.approx(0.2)
+
+
+def test_replicas_stand_where_the_job_put_them():
+    given = chain(Distribute(logical_cpus=2, per_replica_batch=4), Pipeline()).apply(job())
+    changed = AtBatch(24, tuned=8).changed(given)
+    distribute, pipeline = changed.applied
+    assert (distribute.global_batch, distribute.per_replica_batch) == (24, None)
+    assert [step.__self__ for step in changed.scopes] == [distribute]
+    assert changed.input.__self__ is pipeline
+
+
+def test_a_batch_of_the_validation_is_evaluated(monkeypatch):
+    given = job(data=lambda: Data(train=(X, Y), validation=(X, Y)))
+    with prepared(given) as ready:
+        sizes = []
+        monkeypatch.setattr(ready.model, "evaluate", lambda **given: sizes.append(given))
+        AtBatch(32).ready(ready)
+    assert [(each["batch_size"], each["steps"]) for each in sizes] == [(32, 1)]
+
+
+def test_what_takes_one_batch_only_is_named():
+    with pytest.raises(UserError, match="takes batches of 10 only"):
+        seen(job(build=lambda: build(10), batch_size=10))
+
+    def tens(part, facts):
+        return tf.data.Dataset.from_tensor_slices(part).batch(10), Effect(True, "")
+
+    way = AtBatch(20)
+    refused = pytest.raises(UserError, match="makes batches of 10, whatever it is told")
+    with prepared(way.changed(job(input=tens)), endless=True) as ready, refused:
+        way.ready(ready)
+
+
+def test_a_process_beyond_its_limit_ends_itself_with_the_reason():
+    code = "from tfopt.tune.at_batch import end_above; end_above(10)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=60, check=False, env=os.environ,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.endswith("MiB, more than the 10 MiB it may\n")

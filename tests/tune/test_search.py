@@ -1,0 +1,303 @@
+"""The tuner on machines that are made up: it finds what is fast, and claims nothing that is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_machine import FACTS, Machine, settings
+
+import tfopt
+from tfopt import UserError
+from tfopt.job.recipe_file import read_recipe
+from tfopt.report.bench_report import BenchReport
+from tfopt.tune.space import space_for
+
+BATCHES = {"batch_size": [64, 128, 400], "steps_per_execution": [16]}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch, jit_compile=0.7, policy=0.8)
+
+
+@pytest.fixture
+def tune(machine):
+    """Tune a job of this machine; the report is whole and all processes are gone."""
+
+    def run(**given):
+        tuned = tfopt.tune("toy:job", **{"verbose": False, **given})
+        assert BenchReport.from_json(tuned.report.to_json()) == tuned.report
+        assert tuned.report.recommendation.keep == repr(tuned.chain)
+        return tuned
+
+    yield run
+    assert not machine.alive
+
+
+def dropped(tuned):
+    return "\n".join(tuned.report.recommendation.dropped)
+
+
+def test_it_finds_the_fastest_of_the_whole_grid(tune, machine, tmp_path):
+    tuned = tune()
+    found = settings(tuned.chain)
+    times = {
+        (batch, each, jit, half): machine.step_ms(asked) / batch
+        for batch in (32, *space_for(FACTS)["batch_size"][1:])
+        for each in (1, 4, 16, 64)
+        for jit in (False, True)
+        for half in (None, "mixed_bfloat16")
+        for asked in [
+            {"batch_size": batch, "steps_per_execution": each, "jit_compile": jit, "policy": half}
+        ]
+    }
+    assert machine.step_ms(found) / found["batch_size"] <= 1.02 * min(times.values())
+    assert not tuned.stopped
+    assert "settings, until no change of the best was left" in tuned.notes[-1]
+    assert tuned.comparison.verdict == "faster"
+    said = tuned.report.recommendation.brought
+    assert "as fast, by the predicted time of the whole training" in said
+    assert "+0.00 points of test accuracy over 2 seeds" in said  # one has chosen the rate
+    winner = next(row for row in tuned.report.variants if row.chain == repr(tuned.chain))
+    assert (len(winner.trainings), winner.quality.lost) == (3, False)
+    assert winner.against_reference.processes == 5
+    assert len(tuned.report.variants) > 8
+    recipe = read_recipe(tuned.write_recipe(tmp_path / "tuned.toml"))
+    assert (recipe.job, recipe.chain) == ("toy:job", tuned.chain)
+    assert repr(tuned.chain) in str(tuned)
+
+
+@pytest.mark.parametrize("spread", [0.02, pytest.param(0.05, marks=pytest.mark.slow)])
+def test_of_equal_candidates_hardly_one_is_called_faster(machine, tune, spread):
+    machine.shares, machine.spread = {}, spread
+    machine.call_ms = machine.fixed_ms = 0.0
+    chosen = []
+    for seed in range(20):
+        machine.random = np.random.default_rng(seed)
+        tuned = tune(budget_s=300, seeds=0)
+        chosen.append(tuned.chain.parts)
+        if not tuned.chain.parts:
+            assert "nothing was shown to be faster" in str(tuned)
+    assert sum(bool(parts) for parts in chosen) <= 2
+
+
+def test_what_helps_only_small_batches_is_found_alone(tune, machine):
+    plain = machine.step_ms
+
+    def step_ms(asked):
+        by_xla = 0.3 if asked.get("batch_size", 32) == 32 else 1.5
+        return plain(asked) * (by_xla if asked.get("jit_compile") else 1)
+
+    machine.shares, machine.step_ms = {}, step_ms
+    found = settings(tune(space={"precision": [], "input": []}).chain)
+    assert found.get("jit_compile")
+    assert "batch_size" not in found
+
+
+def test_a_budget_that_is_over_is_said_with_what_is_left(tune, machine):
+    machine.start_s = 13.0  # as on an H200
+    began = machine.now
+    tuned = tune(budget_s=200, seeds=0)
+    assert tuned.stopped
+    (told,) = [note for note in tuned.notes if "Left:" in note]
+    left = told.partition("Left: ")[2].rstrip(".").split("; ")
+    tried = {row.name for row in tuned.report.variants}
+    assert left
+    assert not tried & set(left)
+    assert "batch_size 125" in tried
+    # The final of the job as it is and two others, each of two processes at least, ends it.
+    assert machine.now - began < 200 + 3 * 2 * 13
+
+
+def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machine):
+    def failing(asked):
+        if asked.get("jit_compile"):
+            return "no XLA kernel for Whatever"
+        big = asked.get("batch_size", 32) >= 200 and not asked.get("remat")
+        return "ResourceExhaustedError: OOM when allocating tensor" if big else None
+
+    machine.failing = failing
+    tuned = tune()
+    assert "jit_compile True: no XLA kernel for Whatever" in dropped(tuned)
+    assert "jit_compile" not in settings(tuned.chain)
+    assert settings(tuned.chain)["remat"]
+    assert settings(tuned.chain)["batch_size"] >= 200
+
+
+def test_who_dies_in_the_race_is_out_and_the_others_go_on(tune, machine):
+    machine.dying = lambda asked, turn: "killed" if asked.get("jit_compile") and turn > 3 else None
+    tuned = tune(space={"input": []})
+    assert "jit_compile True: killed" in dropped(tuned)
+    assert tuned.chain.parts
+    (row,) = [row for row in tuned.report.variants if row.name == "jit_compile True"]
+    assert (row.status, row.processes) == ("failed", ())
+
+
+@pytest.mark.parametrize("when", ["starts", "races"])
+def test_a_job_that_cannot_be_trained_is_one_sentence(tune, machine, when):
+    if when == "starts":
+        machine.failing = lambda asked: None if asked else "the disk of the data is gone"
+    else:
+        machine.dying = lambda asked, turn: (
+            None if asked or turn < 6 else "the disk of the data is gone"
+        )
+    with pytest.raises(UserError, match="The job as it is cannot be trained") as caught:
+        tune()
+    assert caught.value.received == "the disk of the data is gone"
+
+
+def test_data_that_differs_is_not_compared(tune, machine):
+    machine.data = lambda asked: "other" if asked.get("batch_size") else FACTS.data
+    tuned = tune()
+    assert "batch_size 400: other data: other" in dropped(tuned)
+    assert "batch_size" not in settings(tuned.chain)
+
+
+# Other weights.
+
+
+@pytest.mark.parametrize("good", ["fast", "linear"])
+def test_a_batch_that_loses_accuracy_is_tried_with_another_rate(tune, machine, good):
+    def accuracy(asked):
+        rate = "fast" if "peak" in asked else "linear" if "decay" in asked else "sqrt"
+        return 0.96 if rate == good or "batch_size" not in asked else 0.90
+
+    machine.accuracy = accuracy
+    tuned = tune(space=BATCHES)
+    assert settings(tuned.chain)["batch_size"] == 400
+    peak = "0.0375" if good == "fast" else "'linear'"  # three times 0.001 for a batch of 32
+    assert f"LearningRate(peak={peak}, warmup=0.1, decay='cosine')" in repr(tuned.chain)
+
+
+def test_a_batch_that_loses_accuracy_is_left_for_a_smaller_one(tune, machine):
+    machine.accuracy = lambda asked: 0.96 if asked.get("batch_size", 32) < 200 else 0.90
+    tuned = tune(space=BATCHES)
+    assert settings(tuned.chain)["batch_size"] == 128
+    assert "it loses 6.00 points of accuracy (seeds: 1)" in dropped(tuned)
+    assert "stopped before" not in dropped(tuned)
+
+
+def test_trainings_that_take_all_of_the_time_are_no_proof(tune, machine):
+    machine.training_s = 1000.0
+    tuned = tune(space=BATCHES, budget_s=300)
+    assert len(machine.did("TrainWhole")) == 2
+    assert not tuned.chain.parts
+    assert "no time or memory was left for its final" in dropped(tuned)
+
+
+@pytest.mark.parametrize("why", ["asked", "no test data", "no time"])
+def test_only_what_trains_the_same_weights(tune, machine, why):
+    if why == "no test data":
+        machine.facts = replace(FACTS, tested=False)
+    if why == "no time":
+        machine.example_ms = 5.0
+        machine.facts = replace(FACTS, steps_per_epoch=31, epoch_examples=1000, epochs=80)
+    given = {"budget_s": 400, "space": {"steps_per_execution": [4]}}
+    tuned = tune(exact=why == "asked", **given)
+    assert tuned.chain.parts
+    assert all(part.exact for part in tuned.chain.parts)
+    assert not machine.did("TrainWhole")
+    assert "the trained weights are the same" in str(tuned)
+    assert any("seeds=0 tries all" in note for note in tuned.notes) == (why != "asked")
+    if why != "asked":
+        tuned = tune(seeds=0, **given)
+        assert not all(part.exact for part in tuned.chain.parts)
+        assert "quality not confirmed" in str(tuned)
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [("step", {"policy"}), ("memory", set()), ("time-to-accuracy", {"policy", "batch_size"})],
+)
+def test_objectives(tune, machine, objective, expected):
+    tuned = tune(objective=objective)
+    assert expected <= settings(tuned.chain).keys()
+    if objective == "memory":  # a larger batch only takes more, and nothing else less
+        assert not tuned.chain.parts
+        assert machine.did("TakeTurns")
+
+
+def test_a_training_of_unknown_length_is_tuned_by_its_step(tune, machine):
+    machine.facts = replace(FACTS, steps_per_epoch=None, epoch_examples=None)
+    with pytest.raises(UserError, match="needs its length"):
+        tune()
+    assert settings(tune(objective="step", seeds=0).chain)["policy"] == "mixed_bfloat16"
+
+
+# Ctrl-C, at any time.
+
+
+@pytest.mark.parametrize("after", [1, 3, 40, 150, 400, 800])
+def test_interrupted_it_returns_what_is_certain_by_then(tune, machine, after):
+    answers = []
+
+    def before(child):
+        answers.append(child)
+        if len(answers) == after:
+            raise KeyboardInterrupt
+
+    machine.before = before
+    if after == 1:  # nothing was measured
+        with pytest.raises(KeyboardInterrupt):
+            tune()
+        return
+    tuned = tune()
+    assert tuned.interrupted == (len(answers) >= after)
+    assert tuned.interrupted == (not tuned.report.complete)
+    assert tuned.chain.parts == () or tuned.comparison.verdict == "faster"
+    if after < 400:
+        assert not tuned.chain.parts
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"budget_s": 1}, "budget is too small"),
+        ({"objective": "speed"}, "no such objective"),
+        ({"space": {"colour": [1]}}, "no setting 'colour'"),
+        ({"space": {"batch_size": 64}}, "are no list"),
+        ({"space": {"batch_size": ["big"]}}, "cannot be tried so"),
+        ({"space": {"jit_compile": [], "steps_per_execution": []}, "exact": True}, "nothing to"),
+        ({"seeds": -1}, "seeds"),
+        ({"max_drop": 200}, "max_drop"),
+        ({"objective": "energy"}, "energy cannot be measured"),
+        ({"epochs": 3}, "epochs goes with a model"),
+        ({"arguments": {"folder": object()}}, "'folder' cannot be sent"),
+    ],
+)
+def test_mistakes_are_told_before_the_races(tune, machine, given, words):
+    with pytest.raises(UserError, match=words):
+        tune(**given)
+    assert len(machine.children) <= 13  # the energy shows when processes have ended
+
+
+def test_memory_for_one_process_alone_is_refused(tune, machine):
+    machine.each_mib, machine.free_mib = 1000.0, 1500.0
+    with pytest.raises(UserError, match="no memory for one more process"):
+        tune()
+
+
+@pytest.mark.parametrize(("free_mib", "most"), [(7000.0, 6), (5000.0, 4)])
+def test_where_not_all_fit_they_race_in_groups(tune, machine, free_mib, most):
+    machine.each_mib, machine.free_mib = 1000.0, free_mib
+    alive = []
+    machine.before = lambda child: alive.append(len(machine.alive))
+    tuned = tune()
+    assert max(alive) == most
+    assert "no time or memory was left for its final" in dropped(tuned)
+    assert bool(tuned.chain.parts) == (most > 4)
+    if most > 4:
+        assert settings(tuned.chain)["batch_size"] == 400
+
+
+def test_the_space_is_what_the_job_allows():
+    assert space_for(FACTS)["batch_size"] == (None, 80, 125, 200, 400)
+    own = space_for(replace(FACTS, own_input=True, whole_executions=20, eager=True))
+    assert own["batch_size"] == own["input"] == own["jit_compile"] == (None,)
+    counted = space_for(replace(FACTS, whole_executions=20))
+    assert counted["steps_per_execution"] == (None, 4)
+    gpus = space_for(replace(FACTS, gpus=4, half=None))
+    assert (gpus["devices"], gpus["precision"]) == ((None, "all"), (None,))
+    # Keras chooses XLA on one GPU, and leaves it off on all of them.
+    for count, values in ((1, (None, False)), (4, (None, False, True))):
+        assert space_for(replace(FACTS, gpus=count, jit_compile=True))["jit_compile"] == values

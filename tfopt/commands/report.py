@@ -1,0 +1,47 @@
+"""Show a bench.json, or turn it into Markdown, HTML or JSON: ``tfopt report``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfopt.commands import arguments
+
+
+def add_report(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to ``tfopt``."""
+    parser = arguments.add_command(
+        commands,
+        common,
+        "report",
+        _report,
+        help="show a bench.json, or turn it into Markdown or HTML",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a bench.json, or its folder")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=("terminal", "md", "html"), default="terminal")
+    arguments.add_json(form)
+
+
+def _report(options: argparse.Namespace, given: list[str]) -> int:
+    from rich.console import Console
+
+    from tfopt.report.documents import read_any
+    from tfopt.report.html import as_html
+    from tfopt.report.markdown import as_markdown
+    from tfopt.report.terminal import as_terminal
+
+    report = read_any(options.file)
+    if options.json:
+        print(report.to_json(), end="")
+        return 0
+    if options.format == "terminal":
+        Console().print(as_terminal(report))
+        return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as both forms are written to files
+    print(as_markdown(report) if options.format == "md" else as_html(report))
+    return 0

@@ -1,0 +1,211 @@
+"""Describe a model as the file that serves it, with what is known of it without running it.
+
+A size is of a file that was made, and a sparse file counts only if LiteRT can run it. The model is
+not changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
+from tfopt.compress.model_graph import Ports, ports_of
+from tfopt.compress.quantize_aware import awareness_of
+from tfopt.compress.reports import count_zeros
+from tfopt.errors import UserError, first_line
+from tfopt.export.litert import LitertMode, Traced, convert, serve, trace
+from tfopt.export.litert_file import LitertPredictor
+from tfopt.export.operations import float_operations
+from tfopt.export.quantized import Quantized
+from tfopt.files import write_atomically
+from tfopt.job.parts import Artefact
+
+# Fewer zeros than this are biases that have not been trained.
+_SPARSE = 0.1
+_GIGA = 1e9
+_NOT_COUNTED = "of which weights, zeros and FLOP are not counted"
+_OPEN = "no latency: its inputs leave a size open; keras.Input((224, 224, 3)), say, has one"
+_FILE, _FACTS, _REASON = "model.tflite", "facts.json", "reason.txt"
+_DIED = "the process ended while its file was made"
+
+
+@dataclass(frozen=True)
+class ServingFile:
+    """A LiteRT file, and the facts of the model it was made of; see ``Footprint``."""
+
+    name: str
+    content: bytes
+    parameters: int | None = None
+    zeros: int | None = None
+    gflop: float | None = None
+    sparse_kib: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder of its own, for another process."""
+        folder.mkdir(parents=True)
+        write_atomically(folder / _FILE, self.content)
+        facts = {key: value for key, value in vars(self).items() if key != "content"}
+        write_atomically(folder / _FACTS, json.dumps(facts))
+
+    @staticmethod
+    def read(name: str, folder: Path) -> ServingFile:
+        """Return what :func:`leave` left, under another name; a UserError says why it cannot."""
+        try:
+            return ServingFile._read(name, folder)
+        except FileNotFoundError:
+            reason = folder / _REASON
+            problem = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
+        # Of a file that is damaged anything can be wrong.
+        except Exception as error:
+            problem = f"its file cannot be used: {first_line(error)}"
+        raise UserError(f"{name}: {problem}")
+
+    @staticmethod
+    def _read(name: str, folder: Path) -> ServingFile:
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        facts |= {"name": name, "notes": tuple(facts["notes"])}
+        file = ServingFile(content=(folder / _FILE).read_bytes(), **facts)
+        one_inference(file.content, 1)
+        return file
+
+
+def leave(folder: Path, model: Any, artefacts: Sequence[Artefact]) -> None:
+    """Write the file that would serve a trained model into a folder, or why there is none."""
+    try:
+        trained_file("", model, artefacts).write(folder)
+    # A converter may fail in its own words; what was found out before does not depend on it.
+    except Exception as error:
+        traceback.print_exc()
+        problem = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        # On a full disk there is no place for it; the row is then one that left nothing.
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / _REASON, (problem.splitlines() or [""])[0])
+
+
+def serving_file(name: str, model: Any) -> ServingFile:
+    """Return the file of a built Keras 3 model in float32, of ``tfopt.quantize``, or a .tflite."""
+    return outside_strategies(partial(_read, name, model))
+
+
+def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> ServingFile:
+    """Return what a training leaves to serve: the last LiteRT file made of it, or its model."""
+    made = [each.content for each in artefacts if each.filename.endswith(".tflite")]
+    if not made:
+        return serving_file(name, model)
+    weights, zeros = count_zeros(*model.weights)
+    gflop: float | None = None
+    notes: tuple[str, ...] = ()
+    with suppress(UserError):  # the file was made in another way than of a copy
+        gflop, notes = outside_strategies(partial(_gflop_of, model))
+    return ServingFile(name, made[-1], weights, zeros, gflop, notes=notes)
+
+
+def _read(name: str, model: Any) -> ServingFile:
+    if isinstance(model, Quantized):
+        return ServingFile(name, model.content, notes=(f"a file in {model.mode}, {_NOT_COUNTED}",))
+    if isinstance(model, str | os.PathLike):
+        path = Path(model).expanduser()
+        if path.suffix != ".tflite" or not path.is_file():
+            raise _no_model(name, str(path))
+        file = ServingFile(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
+        try:
+            one_inference(file.content, 1)
+        except (UserError, RuntimeError) as error:
+            problem = error.received if isinstance(error, UserError) else first_line(error)
+            raise _no_model(name, f"{path}, which LiteRT cannot run: {problem}") from error
+        return file
+    return _of_keras(name, model)
+
+
+def _of_keras(name: str, model: Any) -> ServingFile:
+    from tfopt.job.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    require_finite_weights(model)
+    if awareness_of(model):
+        raise _no_model(
+            name,
+            "a quantization-aware model, which computes rounding as extra steps",
+            fix="make its file first: tfopt.quantize(model, path, representative=...)",
+        )
+    copy, notes = convertible_copy(model)
+    ports = ports_of(copy)
+    served = serve(copy, ports)
+    weights, zeros = count_zeros(*model.weights)
+    sparse = None
+    if zeros > _SPARSE * weights:
+        sparse, reason = _sparse(served)
+        notes = (*notes, *((reason,) if reason else ()))
+    content = convert(served, "float32")
+    gflop, left_out = _gflop(copy, ports)
+    return ServingFile(name, content, weights, zeros, gflop, sparse, (*notes, *left_out))
+
+
+def _gflop_of(model: Any) -> tuple[float | None, tuple[str, ...]]:
+    copy, _ = convertible_copy(model)
+    return _gflop(copy, ports_of(copy))
+
+
+def _gflop(copy: Any, ports: Ports) -> tuple[float | None, tuple[str, ...]]:
+    """Return the arithmetic of one example, None where nothing is counted, and what is left out."""
+    one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
+    count, note = float_operations(trace(copy, one).function)
+    return count / _GIGA or None, (note,) if note else ()
+
+
+def _sparse(served: Traced) -> tuple[float | None, str]:
+    """Return the size with sparse kernels stored as such, or why there is no such file."""
+    mode: LitertMode = "sparse"
+    try:
+        content = convert(served, mode)
+        run, _ = one_inference(content, 1)
+        if run is None:
+            return None, "no sparse file: whether it runs is not known without a size"
+        run()
+    except (UserError, RuntimeError, ValueError) as error:
+        return None, f"no sparse file that runs: {first_line(error)}"
+    return len(content) / 1024, ""
+
+
+def one_inference(content: bytes, threads: int) -> tuple[Callable[[], Any] | None, str]:
+    """Return a call that infers one example, its input in place, or None; and notes on it."""
+    predictor = LitertPredictor(content, threads=threads)
+    shapes = [list(map(int, d["shape_signature"])) for d in predictor.input_details.values()]
+    if any(size < 1 for shape in shapes for size in shape[1:]):
+        return None, _OPEN
+    draw = np.random.default_rng(0)
+    rows = {name: _example(detail, draw) for name, detail in predictor.input_details.items()}
+    # The first run sets shapes and inputs; after it only the engine is timed.
+    predictor(rows)
+    batch = max((shape[0] for shape in shapes if shape), default=1)
+    note = f"its batch is fixed: the latency is that of {batch} examples" if batch > 1 else ""
+    return predictor.invoke_again, note
+
+
+def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
+    shape = [1, *map(int, detail["shape_signature"][1:])]
+    if np.issubdtype(detail["dtype"], np.floating):
+        return draw.random(shape, dtype="float32")
+    return np.zeros(shape, detail["dtype"])
+
+
+def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
+    return UserError(
+        f"{name!r} cannot be measured.",
+        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .keras "
+        "or .tflite file",
+        received=received,
+        fix=fix,
+    )

@@ -1,5 +1,0 @@
-"""Find the largest and the fastest batch by training them, a process each."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,0 @@
-from .found import BatchSizes as BatchSizes

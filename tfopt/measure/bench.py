@@ -1,0 +1,614 @@
+"""Measure a job, a chain link by link, or two jobs: processes in turns, trainings, one report.
+
+The links that act on this machine are found first, each by a process that is then one of those
+that take turns. Interrupted, what was measured by then is a valid report.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfopt.errors import UserError, require_count, require_switch, within
+from tfopt.job.cluster_place import usable_cores
+from tfopt.job.job import Chain, Job, Transform
+from tfopt.measure.advice import Choice, choose, recommend
+from tfopt.measure.children import carried_out
+from tfopt.measure.display import Display
+from tfopt.measure.engine import TURN_S, Engine, copies
+from tfopt.measure.provenance import read_provenance
+from tfopt.measure.rows import Row, row_report
+from tfopt.measure.scores import TrainWhole
+from tfopt.measure.served import CompareServed
+from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
+from tfopt.measure.trainings import MAX_DROP, Order, Trainings, train
+from tfopt.report import format as fmt
+from tfopt.report.bench_figures import kept
+from tfopt.report.bench_report import KEPT, Asked, BenchReport, Kind, VariantReport
+from tfopt.report.documents import Report
+from tfopt.report.footprint import Footprints
+from tfopt.report.statistics import LEAST
+
+REFERENCE, PLAIN_JOB, WHOLE, TUNED = "baseline", "plain job", "whole chain", "+ tuned"
+BUDGET_S, QUICK_S = 300.0, 120.0
+_PROCESSES, _QUICK_PROCESSES = 5, 3
+_MOST_ROUNDS, _LEAST_ROUNDS = 30, 5
+_KEPT_SHARE = 0.2  # of the budget, for a chain to keep that no row is
+_TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
+_FILES = "kept"
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What to measure and how long; ``targets`` are two for a pair, else one.
+
+    Attributes:
+        seeds: Whole trainings of each variant that trains other weights, for its accuracy; with
+            ``whole`` of every variant, for the time to it. 0: none.
+        max_drop: Points of accuracy that may be lost.
+        any_data: Compare a pair although its data differ.
+        tuned_parts: How many transforms at the start of the chain are one link.
+        remarks: Go into the report's notes.
+    """
+
+    title: str
+    command: str
+    kind: Kind
+    targets: tuple[Target, ...]
+    budget_s: float = BUDGET_S
+    quick: bool = False
+    whole: bool = False
+    seeds: int = 3
+    max_drop: float = MAX_DROP
+    seed: int = 0
+    any_data: bool = False
+    tuned_parts: int = 0
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_budget(self.budget_s)
+        require_count("seeds", self.seeds, minimum=0)
+        if not within(self.max_drop, 0, 100):
+            raise UserError(
+                "`max_drop` is in points of accuracy.",
+                expected="0 to 100",
+                received=repr(self.max_drop),
+            )
+        links = len(self.targets[0].chain.parts)
+        if self.kind == "ablation" and links < 2:
+            raise UserError(
+                "`ablate` leaves links out of a chain.",
+                expected="a chain of at least two transforms",
+                received=f"{links} transforms",
+            )
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes of each variant take turns."""
+        return _QUICK_PROCESSES if self.quick else _PROCESSES
+
+    @property
+    def leaves_files(self) -> bool:
+        """Return whether the output folder gets the files of the chain to keep."""
+        return self.whole and bool(self.seeds) and self.kind in ("prefixes", "single")
+
+
+class Interrupted(Exception):
+    """The measurement was stopped; ``report`` is what was measured, None where nothing was."""
+
+    def __init__(self, report: BenchReport | None) -> None:
+        super().__init__("interrupted")
+        self.report = report
+
+
+def bench(plan: BenchPlan, display: Display, folder: Path | None = None) -> BenchReport:
+    """Measure what the plan says; leave the files of the chain to keep in ``folder``.
+
+    Raises:
+        Interrupted: By Ctrl-C, with what was measured until then.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as made:
+        with Engine(display, seed=plan.seed) as engine:
+            session = _Session(plan, engine, display, Path(made))
+            try:
+                session.measure()
+                report = session.report(complete=True)
+            except KeyboardInterrupt as stop:
+                raise Interrupted(session.report(complete=False)) from stop
+        if report is None:
+            raise UserError(
+                f"{session.rows[0].variant.job} cannot be measured.\n{session.rows[0].reason}"
+            )
+        if folder is not None and plan.leaves_files:
+            own = kept(report) or report.reference
+            try:
+                leave_files(folder, session.folder_of("files", own.name))
+            except OSError as error:
+                note = f"The files of the chain to keep could not be written: {error}"
+                report = replace(report, notes=(*report.notes, note))
+        return report
+
+
+def measure(
+    job: str | Callable[..., Job],
+    chain: Transform | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    budget_s: float = QUICK_S,
+    whole: bool = True,
+    seeds: int = 3,
+    ablate: bool = False,
+    verbose: bool = True,
+) -> Report:
+    """Measure a job as it is and under each prefix of a chain, and return the report.
+
+    Several processes of each variant take turns of a tenth of a second. Ctrl-C returns what was
+    measured until then, marked as incomplete.
+
+    Example::
+
+        report = tfopt.measure("my_package.train:job", tfopt.chain(tfopt.Prune(0.8)))
+        print(report)
+        report["kept"].step_ms
+        report.save("perf")
+
+    Args:
+        job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
+            "package.module:job": each process makes it anew.
+        chain: A chain, or one transform; None measures the job alone.
+        arguments: Of that function.
+        budget_s: The seconds it may take; whole trainings that have begun are finished.
+        whole: Train every variant whole, for its accuracy and the time to it; False trains only
+            what trains other weights, for its accuracy.
+        seeds: Whole trainings of each.
+        ablate: Measure the chain without each link, in place of its prefixes.
+        verbose: Show what is measured now, the time left, and what was found.
+    """
+    for name, value in {"whole": whole, "ablate": ablate, "verbose": verbose}.items():
+        require_switch(name, value)
+    parts = parts_of(chain)
+    name, given = reference_of(job, "measure"), plain_arguments(arguments)
+    plan = BenchPlan(
+        title=name,
+        command=f"tfopt.measure({name!r}, {Chain(parts)!r})",
+        kind="ablation" if ablate else "prefixes" if parts else "single",
+        targets=(Target(name, name, Chain(parts), given),),
+        budget_s=budget_s,
+        quick=within(budget_s, 0, QUICK_S),
+        whole=whole,
+        seeds=seeds,
+    )
+    with Display(verbose=verbose) as display:
+        try:
+            return Report(bench(plan, display))
+        except Interrupted as stop:
+            if stop.report is None:
+                raise KeyboardInterrupt from None
+            return Report(stop.report)
+
+
+def require_budget(budget_s: object, least_s: float = 20.0) -> None:
+    """Refuse a budget that is no time, or has no room for a measurement."""
+    if not within(budget_s, least_s, 1e9):
+        raise UserError(
+            "The budget is too small for a measurement.",
+            expected=f"at least {least_s:g} seconds",
+            received=repr(budget_s),
+        )
+
+
+class _Session:
+    """One measurement: the rows, their processes and their trainings."""
+
+    def __init__(self, plan: BenchPlan, engine: Engine, display: Display, made: Path) -> None:
+        self.plan = plan
+        self.rows: list[Row] = []
+        self._engine = engine
+        self._display = display
+        self._made = made
+        self._processes = plan.processes
+        self._began = time.monotonic()
+        self._ends = self._began + plan.budget_s
+        self._started = ""
+        self._created = datetime.now(UTC).isoformat(timespec="seconds")
+        self._trainings: dict[str, Trainings] = {}
+        self._kept: Row | None = None
+        self._serving: Footprints | None = None
+        self._notes = list(plan.remarks)
+
+    def measure(self) -> None:
+        """Start, take turns, train, and measure the chain to keep."""
+        self._start()
+        if self.rows[0].status != "measured":
+            return
+        self._take_turns(self._measured()[1:], reserve=_KEPT_SHARE)
+        reference = self.rows[0]
+        if not reference.alive:  # all of its processes have died
+            return
+        if not any(each.turns for each in reference.alive):
+            raise UserError(
+                "Not one round of turns fitted into the budget.",
+                expected="a budget for several turns of each process",
+                received=f"{self.plan.budget_s:g} s; {self._started}",
+                fix="give a larger budget_s, or measure fewer links at once",
+            )
+        self._train(self._measured())
+        self._measure_kept()
+        self._compare_served()
+
+    def report(self, *, complete: bool) -> BenchReport | None:
+        """Return what was measured so far, if anything was; all processes end."""
+        for row in self._all():
+            row.finish(self._engine)
+        if not self.rows or self.rows[0].status != "measured":
+            return None
+        reports = self._reports()
+        choice = self._choice(reports) if complete else None
+        own = reports[-1] if self._kept else None
+        return BenchReport(
+            title=self.plan.title,
+            command=self.plan.command,
+            created=self._created,
+            provenance=read_provenance(),
+            asked=Asked(
+                kind=self.plan.kind,
+                quick=self.plan.quick,
+                budget_s=self.plan.budget_s,
+                processes=self.plan.processes,
+                turn_ms=1000 * TURN_S,
+                seed=self.plan.seed,
+                whole=self.plan.whole,
+            ),
+            data=self.rows[0].data,
+            variants=tuple(reports),
+            recommendation=recommend(choice, own) if choice else None,
+            complete=complete,
+            notes=tuple(self._notes),
+            serving=self._serving,
+        )
+
+    def _reports(self) -> list[VariantReport]:
+        reports: list[VariantReport] = []
+        previous: Row | None = None
+        for row in self._all():
+            row.trainings = self._trainings.get(row.variant.name, Trainings())
+            failed = self.plan.whole and row.status == "measured" and row.trainings.reason
+            if failed and row is not self.rows[0]:
+                row.status, row.reason = row.trainings.status, row.trainings.reason
+            before = previous if self.plan.kind == "prefixes" and row is not self._kept else None
+            reports.append(
+                row_report(
+                    row,
+                    reference=self.rows[0],
+                    previous=before,
+                    plain=self._trainings.get(self._plain.name),
+                    max_drop=self.plan.max_drop,
+                )
+            )
+            if row.status == "measured":
+                previous = row
+        return reports
+
+    def _choice(self, reports: Sequence[VariantReport]) -> Choice | None:
+        pairs = zip((row.variant for row in self.rows), reports, strict=False)
+        return choose(self.plan.kind, list(pairs))
+
+    def folder_of(self, kind: str, name: str) -> Path:
+        """Return where the first training of a row leaves something."""
+        place = [row.variant.name for row in self._all()].index(name)
+        return self._made / f"{kind}-{place}"
+
+    def _all(self) -> list[Row]:
+        return [*self.rows, *([self._kept] if self._kept else [])]
+
+    def _measured(self) -> list[Row]:
+        return [row for row in self.rows if row.status == "measured"]
+
+    @property
+    def _plain(self) -> Variant:
+        """Return the job under no chain, which a loss of accuracy is one from."""
+        first = self.rows[0].variant
+        if not first.chain.parts:
+            return first
+        return Variant(PLAIN_JOB, first.job, arguments=first.arguments)
+
+    # The rows, each with a first process.
+
+    def _start(self) -> None:
+        kind, target = self.plan.kind, self.plan.targets[0]
+        if kind == "pair":
+            named = [Variant(t.name, t.job, t.chain, t.arguments) for t in self.plan.targets]
+            self.rows = self._admit(named)
+            self._require_same_data()
+            return
+        self.rows = self._admit([Variant(REFERENCE, target.job, Chain(), target.arguments)])
+        if self.rows[0].status == "measured":
+            self._start_prefixes()
+        if kind == "ablation":
+            self._start_ablation()
+
+    def _start_prefixes(self) -> None:
+        """Add a row for each link; one that is refused or fails is in none of those after it."""
+        target, tuned = self.plan.targets[0], self.plan.tuned_parts
+        parts = target.chain.parts
+        waiting = [(TUNED, parts[:tuned])] if tuned else []
+        links = zip(_names("+", parts[tuned:]), parts[tuned:], strict=True)
+        waiting += [(name, (part,)) for name, part in links]
+        in_force: tuple[Transform, ...] = ()
+        while waiting:
+            chain, variants = in_force, []
+            for name, link in waiting:
+                chain = (*chain, *link)
+                variants.append(Variant(name, target.job, Chain(chain), target.arguments, link))
+            rows = self._admit(variants, skip_if_idle=True)
+            for place, row in enumerate(rows):
+                self._name_what_acts(row)
+                self.rows.append(row)
+                waiting.pop(0)
+                self._require_same_data()
+                if row.status == "measured":
+                    in_force = row.variant.chain.parts
+                elif row.status != "no_effect":
+                    for later in rows[place + 1 :]:
+                        self._release(later)
+                    break
+
+    def _name_what_acts(self, row: Row) -> None:
+        """Leave out of a row what changes nothing in it; what acts only now belongs to its link.
+
+        A rate that follows the batch, for instance, acts from the link on that changes the batch.
+        """
+        ready = row.ready
+        if row.status != "measured" or ready is None:
+            return
+        before = self._measured()[-1].variant.chain.parts
+        parts = tuple(part for part in row.variant.chain.parts if repr(part) not in ready.idle)
+        changed = tuple(part for part in parts if part not in before)
+        row.variant = replace(row.variant, chain=Chain(parts), changed=changed)
+
+    def _start_ablation(self) -> None:
+        """Turn the rows into the whole chain, then the same without each of its links."""
+        tried = self.rows[1:]
+        acting = [row for row in tried if row.status == "measured"]
+        if len(acting) < 2:
+            raise UserError(
+                "There is nothing to leave out.",
+                expected="at least two transforms that act on this machine",
+                received="; ".join(f"{r.variant.name}: {r.reason or 'acts'}" for r in tried),
+            )
+        for row in (self.rows[0], *acting[:-1]):
+            self._release(row)
+        whole = acting[-1]
+        parts = whole.variant.chain.parts
+        whole.variant = replace(whole.variant, name=WHOLE, changed=())
+        variants = []
+        for n, name in enumerate(_names("-", parts)):
+            rest, gone = Chain((*parts[:n], *parts[n + 1 :])), parts[n : n + 1]
+            variants.append(replace(whole.variant, name=name, chain=rest, changed=gone))
+        self.rows = [whole, *self._admit(variants), *(row for row in tried if row not in acting)]
+
+    def _admit(self, variants: Sequence[Variant], *, skip_if_idle: bool = False) -> list[Row]:
+        """Return a row with a process for each variant; those before make room where it lacks."""
+        rows: list[Row] = []
+        while len(rows) < len(variants):
+            waiting = variants[len(rows) :]
+            candidates = self._engine.admit(waiting, skip_if_idle=skip_if_idle)
+            if not candidates:
+                held = [row for row in (*self.rows[1:], *rows) if row.alive]
+                if not held:
+                    raise self._engine.no_room()
+                for row in held:
+                    self._release(row)
+            for variant, candidate in zip(waiting, candidates, strict=False):
+                rows.append(Row(variant))
+                rows[-1].take(candidate)
+        return rows
+
+    def _release(self, row: Row) -> None:
+        """End the processes of a row; others may come in their place."""
+        self._engine.dismiss(row.alive)
+
+    def _require_same_data(self) -> None:
+        """Take a row out that got other data than the reference."""
+        row, reference = self.rows[-1], self.rows[0]
+        if row.status != "measured" or row.data == reference.data:
+            return
+        if self.plan.kind == "pair":
+            if self.plan.any_data:
+                return
+            raise UserError(
+                f"{row.variant.job} is not on the data of what it is compared with.",
+                expected=reference.data,
+                received=row.data,
+                fix="compare on the same data; --force measures all the same, and says so",
+            )
+        self._release(row)
+        row.status = "failed"
+        row.reason = f"it got other data than the reference, so it is not compared: {row.data}"
+
+    # Turns.
+
+    def _take_turns(self, rows: Sequence[Row], *, reserve: float = 0.0) -> None:
+        """Give turns to the reference and these rows, in groups where memory holds not all."""
+        reference, left, before = self.rows[0], list(rows), list[Row]()
+        while True:
+            group = self._next_group(left, before)
+            if not reference.alive:
+                return
+            groups = math.ceil(len(left) / max(len(group), 1)) or 1
+            self._rounds([reference, *before, *group], groups, reserve)
+            left = left[len(group) :]
+            # The last link stays, for the next one to be compared with.
+            again = bool(left) and self.plan.kind == "prefixes"
+            stays = [row for row in group if row.alive][-1:] if again else []
+            for row in (*before, *group):
+                if row not in stays:
+                    row.finish(self._engine)
+            if not left:
+                return
+            before = stays
+
+    def _next_group(self, left: Sequence[Row], before: list[Row]) -> list[Row]:
+        """Start the processes of as many rows as fit, one at least; ``before`` may have to go."""
+        reference = self.rows[0]
+        if not self._fill(reference):
+            for row in left:
+                self._release(row)
+            self._fill(reference)
+        group = list(itertools.takewhile(self._fill, left))
+        if left and not group:
+            for row in left[1:]:
+                self._release(row)
+            self._share(before, left[0])
+            group = [left[0]]
+        return group
+
+    def _share(self, before: list[Row], row: Row) -> None:
+        """Give each side fewer processes, two at least, until a row has as many as the others."""
+        while not self._fill(row):
+            sides = [self.rows[0], *before, row]
+            each = min(sum(len(side.alive) for side in sides) // len(sides), self._processes - 1)
+            if each >= LEAST:
+                self._processes = each
+                for side in sides:
+                    self._engine.dismiss(side.alive[each:])
+            elif before:
+                self._release(before.pop())
+            else:
+                raise self._engine.no_room()
+
+    def _fill(self, row: Row) -> bool:
+        """Start processes until the row has as many as are asked for; False for want of room."""
+        missing = self._processes - len(row.alive)
+        started = self._engine.admit(copies(row.variant, missing))
+        for candidate in started:
+            row.take(candidate)
+        if row.status != "measured":
+            self._release(row)
+        return len(started) >= missing
+
+    def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
+        started_s = time.monotonic() - self._began
+        self._started = self._started or f"starting the processes took {started_s:.0f} s of it"
+        candidates = [each for row in rows for each in row.alive]
+        names = ", ".join(row.variant.name for row in rows)
+        take = partial(self._engine.take_rounds, candidates, doing=f"turns of {names}")
+        done = take(_LEAST_ROUNDS, until=self._ends)
+        if done < _LEAST_ROUNDS:
+            self._notes.append(
+                f"{fmt.count(done, 'round')} of {_LEAST_ROUNDS} or more fitted into the budget: "
+                f"{self._started}, and a round is long."
+            )
+        left_s = self._ends - time.monotonic()
+        left_s -= self._trainings_s(self._measured()) + reserve * self.plan.budget_s
+        take(_MOST_ROUNDS - done, until=time.monotonic() + max(left_s, 0.0) / groups)
+
+    # Trainings.
+
+    def _to_train(self, rows: Sequence[Row]) -> list[Variant]:
+        """Return what is trained whole: everything, or what trains other weights and the job."""
+        if not self.plan.seeds:
+            return []
+        variants = [row.variant for row in rows]
+        lossy = [each for each in variants if not each.exact]
+        pair = self.plan.kind == "pair"
+        chosen = variants if self.plan.whole else [] if pair else lossy
+        if chosen and lossy and self._plain.name not in {each.name for each in chosen}:
+            chosen = [self._plain, *chosen]
+        return [each for each in chosen if each.name not in self._trainings]
+
+    def _trainings_s(self, rows: Sequence[Row]) -> float:
+        """Return about how long the whole trainings take, several at a time, by the turns."""
+        names = {each.name for each in self._to_train(rows)}
+        each_s = [
+            row.ready.build_s + row.processes[0].training_s(row.ready.steps or 0)
+            for row in rows
+            if row.variant.name in names and row.ready is not None and row.processes
+        ]
+        return _TRAINING_SLOWER * self.plan.seeds * sum(each_s) / min(usable_cores(), 2)
+
+    def _train(self, rows: Sequence[Row]) -> None:
+        variants = self._to_train(rows)
+        orders = [
+            Order(each, self.plan.seed + n, TrainWhole() if n else self._leaving(each))
+            for n in range(self.plan.seeds)
+            for each in variants
+        ]
+        begun = sum(len(each.done) for each in self._trainings.values())
+        train(orders, self._display, self._trainings, until=self._ends)
+        done = sum(len(each.done) for each in self._trainings.values()) - begun
+        if done < len(orders) and not any(each.reason for each in self._trainings.values()):
+            self._notes.append(
+                f"The budget was over before {len(orders) - done} of {len(orders)} whole "
+                "trainings: a larger one makes them."
+            )
+        reference = self.rows[0].variant
+        why = self._trainings.get(reference.name, Trainings()).reason
+        if why is not None and self.plan.whole:
+            raise UserError(f"{reference.job} cannot be trained whole.", received=why)
+
+    def _leaving(self, variant: Variant) -> TrainWhole:
+        """Return the first training of a variant, which leaves its files."""
+        if not self.plan.leaves_files or variant.name == PLAIN_JOB:
+            return TrainWhole()
+        serving = str(self.folder_of("serving", variant.name)) if self._serves(variant) else None
+        return TrainWhole(output=str(self.folder_of("files", variant.name)), serving=serving)
+
+    def _serves(self, variant: Variant) -> bool:
+        """Return whether its file is compared: the reference's, and each made to be small."""
+        wanted = any(part.aim == "size" for part in self.plan.targets[0].chain.parts)
+        small = any(part.aim == "size" for part in variant.chain.parts)
+        return wanted and (small or variant is self.rows[0].variant)
+
+    def _measure_kept(self) -> None:
+        """Measure the chain to keep as a whole, in turns that had no say in the choice."""
+        reference, choice = self.rows[0], self._choice(self._reports())
+        if choice is None or choice.measured is not None or not choice.chain.parts:
+            return
+        if time.monotonic() > self._ends:
+            self._notes.append("The chain to keep was not measured as a whole: no time was left.")
+            return
+        variant = Variant(KEPT, reference.variant.job, choice.chain, reference.variant.arguments)
+        (self._kept,) = self._admit([variant])
+        if self._kept.status == "measured":
+            self._take_turns([self._kept])
+            self._train([reference, self._kept])
+
+    def _compare_served(self) -> None:
+        """Compare what the reference and the smaller models would serve."""
+        names = [row.variant.name for row in self._all() if self._serves(row.variant)]
+        trained = [each for each in names if self._trainings.get(each, Trainings()).done]
+        if len(trained) < 2 or not self.plan.leaves_files:
+            return
+        folders = {each: str(self.folder_of("serving", each)) for each in trained}
+        self._display.doing("size and speed when it serves")
+        found = carried_out(self.rows[0].variant, CompareServed(folders))
+        self._serving = found.value
+        if found.value is None:
+            self._notes.append(f"Nothing to serve: {found.reason}")
+
+
+def leave_files(folder: Path, made: Path) -> None:
+    """Copy a variant's files into ``kept`` in a folder, in the place of all that was there."""
+    shutil.rmtree(folder / _FILES, ignore_errors=True)
+    if made.exists():
+        shutil.copytree(made, folder / _FILES)
+
+
+def _names(sign: str, parts: Sequence[Transform]) -> list[str]:
+    """Return a name for each; where a transform is there twice, numbered."""
+    kinds = [type(part).__name__ for part in parts]
+    numbers = (f" {kinds[: n + 1].count(kind)}" for n, kind in enumerate(kinds))
+    return [
+        f"{sign} {kind}{number if kinds.count(kind) > 1 else ''}"
+        for kind, number in zip(kinds, numbers, strict=True)
+    ]

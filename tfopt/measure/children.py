@@ -1,0 +1,277 @@
+"""Start processes that carry out tasks on a job, talk with them, and end them.
+
+No child outlives the process that started it, however that ends. What a child says last, or how it
+died, is the reason why it has no result.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from tfopt.errors import UserError
+from tfopt.job.job import Job
+from tfopt.job.recipe_file import chain_to_toml
+from tfopt.measure.starter import EXEC, FORK
+from tfopt.measure.targets import Target
+from tfopt.monitor.nvml import gpu_memories
+from tfopt.report.strict import Status
+
+_LAST_LINES = 5
+_DYING_S = 2.0
+_LONGEST_MESSAGE = 1 << 16
+T = TypeVar("T")
+_LOAD_THEMSELVES: set[str] = set()  # jobs whose modules set how TensorFlow is loaded
+
+
+class Task(Protocol):
+    """Something to do with a job in a process of its own; a value that can be pickled."""
+
+    def carry_out(self, job: Job, pipe: Connection) -> Any:
+        """Do it in the child; ``pipe`` leads to the parent."""
+
+
+@dataclass(frozen=True)
+class Result(Generic[T]):
+    """What a task found, or the reason why there is nothing."""
+
+    status: Status
+    value: T | None
+    reason: str | None
+
+
+class Lost(Exception):
+    """A child that gives no result; the text is the reason, ``status`` refused or failed."""
+
+    def __init__(self, reason: str, status: Status = "failed") -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Child:
+    """A process that carries out a task on a target's job, in a process group of its own.
+
+    It is forked from a process that has loaded TensorFlow; on a GPU, or where the job's module sets
+    how TensorFlow is loaded, it loads it itself.
+    """
+
+    def __init__(self, target: Target, task: Task, *, seed: int | None = None) -> None:
+        self._spec: dict[str, Any] = {
+            "job": target.job,
+            "arguments": dict(target.arguments),
+            "chain": chain_to_toml(target.chain),
+            "seed": seed,
+            "task": task,
+            "folder": os.getcwd(),
+        }
+        self._start(EXEC if has_gpu() or target.job in _LOAD_THEMSELVES else FORK)
+
+    def _start(self, how: str) -> None:
+        self._starter = _starter(how)
+        self.pid, self._log, self._pipe = self._starter.start()
+        self.send(self._spec)
+
+    def send(self, message: Any) -> None:
+        """Send something to the task."""
+        with suppress(BrokenPipeError):  # receive() raises Lost then
+            self._pipe.send(message)
+
+    def has_answered(self, timeout_s: float) -> bool:
+        """Return whether it has sent something, or has ended, within a time."""
+        with suppress(ConnectionError):
+            wait([self._pipe, self._starter.control], timeout_s)
+            self._starter.listen(0)
+            return self._pipe.poll() or self.pid in self._starter.ended
+        return True
+
+    def receive(self, timeout_s: float) -> Any:
+        """Return what the task sends next.
+
+        Raises:
+            Lost: It failed, died, or was silent for ``timeout_s``.
+        """
+        kind, value = self._message(time.monotonic() + timeout_s, timeout_s)
+        if kind == "too late":
+            _LOAD_THEMSELVES.add(self._spec["job"])
+            self.end()
+            self._start(EXEC)
+            return self.receive(timeout_s)
+        if kind in ("refused", "failed"):
+            raise Lost(value, kind)
+        return value
+
+    def _message(self, ends: float, timeout_s: float) -> tuple[Any, Any]:
+        while not self._pipe.poll():
+            if self.pid in self._starter.ended and not self._pipe.poll():
+                raise Lost(self._last_words())
+            if time.monotonic() > ends:
+                raise Lost(f"it did not answer within {timeout_s:.0f} s")
+            wait([self._pipe, self._starter.control], max(ends - time.monotonic(), 0))
+            try:
+                self._starter.listen(0)
+            except ConnectionError:
+                raise Lost("the process that had started it was ended") from None
+        try:
+            message: tuple[Any, Any] = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            ends = time.monotonic() + _DYING_S
+            with suppress(ConnectionError):
+                while self.pid not in self._starter.ended and time.monotonic() < ends:
+                    self._starter.listen(max(ends - time.monotonic(), 0))
+            raise Lost(self._last_words()) from None
+        return message
+
+    def stop(self) -> None:
+        """Stop it with all its threads, and whatever it has started."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End it, and whatever it has started."""
+        if not self._pipe.closed:  # its number may be another's by now
+            self._signal(signal.SIGKILL)
+            self._pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def _last_words(self) -> str:
+        code = self._starter.ended.get(self.pid)
+        how = "it ended" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+            how += " (the system may have run out of memory)" * (code == -signal.SIGKILL)
+        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+        words = " | ".join(text.strip().splitlines()[-_LAST_LINES:])
+        return f"the process ended without a result: {how}; its last output: {words or 'none'}"
+
+
+def carried_out(
+    target: Target, task: Task, *, seed: int | None = None, timeout_s: float = 24 * 3600.0
+) -> Result[Any]:
+    """Carry a task out in a process of its own; return what it found, or why it did not."""
+    child = Child(target, task, seed=seed)
+    try:
+        return Result("measured", child.receive(timeout_s), None)
+    except Lost as lost:
+        return Result(lost.status, None, str(lost))
+    finally:
+        child.end()
+
+
+def has_gpu() -> bool:
+    """Return whether children have a GPU, by the driver and CUDA_VISIBLE_DEVICES."""
+    memories = gpu_memories()
+    return not isinstance(memories, str) and bool(memories)
+
+
+class Starter:
+    """The process that starts children, by forking itself or by starting Python anew."""
+
+    def __init__(self, how: str, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self.ended: dict[int, int] = {}
+        """The exit code of each child that has ended, by its process id."""
+        self._started: list[int] = []
+        self._count = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="tfopt-")
+        self._words = Path(self._folder.name, "starter.txt")
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setblocking(False)
+        with theirs, self._words.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tfopt.measure.starter", str(theirs.fileno()), how],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C reaches only us
+            )
+
+    @property
+    def running(self) -> bool:
+        """Return whether it can start another child."""
+        return self._process.poll() is None
+
+    def start(self) -> tuple[int, Path, Connection]:
+        """Start a child; return its process id, its log and the pipe to it."""
+        self._count += 1
+        log = Path(self._folder.name, f"{self._count}.txt")
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                message = f"{log}\n{os.getcwd()}".encode()
+                socket.send_fds(self.control, [message], [theirs.fileno()])
+            while not self._started:
+                self.listen(None)
+        except OSError:
+            ours.close()
+            words = self._words.read_text(encoding="utf-8", errors="replace").strip()
+            raise UserError(
+                "No process can be started to measure in.",
+                expected="a Python that loads TensorFlow",
+                received=" | ".join(words.splitlines()[-_LAST_LINES:]) or "it was killed",
+            ) from None
+        except BaseException:  # Ctrl-C: the child that was asked for may still come
+            self._process.kill()
+            raise
+        return self._started.pop(), log, Connection(ours.detach())
+
+    def listen(self, timeout_s: float | None) -> None:
+        """Take what the process has to say, waiting for it up to a time."""
+        wait([self.control], timeout_s)
+        with suppress(BlockingIOError):
+            while True:
+                message = self.control.recv(_LONGEST_MESSAGE)
+                if not message:
+                    raise ConnectionError
+                kind, pid, *code = pickle.loads(message)
+                if kind == "started":
+                    self.ended.pop(pid, None)  # numbers come again
+                    self._started.append(pid)
+                else:
+                    self.ended[pid] = code[0]
+
+    def end(self) -> None:
+        """End it and all its children."""
+        self.control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DYING_S)
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+_starters: dict[str, Starter] = {}
+
+
+def _starter(how: str) -> Starter:
+    """Return the running starter; another one where the environment has changed since."""
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    if how == EXEC:
+        environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    found = _starters.get(how)
+    if found is not None and (found.environment != environment or not found.running):
+        _starters.pop(how).end()
+    if how not in _starters:
+        _starters[how] = Starter(how, environment)
+        atexit.register(_starters[how].end)
+    return _starters[how]

@@ -1,0 +1,191 @@
+"""Compare two bench reports, or the variants of one with its reference; judge what is slower.
+
+Reports that are not comparable are refused with every reason; a variant that cannot be compared is
+there with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tfopt.errors import UserError
+from tfopt.measure.comparability import NotComparable, differences, variant_differences
+from tfopt.report import format as fmt
+from tfopt.report.bench_report import KEPT, BenchReport, VariantReport
+from tfopt.report.compared import LeftOut, Line, Side, SideBySide, VariantFigures
+from tfopt.report.documents import read_any
+from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import LEAST, compare_apart
+
+NOT_IN_THE_INTERVAL = (
+    "What the machine itself did between the two measurements (another day, another load, another "
+    "machine of the same kind) is not in the intervals; `tfopt bench --only BASE NEW` measures "
+    "both in turns on one machine, and `tfopt compare` takes its one report."
+)
+Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]
+# From the best to the worst.
+OUTCOMES: tuple[Outcome, ...] = ("pass", "inconclusive", "not comparable", "regression")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A report and the name it goes by: its file's or folder's."""
+
+    name: str
+    report: BenchReport
+
+    @staticmethod
+    def read(path: Path) -> Named:
+        """Return the report in a file or a folder."""
+        return Named(fmt.one_line(str(path)), read_any(path))
+
+    @property
+    def side(self) -> Side:
+        """Return what stands above its column."""
+        report, title = self.report, fmt.one_line(self.report.title)
+        return Side(self.name, title, report.created, report.asked.quick, report.complete)
+
+
+def compare_two(first: Named, second: Named) -> SideBySide:
+    """Compare what was measured in both, by the variants' names.
+
+    Raises:
+        NotComparable: Where the difference would not be that of the code.
+    """
+    if first.report == second.report:
+        raise UserError(
+            "Both files hold the same measurement.",
+            expected="two measurements, or one report with both variants in it",
+            received=f"{first.name} and {second.name}",
+            fix="measure the new state, or give one file",
+        )
+    found = differences(first.report, second.report)
+    if stopping := [each.told for each in found if each.blocks]:
+        raise NotComparable(
+            f"{first.name} and {second.name} are not comparable.",
+            expected="the same machine, versions, data and way of measuring",
+            received="; ".join(stopping),
+            fix="measure both in the same way on one machine",
+        )
+    notes = [NOT_IN_THE_INTERVAL]
+    if second.report.created < first.report.created:
+        notes.append(f"{second.name} is older than {first.name}: are they swapped?")
+    names = dict.fromkeys(each.name for of in (first, second) for each in of.report.variants)
+    pairs = [(first.report.variant(name), second.report.variant(name)) for name in names]
+    beside = _beside(first.side, second.side, pairs, _apart)
+    return replace(beside, differences=found, notes=tuple(notes))
+
+
+def compare_one(named: Named) -> SideBySide:
+    """Compare the variants of a report with its reference, as they took turns."""
+    reference, *others = named.report.variants
+    if not others:
+        raise UserError(
+            f"{named.name} has nothing beside its reference.",
+            expected="two variants, or a second report",
+            received=f"{reference.name} alone",
+        )
+    name = f"its {fmt.one_line(reference.name)}"
+    first = replace(named.side, name=name, quick=False, complete=True)
+    return _beside(first, named.side, [(reference, other) for other in others], _in_turns)
+
+
+def _beside(
+    first: Side,
+    second: Side,
+    pairs: Iterable[tuple[VariantReport | None, VariantReport | None]],
+    line: Callable[[VariantReport, VariantReport], Line],
+) -> SideBySide:
+    lines, left_out = [], []
+    for pair in pairs:
+        a, b = pair
+        named = b or a
+        assert named is not None
+        reasons = [
+            f"{side.name}: {reason}"
+            for side, variant in zip((first, second), pair, strict=True)
+            if (reason := _why_unmeasured(variant)) is not None
+        ]
+        if a is not None and b is not None and not reasons:
+            lines.append(line(a, b))
+            continue
+        left_out.append(
+            LeftOut(
+                name=fmt.one_line(named.name),
+                first="absent" if a is None else a.status,
+                second="absent" if b is None else b.status,
+                told="; ".join(reasons),
+            )
+        )
+    return SideBySide(first, second, (), tuple(lines), tuple(left_out), ())
+
+
+def _why_unmeasured(variant: VariantReport | None) -> str | None:
+    if variant is None:
+        return "no such variant"
+    if variant.status == "measured":
+        return None
+    return fmt.one_line(f"{variant.status.replace('_', ' ')}: {variant.reason}")
+
+
+def _apart(a: VariantReport, b: VariantReport) -> Line:
+    """Compare two measurements."""
+    found = variant_differences(a, b)
+    stopping = "; ".join(each.told for each in found if each.blocks)
+    sides = [[process.example_ms for process in each.processes] for each in (a, b)]
+    counts = [len(side) for side in sides]
+    why_not = None
+    if stopping:
+        why_not = f"not comparable: {stopping}"
+    elif min(counts) < LEAST:
+        why_not = f"{counts[0]} and {counts[1]} processes: no interval"
+    return _line(a, b, None if why_not else compare_apart(*sides), why_not, differences=found)
+
+
+def _in_turns(reference: VariantReport, variant: VariantReport) -> Line:
+    """Take the comparison that the report itself makes; nothing that differs stops it."""
+    found = variant.against_reference
+    why_not = None if found is not None else variant.unavailable["against_reference"]
+    noted = (replace(each, blocks=False) for each in variant_differences(reference, variant))
+    return _line(reference, variant, found, why_not, differences=tuple(noted))
+
+
+def _line(
+    a: VariantReport, b: VariantReport, found: Comparison | None, why_not: str | None, **more: Any
+) -> Line:
+    figures = VariantFigures.of(a), VariantFigures.of(b)
+    return Line(fmt.one_line(b.name), *figures, comparison=found, why_not=why_not, **more)
+
+
+def judge(found: SideBySide, limit: float) -> dict[str, Outcome]:
+    """Return whether each variant is slower than ``limit`` allows, as a share; the worst decides.
+
+    An interval above the limit as a whole is a regression, one at or below it a pass; one that
+    holds the limit is inconclusive, as is what would pass in a report that was interrupted. A
+    variant that has no figures any more never passes, but the kept chain may be gone: which it is
+    is tfopt's choice.
+    """
+    outcomes = {line.name: _outcome(line, limit, found.second) for line in found.lines}
+    for left in found.left_out:
+        if left.first == "measured" and not (left.second == "absent" and left.name == KEPT):
+            outcomes[left.name] = "not comparable"
+    return outcomes
+
+
+def worst_of(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the worst; where nothing was judged, nothing was compared."""
+    return max(outcomes, key=OUTCOMES.index, default="not comparable")
+
+
+def _outcome(line: Line, limit: float, second: Side) -> Outcome:
+    if line.comparison is None:
+        # Too few processes may be mended by measuring; a difference of batch may not.
+        stops = any(difference.blocks for difference in line.differences)
+        return "not comparable" if stops else "inconclusive"
+    if line.comparison.low > 1 + limit:
+        return "regression"
+    certain = line.comparison.high <= 1 + limit and second.complete
+    return "pass" if certain else "inconclusive"

@@ -1,0 +1,358 @@
+"""Give processes turns and time them: the one engine that all comparisons come from.
+
+Each candidate is a process that trains its variant of a job, and stands still between its turns.
+In a round every candidate has one turn of a tenth of a second, or of one execution where that is
+longer, in random order; turns of one round are compared, so that a machine that slows down, and
+its neighbours, hit all alike. A candidate that dies, hangs or runs out of memory leaves with its
+reason.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from tfopt.data.host_memory import MIB, available_memory
+from tfopt.errors import UserError
+from tfopt.job.cluster_place import usable_cores
+from tfopt.measure.children import Child, Lost, has_gpu
+from tfopt.measure.display import Display
+from tfopt.measure.targets import Variant
+from tfopt.measure.turn_taking import LOADED, Ready, TakeTurns, Turn
+from tfopt.monitor.nvml import gpu_memories
+from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import LEAST, compare
+from tfopt.report.strict import Status
+from tfopt.report.timed_process import TimedProcess
+
+TURN_S = 0.1
+_USABLE = 0.8  # of the free memory
+_GROWS = 1.3  # beyond what a process held when it was ready
+_START_TIMEOUT_S = 600.0
+_TURN_TIMEOUT_S = 60.0
+_TIMES_ITS_LONGEST = 20  # after so much longer than any turn of it a candidate hangs
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A variant in a process of its own.
+
+    Attributes:
+        ready: What it said when it had compiled; None before.
+        turns: By the number of the round.
+        out: Why it has left; empty while it takes turns.
+        status: Of what has left: refused, no_effect or failed.
+        held_mib: The memory that was its alone when it was ready.
+    """
+
+    variant: Variant
+    child: Child | None = None
+    ready: Ready | None = None
+    turns: dict[int, Turn] = field(default_factory=dict)
+    out: str = ""
+    status: Status = "measured"
+    held_mib: float = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it takes turns."""
+        return self.child is not None and self.ready is not None and not self.out
+
+    def example_s(self, rounds: Iterable[int] | None = None) -> float:
+        """Return the median time of an example, over all its turns or those of some rounds."""
+        assert self.ready is not None
+        turns = self.turns.values() if rounds is None else [self.turns[n] for n in rounds]
+        step_s = statistics.median(turn.seconds / turn.steps for turn in turns)
+        return step_s / (self.ready.batch_size or 1)
+
+
+def shared_rounds(candidates: Iterable[Candidate]) -> list[int]:
+    """Return the rounds in which all of these had a turn."""
+    return sorted(set.intersection(*(set(each.turns) for each in candidates)))
+
+
+def compared(
+    reference: Sequence[Candidate],
+    variant: Sequence[Candidate],
+    value: Callable[[Candidate, Iterable[int]], float] = Candidate.example_s,
+) -> Comparison | None:
+    """Return the variant's time an example over the reference's, from the rounds all were in.
+
+    None where there are not two processes a side. ``value`` may be another time of a process.
+    """
+    sides = [[each for each in side if each.turns] for side in (reference, variant)]
+    if min(map(len, sides)) < LEAST:
+        return None
+    rounds = shared_rounds([*sides[0], *sides[1]])
+    if not rounds:
+        return None
+    return compare(*([value(each, rounds) for each in side] for side in sides))
+
+
+class Engine:
+    """The processes of one measurement; all are gone when this ends.
+
+    Example:
+        with Engine() as engine:
+            plain, fast = engine.admit([Variant(...), Variant(...)])
+            engine.take_rounds([plain, fast], 20)
+            print(plain.example_s() / fast.example_s())
+    """
+
+    def __init__(
+        self, display: Display | None = None, *, turn_s: float = TURN_S, seed: int = 0
+    ) -> None:
+        self.display = display or Display(verbose=False)
+        self.turn_s = turn_s
+        self.round = 0
+        self.cost_s = 0.0
+        """The seconds of turns that no candidate computed in."""
+        self._random = random.Random(seed)
+        self._candidates: list[Candidate] = []
+        self._gpu = has_gpu()
+        self._compiled_alone = False
+        self._let_in: list[Candidate] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.dismiss(self._candidates)
+
+    # Starting.
+
+    def admit(
+        self,
+        variants: Sequence[Variant],
+        *,
+        skip_if_idle: bool = False,
+        look: bool = False,
+        until: float = math.inf,
+    ) -> list[Candidate]:
+        """Start a process for each variant; return those that started, alive or not.
+
+        As many start at once as there are cores, and none that memory has no room for: those are
+        not among the result, and may be admitted when others are dismissed. No process starts
+        after ``until``, in seconds of ``time.monotonic()``.
+        """
+        task = TakeTurns(gated=self._gpu, skip_if_idle=skip_if_idle, look=look)
+        waiting = [Candidate(variant) for variant in variants]
+        starting: list[Candidate] = []
+        admitted: list[Candidate] = []
+        while waiting or starting:
+            # The first one tells how much memory one takes.
+            at_once = usable_cores() if self._gpu or self._needed_mib() else 1
+            while waiting and len(starting) < at_once and time.monotonic() < until:
+                if self._candidates and not self._has_room(len(starting)):
+                    break
+                each = waiting.pop(0)
+                self._candidates.append(each)
+                way = each.variant.way or task.way
+                each.child = Child(each.variant, replace(task, way=way))
+                starting.append(each)
+            if not starting:
+                break
+            if self._compiled_alone:
+                self._open_gates(starting)
+            first = starting.pop(0)
+            self.display.doing(f"starting {first.variant.name}")
+            self._make_ready(first)
+            admitted.append(first)
+        return admitted
+
+    def no_room(self) -> UserError:
+        """Return the error for a machine on which not two processes fit."""
+        free = available_memory()
+        return UserError(
+            "There is no memory for one more process beside the job as it is.",
+            expected=f"about {self._needed_mib():,.0f} MiB",
+            received=f"{free.available_bytes * _USABLE / MIB:,.0f} MiB: {free.limited_by}",
+            fix="measure a smaller batch or model, or end other programs",
+        )
+
+    def _make_ready(self, candidate: Candidate) -> None:
+        """Wait until a candidate has compiled, and stop it."""
+        child = candidate.child
+        assert child is not None
+        if candidate.out:  # it ended before it had loaded TensorFlow
+            return
+        try:
+            if self._gpu and not self._compiled_alone:
+                _open_gate(child)
+            said: Ready = child.receive(_START_TIMEOUT_S)
+        except Lost as lost:
+            self._leaves(candidate, str(lost), lost.status)
+            return
+        self._compiled_alone = self._gpu
+        candidate.ready = said
+        if said.is_idle:
+            note = said.notes.get(repr(candidate.variant.chain.parts[-1]), "")
+            self._leaves(candidate, note or "it changes nothing here", "no_effect")
+            return
+        child.stop()
+        candidate.held_mib = _own_mib(child.pid)
+
+    def _open_gates(self, starting: Iterable[Candidate]) -> None:
+        """Let those compile that have loaded TensorFlow: the first one has, alone on the GPU."""
+        for each in starting:
+            if each not in self._let_in and each.child is not None:
+                self._let_in.append(each)
+                try:
+                    _open_gate(each.child)
+                except Lost as lost:
+                    self._leaves(each, str(lost), lost.status)
+
+    def _needed_mib(self) -> float:
+        held = [each.held_mib for each in self._candidates if each.alive]
+        return _GROWS * max(held, default=0.0)
+
+    def _has_room(self, starting: int) -> bool:
+        """Return whether one more fits beside those that are there and those that start."""
+        free_mib = available_memory().available_bytes * _USABLE / MIB
+        if (1 + starting) * self._needed_mib() > free_mib:
+            return False
+        memories = gpu_memories() if self._gpu else ()
+        if isinstance(memories, str) or not memories:
+            return True
+        # Each allocator grows to what it needs: those that are there tell what one takes.
+        alive = max(sum(each.alive for each in self._candidates), 1)
+        return all(
+            (1 + starting) * _GROWS * (each.total_mib - each.free_mib) / alive < each.free_mib
+            for each in memories
+        )
+
+    # Turns.
+
+    def take_rounds(
+        self,
+        candidates: Sequence[Candidate],
+        rounds: int,
+        *,
+        until: float = math.inf,
+        doing: str = "taking turns",
+    ) -> int:
+        """Give every candidate that is alive a turn in each of so many rounds.
+
+        The first turn of a process is not kept: caches are cold. Ends before a round that would
+        begin after ``until``. Returns how many rounds were whole.
+        """
+        if time.monotonic() >= until:
+            return 0
+        for each in candidates:
+            if each.alive and not each.turns:
+                self._turn(each)
+        for number in range(rounds):
+            alive = [each for each in candidates if each.alive]
+            if not alive or time.monotonic() >= until:
+                return number
+            left_s = min(self.left_s(alive, rounds - number), until - time.monotonic())
+            self.display.doing(doing, left_s)
+            self._random.shuffle(alive)
+            for each in alive:
+                turn = self._turn(each)
+                if turn is not None:
+                    each.turns[self.round] = turn
+            self.round += 1
+        return rounds
+
+    def left_s(self, candidates: Iterable[Candidate], rounds: int) -> float:
+        """Return what so many rounds of these take, by their turns so far."""
+        return rounds * sum(
+            statistics.fmean(turn.lasted_s for turn in each.turns.values())
+            if each.turns
+            else self.turn_s
+            for each in candidates
+        )
+
+    def _turn(self, candidate: Candidate) -> Turn | None:
+        child = candidate.child
+        assert child is not None
+        longest = max((turn.lasted_s for turn in candidate.turns.values()), default=0.0)
+        begun = time.monotonic()
+        child.go_on()
+        child.send(self.turn_s)
+        try:
+            first = candidate.ready.first_step_s if candidate.ready else 0.0
+            patience = _TURN_TIMEOUT_S + _TIMES_ITS_LONGEST * max(longest, first)
+            turn: Turn = child.receive(patience)
+        except Lost as lost:
+            self._leaves(candidate, str(lost), lost.status)
+            return None
+        child.stop()
+        self.cost_s += time.monotonic() - begun - turn.lasted_s
+        return turn
+
+    def _leaves(self, candidate: Candidate, reason: str, status: Status) -> None:
+        """End a candidate with its reason, and forget its turns."""
+        candidate.out, candidate.status = reason, status
+        candidate.turns.clear()
+        assert candidate.child is not None
+        candidate.child.end()
+        if status != "no_effect":
+            self.display.say(f"{candidate.variant.name}: {reason.splitlines()[0]}")
+
+    def dismiss(self, candidates: Iterable[Candidate]) -> None:
+        """End candidates; what was measured of them stays."""
+        for each in candidates:
+            if each.child is not None:
+                each.child.end()
+                each.child = None
+
+
+def _open_gate(child: Child) -> None:
+    said = child.receive(_START_TIMEOUT_S)
+    assert said == LOADED
+    child.send(True)
+
+
+def timed_process(candidate: Candidate) -> TimedProcess:
+    """Return what was measured of a candidate that has had turns, for the report."""
+    ready, turns = candidate.ready, candidate.turns
+    assert ready is not None
+    peaks = turns[max(turns)].peaks
+    energy = peaks.energy_per_step_j
+    unavailable = dict(peaks.unavailable)
+    if ready.batch_size is None:
+        unavailable["batch_size"] = "the data yields its own batches"
+    return TimedProcess(
+        build_s=round(ready.build_s, 4),
+        first_step_s=round(ready.first_step_s, 4),
+        first_steps=ready.first_steps,
+        rounds=tuple(turns),
+        turns_ms=tuple(round(1000 * turn.seconds / turn.steps, 5) for turn in turns.values()),
+        steps=tuple(turn.steps for turn in turns.values()),
+        batch_size=ready.batch_size,
+        replicas=ready.replicas,
+        host_peak_mib=peaks.host_mib,
+        gpu_peak_mib=peaks.gpu_mib,
+        energy_per_example_j=None if energy is None else energy / (ready.batch_size or 1),
+        gpus=peaks.gpus,
+        unavailable=unavailable,
+        data=ready.data,
+    )
+
+
+def copies(variant: Variant, count: int) -> list[Variant]:
+    """Return the same variant so many times, numbered."""
+    return [replace(variant, name=f"{variant.name} ({n + 1})") for n in range(count)]
+
+
+def _own_mib(pid: int) -> float:
+    """Return the memory that only this process holds: pages of a fork are shared."""
+    try:
+        return float(psutil.Process(pid).memory_full_info().uss) / MIB
+    except psutil.Error:
+        return 0.0

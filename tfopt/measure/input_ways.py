@@ -1,0 +1,183 @@
+"""Train a job in turns in ways that tell what its input costs.
+
+As it is; on a batch that is there already; the pipeline drained up to one of its stages, with
+nothing trained; and under a change to the input.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.data.caching import fills_a_cache
+from tfopt.data.feeding import lasting
+from tfopt.data.fit_data import INFINITE, Batches, kind_of, read_source
+from tfopt.data.pipeline import Pipeline
+from tfopt.data.stages import Stage, changed, stages_of
+from tfopt.errors import UserError
+from tfopt.measure.turn_taking import Way
+from tfopt.run import ENDLESS, Prepared
+
+FILLS_S = 60.0
+_SAMPLE = 16  # batches that a cache holds, to measure one without a whole epoch
+
+
+@dataclass(frozen=True)
+class AsItIs(Way):
+    """``fit`` on the job's own input, whose cache is full."""
+
+    name: ClassVar[str] = "the job as it is"
+
+    def ready(self, ready: Prepared) -> Prepared:
+        fill(ready.train_input, ready.facts.steps_per_epoch)
+        return ready
+
+
+@dataclass(frozen=True)
+class Resident(Way):
+    """The training step on one batch, which is where the step computes."""
+
+    name: ClassVar[str] = "its step alone"
+
+    def ready(self, ready: Prepared) -> Prepared:
+        import tensorflow as tf
+
+        model, batch = ready.model, first_batch(ready)
+        if ready.facts.replicas == 1:
+            flat = tf.nest.flatten(batch, expand_composites=True)
+            held = [tf.Variable(leaf, trainable=False) for leaf in flat]
+            step = model.train_step
+
+            def train_step(data: Any) -> Any:
+                values = [each.value() for each in held]
+                return step(tf.nest.pack_sequence_as(batch, values, expand_composites=True))
+
+            model.train_step = train_step
+        return with_stand_in(ready)
+
+
+@dataclass(frozen=True)
+class Drained(Way):
+    """The input up to a stage, a batch of examples a step; nothing is trained."""
+
+    stage: int
+    words: str
+    python: bool
+
+    @property
+    def name(self) -> str:
+        return f"its input up to {self.words}"
+
+    def ready(self, ready: Prepared) -> Prepared:
+        import tensorflow as tf
+
+        stage, model, steps = stages_in(ready)[self.stage], ready.model, ready.facts.steps_per_epoch
+        own = None
+        if kind_of(stage.dataset) == "dataset":
+            # As many elements as make a batch; without a step for each of them: sharding passes
+            # over the others in C++.
+            elements = max(round((ready.facts.batch_size or 1) / stage.examples), 1)
+            fill(stage.dataset, steps and steps * elements)
+            own = iter(stage.dataset.repeat().shard(elements, 0))
+
+        @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
+        def take(iterator: Any) -> None:
+            iterator.get_next()
+
+        model.train_function = lambda given: take(given if own is None else own) or {}
+        model.steps_per_execution = 1
+        model.get_metrics_result = dict  # those of a model that never trained cannot be read
+        quiet = replace(ready, job=ready.job.with_(callbacks=()))
+        return quiet if own is None else with_stand_in(quiet)
+
+    def processor_s(self) -> float:
+        """Return the seconds in which this process computed, or would have on a free core."""
+        waited_ns = 0
+        for task in Path("/proc/self/task").glob("*/schedstat"):
+            with suppress(OSError, ValueError, IndexError):  # a thread that has ended meanwhile
+                waited_ns += int(task.read_text().split()[1])
+        return time.process_time() + waited_ns / 1e9
+
+
+@dataclass(frozen=True)
+class Changed(Way):
+    """``fit`` under changes to the job's own dataset, or on its data as a ``pipeline`` makes it."""
+
+    changes: tuple[str, ...]
+    pipeline: Pipeline | None = None
+
+    @property
+    def name(self) -> str:
+        return " and ".join(self.changes)
+
+    def ready(self, ready: Prepared) -> Prepared:
+        if self.pipeline is None:
+            sample = _SAMPLE * (ready.facts.batch_size or 1)
+            made = changed(ready.data.train, self.changes, sample=sample)
+            fill(made, None)
+            return with_input(ready, made)
+        facts = replace(ready.facts, steps_per_epoch=ready.job.steps_per_epoch)
+        made, _ = self.pipeline.read(ready.data.train, facts)
+        if not fill(made, ready.facts.steps_per_epoch):
+            raise UserError(f"A cache was not full after {FILLS_S:g} s.")
+        return replace(ready, train_input=made)
+
+
+def stages_in(ready: Prepared) -> tuple[Stage, ...]:
+    """Return the stages of a job's input; none of arrays."""
+    kind, batch = kind_of(ready.train_input), ready.facts.batch_size
+    if kind == "dataset":
+        return stages_of(ready.train_input, batch)
+    if kind == "pydataset":
+        return (Stage(kind, kind, ready.train_input, python=True, examples=batch or 1),)
+    return ()
+
+
+def first_batch(ready: Prepared) -> Any:
+    """Return the first batch as ``fit`` hands it to a step, of all replicas."""
+    facts = ready.facts
+    endless = lasting(
+        ready.train_input, steps=ENDLESS, epochs=ENDLESS, batch=facts.batch_size, seed=facts.seed
+    )
+    source = read_source(endless)
+    assert isinstance(source, Batches)
+    return source.first
+
+
+def with_stand_in(ready: Prepared) -> Prepared:
+    """Return the job with an endless input for Keras's loop to hold, which no step looks at."""
+    import tensorflow as tf
+
+    # Under a strategy Keras builds metrics by what it is handed.
+    handed = first_batch(ready) if tf.distribute.has_strategy() else 0
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return with_input(ready, tf.data.Dataset.from_tensors(handed).repeat().with_options(options))
+
+
+def with_input(ready: Prepared, dataset: Any) -> Prepared:
+    """Return the job with another input, of a length that nobody knows."""
+    return replace(
+        ready,
+        job=ready.job.with_(steps_per_epoch=None),
+        facts=replace(ready.facts, steps_per_epoch=None),
+        train_input=dataset,
+    )
+
+
+def fill(part: Any, elements: int | None) -> bool:
+    """Read an epoch where that fills a cache; return whether it is full in time."""
+    if kind_of(part) != "dataset" or not fills_a_cache(part):
+        return True
+    if elements is None and int(part.cardinality()) == INFINITE:
+        return True
+    ends = time.monotonic() + FILLS_S
+    for read, _ in enumerate(part):
+        if read == elements:  # one more than an epoch: it is full once its end is met
+            return True
+        if time.monotonic() > ends:
+            return False
+    return True

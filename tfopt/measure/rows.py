@@ -1,0 +1,181 @@
+"""Make the rows of a report out of what was measured, each missing figure with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tfopt.measure.comparability import scaling
+from tfopt.measure.engine import Candidate, Engine, timed_process
+from tfopt.measure.targets import Variant
+from tfopt.measure.trainings import (
+    COMPARED,
+    EXACT,
+    TOO_FEW,
+    Trainings,
+    compare_trainings,
+    quality,
+)
+from tfopt.measure.turn_taking import Ready
+from tfopt.report.bench_report import Quality, VariantReport
+from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import LEAST, compare
+from tfopt.report.strict import Status
+from tfopt.report.timed_process import TimedProcess, in_shared_rounds
+
+T = TypeVar("T", Comparison, Quality)
+
+IS_REFERENCE = "this is the reference"
+_NONE_BEFORE = "nothing was measured before it"
+_NOT_TRAINED = "no whole training of it was made"
+
+
+@dataclass(eq=False)
+class Row:
+    """A variant with all that is known of it.
+
+    Attributes:
+        candidates: Its processes, also those that have ended.
+        trainings: Set when the report is made.
+        against: Comparisons of an example's time that were made otherwise than from all rounds.
+    """
+
+    variant: Variant
+    status: Status = "measured"
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+    candidates: list[Candidate] = field(default_factory=list)
+    trainings: Trainings = field(default_factory=Trainings)
+    against: dict[str, Comparison] = field(default_factory=dict)
+
+    def take(self, candidate: Candidate) -> None:
+        """Add a process, alive or not: what the first one says of itself is the row's."""
+        if candidate.ready is not None:
+            self.notes = self.notes or _notes(self.variant, candidate.ready.notes)
+            if self.status == "measured" and self.data not in ("", candidate.ready.data):
+                self.status = "failed"
+                self.reason = f"its processes got {self.data}, and {candidate.ready.data}"
+        if candidate.out and not self.candidates:
+            self.status, self.reason = candidate.status, candidate.out
+        self.candidates.append(candidate)
+
+    def finish(self, engine: Engine) -> None:
+        """End its processes; a row without turns is not measured."""
+        engine.dismiss(self.candidates)
+        if self.status == "measured" and not self.processes:
+            lost = [each.out for each in self.candidates if each.out]
+            self.status = "failed" if lost else "interrupted"
+            self.reason = lost[0] if lost else "stopped before it was measured"
+
+    @property
+    def alive(self) -> list[Candidate]:
+        """Return its processes that take turns."""
+        return [each for each in self.candidates if each.alive]
+
+    @property
+    def ready(self) -> Ready | None:
+        """Return what its first process said of itself."""
+        return next((each.ready for each in self.candidates if each.ready is not None), None)
+
+    @property
+    def data(self) -> str:
+        """Return the data that its first process got; empty before."""
+        return self.ready.data if self.ready is not None else ""
+
+    @property
+    def processes(self) -> list[TimedProcess]:
+        """Return what was measured of those that had turns."""
+        return [timed_process(each) for each in self.candidates if each.turns]
+
+    def compared(self, reference: Row) -> Comparison | None:
+        """Return the time of an example as a share of the reference's."""
+        if reference.variant.name in self.against:
+            return self.against[reference.variant.name]
+        first, own = in_shared_rounds(reference.processes, self.processes)
+        if min(len(first), len(own)) < LEAST:
+            return None
+        return compare([each.example_ms for each in first], [each.example_ms for each in own])
+
+
+def _notes(variant: Variant, notes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what the one transform that a variant adds said it did, or what each of all did."""
+    if len(variant.changed) == 1 and variant.changed[0] in variant.chain.parts:
+        note = notes.get(repr(variant.changed[0]), "")
+        return (note,) if note else ()
+    said = ((type(part).__name__, notes.get(repr(part), "")) for part in variant.chain.parts)
+    return tuple(f"{name}: {note}" for name, note in said if note)
+
+
+def row_report(
+    row: Row, *, reference: Row, previous: Row | None, plain: Trainings | None, max_drop: float
+) -> VariantReport:
+    """Return the row of the report; ``previous`` is the prefix before it.
+
+    ``plain`` are the trainings of the job under no chain, which a loss of accuracy is one from.
+    """
+    unavailable: dict[str, str] = {}
+    measured = row.status == "measured"
+
+    def take(name: str, found: T | str) -> T | None:
+        if isinstance(found, str) or not measured:
+            unavailable[name] = found if isinstance(found, str) and measured else row.reason or ""
+            return None
+        return found
+
+    found = _timings(row, reference)
+    found["against_previous"] = (
+        _NONE_BEFORE if previous is None else row.compared(previous) or TOO_FEW
+    )
+    variant, trainings = row.variant, row.trainings
+    return VariantReport(
+        name=variant.name,
+        job=variant.job,
+        arguments={key: repr(value) for key, value in variant.arguments.items()},
+        transform=", ".join(map(repr, variant.changed)) or None,
+        chain=repr(variant.chain),
+        exact=variant.exact,
+        status=row.status,
+        reason=row.reason,
+        changed=_notes(variant, trainings.notes or {}) or row.notes,
+        processes=tuple(row.processes),
+        **{name: take(name, each) for name, each in found.items()},
+        scaling=_scaling(row, reference),
+        quality=take("quality", _quality(row, plain, max_drop)),
+        trainings=trainings.done,
+        unavailable=unavailable,
+    )
+
+
+def _timings(row: Row, reference: Row) -> dict[str, Comparison | str]:
+    """Return each comparison with the reference, or why it is not there."""
+    if row is reference:
+        return dict.fromkeys(("against_reference", *COMPARED), IS_REFERENCE)
+    found: dict[str, Comparison | str] = dict.fromkeys(COMPARED, _NOT_TRAINED)
+    if reference.trainings.done and (row.trainings.done or row.trainings.reason):
+        processes = reference.processes, row.processes
+        found = compare_trainings(reference.trainings, row.trainings, processes)
+    return {**found, "against_reference": row.compared(reference) or TOO_FEW}
+
+
+def _quality(row: Row, plain: Trainings | None, max_drop: float) -> Quality | str:
+    if row.trainings is plain:
+        return IS_REFERENCE
+    if row.variant.exact:
+        return EXACT
+    if plain is None or not (row.trainings.done or row.trainings.reason):
+        return _NOT_TRAINED
+    return quality(plain, row.trainings, max_drop)
+
+
+def _scaling(row: Row, reference: Row) -> str | None:
+    """Return how to read the comparison with the reference, where that is not plain."""
+    if row is reference or not row.processes or not reference.processes:
+        return None
+    told = [
+        f"{each.what} {each.second} instead of {each.first}"
+        for each in scaling(reference.processes[0], row.processes[0])
+    ]
+    if row.data != reference.data:
+        told.insert(0, f"forced: other data than the reference, {row.data}, not {reference.data}")
+    return "; ".join(told) or None

@@ -1,0 +1,226 @@
+"""Train a job whole in a child process, for its accuracy: which score after how many steps.
+
+The training is not timed, so that others can run beside it. The score on the test part is read ten
+times, at equal numbers of examples, so that batches of any size compare.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tfopt.data.fit_data import describe_data
+from tfopt.errors import UserError
+from tfopt.export.serving import leave
+from tfopt.job.job import Job
+from tfopt.job.parts import Artefact
+from tfopt.job.rebuild import rebuild
+from tfopt.report.training import Reading, Training
+from tfopt.run import Outcome, Prepared, prepared
+
+READINGS = 10
+# Keras puts a head's name before the metric's, and a number behind it where two have one name.
+_ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A whole training, the data it had, and what each transform did, by its repr."""
+
+    training: Training
+    data: str
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TrainWhole:
+    """Train the job as a whole, read its scores, and leave its files.
+
+    Attributes:
+        readings: How often the score is read, the end included.
+        output: A folder for the model and the files that transforms made.
+        serving: A folder for the LiteRT file that would serve it, or the reason why there is none.
+    """
+
+    readings: int = READINGS
+    output: str | None = None
+    serving: str | None = None
+
+    def carry_out(self, job: Job, pipe: Connection) -> Trained:
+        """Train, and return what was read."""
+        with prepared(job) as ready:
+            data = describe_data(ready.data)  # told before the training, which frees its input
+            scores = _Scores(ready, self.readings)
+            outcome = ready.fit(callbacks=[scores.callback()])
+            if self.output is not None:
+                outcome.save(self.output)
+            if self.serving is not None:
+                leave(Path(self.serving), outcome.model, outcome.artefacts)
+            notes = {repr(transform): effect.note for transform, effect in outcome.effects}
+            return Trained(_training(ready, outcome, scores), data, notes)
+
+
+class _Scores:
+    """Reads the test accuracy at equal numbers of examples, and the share of ends of epochs."""
+
+    def __init__(self, ready: Prepared, wanted: int) -> None:
+        self.readings: list[Reading] = []
+        self.steps = 0
+        self._ready = ready
+        self._wanted = wanted
+        self._length = ready.facts.steps_per_epoch
+        self._all = None if self._length is None else self._length * ready.job.epochs
+        self._done = 0
+        self._last = self._test_begun = time.perf_counter()
+        self._within_s: list[float] = []
+        self._between_s: list[float] = []
+
+    @property
+    def epoch_end_share(self) -> float:
+        """Return the share of the time that ends of epochs take beyond an execution."""
+        if not self._within_s or not self._between_s:
+            return 0.0
+        execution_s = statistics.fmean(self._within_s)
+        ends_s = sum(max(each - execution_s, 0.0) for each in self._between_s)
+        return round(ends_s / (sum(self._within_s) + sum(self._between_s)), 4)
+
+    def callback(self) -> Any:
+        """Return the callback for ``fit``."""
+        import keras
+
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._epoch_begins,
+            on_epoch_end=self._epoch_ends,
+            on_train_batch_end=self._execution_ends,
+            on_test_begin=self._test_begins,
+            on_test_end=self._test_ends,
+        )
+
+    def _epoch_begins(self, epoch: int, logs: object) -> None:
+        self._done = 0
+
+    def _execution_ends(self, batch: int, logs: object) -> None:
+        now = time.perf_counter()
+        reached = batch + 1 if self._length is None else min(batch + 1, self._length)
+        if self.steps:  # the first execution compiles
+            (self._within_s if self._done else self._between_s).append(now - self._last)
+        self.steps += reached - self._done
+        self._done = reached
+        self._last = now
+        if self._all is not None and self.steps < self._all:
+            due = self._wanted * self.steps // self._all
+            if due > len(self.readings):
+                self._read()
+
+    def _epoch_ends(self, epoch: int, logs: object) -> None:
+        if self._all is None and self._wanted > 1 and epoch < self._ready.job.epochs - 1:
+            self._read()
+
+    def _test_begins(self, logs: object = None) -> None:
+        self._test_begun = time.perf_counter()
+
+    def _test_ends(self, logs: object = None) -> None:
+        # Validation at the end of an epoch is no part of the training, as reading is none.
+        self._last += time.perf_counter() - self._test_begun
+
+    def _read(self) -> None:
+        """Evaluate, and leave the metrics of the epoch as they were."""
+        if self._ready.data.test is None:
+            return
+        model = self._ready.model
+        kept = [(each, each.numpy()) for metric in model.metrics for each in metric.variables]
+        begun = time.perf_counter()
+        accuracy = worst_accuracy(self._ready.evaluate())
+        for variable, value in kept:
+            variable.assign(value)
+        self._last += time.perf_counter() - begun
+        if accuracy is not None:
+            self.add(accuracy)
+
+    def add(self, accuracy: float) -> None:
+        """Note an accuracy that was read now."""
+        examples = self.steps * (self._ready.facts.batch_size or 1)
+        self.readings.append(Reading(self.steps, examples, round(accuracy, 5)))
+
+
+def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
+    unavailable: dict[str, str] = {}
+    accuracy = worst_accuracy(outcome.evaluation or {})
+    if accuracy is None:
+        no_test = outcome.evaluation is None
+        unavailable["test_accuracy"] = "the job has no test data" if no_test else _NO_METRIC
+    else:
+        accuracy = round(accuracy, 5)
+        scores.add(accuracy)
+    kib, gzip_kib = _model_kib(outcome, unavailable)
+    return Training(
+        seed=ready.job.seed,
+        steps=scores.steps,
+        epochs=ready.job.epochs,
+        epoch_end_share=scores.epoch_end_share,
+        readings=tuple(scores.readings),
+        test_accuracy=accuracy,
+        model_kib=kib,
+        model_gzip_kib=gzip_kib,
+        **_artefact_figures(outcome.artefacts, unavailable),
+        unavailable=unavailable,
+    )
+
+
+_NO_METRIC = "no accuracy metric"
+
+
+def _artefact_figures(
+    artefacts: tuple[Artefact, ...], unavailable: dict[str, str]
+) -> dict[str, Any]:
+    if not artefacts:
+        names = ("artefact", "artefact_kib", "artefact_accuracy")
+        unavailable.update(dict.fromkeys(names, "no transform makes a file"))
+        return dict.fromkeys(names)
+    artefact = artefacts[-1]
+    accuracy = artefact.metrics.get("test_accuracy")
+    if accuracy is None:
+        unavailable["artefact_accuracy"] = "the job has no test data with class labels"
+    return {
+        "artefact": artefact.filename,
+        "artefact_kib": round(len(artefact.content) / 1024, 1),
+        "artefact_accuracy": None if accuracy is None else round(float(accuracy), 5),
+    }
+
+
+def _model_kib(outcome: Outcome, unavailable: dict[str, str]) -> tuple[float | None, float | None]:
+    """Return the size of the saved model without optimizer state, as it is and gzipped."""
+    try:
+        bare = rebuild(outcome.model)
+    except UserError as error:
+        unavailable["model_kib"] = unavailable["model_gzip_kib"] = error.what
+        return None, None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        bare.save(path)
+        content = path.read_bytes()
+    return round(len(content) / 1024, 1), round(len(gzip.compress(content)) / 1024, 1)
+
+
+def is_accuracy(name: str) -> bool:
+    """Return whether a metric is an accuracy, by the name that Keras gives it."""
+    return _ACCURACY.fullmatch(name.lower()) is not None
+
+
+def worst_accuracy(metrics: Mapping[str, float]) -> float | None:
+    """Return the least of what Keras names an accuracy and is a share; None where nothing is.
+
+    Of several heads the worst: what another one gains must not hide what it lost.
+    """
+    found = [
+        float(value) for name, value in metrics.items() if is_accuracy(name) and 0 <= value <= 1
+    ]
+    return min(found, default=None)

@@ -1,0 +1,198 @@
+"""Start processes for the parent: ``python -m tfopt.measure.starter SOCKET fork|exec``.
+
+With ``fork`` TensorFlow is loaded once, not used, and each child is forked from here, which saves
+it the import. With ``exec`` each child loads TensorFlow itself, as a GPU needs it. Children end
+with this process, and this process with its parent; each is the leader of a process group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import random
+import re
+import select
+import signal
+import socket
+import sys
+import sysconfig
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+FORK, EXEC, CHILD = "fork", "exec", "child"
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see its pipe close
+_READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_")
+_TFOPT = Path(__file__).resolve().parent.parent
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")  # Keras colours some of its messages
+_FRAME = re.compile(r'\s*File "|\s{4}')  # the way to an operation, as TensorFlow tells it
+_LONGEST_MESSAGE = 1 << 16
+
+
+def serve(socket_number: int, how: str) -> None:
+    """Start a child for each message of the parent, and report the exit code of each."""
+    control = socket.socket(fileno=socket_number)
+    if how == FORK:
+        _load_tensorflow()
+    os.chdir("/")  # each child has its folder, and this process holds none
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: set[int] = set()
+    while True:
+        ready, _, _ = select.select([control, woken], [], [])
+        if woken in ready:
+            woken.recv(_LONGEST_MESSAGE)
+            _report_ended(control, children)
+        if control not in ready:
+            continue
+        message, numbers, _, _ = socket.recv_fds(control, _LONGEST_MESSAGE, 1)
+        if not message:  # the parent is gone
+            break
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in (control, woken, wakes):
+                each.close()
+            log, folder = message.decode().split("\n")
+            _become_child(numbers[0], log, folder, how)
+        with suppress(OSError):  # whoever is first, this process or the child
+            os.setpgid(pid, pid)
+        os.close(numbers[0])
+        children.add(pid)
+        control.send(pickle.dumps(("started", pid)))
+    for pid in children:
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _report_ended(control: socket.socket, children: set[int]) -> None:
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            children.discard(pid)
+            control.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
+
+
+def _load_tensorflow() -> None:
+    import keras
+    import tensorflow as tf
+
+    from tfopt import run  # noqa: F401
+    from tfopt.job import references  # noqa: F401
+    from tfopt.measure import turn_taking  # noqa: F401
+
+    keras.Model, tf.Variable  # noqa: B018 (both load most of themselves when they are first touched)
+    gc.freeze()  # no child looks through what is loaded here
+
+
+def _become_child(pipe: int, log: str, folder: str, how: str) -> None:
+    """Carry out one task in this process, and end at once.
+
+    Python would wait for a thread of tf.data that still feeds from a generator.
+    """
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        with suppress(OSError):  # where memory ends, this ends before anybody's work
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(written, 1)
+        os.dup2(written, 2)
+        if how == EXEC:
+            os.set_inheritable(pipe, True)
+            os.chdir(folder)  # PYTHONPATH may be relative to it
+            command = [sys.executable, "-m", "tfopt.measure.starter", str(pipe), CHILD]
+            os.execv(sys.executable, command)
+        import numpy as np
+
+        random.seed()
+        np.random.seed()
+        work(Connection(pipe), forked=True)
+        code = 0
+    except BaseException:  # these are its last words
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def work(pipe: Connection, *, forked: bool) -> None:
+    """Carry out the task that comes through the pipe; send what it found, or what went wrong."""
+    spec = pipe.recv()
+    os.chdir(spec["folder"])
+    sys.path[0] = spec["folder"]
+    from tfopt.errors import UserError
+
+    try:
+        _carry_out(spec, pipe, forked=forked)
+    except UserError as error:
+        pipe.send(("refused", str(error)))
+    except (BrokenPipeError, EOFError):
+        return
+    except BaseException as error:  # sys.exit too
+        traceback.print_exc()
+        pipe.send(("failed", _message(error)))
+
+
+def _carry_out(spec: dict[str, Any], pipe: Connection, *, forked: bool) -> None:
+    from tfopt.job.recipe_file import chain_from_toml
+    from tfopt.job.references import resolve_job
+
+    before = _settings_of_tensorflow()
+    chain = chain_from_toml(spec["chain"])
+    job = chain.apply(resolve_job(spec["job"], spec["arguments"], seed=spec["seed"]))
+    if forked and _settings_of_tensorflow() != before:
+        # The job's module sets what TensorFlow or Keras read when they are loaded.
+        pipe.send(("too late", None))
+        return
+    pipe.send(("done", spec["task"].carry_out(job, pipe)))
+
+
+def _settings_of_tensorflow() -> dict[str, str]:
+    return {name: os.environ[name] for name in os.environ if name.startswith(_READ_AT_IMPORT)}
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        given = "" if error.code is None else repr(error.code)
+        return f"the job called sys.exit({given})"
+    lines = _ANSI.sub("", str(error)).splitlines()
+    words = " ".join(" ".join(line for line in lines if not _FRAME.match(line)).split())
+    return f"{type(error).__name__}: {words}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """Return where in the user's own code it was raised, or what there called it."""
+    library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_TFOPT)}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        if path.is_absolute() and not installed and not library & set(map(str, path.parents)):
+            return f" ({path.name}, line {frame.lineno}, in {frame.name})"
+    return ""
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the parent, or be a child that loads TensorFlow itself."""
+    number, how = int(arguments[0]), arguments[1]
+    if how != CHILD:
+        serve(number, how)
+        return
+    work(Connection(number), forked=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

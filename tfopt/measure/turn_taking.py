@@ -1,0 +1,300 @@
+"""Train a job in turns, in a child process: what happens between two messages of the parent.
+
+The child trains by Keras's own loop and waits inside a callback. A turn's first execution is not
+counted, since disks and networks went on while the process was stopped, nor are the first and last
+executions of an epoch, which make an iterator or hold a smaller batch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from tfopt.data.fit_data import describe_data
+from tfopt.errors import UserError
+from tfopt.job.job import Job
+from tfopt.measure.job_facts import JobFacts, facts_of
+from tfopt.measure.machine import gpu_states
+from tfopt.measure.memory import gpus_in_use, peak_gpu_mib, peak_host_mib
+from tfopt.monitor.sampler import Sampler, sampling
+from tfopt.report.timed_process import GpuState
+from tfopt.run import ENDLESS, Prepared, prepared
+
+LOADED: Literal["loaded"] = "loaded"
+"""What a gated child says before it touches a device; it then waits for any message."""
+# Iterators of ended epochs that are kept: letting go of one waits for as long as it lived.
+_MOST_ITERATORS = 1000
+_SHORT_EPOCH = 2  # executions: there, none is neither the first nor the last
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a candidate says after its first execution, or before it where it ``is_idle``.
+
+    Attributes:
+        first_steps: How many steps the first execution had.
+        steps: Of a whole training; None where its length is not known.
+        idle: The transforms that change nothing here, by their repr.
+        facts: What may be tried on the job; None where that was not asked for.
+        notes: What each transform did, by its repr.
+        is_idle: The last transform changes nothing on this machine.
+    """
+
+    build_s: float
+    first_step_s: float
+    first_steps: int
+    batch_size: int | None
+    replicas: int
+    steps: int | None
+    data: str
+    notes: dict[str, str]
+    idle: frozenset[str]
+    facts: JobFacts | None = None
+    is_idle: bool = False
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a candidate has taken so far; ``unavailable`` has the reason of each None."""
+
+    host_mib: float | None
+    gpu_mib: float | None
+    energy_per_step_j: float | None
+    gpus: tuple[GpuState, ...]
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: the counted steps, their seconds, and all of its seconds.
+
+    ``processor_s`` is what the way told of the turn.
+    """
+
+    steps: int
+    seconds: float
+    lasted_s: float
+    peaks: Peaks
+    processor_s: float = 0.0
+
+
+class Way:
+    """A way to train in turns other than by the job as it is; subclasses are frozen dataclasses."""
+
+    def job(self, job: Job) -> Job:
+        """Return the job to train, before anything is built."""
+        return job
+
+    def ready(self, ready: Prepared) -> Prepared:
+        """Return the compiled job, with another input or another step."""
+        return ready
+
+    def processor_s(self) -> float:
+        """Return the seconds in which the process has computed; 0 where nobody asks."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class TakeTurns:
+    """Train the job for as long as the parent gives turns, by sending the seconds of each.
+
+    Attributes:
+        gated: Say ``LOADED`` when TensorFlow is there, and wait: on a GPU the first candidate
+            compiles alone, since XLA times kernels on the card.
+        skip_if_idle: End before the first step where the last transform changes nothing here.
+        look: Tell the facts of the job.
+    """
+
+    way: Way = Way()  # noqa: RUF009 (it has no state)
+    gated: bool = False
+    skip_if_idle: bool = False
+    look: bool = False
+
+    def carry_out(self, job: Job, pipe: Connection) -> None:
+        """Train until the parent ends this process."""
+        import keras
+        import tensorflow as tf
+
+        if self.gated:
+            keras.Model, tf.Variable  # noqa: B018 (both load most of themselves when touched)
+            pipe.send((LOADED, LOADED))
+            pipe.recv()
+        begun = time.perf_counter()
+        with ExitStack() as stack:
+            job = self.way.job(job)
+            ready = self.way.ready(stack.enter_context(prepared(job, endless=True)))
+            said = _ready(ready, time.perf_counter() - begun, facts=self.look)
+            if self.skip_if_idle and ready.is_idle(job.applied[-1]):
+                pipe.send(("ready", replace(said, is_idle=True)))
+                return
+            turns = _Turns(ready, said, pipe, stack, self.way)
+            _keep_iterators(ready.model)
+            training = replace(ready, job=_without_keras_callbacks(ready.job))
+            training.train(callbacks=[turns.callback()], epochs=ENDLESS, validate=False)
+            raise UserError(
+                "The training ended before enough of it was measured.",
+                expected="data for as many steps as are measured",
+                received=f"{turns.executions} executions",
+                fix="give a generator function, a data set that can be read again, or arrays",
+            )
+
+
+def _without_keras_callbacks(job: Job) -> Job:
+    """Return the job without Keras's own callbacks: several processes would write their files.
+
+    They act at the ends of epochs, which are not counted.
+    """
+    made = [make() for make in job.callbacks]
+    own = [each for each in made if not type(each).__module__.startswith("keras.")]
+    return job.with_(callbacks=tuple((lambda each=each: each) for each in own))
+
+
+def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
+    length, job = ready.facts.steps_per_epoch, ready.job
+    return Ready(
+        build_s=build_s,
+        first_step_s=0.0,
+        first_steps=0,
+        batch_size=ready.facts.batch_size,
+        replicas=ready.facts.replicas,
+        steps=None if length is None else length * job.epochs,
+        data=describe_data(ready.data),
+        notes={repr(transform): effect.note for transform, effect in ready.effects},
+        idle=frozenset(repr(each) for each in job.applied if ready.is_idle(each)),
+        facts=facts_of(ready) if facts else None,
+    )
+
+
+def _keep_iterators(model: Any) -> None:
+    """Keep the iterators of ended epochs for some time, so that no turn waits for their end."""
+    model.make_train_function()
+    train = model.train_function
+    kept: list[Any] = []
+
+    def function(iterator: Any) -> Any:
+        if not kept or kept[-1] is not iterator:
+            kept.append(iterator)
+            del kept[:-_MOST_ITERATORS]
+        return train(iterator)
+
+    model.train_function = function
+
+
+def _rest(ready: Prepared) -> float:
+    """Return how full the last batch of an epoch is, as a share."""
+    steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
+    examples = facts_of(ready).epoch_examples
+    if steps is None or not batch or examples is None:
+        return 1.0
+    return examples / batch - (steps - 1)
+
+
+class _Turns:
+    """The clock of a candidate: counts executions, and waits for the parent between turns."""
+
+    def __init__(
+        self, ready: Prepared, said: Ready, pipe: Connection, stack: ExitStack, way: Way
+    ) -> None:
+        self.executions = 0
+        self._ready = ready
+        self._said = said
+        self._pipe = pipe
+        self._way = way
+        self._length = ready.facts.steps_per_epoch
+        each = ready.model.steps_per_execution
+        self._short = self._length is not None and self._length <= _SHORT_EPOCH * each
+        self._rest = _rest(ready) if self._short else 1.0
+        self._gpus = gpus_in_use()
+        self._no_gpu: dict[str, str] = {}
+        peak_gpu_mib(self._no_gpu)
+        self._sampler: Sampler | None = None
+        if self._gpus:
+            sampler = sampling(os.getpid(), clock=time.perf_counter, wanted=self._gpus)
+            self._sampler = stack.enter_context(sampler)
+        self._done = 0  # steps of this epoch
+        self._window_s = self._begun = self._last = time.perf_counter()
+        self._counted_s, self._counted, self._all_steps, self._in_turn = 0.0, 0, 0, 0
+        self._processor_s = self._sampled_from_s = 0.0
+
+    def callback(self) -> Any:
+        """Return the callback for ``fit``."""
+        import keras
+
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._epoch_begins,
+            on_epoch_end=self._epoch_ends,
+            on_train_batch_end=self._execution_ends,
+        )
+
+    def _epoch_begins(self, epoch: int, logs: object) -> None:
+        self._done = 0
+        self._last = time.perf_counter()
+
+    def _epoch_ends(self, epoch: int, logs: object) -> None:
+        # What stops a training does not stop its turns, unless the data has ended.
+        self._ready.model.stop_training = self._done == 0
+
+    def _execution_ends(self, batch: int, logs: object) -> None:
+        if self._gpus:
+            import tensorflow as tf
+
+            tf.test.experimental.sync_devices()
+        now = time.perf_counter()
+        # Keras names the last step an execution may reach, also where the data ends before it.
+        reached = batch + 1 if self._length is None else min(batch + 1, self._length)
+        steps, first, last = reached - self._done, self._done == 0, reached == self._length
+        self._done = reached
+        self.executions += 1
+        self._all_steps += steps
+        if self.executions == 1:
+            said = replace(self._said, first_step_s=now - self._last, first_steps=steps)
+            self._pipe.send(("ready", said))
+            self._wait()
+            return
+        self._in_turn += 1
+        if self._in_turn > 1 and steps > 0 and (self._short or not (first or last)):
+            # Where the last batch counts, it counts for what it holds.
+            whole = steps / (steps - 1 + self._rest) if last else 1.0
+            self._counted_s += whole * (now - self._last)
+            self._counted += steps
+        self._last = time.perf_counter()
+        if self._counted and self._counted_s >= self._window_s:
+            computed_s = self._way.processor_s() - self._processor_s
+            turn = Turn(
+                self._counted, self._counted_s, now - self._begun, self._peaks(), computed_s
+            )
+            self._pipe.send(("turn", turn))
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the next turn."""
+        window_s = self._pipe.recv()
+        if self._sampler is not None and self.executions == 1:
+            self._sampled_from_s = self._sampler.take().at_s
+        self._window_s = window_s
+        self._counted_s, self._counted, self._in_turn = 0.0, 0, 0
+        self._processor_s = self._way.processor_s()
+        self._begun = self._last = time.perf_counter()
+
+    def _peaks(self) -> Peaks:
+        reasons: dict[str, str] = dict(self._no_gpu)
+        states: tuple[GpuState, ...] = ()
+        if self._sampler is not None:
+            ends_s = self._sampler.take().at_s
+            states = gpu_states(self._sampler.recording(self._sampled_from_s, ends_s))
+        energies = [state.energy_j for state in states if state.energy_j is not None]
+        known = bool(energies) and len(energies) == len(states)
+        if not known:
+            told = "the driver does not tell it" if states else "no GPU is in use"
+            reasons["energy_per_example_j"] = told
+        return Peaks(
+            host_mib=peak_host_mib(reasons),
+            gpu_mib=peak_gpu_mib(reasons) if self._gpus else None,
+            energy_per_step_j=sum(energies) / self._all_steps if known else None,
+            gpus=states,
+            unavailable=reasons,
+        )

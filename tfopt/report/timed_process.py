@@ -1,0 +1,132 @@
+"""Hold what one process, which took turns with others, measured of one variant."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from tfopt.report.strict import AboveZero, Count, FromZero, ReportError, require_reasons
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU while the process had its turns; None where the driver does not say.
+
+    Attributes:
+        utilisation_percent: The mean; so is ``power_w``.
+        sm_clock_mhz: The median; so is ``memory_clock_mhz``.
+        temperature_c: The highest.
+        energy_j: Over all turns.
+        throttle_reasons: Why the driver held the clocks down, in words; idleness and a limit that
+            somebody set on purpose are listed too.
+        throttled: Whether one of the reasons is heat, power or hardware.
+        notes: What the driver did not say, with its words, and where ``energy_j`` is power
+            integrated over the samples instead of a counter's.
+    """
+
+    uuid: str
+    name: str
+    utilisation_percent: float | None
+    sm_clock_mhz: float | None
+    memory_clock_mhz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    energy_j: float | None
+    throttle_reasons: tuple[str, ...]
+    throttled: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedProcess:
+    """One process of a variant: its turns, its phases in seconds, its peaks in MiB.
+
+    Attributes:
+        build_s: Data, model and ``compile()``.
+        first_step_s: The first execution, of ``first_steps`` steps, which traces and compiles.
+        rounds: The number of the round of each turn, ascending; turns of one round are compared.
+        turns_ms: Mean time of a step in each turn.
+        steps: How many steps were counted in each turn.
+        batch_size: Examples in a full batch, over all replicas; None where that is not known.
+        host_peak_mib: Resident memory of the process itself.
+        gpu_peak_mib: What TensorFlow's allocators had handed out at most, over all GPUs.
+        gpus: The state of each GPU in use; empty where there is none.
+        unavailable: For each figure that is None, the reason.
+        data: Name and note of the data, as the job gives them, and how much of what shape.
+    """
+
+    build_s: FromZero
+    first_step_s: FromZero
+    first_steps: Count
+    rounds: tuple[int, ...]
+    turns_ms: tuple[AboveZero, ...]
+    steps: tuple[Count, ...]
+    batch_size: Count | None
+    replicas: Count
+    host_peak_mib: FromZero | None
+    gpu_peak_mib: FromZero | None
+    energy_per_example_j: FromZero | None
+    gpus: tuple[GpuState, ...]
+    unavailable: Mapping[str, str]
+    data: str
+
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
+        "batch_size",
+        "host_peak_mib",
+        "gpu_peak_mib",
+        "energy_per_example_j",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.turns_ms:
+            raise ReportError("turns_ms", expected="at least one turn", received="none")
+        for name in ("rounds", "steps"):
+            if (found := len(getattr(self, name))) != len(self.turns_ms):
+                expected = f"{len(self.turns_ms)} numbers, one a turn"
+                raise ReportError(name, expected=expected, received=f"{found}")
+        if sorted(set(self.rounds)) != list(self.rounds):
+            raise ReportError("rounds", expected="ascending numbers", received=self.rounds)
+        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+
+    @property
+    def step_ms(self) -> float:
+        """Return the median time of a step, which a rare long wait hardly moves."""
+        return statistics.median(self.turns_ms)
+
+    @property
+    def per_example_ms(self) -> tuple[float, ...]:
+        """Return the turns by example, by which batches of any size can be compared."""
+        return tuple(turn / (self.batch_size or 1) for turn in self.turns_ms)
+
+    @property
+    def example_ms(self) -> float:
+        """Return the median time of an example."""
+        return statistics.median(self.per_example_ms)
+
+    def training_s(self, steps: float, epoch_end_share: float = 0.0) -> float:
+        """Return the time of a training of so many steps, with the ends of its epochs."""
+        further = max(steps - self.first_steps, 0.0)
+        return self.first_step_s + further * self.step_ms / 1000 / (1 - epoch_end_share)
+
+    def within(self, rounds: Container[int]) -> TimedProcess:
+        """Return the process with only its turns of these rounds."""
+        kept = [place for place, number in enumerate(self.rounds) if number in rounds]
+        turns: dict[str, Any] = {
+            name: tuple(getattr(self, name)[place] for place in kept)
+            for name in ("rounds", "turns_ms", "steps")
+        }
+        return replace(self, **turns)
+
+
+def in_shared_rounds(
+    a: Sequence[TimedProcess], b: Sequence[TimedProcess]
+) -> tuple[list[TimedProcess], list[TimedProcess]]:
+    """Return the processes of two sides with only the turns of rounds that both sides were in."""
+    first, second = ({n for each in side for n in each.rounds} for side in (a, b))
+    shared = first & second
+    one, other = (
+        [each.within(shared) for each in side if shared & set(each.rounds)] for side in (a, b)
+    )
+    return one, other

@@ -1,0 +1,1 @@
+"""Search for what trains fastest: the chain of a job, and its batch size."""

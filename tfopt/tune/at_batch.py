@@ -1,0 +1,143 @@
+"""Train a job with another batch in a child process, within a limit of memory.
+
+A transform that asks for a batch asks for the new one, wherever the job itself applied it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tfopt.data.feeding import fit_input, lasting, readable
+from tfopt.data.fit_data import kind_of
+from tfopt.data.host_memory import MIB
+from tfopt.data.pipeline import Pipeline
+from tfopt.distribute.replicas import Distribute
+from tfopt.errors import UserError
+from tfopt.job.job import Job, Transform
+from tfopt.measure.job_facts import JobFacts, facts_of
+from tfopt.measure.turn_taking import Way
+from tfopt.run import ENDLESS, Prepared, prepared
+
+_LOOKS_EVERY_S = 0.02
+_EPOCH = 10_000  # executions
+
+
+@dataclass(frozen=True)
+class LookAtJob:
+    """Tell the facts of a job; nothing is trained, since its own batch may be too large."""
+
+    def carry_out(self, job: Job, pipe: Connection) -> JobFacts:
+        """Build the job, and refuse a model that takes one batch size only."""
+        with prepared(job, endless=True) as ready:
+            shapes = [each.shape for each in getattr(ready.model, "inputs", None) or ()]
+            fixed = {shape[0] for shape in shapes if shape and shape[0] is not None}
+            if fixed:
+                raise UserError(
+                    f"The model {ready.model.name!r} takes batches of {min(fixed)} only.",
+                    expected="a model whose batch is not fixed: keras.Input(shape)",
+                    fix="leave batch_size and batch_shape out of keras.Input",
+                )
+            return facts_of(ready)
+
+
+@dataclass(frozen=True)
+class AtBatch(Way):
+    """Train with global batches of one size.
+
+    Attributes:
+        tuned: What the learning rate was chosen for, which stays.
+        rebatch: The data yields batches of its own, of which new ones are made.
+        limit_mib: Of resident memory; a process that holds more ends itself.
+    """
+
+    batch: int
+    tuned: int | None = None
+    rebatch: bool = False
+    limit_mib: float | None = None
+
+    def job(self, job: Job) -> Job:
+        """Return the job with the batch, and watch this process from now on."""
+        with suppress(OSError):  # where memory runs out, nobody else's work is to be ended first
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        if self.limit_mib is not None:
+            threading.Thread(target=end_above, args=(self.limit_mib,), daemon=True).start()
+        return self.changed(job)
+
+    def changed(self, job: Job) -> Job:
+        """Return the job with the batch."""
+        for part in job.applied:
+            if isinstance(part, Pipeline) and part.batch_size is not None:
+                job = _exchanged(job, part, replace(part, batch_size=self.batch))
+            elif isinstance(part, Distribute):
+                asking = replace(part, global_batch=self.batch, per_replica_batch=None)
+                job = _exchanged(job, part, asking)
+        if self.rebatch:
+            job = Pipeline(batch_size=self.batch).apply(job)
+        tuned = job.tuned_batch_size or self.tuned
+        return job.with_(batch_size=self.batch, tuned_batch_size=tuned)
+
+    def ready(self, ready: Prepared) -> Prepared:
+        """Return the job with an input of whole batches, after one batch of the validation.
+
+        A batch may be all the data: its epochs are made long, since ends of epochs take time.
+        """
+        made, validation = ready.facts.batch_size, ready.data.validation
+        if made != self.batch:
+            name = getattr(ready.job.input, "__qualname__", None) or repr(ready.job.input)
+            raise UserError(
+                f"Job.input ({name}) makes batches of {made}, whatever it is told.",
+                expected=f"batches of {self.batch}, as Facts.batch_size tells it",
+                fix="let it batch by facts.batch_size, or give arrays, or use Pipeline()",
+            )
+        if validation is not None:
+            part = fit_input(readable(validation, made), made)
+            ready.model.evaluate(**part, steps=1, verbose=0)
+        part, steps = ready.train_input, _EPOCH * ready.model.steps_per_execution
+        if kind_of(part) == "arrays":
+            part = _whole_batches(part, made)
+        part = lasting(part, steps=steps, epochs=ENDLESS, batch=made, seed=ready.job.seed)
+        job, facts = ready.job.with_(steps_per_epoch=steps), ready.facts
+        facts = replace(facts, steps_per_epoch=steps)
+        return replace(ready, job=job, facts=facts, train_input=part)
+
+
+def end_above(limit_mib: float) -> None:
+    """End this process when it holds more, with the reason as its last words."""
+    # TensorFlow reserves far more addresses than it uses: ``ulimit -v`` would end it too early.
+    process = psutil.Process()
+    while (held_mib := process.memory_info().rss / MIB) <= limit_mib:
+        time.sleep(_LOOKS_EVERY_S)
+    words = f"the process held {held_mib:,.0f} MiB, more than the {limit_mib:,.0f} MiB it may\n"
+    os.write(2, words.encode())
+    os._exit(1)
+
+
+def _whole_batches(arrays: Any, batch: int) -> Any:
+    import keras
+
+    rows = int(keras.tree.flatten(arrays)[0].shape[0])
+    return keras.tree.map_structure(lambda each: each[: rows // batch * batch or None], arrays)
+
+
+def _exchanged(job: Job, old: Transform, new: Transform) -> Job:
+    """Return the job as if ``new`` had been applied in the place of ``old``.
+
+    A transform acts by its own bound methods, which stand in the fields of the job.
+    """
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(moved, part))
+        bound = getattr(part, "__self__", None) is old
+        return new if part is old else getattr(new, part.__name__) if bound else part
+
+    return replace(job, **{each.name: moved(getattr(job, each.name)) for each in fields(job)})

@@ -1,0 +1,222 @@
+"""Find the largest batch that trains, by training it, and the fastest.
+
+Each trial is a process of its own, so that one that is killed, crashes, hangs or runs out of memory
+is a failed trial with its reason. Interrupted, the search returns what was found by then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from textwrap import shorten
+from typing import Any
+
+from tfopt.data.host_memory import MIB, available_memory
+from tfopt.errors import UserError, require_count, within
+from tfopt.job.job import Chain, Job, Transform
+from tfopt.measure.children import carried_out
+from tfopt.measure.display import Display
+from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
+from tfopt.measure.job_facts import JobFacts
+from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
+from tfopt.report.footprint import Comparison
+from tfopt.tune.at_batch import AtBatch, LookAtJob
+from tfopt.tune.batch_sizes_found import INTERRUPTED, BatchSizes, Tried
+
+_MULTIPLE = 8  # tensor cores want such batches
+_ENDLESS = 1 << 40
+_USABLE = 0.9  # of the free memory, where no limit is given
+_TRIAL_ROUNDS = 3
+_FINAL_ROUNDS = 10
+_FINALISTS = 3
+_PROCESSES = 2  # of each finalist
+_LONGEST_REASON = 400
+_LATE = "The search ended when its time was over: not all was tried or measured again."
+
+
+def find_batch_size(
+    job: str | Callable[..., Job],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    under: Transform | None = None,
+    at_most: int | None = None,
+    limit_mib: float | None = None,
+    budget_s: float = math.inf,
+    verbose: bool = False,
+) -> BatchSizes:
+    """Find the largest batch with which a job trains, and how fast each one tried is.
+
+    The job's own batch is tried first, or the next smaller multiple of 8 (and of the replicas),
+    then twice as much while it trains, then the gap is halved. The largest and the fastest are
+    measured again, in turns, where they fit into memory together. Ctrl-C ends it with what was
+    found by then.
+
+    Example::
+
+        found = tfopt.find_batch_size("my_package.train:job", at_most=512)
+        print(found.largest, found.fastest)
+
+    Args:
+        job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
+            "package.module:job": each process makes it anew, and calls its callbacks.
+        arguments: Of that function.
+        under: A transform or a chain to apply to the job.
+        at_most: None larger; never more than there are examples to train on.
+        limit_mib: On a CPU, what the process may hold (resident, TensorFlow itself included),
+            looked at 50 times a second; nine tenths of what is free without it.
+        budget_s: After so long, no further trial begins.
+        verbose: Show what is tried now, and what came of it.
+    """
+    reference = reference_of(job, "find_batch_size")
+    target = Target(reference, reference, Chain(parts_of(under)), plain_arguments(arguments))
+    if at_most is not None:
+        require_count("at_most", at_most)
+    for name, value in {"budget_s": budget_s, "limit_mib": limit_mib}.items():
+        if value not in (None, math.inf) and not (within(value, 0, math.inf) and value):
+            raise UserError(f"{name} must be a number above 0.", received=repr(value))
+    ends_s = time.monotonic() + budget_s
+    look = carried_out(target, LookAtJob())
+    if look.value is None:
+        raise UserError("The job cannot be built.", received=look.reason)
+    facts: JobFacts = look.value
+    sizes = _sizes(facts, at_most)
+    if not facts.gpus:
+        limit_mib = limit_mib or round(available_memory().available_bytes * _USABLE / MIB)
+    elif limit_mib is not None:
+        raise UserError(
+            "limit_mib is for trainings on a CPU.",
+            received=f"{limit_mib:g} MiB, on {facts.gpus} GPU(s)",
+            fix="put tfopt.Place(memory_limit_mib=...) into the chain",
+        )
+    way = AtBatch(0, facts.tuned_batch_size, facts.rebatch, limit_mib)
+    with Display(verbose=verbose) as display:
+        search = _Search(target, facts, way, ends_s, display)
+        try:
+            search.find(sizes)
+            search.race()
+            if time.monotonic() > ends_s:
+                search.stopped = _LATE
+        except KeyboardInterrupt:
+            if not search.passed:
+                raise
+            search.stopped = INTERRUPTED
+    return search.found()
+
+
+def _sizes(facts: JobFacts, at_most: int | None) -> range:
+    """Return the sizes that may be tried."""
+    most = min(each for each in (at_most, facts.examples, _ENDLESS) if each is not None)
+    unit = math.lcm(_MULTIPLE if most >= _MULTIPLE else 1, facts.replicas)
+    if most < unit:
+        raise UserError(
+            "There is no batch size to try.",
+            expected=f"multiples of {unit}, for {facts.replicas} replicas",
+            received=f"at_most={at_most}, {facts.examples} examples",
+            fix="a larger at_most, or fewer replicas",
+        )
+    return range(unit, most + 1, unit)
+
+
+def next_size(
+    sizes: Sequence[int], start: int, passed: Collection[int], failed: Collection[int]
+) -> int | None:
+    """Return the size to try next: doubling while it trains, then halving the gap.
+
+    None where the largest is found, or where there is none. A size that failed below one that
+    passed is passed over: something else was wrong there.
+    """
+    largest = max(passed, default=0)
+    smallest = min((size for size in failed if size > largest), default=0)
+    if largest and smallest:
+        size = sizes[(sizes.index(largest) + sizes.index(smallest)) // 2]
+    else:
+        aim = smallest // 2 or 2 * largest or start
+        size = sizes[max(bisect_right(sizes, aim) - 1, 0)]
+    return None if size in (largest, smallest) else size
+
+
+@dataclass
+class _Search:
+    target: Target
+    facts: JobFacts
+    way: AtBatch
+    ends_s: float
+    display: Display
+    tried: dict[int, Tried] = field(default_factory=dict)
+    comparison: Comparison | None = None
+    stopped: str | None = None
+
+    @property
+    def passed(self) -> list[Tried]:
+        return [each for each in self.tried.values() if each.passed]
+
+    def find(self, sizes: Sequence[int]) -> None:
+        """Try sizes until the largest is known."""
+        while time.monotonic() < self.ends_s:
+            passed = {each.batch for each in self.passed}
+            size = next_size(sizes, self.facts.batch_size, passed, self.tried.keys() - passed)
+            if size is None:
+                return
+            with Engine(self.display) as engine:
+                (candidate,) = engine.admit([self._variant(size)])
+                engine.take_rounds([candidate], _TRIAL_ROUNDS)
+            found = self.tried[size] = _outcome(size, candidate)
+            if found.passed:
+                self.display.say(f"batch {size:,}: trains, {found.examples_per_s:,.0f} examples/s")
+
+    def race(self) -> None:
+        """Measure the largest and the fastest again, those that memory has room for at once."""
+        if len(self.passed) < 2:
+            return
+        largest = max(each.batch for each in self.passed)
+        fast = sorted(self.passed, key=lambda each: -each.examples_per_s)[:_FINALISTS]
+        sizes = list(dict.fromkeys([largest, *(each.batch for each in fast)]))
+        variants = [one for size in sizes for one in copies(self._variant(size), _PROCESSES)]
+        with Engine(self.display) as engine:
+            together = engine.admit(variants, until=self.ends_s)
+            raced = {
+                size: together[_PROCESSES * n : _PROCESSES * (n + 1)]
+                for n, size in enumerate(sizes[: len(together) // _PROCESSES])
+            }
+            if len(raced) < 2:
+                return
+            engine.take_rounds(together, _FINAL_ROUNDS, until=self.ends_s, doing="measuring again")
+        for size, own in raced.items():
+            if all(each.turns for each in own):
+                step_ms = 1000 * size * sum(each.example_s() for each in own) / len(own)
+                self.tried[size] = replace(self.tried[size], step_ms=step_ms, processes=len(own))
+        again = [each for each in self.passed if each.processes]
+        fastest = max(again, key=lambda each: each.examples_per_s, default=None)
+        if fastest is not None and fastest.batch != largest:
+            self.comparison = compared(raced[largest], raced[fastest.batch])
+
+    def _variant(self, size: int) -> Variant:
+        way = replace(self.way, batch=size)
+        return Variant(**{**vars(self.target), "name": f"batch {size:,}"}, way=way)
+
+    def found(self) -> BatchSizes:
+        """Return the result."""
+        limit_mib = self.way.limit_mib
+        tried = tuple(self.tried[size] for size in sorted(self.tried))
+        if not self.passed:
+            reasons = [f"{each.batch:,}: {each.reason}" for each in tried]
+            raise UserError(
+                "No batch was found that trains.",
+                expected=f"one at least, within {limit_mib:,.0f} MiB" if limit_mib else None,
+                received="; ".join([*reasons, *filter(None, [self.stopped])]),
+                fix="by the reason: mend the job, which tfopt.run(job) shows as well; or Remat, "
+                "MixedPrecision or a smaller model; or a larger limit_mib or budget_s",
+            )
+        job, chain = self.target.job, repr(self.target.chain)
+        return BatchSizes(job, chain, self.facts, limit_mib, tried, self.comparison, self.stopped)
+
+
+def _outcome(size: int, candidate: Candidate) -> Tried:
+    """Return what came of a trial."""
+    if candidate.out:
+        return Tried(size, shorten(candidate.out, _LONGEST_REASON, placeholder=" [...]"))
+    timed = timed_process(candidate)
+    return Tried(size, None, timed.gpu_peak_mib or timed.host_peak_mib, timed.step_ms)

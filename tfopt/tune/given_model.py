@@ -1,0 +1,189 @@
+"""Hand a compiled model and its data to fresh processes: what ``tfopt.tune(model, data)`` needs.
+
+Both are written to a temporary folder, and each process makes the job out of it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt.data.fit_data import kind_of
+from tfopt.errors import UserError
+from tfopt.job.job import Job
+from tfopt.job.parts import Data
+from tfopt.measure.targets import Target
+
+if TYPE_CHECKING:
+    import keras
+
+_MODEL, _ARRAYS, _DATASET, _SOURCE, _NOTE = "model.keras", "npz", "dataset", "pickle", "note.json"
+_LIBRARIES = ("keras", "tfopt", "builtins")
+SAVED_AS_BATCHES = "The dataset was saved as batches: what it costs to make them is not measured."
+
+
+def job(*, folder: str, epochs: int = 1, batch_size: int | None = None) -> Job:
+    """Return the job of the model and the data in a folder that ``target_of_model`` has made."""
+    place = Path(folder)
+    for module in json.loads((place / _NOTE).read_text(encoding="utf-8")):
+        import_module(module)  # whose classes the model is made of
+    model = _load(place / _MODEL)
+    data = Data(train=_read(place, "train"), test=_read(place, "test"), name="given data")
+    return Job.from_model(model, data, epochs=epochs, batch_size=batch_size)
+
+
+@contextmanager
+def target_of_model(
+    model: Any, data: Any, test: Any, settings: Mapping[str, Any]
+) -> Iterator[tuple[Target, str]]:
+    """Write a model and its data to a folder, gone afterwards; yield the target and a remark."""
+    _require_compiled(model, data, settings)
+    _require_free_gpu()
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+        place = Path(folder)
+        modules = _modules_of(model)
+        (place / _NOTE).write_text(json.dumps(modules), encoding="utf-8")
+        model.save(place / _MODEL)
+        _require_loadable(place / _MODEL)
+        batches = [_write(place, name, part) for name, part in (("train", data), ("test", test))]
+        given = {name: value for name, value in settings.items() if value is not None}
+        target = Target(model.name, f"{__name__}:job", arguments={"folder": folder, **given})
+        yield target, SAVED_AS_BATCHES if batches[0] else ""
+
+
+def _require_compiled(model: Any, data: Any, settings: Mapping[str, Any]) -> None:
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            "The model is not compiled.",
+            expected="a model with its optimizer, loss and metrics",
+            fix="model.compile(...) first",
+        )
+    if data is None or settings["epochs"] is None:
+        missing = "data" if data is None else "epochs"
+        raise UserError(
+            f"tune(model, ...) needs {missing}.",
+            expected="tune(model, (x, y), epochs=10, test=(x_test, y_test))",
+            received=f"no {missing}",
+        )
+
+
+def _require_free_gpu() -> None:
+    """Refuse a caller whose TensorFlow has taken the whole GPU, which the children need."""
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    by_variable = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
+    if not by_variable and not all(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus):
+        raise UserError(
+            "This process holds the GPU's memory, and the processes to measure in need it.",
+            expected="a caller that takes no more than it needs",
+            received="TensorFlow with all of the GPU",
+            fix="set TF_FORCE_GPU_ALLOW_GROWTH=true before TensorFlow is imported, or write a "
+            'function that makes the job, and tune("module:job") in a process of its own',
+        )
+
+
+def _modules_of(model: keras.Model) -> list[str]:
+    """Return the modules whose classes a model is made and compiled of, beside Keras's own."""
+    import keras
+
+    config = model.get_compile_config() or {}
+    parts = [model, *model._flatten_layers(), model.optimizer, model.loss]
+    parts += keras.tree.flatten(config.get("metrics") or [])
+    own = [each if callable(each) and hasattr(each, "__name__") else type(each) for each in parts]
+    notebook = sorted({each.__name__ for each in own if each.__module__ == "__main__"})
+    if notebook:
+        raise UserError(
+            "The model has classes or functions that are made in this notebook or script.",
+            expected="those of a module, which a fresh process can import",
+            received=", ".join(notebook),
+            fix="move them into a module, and import them from there",
+        )
+    names = {each.__module__ for each in own}
+    return sorted(name for name in names if name.partition(".")[0] not in _LIBRARIES)
+
+
+def _load(path: Path) -> Any:
+    """Load a model; of one that was not trained yet, Keras warns of an optimizer without state."""
+    import keras
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Skipping variable loading", UserWarning)
+        return keras.saving.load_model(path)
+
+
+def _require_loadable(path: Path) -> None:
+    try:
+        _load(path)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(
+            "The model cannot be loaded from its file, as each fresh process does.",
+            expected="layers that Keras saves whole; a Lambda keeps a function that it does not",
+            received=str(error).strip().splitlines()[0],
+            fix="make a Layer subclass of it in a module, registered by "
+            "keras.saving.register_keras_serializable()",
+        ) from error
+
+
+def _write(place: Path, name: str, part: Any) -> bool:
+    """Write a part of the data; return whether it was saved as batches."""
+    import numpy as np
+
+    if part is None:
+        return False
+    kind = kind_of(part)
+    if kind == "arrays":
+        import keras
+
+        flat = [np.asarray(each) for each in keras.tree.flatten(part)]
+        structure = keras.tree.map_structure(lambda _: None, part)
+        np.savez(place / f"{name}.{_ARRAYS}", *flat)
+        (place / f"{name}.structure").write_bytes(pickle.dumps(structure))
+    elif kind == "dataset":
+        if int(part.cardinality()) < 0:
+            raise UserError(
+                f"The {name} dataset has no length, and cannot be saved.",
+                expected="a dataset that ends, such as dataset.take(1000)",
+                received=f"a cardinality of {int(part.cardinality())}",
+                fix="take(...) as many batches as an epoch has, or "
+                "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+            )
+        part.save(str(place / f"{name}.{_DATASET}"))
+    elif kind == "source":
+        (place / f"{name}.{_SOURCE}").write_bytes(pickle.dumps(part))
+    else:
+        raise UserError(
+            f"A {kind} cannot be handed to fresh processes.",
+            expected="arrays, a tf.data.Dataset, or a source such as tfopt.data.Parquet(...)",
+            received=f"a {type(part).__name__} for {name}",
+            fix='write a function that makes the job, and give its name: tune("module:job")',
+        )
+    return kind == "dataset"
+
+
+def _read(place: Path, name: str) -> Any:
+    """Return what ``_write`` has written; None where there is nothing."""
+    import numpy as np
+
+    if (place / f"{name}.{_ARRAYS}").exists():
+        import keras
+
+        structure = pickle.loads((place / f"{name}.structure").read_bytes())
+        with np.load(place / f"{name}.{_ARRAYS}") as kept:
+            flat = [kept[key] for key in kept.files]
+        return keras.tree.pack_sequence_as(structure, flat)
+    if (place / f"{name}.{_DATASET}").exists():
+        import tensorflow as tf
+
+        return tf.data.Dataset.load(str(place / f"{name}.{_DATASET}"))
+    if (place / f"{name}.{_SOURCE}").exists():
+        return pickle.loads((place / f"{name}.{_SOURCE}").read_bytes())
+    return None

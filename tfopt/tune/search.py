@@ -1,0 +1,589 @@
+"""Search for the fastest chain: race single changes, grow what helps, confirm what comes out.
+
+All processes take turns in one engine. A race only drops what is clearly behind, since processes
+of one program differ by some percent; the verdict comes from a final of several new processes a
+side. What trains other weights is trained whole, beside the job as it is, before it may win.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tfopt.errors import UserError
+from tfopt.job.cluster_place import usable_cores
+from tfopt.job.job import Chain
+from tfopt.measure.bench import REFERENCE
+from tfopt.measure.children import has_gpu
+from tfopt.measure.display import Display
+from tfopt.measure.engine import (
+    Candidate,
+    Engine,
+    compared,
+    copies,
+    shared_rounds,
+    timed_process,
+)
+from tfopt.measure.job_facts import JobFacts
+from tfopt.measure.rows import Row
+from tfopt.measure.scores import READINGS, TrainWhole
+from tfopt.measure.targets import Target, Variant
+from tfopt.measure.trainings import Order, Trainings, quality, train
+from tfopt.report.bench_report import Quality
+from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import LEAST
+from tfopt.report.training import lowest_final_accuracy
+from tfopt.train.memory_message import is_lack_of_memory
+from tfopt.tune.space import (
+    EXACT,
+    Changes,
+    Rate,
+    narrowed,
+    neighbours,
+    singles,
+    space_for,
+    together,
+)
+
+Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
+
+INTERRUPTED = "it was interrupted"
+_FINAL_PROCESSES = 5
+_LEAST_PROCESSES = 4  # a side, for a runner-up to be there
+_LATE_S = 10.0  # that a final may be over the budget, for its least rounds
+_LEAST_ROUNDS, _FINAL_ROUNDS, _MOST_FINAL_ROUNDS = 4, 6, 30
+_RACE_ROUNDS = (3, 3, 3)
+_BEHIND = (1.3, 1.2, 1.15)  # of the best's value, after so many rounds: out of the race
+_HARMS = 1.15  # of the job's value, alone: not tried again beside others
+_GAIN = 0.98  # of the best's value, to take its place
+_LONG_CALL_S = 0.3
+_PAIRED = 4  # of the best single changes, each with each
+_WAVE = 12  # of settings that race at once
+_LEAST_RACES, _MOST_RACES = 0.35, 0.75  # of the budget
+_STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
+_TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
+_TRAININGS_SHARE = 0.6
+_LOST_AT_ONCE = 2  # times what may be lost, with one seed
+
+
+@dataclass(eq=False)
+class Trial:
+    """A setting with its processes: the one of the races, then those of the final."""
+
+    setting: Changes
+    row: Row
+    racer: Candidate | None = None
+    final: list[Candidate] = field(default_factory=list)
+    value: float = math.inf
+    """What is to be small, over that of the job as it is, in the last race it was in."""
+    beaten_by: tuple[Trial, float] | None = None
+    lost: str = ""
+    """Why it may not win though it is fast."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a search is asked for; see :func:`tfopt.tune`."""
+
+    target: Target
+    budget_s: float
+    objective: Objective = "training"
+    exact: bool = False
+    space: Mapping[str, Sequence[Any]] | None = None
+    seeds: int = 3
+    max_drop: float = 0.5
+
+
+class Search:
+    """One search; ``chosen`` is the job as it is until something is certain."""
+
+    def __init__(self, wanted: Wanted, engine: Engine, display: Display) -> None:
+        self.wanted = wanted
+        self.trials: dict[Changes, Trial] = {}
+        self.stopped = ""
+        self.remarks: list[str] = []
+        self.untried: list[Changes] = []
+        self.confirmed: Comparison | None = None
+        self.quality: Quality | str = ""
+        self.began = time.monotonic()
+        self.facts: JobFacts
+        self._engine = engine
+        self._display = display
+        self._trainings: dict[str, Trainings] = {}
+        self._start_s: list[float] = []
+        self._no_room = False
+
+    def run(self) -> None:
+        """Search until nothing is left to try or the budget is spent."""
+        try:
+            self._look()
+            self._race_all()
+            finalists = self._finalists()
+            if finalists:
+                self._final(finalists)
+        except KeyboardInterrupt:
+            if self.plain.racer is None:
+                raise  # nothing was measured
+            self.stopped = INTERRUPTED
+            self._judge([each for each in self.trials.values() if each.final])
+
+    # The job as it is.
+
+    def _look(self) -> None:
+        """Start the job as it is, and decide what can be tried."""
+        wanted, engine = self.wanted, self._engine
+        variant = Variant(REFERENCE, wanted.target.job, Chain(), wanted.target.arguments)
+        self.plain = self.chosen = self.best = Trial(Changes(), Row(variant))
+        self.trials[self.plain.setting] = self.plain
+        (self.plain.racer,) = engine.admit([variant], look=True)
+        self.plain.row.take(self.plain.racer)
+        ready = self.plain.racer.ready
+        self._require_plain()
+        assert ready is not None
+        assert ready.facts is not None
+        self.facts = ready.facts
+        if wanted.objective == "training" and self.facts.steps_per_epoch is None:
+            raise UserError(
+                "The time of a whole training needs its length.",
+                expected="a data set of known length, or Job.steps_per_epoch",
+                received="a data set of unknown length",
+                fix='set Job.steps_per_epoch, or tune with objective="step"',
+            )
+        narrowed(space_for(self.facts), wanted.space, exact=wanted.exact)  # mistakes come first
+        engine.take_rounds([self.plain.racer], 2, doing="the job as it is")
+        self._require_plain()
+        # The first process also waited for TensorFlow to be loaded.
+        self._start_s.append(ready.build_s + ready.first_step_s)
+        exact = wanted.exact or not self._may_confirm()
+        self.space = narrowed(space_for(self.facts), wanted.space, exact=exact)
+
+    def _require_plain(self) -> None:
+        """Refuse to go on where the job as it is has left."""
+        if self.plain.racer is not None and self.plain.racer.out:
+            raise UserError("The job as it is cannot be trained.", received=self.plain.racer.out)
+
+    def _may_confirm(self) -> bool:
+        """Return whether other weights can be confirmed, and say why not."""
+        wanted, why = self.wanted, None
+        if not wanted.seeds:
+            return True
+        if not self.facts.tested:
+            why = "There is no test accuracy to confirm other weights by"
+        elif self._trainings_s(2) > _TRAININGS_SHARE * self.wanted.budget_s:
+            why = (
+                f"Two whole trainings to confirm other weights take about "
+                f"{self._trainings_s(2):.0f} s, more than {_TRAININGS_SHARE:.0%} of the budget"
+            )
+        if why is not None:
+            self._remark(
+                f"{why}: only what trains the same weights is tried; seeds=0 tries all, "
+                "unconfirmed."
+            )
+        return why is None
+
+    def _remark(self, text: str) -> None:
+        self.remarks.append(text)
+        self._display.say(text)
+
+    @property
+    def _ends(self) -> float:
+        return self.began + self.wanted.budget_s
+
+    def _trainings_s(self, count: int) -> float:
+        """Return about how long so many whole trainings take, several at a time."""
+        racer = self.plain.racer
+        if not count or racer is None or not racer.turns:
+            return 0.0
+        return (
+            _TRAINING_SLOWER
+            * count
+            * training_s(self.facts, racer)
+            / (1 if has_gpu() else min(usable_cores(), 2))
+        )
+
+    def _value(self, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
+        """Return what is to be small, of one process."""
+        if self.wanted.objective in ("memory", "energy"):
+            return self._taken(candidate)
+        if self.wanted.objective == "step" or self.facts.epoch_examples is None:
+            return candidate.example_s(rounds)
+        return training_s(self.facts, candidate, rounds)
+
+    def _taken(self, candidate: Candidate) -> float:
+        """Return the memory or the energy that a process has taken."""
+        process = timed_process(candidate)
+        memory = process.host_peak_mib if process.gpu_peak_mib is None else process.gpu_peak_mib
+        found = memory if self.wanted.objective == "memory" else process.energy_per_example_j
+        if found is None:
+            raise UserError(
+                f"The {self.wanted.objective} cannot be measured here.",
+                expected="figures of the driver or the system",
+                received=process.unavailable.get("energy_per_example_j", "none"),
+                fix='another objective, such as objective="training"',
+            )
+        return found
+
+    # The races.
+
+    def _race_all(self) -> None:
+        """Race every single change; then combinations, each against the best so far."""
+        waiting, what = self._sensible(singles(self.space)), "single changes"
+        while True:
+            if not waiting:
+                waiting, what = self._sensible(self._combinations()), "combinations"
+            if not waiting:
+                return
+            affordable = int(
+                (self._races_end - time.monotonic()) / self._process_s(1 + sum(_RACE_ROUNDS[:2]))
+            )
+            if affordable < 1:
+                break
+            wave = waiting[: min(affordable, _WAVE)]
+            raced = self._race(wave, what)
+            if not raced:
+                break
+            waiting = waiting[raced:]
+        self.untried = waiting
+        self.stopped = "the time for races was over"
+        if self._no_room:
+            self.stopped = "there was no memory for one more process"
+
+    def _combinations(self) -> list[Changes]:
+        """Return what may beat the best: pairs of the best single changes, then its neighbours."""
+        alone = [each for each in self.trials.values() if _fields(each.setting) == 1]
+        helped = sorted((t for t in alone if t.value < 1), key=lambda t: t.value)
+        pairs = [
+            pair
+            for one, other in itertools.combinations(helped[:_PAIRED], 2)
+            if (pair := together(one.setting, other.setting)) is not None
+        ]
+        harms = [t.setting for t in alone if t.value > _HARMS or t.row.reason]
+        near = [
+            each
+            for each in neighbours(self.best.setting, self.space)
+            if not any(_contains(each, harm) for harm in harms)
+        ]
+        gains = {t.setting: t.value for t in alone}
+
+        def promise(setting: Changes) -> float:
+            """Return the product of what the single changes brought."""
+            return math.prod(gains.get(single, 1.0) for single in _singles_of(setting))
+
+        new = dict.fromkeys(each for each in (*pairs, *near) if each not in self.trials)
+        return sorted(new, key=promise)[:_WAVE]
+
+    def _sensible(self, settings: Iterable[Changes]) -> list[Changes]:
+        """Leave out what was tried, and calls of so many steps that more gain nothing."""
+        assert self.plain.racer is not None
+        example_s = self.plain.racer.example_s()
+
+        def call_s(setting: Changes) -> float:
+            batch = setting.batch_size or self.facts.batch_size
+            return example_s * batch * (setting.steps_per_execution or 1)
+
+        found = [s for s in settings if s.steps_per_execution is None or call_s(s) <= _LONG_CALL_S]
+        # Another batch is fed by a pipeline already: that change beside it is no other chain.
+        tried = {repr(each.row.variant.chain) for each in self.trials.values()}
+        new = {repr(each.chain(self.facts)): each for each in reversed(found)}
+        return [each for chain, each in reversed(new.items()) if chain not in tried]
+
+    def _race(self, settings: Sequence[Changes], what: str) -> int:
+        """Race these with the best so far and the job as it is; return how many were started."""
+        begun, ends = time.monotonic(), self._races_end
+        # Who starts late in the race would have no turns in it.
+        until = begun + _STARTING_SHARE * (ends - begun)
+        if len(self.trials) == 1:
+            # The job as it is starts beside the others, so that starts compare.
+            for each in self._engine.admit([self.plain.row.variant], until=until):
+                self._take(self.plain, each)
+                if each.alive:
+                    self._drop(self.plain)
+                    self.plain.racer = each
+        trials = self._admit(settings, until)
+        if trials:
+            self._take_race_turns(trials, what, ends)
+        lacking = [t for t in trials if is_lack_of_memory(t.row.reason or "")]
+        again = [replace(t.setting, remat=True) for t in lacking if t.setting.remat is None]
+        again = [setting for setting in again if setting not in self.trials]
+        if again:
+            self._race(again, "less memory")
+        return len(trials)
+
+    @property
+    def _races_end(self) -> float:
+        """Return when the races must end for what follows them."""
+        follows = 2 * _FINAL_PROCESSES * self._process_s(_FINAL_ROUNDS)
+        if not self.wanted.exact and self.wanted.seeds and self.facts.tested:
+            follows += self._trainings_s(2 * self.wanted.seeds + 2)
+        share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), _MOST_RACES)
+        return self.began + share * self.wanted.budget_s
+
+    def _process_s(self, rounds: int) -> float:
+        """Return about how long one more process takes: its start and so many turns."""
+        assert self.plain.racer is not None
+        return statistics.fmean(self._start_s) + self._engine.left_s([self.plain.racer], rounds)
+
+    def _admit(self, settings: Sequence[Changes], ends: float) -> list[Trial]:
+        """Start a process of each, as many as memory holds."""
+        variants = [self._variant(setting) for setting in settings]
+        begun = time.monotonic()
+        candidates = self._engine.admit(variants, until=ends)
+        if candidates:
+            self._start_s.append((time.monotonic() - begun) / len(candidates))
+        elif time.monotonic() < ends:
+            if len(self.trials) == 1:
+                raise self._engine.no_room()
+            self._no_room = True
+        found = []
+        for setting, candidate in zip(settings, candidates, strict=False):
+            trial = self._trial(setting)
+            trial.racer = candidate
+            trial.row.take(candidate)
+            if candidate.alive and trial.row.data != self.plain.row.data:
+                self._drop(trial)
+                trial.row.status, trial.row.reason = "failed", f"other data: {trial.row.data}"
+            found.append(trial)
+        return found
+
+    def _take(self, trial: Trial, candidate: Candidate) -> None:
+        """Add a process to a trial; the job as it is must be the same in each."""
+        trial.row.take(candidate)
+        if trial is self.plain and trial.row.status == "failed":
+            raise UserError(
+                "The job is another one in each process.",
+                expected="the same data each time it is made",
+                received=trial.row.reason or "",
+                fix="draw the data by a seed",
+            )
+
+    def _variant(self, setting: Changes) -> Variant:
+        target = self.wanted.target
+        chain = setting.chain(self.facts)
+        return Variant(str(setting), target.job, chain, target.arguments, chain.parts)
+
+    def _trial(self, setting: Changes) -> Trial:
+        return self.trials.setdefault(setting, Trial(setting, Row(self._variant(setting))))
+
+    def _take_race_turns(self, trials: Sequence[Trial], what: str, ends: float) -> None:
+        """Give turns, and drop by and by who is clearly behind."""
+        racing = [each for each in dict.fromkeys([self.plain, self.best, *trials]) if _runs(each)]
+        first = self._engine.round
+        until = math.inf
+        for rounds, behind in zip(_RACE_ROUNDS, _BEHIND, strict=True):
+            racers = [each.racer for each in racing if each.racer is not None]
+            self._engine.take_rounds(racers, rounds, until=until, doing=f"racing {what}")
+            until = ends
+            self._require_plain()
+            racing = [each for each in racing if _runs(each)]
+            if self.best not in racing:
+                self.best.value, self.best = math.inf, self.plain
+            self._rate(racing, first)
+            leader = min(racing, key=lambda each: each.value)
+            for each in list(racing):
+                if each.value > behind * leader.value and each not in (self.plain, self.best):
+                    each.beaten_by = (leader, each.value / leader.value)
+                    racing.remove(each)
+                    self._drop(each)
+        if leader is not self.best and leader.value < _GAIN * self.best.value:
+            if self.best is not self.plain:
+                self._drop(self.best)
+            self.best = leader
+            speed = f"about {1 / leader.value:.2f} times as fast"
+            self._display.say(f"best so far: {leader.setting}, {speed}")
+        for each in racing:
+            if each not in (self.plain, self.best):
+                each.beaten_by = (self.best, each.value / self.best.value)
+                self._drop(each)
+
+    def _rate(self, trials: Sequence[Trial], first: int) -> None:
+        """Note the values of those that race, over the rounds since ``first`` that all were in."""
+        racers = [each.racer for each in trials if each.racer is not None]
+        rounds = [number for number in shared_rounds(racers) if number >= first]
+        if not rounds or self.plain.racer is None:
+            return
+        plain = self._value(self.plain.racer, rounds)
+        for trial in trials:
+            if trial.racer is not None:
+                trial.value = self._value(trial.racer, rounds) / plain
+                if trial is not self.plain:
+                    speed = f"{1 / trial.value:.2f} times as fast"
+                    trial.row.notes = (f"raced by one process: about {speed}",)
+
+    def _drop(self, trial: Trial) -> None:
+        """End the process of a race; what it measured stays in its row."""
+        if trial.racer is not None:
+            self._engine.dismiss([trial.racer])
+
+    # Other weights.
+
+    def _finalists(self) -> list[Trial]:
+        """Return the winner and the runner-up that may win: same weights, or as good ones."""
+        self._drop(self.best)
+        ranked = sorted(
+            (t for t in self.trials.values() if t is not self.plain and t.value < math.inf),
+            key=lambda t: t.value,
+        )
+        ranked = [t for t in ranked if t.value < 1]
+        lost: list[Changes] = []
+        for trial in ranked:
+            if any(_same_weights(each, trial.setting) for each in lost):
+                continue
+            winner = self._as_good(trial)
+            if winner is None:
+                lost.append(trial.setting)
+                continue
+            kin = [t for t in ranked if t is not trial and _same_weights(t.setting, trial.setting)]
+            rate = winner.setting.learning_rate
+            others = [self._trial(replace(each.setting, learning_rate=rate)) for each in kin[:1]]
+            for each in others:
+                each.row.trainings = winner.row.trainings  # it trains the same weights
+            return [winner, *others]
+        return []
+
+    def _as_good(self, trial: Trial) -> Trial | None:
+        """Return a trial, maybe with another learning rate, that loses no accuracy; else None."""
+        if trial.row.variant.exact:
+            return trial
+        if trial.lost:
+            return None
+        if not self.wanted.seeds:
+            self.quality = "not confirmed: no whole training was asked for"
+            return trial
+        rates: list[Rate | None] = [None]
+        if trial.setting.batch_size is not None and self.facts.rule is not None:
+            rates = [None, "cosine", "fast"] if self.facts.rate else [None, "cosine"]
+        tried = [self._trial(replace(trial.setting, learning_rate=rate)) for rate in rates]
+        self._train([self.plain, *tried], seeds=[0])
+        good = [each for each in tried if self._loses(each, _LOST_AT_ONCE) is None]
+        # The seed that a rate was chosen by says too much good of it.
+        first = 1 if len(good) > 1 and self.wanted.seeds > 1 else 0
+        for each in sorted(good, key=self._promise):
+            self._train([self.plain, each], seeds=list(range(1, self.wanted.seeds)))
+            each.lost = self._loses(each, 1, first) or ""
+            if not each.lost:
+                self.quality = quality(*self._pair(each, first), self.wanted.max_drop)
+                for other in good:
+                    if other is not each:
+                        other.lost = other.lost or "another learning rate was better"
+                return each
+        for each in tried:
+            each.lost = each.lost or self._loses(each, _LOST_AT_ONCE) or ""
+        return None
+
+    def _train(self, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
+        readings = READINGS if self.wanted.objective == "time-to-accuracy" else 1
+        orders = [
+            Order(each.row.variant, seed, TrainWhole(readings=readings))
+            for seed in seeds
+            for each in trials
+            if seed not in {done.seed for done in self._known(each).done}
+        ]
+        final_s = 2 * _LEAST_PROCESSES * self._process_s(_FINAL_ROUNDS)
+        until = self._ends - final_s - self._trainings_s(1)
+        train(orders, self._display, self._trainings, until=until)
+        for each in trials:
+            each.row.trainings = self._known(each)
+
+    def _known(self, trial: Trial) -> Trainings:
+        return self._trainings.get(trial.row.variant.name, Trainings())
+
+    def _pair(self, trial: Trial, first: int = 0) -> tuple[Trainings, Trainings]:
+        """Return the trainings of the job as it is and of a trial, from a seed on."""
+        plain, own = (
+            replace(known, done=tuple(each for each in known.done if each.seed >= first))
+            for known in (self._known(self.plain), self._known(trial))
+        )
+        return plain, own
+
+    def _loses(self, trial: Trial, times: float, first: int = 0) -> str | None:
+        """Return what whole trainings say against a trial, or None."""
+        found = quality(*self._pair(trial, first), self.wanted.max_drop)
+        if isinstance(found, str):
+            return f"its quality is not known: {found}"
+        if found.points < -self.wanted.max_drop * times:
+            return f"it loses {-found.points:.2f} points of accuracy (seeds: {len(found.seeds)})"
+        return None
+
+    def _promise(self, trial: Trial) -> float:
+        """Return what is best small of several learning rates: the steps to the accuracy, or what
+        the accuracy lacks."""
+        plain, own = self._pair(trial)
+        if self.wanted.objective != "time-to-accuracy":
+            return -(own.done[0].test_accuracy or 0.0)
+        target = lowest_final_accuracy(plain.done)
+        steps = own.done[0].steps_to(target) if target is not None else None
+        return math.inf if steps is None else steps
+
+    # The final.
+
+    def _final(self, finalists: Sequence[Trial]) -> None:
+        """Measure new processes of the job as it is, the winner and the runner-up by turns."""
+        left_s, ends = self._ends - time.monotonic(), self._ends + _LATE_S
+        for sides in ([self.plain, *finalists], [self.plain, finalists[0]]):
+            count = int(left_s / (len(sides) * self._process_s(_FINAL_ROUNDS)))
+            if count >= _LEAST_PROCESSES:
+                break
+        count = min(max(count, LEAST), _FINAL_PROCESSES)
+        # One of each side after the other: time may end it.
+        wanted = [copies(trial.row.variant, count) for trial in sides]
+        in_turn = [each for several in zip(*wanted, strict=True) for each in several]
+        for trial, each in zip(itertools.cycle(sides), self._engine.admit(in_turn, until=ends)):
+            trial.final.append(each)
+            self._take(trial, each)
+        taking = [each for trial in sides for each in trial.final]
+        self._engine.take_rounds(taking, _LEAST_ROUNDS, until=ends, doing="the final")
+        more = _MOST_FINAL_ROUNDS - _LEAST_ROUNDS
+        self._engine.take_rounds(taking, more, until=self._ends, doing="the final")
+        self._judge(sides)
+
+    def _judge(self, sides: Sequence[Trial]) -> None:
+        """Choose the fastest of the final that is certainly faster than the job as it is."""
+        ends = [t for t in sides if t is not self.plain]
+        for trial in ends:
+            found = compared(self.plain.final, trial.final, self._value)
+            by_example = compared(self.plain.final, trial.final)
+            if found is None or by_example is None:
+                left = [each.out for each in trial.final if each.out]
+                trial.lost = left[0] if left else "no time or memory was left for its final"
+                continue
+            trial.row.against[REFERENCE] = by_example
+            trial.row.candidates, self.plain.row.candidates = trial.final, self.plain.final
+            if found.verdict != "faster":
+                trial.lost = f"{found.verdict} in the final"
+            elif self.confirmed is None or found.ratio < self.confirmed.ratio:
+                self.chosen, self.confirmed = trial, found
+
+
+def training_s(facts: JobFacts, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
+    """Return the predicted seconds of the whole training, from building the model on."""
+    ready = candidate.ready
+    assert ready is not None
+    examples = (facts.epoch_examples or 0) * facts.epochs
+    examples -= ready.first_steps * (ready.batch_size or 1)
+    return ready.build_s + ready.first_step_s + examples * candidate.example_s(rounds)
+
+
+def _runs(trial: Trial) -> bool:
+    return trial.racer is not None and trial.racer.alive
+
+
+def _fields(setting: Changes) -> int:
+    return len(list(setting.changes(Changes())))
+
+
+def _singles_of(setting: Changes) -> list[Changes]:
+    return [Changes(**{name: value}) for name, value in setting.changes(Changes())]
+
+
+def _contains(setting: Changes, part: Changes) -> bool:
+    return all(getattr(setting, name) == value for name, value in part.changes(Changes()))
+
+
+def _same_weights(one: Changes, other: Changes) -> bool:
+    """Return whether two settings differ only in what trains the same weights."""
+    return all(name in EXACT for name, _ in one.changes(other))

@@ -1,0 +1,227 @@
+"""The settings that ``tune`` tries: what may change in a job, and the chain that changes it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from tfopt.data.pipeline import Pipeline
+from tfopt.distribute.replicas import Distribute
+from tfopt.errors import UserError
+from tfopt.job.job import Chain, Transform
+from tfopt.measure.job_facts import JobFacts
+from tfopt.train.execution import Execution
+from tfopt.train.learning_rate import LearningRate, Rule
+from tfopt.train.precision import MixedPrecision
+from tfopt.train.remat import Remat
+
+Rate = Literal["cosine", "fast"]
+
+_TIMES_THE_BATCH = (2, 4, 8, 16)
+_STEPS_PER_EXECUTION = (4, 16, 64)
+_STEPS_AN_EPOCH = 16
+_FAST = 3.0
+# A batch that divides the data leaves no smaller last one, which would be compiled by itself.
+_NEAR = 1.35
+_WITH_BATCH = "learning_rate"  # chosen with a batch, by trainings
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a candidate changes; a field that is None leaves the job as it is.
+
+    The fields stand in the order in which they are tried: what often brings most comes first.
+
+    Attributes:
+        devices: "all" trains on all GPUs.
+        precision: A dtype policy, such as "mixed_float16".
+        batch_size: The examples of a step, over all replicas.
+        learning_rate: What goes with another batch. None: the job's own rate, scaled by the rule
+            of its optimizer. "cosine": scaled in proportion, with a warm-up and a decay to zero;
+            "fast": three times that, for trainings too short to converge at their own rate.
+        input: "pipeline" feeds from ``tf.data``; "cache" keeps the examples in memory as well.
+    """
+
+    devices: Literal["all"] | None = None
+    batch_size: int | None = None
+    learning_rate: Rate | None = None
+    precision: str | None = None
+    steps_per_execution: int | None = None
+    jit_compile: bool | None = None
+    input: Literal["pipeline", "cache"] | None = None
+    remat: Literal[True] | None = None
+
+    def __str__(self) -> str:
+        """Return the changes as the report names them: "batch_size 128, jit_compile False"."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in given.items()) or "the job as it is"
+
+    def changes(self, other: Changes) -> Iterator[tuple[str, Any]]:
+        """Yield the fields in which this setting differs from another, with its values."""
+        for name, value in asdict(self).items():
+            if getattr(other, name) != value:
+                yield name, value
+
+    def chain(self, seen: JobFacts) -> Chain:
+        """Return the transforms that make these changes."""
+        return Chain(tuple(self._parts(seen)))
+
+    def _parts(self, seen: JobFacts) -> Iterator[Transform]:
+        if self.precision is not None:
+            yield MixedPrecision(self.precision)  # type: ignore[arg-type]
+        if self.devices is not None:
+            yield Distribute()
+        if self.batch_size is not None and seen.rule is not None:
+            if self.learning_rate is not None:
+                yield LearningRate(self._peak(seen), warmup=0.1, decay="cosine")
+            else:
+                yield LearningRate(peak=seen.rule)
+        if self.batch_size is not None or self.input is not None:
+            cache = "memory" if self.input == "cache" else None
+            examples = seen.epoch_examples if seen.source == "generator" else None
+            yield Pipeline(batch_size=self.batch_size, cache=cache, examples=examples)
+        if self.remat is not None:
+            yield Remat()
+        if self.jit_compile is not None or self.steps_per_execution is not None:
+            yield Execution(self.jit_compile, self.steps_per_execution)
+
+    def _peak(self, seen: JobFacts) -> float | Rule:
+        if self.learning_rate == "cosine" or seen.rate is None:
+            return "linear"
+        times = (self.batch_size or 1) / seen.batch_size
+        return float(f"{_FAST * seen.rate * times:.3g}")
+
+
+AXES = tuple(field.name for field in fields(Changes))
+# What trains the weights of the job as it is.
+EXACT = frozenset({"steps_per_execution", "jit_compile", "remat"})
+
+
+def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
+    """Return the values to try of each setting, the job's own (None) first."""
+    space: dict[str, tuple[Any, ...]] = dict.fromkeys(AXES, (None,))
+    if seen.gpus > 1 and seen.replicas == 1:
+        space["devices"] = (None, "all")
+    if not seen.own_input and seen.whole_executions is None:
+        if seen.epoch_examples is not None:
+            space["batch_size"] = (None, *_batches(seen.batch_size, seen.epoch_examples))
+        if not seen.endless:
+            space["input"] = (None, "pipeline", "cache")
+    if not seen.eager:
+        # Under a strategy Keras leaves off the XLA that it chooses on one GPU.
+        also = (True,) if seen.jit_compile and seen.gpus > 1 else ()
+        space["jit_compile"] = (None, not seen.jit_compile, *also)
+        steps = seen.steps_per_epoch or math.inf
+        whole = seen.whole_executions
+        fitting = [k for k in _STEPS_PER_EXECUTION if k <= steps and (not whole or whole % k == 0)]
+        space["steps_per_execution"] = (None, *fitting)
+    if seen.half is not None:
+        space["precision"] = (None, seen.half)
+    return space
+
+
+def _batches(own: int, examples: int) -> Iterator[int]:
+    for times in _TIMES_THE_BATCH:
+        if examples >= _STEPS_AN_EPOCH * own * times:
+            yield _dividing(own * times, examples)
+
+
+def _dividing(size: int, examples: int) -> int:
+    """Return a size near to this that divides the examples, a multiple of 8 before others."""
+    near = range(math.ceil(size / _NEAR), math.floor(size * _NEAR) + 1)
+    found = [each for each in near if examples % each == 0]
+    eights = [each for each in found if each % 8 == 0]
+    return min(eights or found or [size], key=lambda each: abs(math.log(each / size)))
+
+
+def narrowed(
+    space: Mapping[str, Sequence[Any]], asked: Mapping[str, Sequence[Any]] | None, *, exact: bool
+) -> dict[str, tuple[Any, ...]]:
+    """Return the space with the caller's values in the place of those found for the job."""
+    found = {name: tuple(values) for name, values in space.items()}
+    for name, values in (asked or {}).items():
+        if name not in found or name == _WITH_BATCH:
+            known = ", ".join(axis for axis in found if axis != _WITH_BATCH)
+            raise UserError(f"tune knows no setting {name!r}.", expected=known, received=name)
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise UserError(
+                f"The values of {name!r} are no list.",
+                expected=f"the values to try, such as {name}=[...]",
+                received=repr(values),
+            )
+        for value in values:
+            _require(name, value)
+        found[name] = (None, *(value for value in dict.fromkeys(values) if value is not None))
+    if exact:
+        found = {n: values if n in EXACT else (None,) for n, values in found.items()}
+    if all(len(values) == 1 for values in found.values()):
+        raise UserError(
+            "There is nothing to try.",
+            expected="a setting with two values at least",
+            received="nothing that trains the same weights" if exact else "none",
+            fix=f"give values for {', '.join(EXACT if exact else found)}",
+        )
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "devices": (lambda value: value == "all", '"all"'),
+    "batch_size": (_is_count, "a number of examples"),
+    "input": (lambda value: value in ("pipeline", "cache"), '"pipeline" or "cache"'),
+    "steps_per_execution": (_is_count, "a number of steps"),
+    "jit_compile": (lambda value: isinstance(value, bool), "True or False"),
+    "precision": (
+        lambda value: value in ("mixed_float16", "mixed_bfloat16", "float32"),
+        '"mixed_float16", "mixed_bfloat16" or "float32"',
+    ),
+    "remat": (lambda value: value is True, "True"),
+}
+
+
+def _require(name: str, value: object) -> None:
+    is_valid, expected = _VALID[name]
+    if value is not None and not is_valid(value):
+        raise UserError(f"{name} cannot be tried so.", expected=expected, received=repr(value))
+
+
+def singles(space: Mapping[str, Sequence[Any]]) -> list[Changes]:
+    """Return every single change of the job, one of each field first: time may end the list."""
+    axes = [
+        [Changes(**{axis: value}) for value in _middle_first(values)]
+        for axis, values in space.items()
+        if axis != _WITH_BATCH
+    ]
+    return [each for turn in itertools.zip_longest(*axes) for each in turn if each is not None]
+
+
+def _middle_first(values: Sequence[Any]) -> list[Any]:
+    """Return the values but None, those in the middle of a range first."""
+    given = [value for value in values if value is not None]
+    middle = (len(given) - 1) / 2
+    return sorted(given, key=lambda value: abs(given.index(value) - middle))
+
+
+def neighbours(setting: Changes, space: Mapping[str, Sequence[Any]]) -> list[Changes]:
+    """Return the settings that differ from this one in one field."""
+    return [
+        replace(setting, **{axis: value})
+        for axis, values in space.items()
+        for value in values
+        if value != getattr(setting, axis) and axis != _WITH_BATCH
+    ]
+
+
+def together(first: Changes, second: Changes) -> Changes | None:
+    """Return both changes as one; None where they set the same field."""
+    own, other = (
+        {name: value for name, value in asdict(each).items() if value is not None}
+        for each in (first, second)
+    )
+    return None if own.keys() & other.keys() else Changes(**own, **other)

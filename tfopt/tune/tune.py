@@ -1,0 +1,134 @@
+"""Find the chain that trains a job, or a compiled model, fastest on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, get_args
+
+from tfopt.errors import UserError, require_count, require_switch, within
+from tfopt.job.job import Job
+from tfopt.measure.bench import require_budget
+from tfopt.measure.display import Display
+from tfopt.measure.engine import Engine
+from tfopt.measure.targets import Target, plain_arguments, reference_of
+from tfopt.measure.trainings import MAX_DROP
+from tfopt.tune.search import Objective, Search, Wanted
+from tfopt.tune.tuned import Tuned, tuned
+
+if TYPE_CHECKING:
+    import keras
+
+LEAST_S = 20.0  # of a budget
+
+
+def tune(
+    job: str | Callable[..., Job] | keras.Model,
+    data: Any = None,
+    *,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    test: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+    budget_s: float = 600.0,
+    objective: Objective = "training",
+    exact: bool = False,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int = 3,
+    max_drop: float = MAX_DROP,
+    verbose: bool = True,
+) -> Tuned:
+    """Find the chain that trains a job fastest on this machine.
+
+    Single changes of the job race at once, then combinations of what helped; the winner meets the
+    job as it is in a final of five new processes a side. Nothing is returned that is not certainly
+    faster. Interrupted (Ctrl-C), the search returns what is certain by then.
+
+    Example::
+
+        tuned = tfopt.tune("my_package.train:job", budget_s=300)
+        print(tuned)
+        tuned.write_recipe("tuned.toml")
+        outcome = tfopt.run(tuned.chain.apply(job()))
+
+        tuned = tfopt.tune(model, (x, y), epochs=10, test=(x_test, y_test))
+        trained = tuned.fit(model, (x, y), epochs=10).model
+
+    Args:
+        job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
+            "package.module:job"; or a compiled Keras model, with its ``data``.
+        data: With a model: arrays as a tuple, a ``tf.data.Dataset``, or a source. A dataset is
+            saved as batches, so what it costs to make them is not measured.
+        epochs: With a model: as ``fit`` takes it; the search does not train so long.
+        batch_size: With a model and arrays or a source: as ``fit`` takes it.
+        test: With a model: what accuracy is measured on; without it, only what trains the same
+            weights is tried.
+        arguments: Of the job function.
+        budget_s: The seconds it may take; whole trainings that have begun are finished.
+        objective: What is to be small: "training" is the predicted time of the whole training,
+            building and compiling included; "step" the time of an example; "memory" the peak;
+            "energy" that of an example; "time-to-accuracy" is "training", and of several learning
+            rates the one that reaches the accuracy of the job as it is first.
+        exact: Try only what trains the weights of the job as it is.
+        space: Values to try in the place of those found for the job and the machine, by setting:
+            ``{"batch_size": [64, 128], "jit_compile": []}``.
+        seeds: Whole trainings that confirm a chain that changes the weights; 0: it is returned
+            unconfirmed, and the report says so.
+        max_drop: Points of test accuracy that may be lost.
+        verbose: Show what runs, what was found, and what is left.
+    """
+    require_budget(budget_s, LEAST_S)
+    _require(objective, exact, seeds, max_drop, verbose)
+    with ExitStack() as stack:
+        display = stack.enter_context(Display(verbose=verbose))
+        if _is_model(job):
+            from tfopt.tune.given_model import target_of_model
+
+            settings = {"epochs": epochs, "batch_size": batch_size}
+            target, remark = stack.enter_context(target_of_model(job, data, test, settings))
+        else:
+            _require_job_alone(data=data, epochs=epochs, batch_size=batch_size, test=test)
+            name = reference_of(job, "tune")
+            target, remark = Target(name, name, arguments=plain_arguments(arguments)), ""
+        engine = stack.enter_context(Engine(display))
+        wanted = Wanted(target, float(budget_s), objective, exact, space, seeds, max_drop)
+        search = Search(wanted, engine, display)
+        if remark:
+            search.remarks.append(remark)
+        search.run()
+        return tuned(search, engine)
+
+
+def _is_model(job: object) -> bool:
+    return hasattr(job, "fit") and hasattr(job, "compile")
+
+
+def _require_job_alone(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name} goes with a model.",
+                expected="tune(model, data, epochs=...), or a job that has its own",
+                received=f"a job with {name}",
+                fix="set it in the job",
+            )
+
+
+def _require(
+    objective: object, exact: object, seeds: object, max_drop: object, verbose: object
+) -> None:
+    if objective not in get_args(Objective):
+        raise UserError(
+            "tune knows no such objective.",
+            expected=", ".join(get_args(Objective)),
+            received=repr(objective),
+        )
+    require_switch("exact", exact)
+    require_switch("verbose", verbose)
+    require_count("seeds", seeds, minimum=0)
+    if not within(max_drop, 0, 100):
+        raise UserError(
+            "max_drop is not a number of points.",
+            expected="0 to 100, such as max_drop=0.5",
+            received=repr(max_drop),
+        )

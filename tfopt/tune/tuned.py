@@ -1,0 +1,182 @@
+"""The result of a search: the chain, what it brought, and the report of everything tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt.job.job import Chain, Job
+from tfopt.job.recipe_file import RecipeFile, write_recipe
+from tfopt.measure.engine import TURN_S, Engine
+from tfopt.measure.provenance import read_provenance
+from tfopt.measure.rows import row_report
+from tfopt.report import format as fmt
+from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation
+from tfopt.report.footprint import Comparison
+from tfopt.run import Outcome, run
+from tfopt.tune.search import INTERRUPTED, Search, Trial
+
+if TYPE_CHECKING:
+    import keras
+
+_WORDS: Mapping[str, str] = {
+    "training": "the predicted time of the whole training",
+    "step": "the time of an example",
+    "memory": "peak memory",
+    "energy": "the energy of an example",
+    "time-to-accuracy": "the predicted time of the whole training",
+}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The chain that trains fastest of those tried, and the report of all of them.
+
+    Attributes:
+        chain: Empty where nothing was certainly faster than the job as it is.
+        comparison: What was to be small, under the chain, as a share of that of the job as it is;
+            None for the empty chain.
+        notes: What else is to be said of the search: why it ended, and what was not tried.
+        stopped: Why not everything was tried; empty where it was.
+    """
+
+    job: str
+    arguments: Mapping[str, Any]
+    chain: Chain
+    comparison: Comparison | None
+    report: BenchReport
+    notes: tuple[str, ...]
+    stopped: str
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether the user stopped it."""
+        return self.stopped == INTERRUPTED
+
+    def __str__(self) -> str:
+        """Return the chain as Python writes it, and what it brought."""
+        advice = self.report.recommendation
+        assert advice is not None
+        lines = [repr(self.chain), f"  {advice.brought}", *(f"  {note}" for note in self.notes)]
+        return "\n".join([*lines, *(f"  not: {why}" for why in advice.dropped)])
+
+    def fit(self, model: keras.Model, data: Any, **settings: Any) -> Outcome:
+        """Train a compiled model under the chain, and return the outcome with the trained model.
+
+        The given model is not changed. ``settings`` are those of :meth:`tfopt.Job.from_model`.
+
+        Example:
+            trained = tuned.fit(model, (x, y), epochs=10).model
+        """
+        return run(self.chain.apply(Job.from_model(model, data, **settings)))
+
+    def write_recipe(self, path: str | Path) -> Path:
+        """Write the job and the chain as a recipe file, for ``tfopt bench`` and ``--chain``."""
+        title = f"{self.report.title}, tuned"
+        file = RecipeFile(
+            title=title, job=self.job, arguments=dict(self.arguments), chain=self.chain
+        )
+        return write_recipe(file, path)
+
+
+def tuned(search: Search, engine: Engine) -> Tuned:
+    """Return what a search has found; its processes end."""
+    wanted = search.wanted
+    notes = tuple(_notes(search))
+    return Tuned(
+        job=wanted.target.job,
+        arguments=wanted.target.arguments,
+        chain=search.chosen.row.variant.chain,
+        comparison=search.confirmed,
+        report=_report(search, engine, notes),
+        notes=notes,
+        stopped=search.stopped,
+    )
+
+
+def _report(search: Search, engine: Engine, notes: tuple[str, ...]) -> BenchReport:
+    wanted, plain = search.wanted, search.plain.row
+    rows = [trial.row for trial in search.trials.values() if trial.row.candidates]
+    for row in rows:
+        row.finish(engine)
+    return BenchReport(
+        title=wanted.target.name,
+        command=f"tfopt.tune({wanted.target.job!r}, budget_s={wanted.budget_s:g})",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance=read_provenance(),
+        asked=Asked(
+            kind="tune",
+            quick=False,
+            budget_s=wanted.budget_s,
+            processes=max(len(row.processes) for row in rows) or 1,
+            turn_ms=1000 * TURN_S,
+            seed=0,
+            whole=False,
+        ),
+        data=plain.data,
+        variants=tuple(
+            row_report(
+                row,
+                reference=plain,
+                previous=None,
+                plain=plain.trainings if plain.trainings.done else None,
+                max_drop=wanted.max_drop,
+            )
+            for row in rows
+        ),
+        recommendation=Recommendation(
+            repr(search.chosen.row.variant.chain), _brought(search), tuple(_dropped(search))
+        ),
+        complete=search.stopped != INTERRUPTED,
+        notes=notes,
+    )
+
+
+def _brought(search: Search) -> str:
+    confirmed = search.confirmed
+    if confirmed is None:
+        return "nothing was shown to be faster than the job as it is"
+    what = _WORDS[search.wanted.objective]
+    if search.wanted.objective in ("memory", "energy"):
+        words = f"{confirmed.ratio:.2f} of {what} ({confirmed.low:.2f} to {confirmed.high:.2f})"
+    else:
+        words = f"{fmt.speed_and_interval(confirmed)} as fast, by {what}"
+    found = search.quality
+    if search.chosen.row.variant.exact:
+        return f"{words}; the trained weights are the same"
+    if isinstance(found, Quality):
+        seeds = fmt.count(len(found.seeds), "seed")
+        return f"{words}; {found.points:+.2f} points of {found.metric} over {seeds}"
+    return f"{words}; quality {found}" if found else words
+
+
+def _dropped(search: Search) -> Iterator[str]:
+    for trial in search.trials.values():
+        if trial in (search.plain, search.chosen):
+            continue
+        why = trial.row.reason or trial.lost or _beaten(trial)
+        if why:
+            yield f"{trial.setting}: {why.splitlines()[0]}"
+
+
+def _beaten(trial: Trial) -> str:
+    if trial.beaten_by is None:
+        return ""
+    leader, ratio = trial.beaten_by
+    return f"{1 / ratio:.2f}\N{MULTIPLICATION SIGN} the speed of {leader.setting}"
+
+
+def _notes(search: Search) -> Iterator[str]:
+    """Yield why the search ended, and what was not tried."""
+    yield from search.remarks
+    if search.untried:
+        left = "; ".join(map(str, dict.fromkeys(search.untried)))
+        yield f"Not everything was tried: {search.stopped or 'no time was left'}. Left: {left}."
+    elif search.stopped:
+        yield f"Not everything was tried: {search.stopped}."
+    else:
+        tried = fmt.count(len(search.trials) - 1, "setting")
+        yield f"Tried {tried}, until no change of the best was left."
