@@ -81,7 +81,13 @@ class Child:
 
     def _start(self, how: str) -> None:
         self._starter = _starter(how)
-        self.pid, self._log, self._pipe = self._starter.start()
+        try:
+            self.pid, self._log, self._pipe = self._starter.start()
+        except UserError:
+            if not self._starter.ended:
+                raise
+            self._starter = _starter(how)  # it had worked, and was ended: another one
+            self.pid, self._log, self._pipe = self._starter.start()
         self.send(self._spec)
 
     def send(self, message: Any) -> None:
@@ -224,6 +230,8 @@ class Starter:
                 self.listen(None)
         except OSError:
             ours.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_DYING_S)
             words = self._words.read_text(encoding="utf-8", errors="replace").strip()
             raise UserError(
                 "No process can be started to measure in.",
