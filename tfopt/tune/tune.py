@@ -41,8 +41,8 @@ def tune(
     """Find the chain that trains a job fastest on this machine.
 
     Single changes of the job race at once, then combinations of what helped; the winner meets the
-    job as it is in a final of five new processes a side. Nothing is returned that is not certainly
-    faster. Interrupted (Ctrl-C), the search returns what is certain by then.
+    job as it is in a final of up to five new processes a side. Nothing is returned that is not
+    certainly faster. Interrupted (Ctrl-C), the search returns what is certain by then.
 
     Example::
 
