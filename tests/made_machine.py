@@ -20,7 +20,8 @@ from tfopt.measure.children import Lost
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.scores import Trained, TrainWhole
 from tfopt.measure.served import CompareServed
-from tfopt.measure.turn_taking import LOADED, Peaks, Ready, Turn
+from tfopt.measure.turn_taking import Peaks, Ready, Turn
+from tfopt.monitor.nvml import GpuMemory
 from tfopt.report.footprint import Footprint, Footprints
 from tfopt.report.training import Reading
 
@@ -69,7 +70,7 @@ class Machine:
         self.noise, self.spread = 0.003, 0.005
         self.start_s, self.training_s = 1.0, 5.0
         self.each_mib, self.free_mib = 100.0, 100_000.0
-        self.gpu = False
+        self.gpu_mib = 0.0
         self.slowness = lambda: 1.0
         self.failing = self.lossy = lambda asked: None
         self.dying = lambda asked, turn: None
@@ -82,7 +83,7 @@ class Machine:
             "Child": partial(MadeChild, self),
             "time": SimpleNamespace(monotonic=lambda: self.now),
             "usable_cores": lambda: 2,
-            "has_gpu": lambda: self.gpu,
+            "gpu_memories": self._gpu_memories,
             "available_memory": self._memory,
             "_own_mib": lambda pid: self.each_mib,
         }
@@ -95,6 +96,12 @@ class Machine:
     def _memory(self):
         held = self.each_mib * len(self.alive)
         return Memory(int(MIB * (self.free_mib - held)), "the limit of control group /made")
+
+    def _gpu_memories(self):
+        if not self.gpu_mib:
+            return "no driver"
+        held = self.each_mib * sum(each.ready for each in self.alive)
+        return [GpuMemory("GPU-0", "made", self.gpu_mib, self.gpu_mib - held)]
 
     @property
     def alive(self):
@@ -117,7 +124,7 @@ class MadeChild:
         self.machine, self.target, self.task, self.seed = machine, target, task, seed
         self.asked = settings(target.chain)
         self.pid = len(machine.children)
-        self.loaded = self.ready = self.stopped = self.ended = False
+        self.ready = self.stopped = self.ended = False
         self.turns, self.heard = 0, []
         self.level = machine.random.lognormal(0, machine.spread)
         machine.children.append(self)
@@ -146,9 +153,6 @@ class MadeChild:
         if isinstance(self.task, CompareServed):
             figures = (9, 0, 0.1, 9.0, 9.0, None, 0.1, None, ())
             return Footprints("LiteRT", tuple(Footprint(n, *figures) for n in self.task.folders))
-        if self.task.gated and not self.loaded:
-            self.loaded = True
-            return LOADED
         return self._turn() if self.ready else self._started()
 
     def _started(self):

@@ -202,12 +202,13 @@ class Prepared:
         require_finite(history.history.get("loss", ()))
         return history
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the metrics on the test part."""
+    def evaluate(self, *, batches: int | None = None) -> dict[str, float]:
+        """Return the metrics on the test part, or on so many batches spread over it."""
+        data = self._test_input
+        if batches is not None:
+            data = data.shard(max(int(data.cardinality()) // batches, 1), 0)
         with late_mistakes_as_user_errors(self.data.test):
-            values: dict[str, float] = self.model.evaluate(
-                self._test_input, return_dict=True, verbose=0
-            )
+            values: dict[str, float] = self.model.evaluate(data, return_dict=True, verbose=0)
         return values
 
     @cached_property

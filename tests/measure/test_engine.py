@@ -4,7 +4,6 @@ import math
 import os
 import socket
 import statistics
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
 from tfopt.measure.targets import Variant
 from tfopt.measure.turn_taking import Ready, Turn
-from tfopt.monitor.nvml import GpuMemory
 
 PLAIN = Variant("baseline", "toy:job")
 
@@ -139,21 +137,13 @@ def test_who_is_refused_fails_or_changes_nothing_is_not_among_those_that_take_tu
         assert not any(each.alive for each in found)
 
 
-def test_stand_in_on_a_gpu_the_first_compiles_alone(machine, monkeypatch):
-    gpu = GpuMemory("GPU-1", "H200", 1000, 900)
-    monkeypatch.setattr(import_module("tfopt.measure.engine"), "gpu_memories", lambda: [gpu])
-    machine.gpu = True
-    compiling = []
-    machine.before = lambda child: compiling.append(
-        [c.pid for c in machine.alive if c.heard and not c.ready]
-    )
+def test_as_many_start_and_train_as_the_memory_of_the_gpu_holds(machine):
+    machine.gpu_mib = 500.0
     with Engine() as engine:
-        found = engine.admit(copies(PLAIN, 3))
-        assert len(found) == 3
-        engine.take_rounds(found, 2)
-    assert [0] in compiling
-    assert [1, 2] in compiling
-    assert not any(0 in each and len(each) > 1 for each in compiling)
+        assert engine.trainings_at_once == 3  # what they take is not known
+        found = engine.admit(copies(PLAIN, 5))
+        assert len(found) == 4  # of 100 MiB each, and a fifth might need 130
+        assert engine.trainings_at_once == 1
 
 
 def made(levels, rounds=range(8), batch=32):

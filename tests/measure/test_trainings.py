@@ -125,7 +125,7 @@ def test_several_train_at_once_seed_by_seed_and_the_first_leaves_its_files(monke
     machine, found, running = Machine(monkeypatch), {}, []
     monkeypatch.chdir(tmp_path)
     machine.before = lambda child: running.append(len(machine.alive))
-    train(ordered(), Display(verbose=False), found)
+    train(ordered(), Display(verbose=False), found, at_once=2)
     assert running == [2, 2, 2, 2, 2, 1]
     assert not machine.alive
     assert [child.seed for child in machine.children] == [0, 0, 1, 1, 2, 2]
@@ -145,13 +145,14 @@ def test_a_variant_that_fails_is_trained_no_further_and_none_begins_too_late(mon
     machine, found = Machine(monkeypatch), {}
     machine.lossy = lambda asked: "the disk is full" if asked else None
     orders = [Order(each.variant, each.seed) for each in ordered()]
-    train(orders, Display(verbose=False), found)
+    train(orders, Display(verbose=False), found, at_once=2)
     assert found["+ batch"] == Trainings(reason="with seed 0: the disk is full", status="failed")
     assert len(found["baseline"].done) == 3
     assert len(machine.did("TrainWhole")) == 4
     machine.children.clear()
-    train(orders[::2], Display(verbose=False), found, until=machine.now + machine.training_s / 4)
-    assert len(machine.children) == 2
+    until = machine.now + 0.9 * machine.training_s
+    train(orders[::2], Display(verbose=False), found, until=until)
+    assert len(machine.children) == 1  # a second one, as long, would end too late
 
     def interrupt(child):
         raise KeyboardInterrupt

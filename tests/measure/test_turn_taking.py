@@ -190,18 +190,6 @@ def test_data_that_ends_is_one_sentence(taken):
     assert "executions" in caught.value.received
 
 
-def test_on_a_gpu_it_waits_at_the_gate_before_it_touches_a_device():
-    parent, seen = Parent(1.0), []
-    parent.asked.insert(0, True)
-
-    def build():
-        seen.append(list(parent.heard))
-        return toy_jobs.build()
-
-    parent.hear(TakeTurns(gated=True), job().with_(build=build))
-    assert seen == [[(turn_taking.LOADED, turn_taking.LOADED)]]
-
-
 def test_iterators_of_ended_epochs_are_kept_for_a_while(monkeypatch):
     monkeypatch.setattr(turn_taking, "_MOST_ITERATORS", 8)
 

@@ -43,21 +43,21 @@ def asked(monkeypatch, tmp_path):
     return run
 
 
-def test_the_chain_is_found_and_what_makes_it_small_comes_behind(asked, monkeypatch):
+def test_the_chain_is_found_and_int8_comes_behind(asked, monkeypatch):
     heard = asked("--set", "width=8")
     assert (heard.code, heard.search["budget_s"]) == (0, 60)
-    assert heard.plan.targets[0].chain.parts == (*FOUND, Prune(0.5), Quantize())
+    assert heard.plan.targets[0].chain.parts == (*FOUND, Quantize())
     assert (heard.plan.kind, heard.plan.tuned_parts, heard.plan.remarks) == ("prefixes", 2, (LEFT,))
     assert (heard.plan.whole, heard.plan.quick) == (True, True)
     assert heard.search["budget_s"] + heard.plan.budget_s <= 150
     assert (heard.arguments["width"], heard.arguments["batch_size"]) == (8, 32)
     heard = asked("--budget=30s", found=())
     assert (heard.search["budget_s"], heard.plan.tuned_parts) == (30, 0)
-    assert heard.plan.targets[0].chain.parts == (Prune(0.5), Quantize())
+    assert heard.plan.targets[0].chain.parts == (Quantize(),)
     assert "Nothing that was tried" in heard.plan.remarks[-1]
     # Each process takes longer to start on a GPU.
     monkeypatch.setattr(recipe_main, "has_gpu", lambda: True)
-    assert asked().search["budget_s"] == 300
+    assert asked().search["budget_s"] == 90
 
 
 def test_a_chain_that_is_given_needs_no_search(asked, tmp_path):

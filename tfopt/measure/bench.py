@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError, require_count, require_switch, within
-from tfopt.job.cluster_place import usable_cores
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.measure.advice import Choice, choose, recommend
 from tfopt.measure.children import carried_out
@@ -29,7 +28,14 @@ from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.served import CompareServed
-from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
+from tfopt.measure.targets import (
+    Target,
+    Variant,
+    parts_of,
+    plain_arguments,
+    reference_of,
+    trains_as,
+)
 from tfopt.measure.trainings import MAX_DROP, Order, Trainings, train
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
@@ -534,24 +540,27 @@ class _Session:
             for row in rows
             if row.variant.name in names and row.ready is not None and row.processes
         ]
-        return _TRAINING_SLOWER * self.plan.seeds * sum(each_s) / min(usable_cores(), 2)
+        beside = min(self._engine.trainings_at_once, 2)
+        return _TRAINING_SLOWER * self.plan.seeds * sum(each_s) / beside
 
     def _train(self, rows: Sequence[Row]) -> None:
         variants = self._to_train(rows)
+        reference = self.rows[0].variant
         orders = [
             Order(each, self.plan.seed + n, TrainWhole() if n else self._leaving(each))
             for n in range(self.plan.seeds)
             for each in variants
+            if not n or each is reference or not trains_as(each, reference)
         ]
         begun = sum(len(each.done) for each in self._trainings.values())
-        train(orders, self._display, self._trainings, until=self._ends)
+        at_once = self._engine.trainings_at_once
+        train(orders, self._display, self._trainings, at_once=at_once, until=self._ends)
         done = sum(len(each.done) for each in self._trainings.values()) - begun
         if done < len(orders) and not any(each.reason for each in self._trainings.values()):
             self._notes.append(
                 f"The budget was over before {len(orders) - done} of {len(orders)} whole "
                 "trainings: a larger one makes them."
             )
-        reference = self.rows[0].variant
         why = self._trainings.get(reference.name, Trainings()).reason
         if why is not None and self.plan.whole:
             raise UserError(f"{reference.job} cannot be trained whole.", received=why)

@@ -64,8 +64,8 @@ class Lost(Exception):
 class Child:
     """A process that carries out a task on a target's job, in a process group of its own.
 
-    It is forked from a process that has loaded TensorFlow; on a GPU, or where the job's module sets
-    how TensorFlow is loaded, it loads it itself.
+    It is forked from a process that has loaded TensorFlow and touched no device; where the job's
+    module sets how TensorFlow is loaded, it loads it itself.
     """
 
     def __init__(self, target: Target, task: Task, *, seed: int | None = None) -> None:
@@ -77,7 +77,7 @@ class Child:
             "task": task,
             "folder": os.getcwd(),
         }
-        self._start(EXEC if has_gpu() or target.job in _LOAD_THEMSELVES else FORK)
+        self._start(EXEC if target.job in _LOAD_THEMSELVES else FORK)
 
     def _start(self, how: str) -> None:
         self._starter = _starter(how)
@@ -273,9 +273,8 @@ _starters: dict[str, Starter] = {}
 
 def _starter(how: str) -> Starter:
     """Return the running starter; another one where the environment has changed since."""
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-    if how == EXEC:
-        environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    environment = {**defaults, **os.environ}
     found = _starters.get(how)
     if found is not None and (found.environment != environment or not found.running):
         _starters.pop(how).end()

@@ -23,11 +23,11 @@ import psutil
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import usable_cores
-from tfopt.measure.children import Child, Lost, has_gpu
+from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Variant
-from tfopt.measure.turn_taking import LOADED, Ready, TakeTurns, Turn
-from tfopt.monitor.nvml import gpu_memories
+from tfopt.measure.turn_taking import Ready, TakeTurns, Turn
+from tfopt.monitor.nvml import GpuMemory, gpu_memories
 from tfopt.report.footprint import Comparison
 from tfopt.report.statistics import LEAST, compare
 from tfopt.report.strict import Status
@@ -38,6 +38,7 @@ _USABLE = 0.8  # of the free memory
 _GROWS = 1.3  # beyond what a process held when it was ready
 _START_TIMEOUT_S = 600.0
 _TURN_TIMEOUT_S = 60.0
+_MOST_AT_ONCE = 8  # trainings
 _TIMES_ITS_LONGEST = 20  # after so much longer than any turn of it a candidate hangs
 
 
@@ -117,9 +118,9 @@ class Engine:
         """The seconds of turns that no candidate computed in."""
         self._random = random.Random(seed)
         self._candidates: list[Candidate] = []
-        self._gpu = has_gpu()
-        self._compiled_alone = False
-        self._let_in: list[Candidate] = []
+        self._others_mib = _used_mib()
+        self._gpu_mib = 0.0
+        """What the first process took of a GPU's memory."""
 
     def __enter__(self) -> Self:
         return self
@@ -148,13 +149,13 @@ class Engine:
         not among the result, and may be admitted when others are dismissed. No process starts
         after ``until``, in seconds of ``time.monotonic()``.
         """
-        task = TakeTurns(gated=self._gpu, skip_if_idle=skip_if_idle, look=look)
+        task = TakeTurns(skip_if_idle=skip_if_idle, look=look)
         waiting = [Candidate(variant) for variant in variants]
         starting: list[Candidate] = []
         admitted: list[Candidate] = []
         while waiting or starting:
             # The first one tells how much memory one takes.
-            at_once = usable_cores() if self._gpu or self._needed_mib() else 1
+            at_once = usable_cores() if self._needed_mib() else 1
             while waiting and len(starting) < at_once and time.monotonic() < until:
                 if self._candidates and not self._has_room(len(starting)):
                     break
@@ -165,8 +166,6 @@ class Engine:
                 starting.append(each)
             if not starting:
                 break
-            if self._compiled_alone:
-                self._open_gates(starting)
             first = starting.pop(0)
             self.display.doing(f"starting {first.variant.name}")
             self._make_ready(first)
@@ -187,16 +186,11 @@ class Engine:
         """Wait until a candidate has compiled, and stop it."""
         child = candidate.child
         assert child is not None
-        if candidate.out:  # it ended before it had loaded TensorFlow
-            return
         try:
-            if self._gpu and not self._compiled_alone:
-                _open_gate(child)
             said: Ready = child.receive(_START_TIMEOUT_S)
         except Lost as lost:
             self._leaves(candidate, str(lost), lost.status)
             return
-        self._compiled_alone = self._gpu
         candidate.ready = said
         if said.is_idle:
             note = said.notes.get(repr(candidate.variant.chain.parts[-1]), "")
@@ -204,16 +198,7 @@ class Engine:
             return
         child.stop()
         candidate.held_mib = _own_mib(child.pid)
-
-    def _open_gates(self, starting: Iterable[Candidate]) -> None:
-        """Let those compile that have loaded TensorFlow: the first one has, alone on the GPU."""
-        for each in starting:
-            if each not in self._let_in and each.child is not None:
-                self._let_in.append(each)
-                try:
-                    _open_gate(each.child)
-                except Lost as lost:
-                    self._leaves(each, str(lost), lost.status)
+        self._gpu_mib = self._gpu_mib or _used_mib() - self._others_mib
 
     def _needed_mib(self) -> float:
         held = [each.held_mib for each in self._candidates if each.alive]
@@ -224,15 +209,22 @@ class Engine:
         free_mib = available_memory().available_bytes * _USABLE / MIB
         if (1 + starting) * self._needed_mib() > free_mib:
             return False
-        memories = gpu_memories() if self._gpu else ()
-        if isinstance(memories, str) or not memories:
-            return True
-        # Each allocator grows to what it needs: those that are there tell what one takes.
-        alive = max(sum(each.alive for each in self._candidates), 1)
-        return all(
-            (1 + starting) * _GROWS * (each.total_mib - each.free_mib) / alive < each.free_mib
-            for each in memories
-        )
+        return 1 + starting <= self._fit_on_gpu()
+
+    def _fit_on_gpu(self) -> float:
+        """Return how many more processes the memory of every GPU holds."""
+        if self._gpu_mib <= 0:
+            return math.inf
+        free_mib = min((each.free_mib for each in _memories()), default=math.inf)
+        return free_mib / (_GROWS * self._gpu_mib)
+
+    @property
+    def trainings_at_once(self) -> int:
+        """Return how many whole trainings run beside each other: one more than cores, as they fit.
+
+        At the ends of epochs they wait for threads of ``tf.data``, for seconds.
+        """
+        return int(max(min(usable_cores() + 1, _MOST_AT_ONCE, self._fit_on_gpu()), 1))
 
     # Turns.
 
@@ -312,10 +304,13 @@ class Engine:
                 each.child = None
 
 
-def _open_gate(child: Child) -> None:
-    said = child.receive(_START_TIMEOUT_S)
-    assert said == LOADED
-    child.send(True)
+def _memories() -> list[GpuMemory]:
+    memories = gpu_memories()
+    return [] if isinstance(memories, str) else memories
+
+
+def _used_mib() -> float:
+    return max((each.total_mib - each.free_mib for each in _memories()), default=0.0)
 
 
 def timed_process(candidate: Candidate) -> TimedProcess:

@@ -99,7 +99,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
         examples=None if source == "generator" else _examples(data.train),
-        epoch_examples=_epoch_examples(ready, facts.batch_size),
+        epoch_examples=epoch_examples(ready),
         rebatch=source not in ("arrays", "source") and job.input is None,
         accumulate=next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1),
         optimizer=optimizer,
@@ -159,11 +159,12 @@ def _examples(part: Any) -> int | None:
     return source.examples if isinstance(source, Arrays) or source.count > 0 else None
 
 
-def _epoch_examples(ready: Prepared, batch: int) -> int | None:
+def epoch_examples(ready: Prepared) -> int | None:
     """Return those of an epoch; of arrays exactly, whose last batch may be smaller."""
-    if ready.facts.steps_per_epoch is None:
+    steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
+    if steps is None or batch is None:
         return None
-    part, most = ready.data.train, ready.facts.steps_per_epoch * batch
+    part, most = ready.data.train, steps * batch
     alone = steps_in(part, 1) if kind_of(part) in ("arrays", "source") else None
     return alone if alone is not None and most - alone < batch else most
 

@@ -1,7 +1,8 @@
 """Train a job whole in a child process, for its accuracy: which score after how many steps.
 
-The training is not timed, so that others can run beside it. The score on the test part is read ten
-times, at equal numbers of examples, so that batches of any size compare.
+The training is not timed, so that others can run beside it. The score on a part of the test part
+is read ten times, at equal numbers of examples, so that batches of any size compare; at the end the
+score on all of it comes beside.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tfopt.report.training import Reading, Training
 from tfopt.run import Outcome, Prepared, prepared
 
 READINGS = 10
+_BATCHES = 10  # for a reading, spread over the test part
 # Keras puts a head's name before the metric's, and a number behind it where two have one name.
 _ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
 
@@ -88,7 +90,7 @@ class _Scores:
         """Return the share of the time that ends of epochs take beyond an execution."""
         if not self._within_s or not self._between_s:
             return 0.0
-        execution_s = statistics.fmean(self._within_s)
+        execution_s = statistics.median(self._within_s)
         ends_s = sum(max(each - execution_s, 0.0) for each in self._between_s)
         return round(ends_s / (sum(self._within_s) + sum(self._between_s)), 4)
 
@@ -110,8 +112,9 @@ class _Scores:
     def _execution_ends(self, batch: int, logs: object) -> None:
         now = time.perf_counter()
         reached = batch + 1 if self._length is None else min(batch + 1, self._length)
-        if self.steps:  # the first execution compiles
-            (self._within_s if self._done else self._between_s).append(now - self._last)
+        if self.steps:  # the first execution compiles; XLA also a smaller last batch
+            inside = self._done and reached != self._length
+            (self._within_s if inside else self._between_s).append(now - self._last)
         self.steps += reached - self._done
         self._done = reached
         self._last = now
@@ -138,17 +141,17 @@ class _Scores:
         model = self._ready.model
         kept = [(each, each.numpy()) for metric in model.metrics for each in metric.variables]
         begun = time.perf_counter()
-        accuracy = worst_accuracy(self._ready.evaluate())
+        self.read()
         for variable, value in kept:
             variable.assign(value)
         self._last += time.perf_counter() - begun
-        if accuracy is not None:
-            self.add(accuracy)
 
-    def add(self, accuracy: float) -> None:
-        """Note an accuracy that was read now."""
-        examples = self.steps * (self._ready.facts.batch_size or 1)
-        self.readings.append(Reading(self.steps, examples, round(accuracy, 5)))
+    def read(self) -> None:
+        """Note the accuracy now."""
+        accuracy = worst_accuracy(self._ready.evaluate(batches=_BATCHES))
+        if accuracy is not None:
+            examples = self.steps * (self._ready.facts.batch_size or 1)
+            self.readings.append(Reading(self.steps, examples, round(accuracy, 5)))
 
 
 def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
@@ -159,7 +162,7 @@ def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
         unavailable["test_accuracy"] = "the job has no test data" if no_test else _NO_METRIC
     else:
         accuracy = round(accuracy, 5)
-        scores.add(accuracy)
+        scores.read()
     kib, gzip_kib = _model_kib(outcome, unavailable)
     return Training(
         seed=ready.job.seed,

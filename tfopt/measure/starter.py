@@ -1,8 +1,9 @@
 """Start processes for the parent: ``python -m tfopt.measure.starter SOCKET fork|exec``.
 
 With ``fork`` TensorFlow is loaded once, not used, and each child is forked from here, which saves
-it the import. With ``exec`` each child loads TensorFlow itself, as a GPU needs it. Children end
-with this process, and this process with its parent; each is the leader of a process group.
+it the import: CUDA starts in a fork too, as long as it has not started here. With ``exec`` each
+child loads TensorFlow itself. Children end with this process, and this process with its parent;
+each is the leader of a process group.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tfopt.job.cluster_place import usable_cores
-from tfopt.measure.children import Child, Lost, has_gpu
+from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.scores import Trained, TrainWhole
 from tfopt.measure.targets import Variant
@@ -31,7 +30,6 @@ TEST_ACCURACY = "test accuracy"
 COMPARED = ("steps_to_accuracy", "whole", "to_accuracy")
 TOO_FEW = "fewer than two processes of each took turns beside each other"
 EXACT = "every transform in it is exact: it trains the same weights, but for rounding"
-_MOST_AT_ONCE = 8
 _LOOKED_EVERY_S = 0.05
 _LONGEST_S = 24 * 3600.0  # what has answered may have to start anew, to load TensorFlow itself
 # Accuracies are kept to so many points: no interval claims to be narrower.
@@ -63,40 +61,47 @@ def train(
     display: Display,
     found: dict[str, Trainings],
     *,
+    at_once: int = 1,
     until: float = math.inf,
 ) -> None:
-    """Make these trainings, several at a time; add them to ``found`` under the variants' names.
+    """Make these trainings, some at a time; add them to ``found`` under the variants' names.
 
-    None begins after ``until``; those that run then are finished. Of a variant that failed no
-    further training begins.
+    None begins that would not end before ``until``, by the longest of its variant so far. Of a
+    variant that failed no further training begins.
     """
-    waiting, running = list(orders), list[tuple[Order, Child]]()
-    at_once = 1 if has_gpu() else min(usable_cores(), _MOST_AT_ONCE)
+    waiting, running = list(orders), list[tuple[Order, Child, float]]()
+    longest_s: dict[str, float] = {}
     done = 0
     try:
         while waiting or running:
-            while waiting and len(running) < at_once and time.monotonic() < until:
+            while waiting and len(running) < at_once:
+                now, name = time.monotonic(), waiting[0].variant.name
+                if now + longest_s.get(name, 0.0) >= until:
+                    waiting.clear()  # what is trained with a seed is compared
+                    break
                 order = waiting.pop(0)
-                if found.get(order.variant.name, Trainings()).reason is None:
+                if found.get(name, Trainings()).reason is None:
                     child = Child(order.variant, order.task, seed=order.seed)
-                    running.append((order, child))
+                    running.append((order, child, now))
             if not running:
                 return
             display.doing(f"training whole, {done + 1} of {len(orders)}")
-            order, child = _next_done(running)
-            running.remove((order, child))
+            order, child, begun = ended = _next_done(running)
+            running.remove(ended)
             _note(found, order, child)
+            name, lasted_s = order.variant.name, time.monotonic() - begun
+            longest_s[name] = max(lasted_s, longest_s.get(name, 0.0))
             done += 1
     finally:
-        for _, child in running:
+        for _, child, _ in running:
             child.end()
 
 
-def _next_done(running: Sequence[tuple[Order, Child]]) -> tuple[Order, Child]:
+def _next_done(running: Sequence[tuple[Order, Child, float]]) -> tuple[Order, Child, float]:
     while True:
-        for order, child in running:
-            if child.has_answered(_LOOKED_EVERY_S / len(running)):
-                return order, child
+        for each in running:
+            if each[1].has_answered(_LOOKED_EVERY_S / len(running)):
+                return each
 
 
 def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
@@ -126,11 +131,18 @@ def compare_trainings(
     reference: Trainings,
     variant: Trainings,
     processes: tuple[Sequence[TimedProcess], Sequence[TimedProcess]],
+    *,
+    same_weights: bool = False,
 ) -> dict[str, Comparison | str]:
     """Return the comparisons by their names in a report; a text is why one is not possible.
 
-    ``processes`` of both took turns, which tell the time of a step.
+    ``processes`` of both took turns, which tell the time of a step. With ``same_weights`` the
+    variant reaches after each step what the reference does.
     """
+    if same_weights and variant.done:
+        share = variant.done[0].epoch_end_share
+        same = tuple(replace(each, epoch_end_share=share) for each in reference.done)
+        variant = replace(variant, done=same)
     pairs = matched(reference, variant)
     why = reference.reason or variant.reason
     if why is None and len(pairs) < LEAST:

@@ -12,20 +12,18 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any
 
 from tfopt.data.fit_data import describe_data
 from tfopt.errors import UserError
 from tfopt.job.job import Job
-from tfopt.measure.job_facts import JobFacts, facts_of
+from tfopt.measure.job_facts import JobFacts, epoch_examples, facts_of
 from tfopt.measure.machine import gpu_states
 from tfopt.measure.memory import gpus_in_use, peak_gpu_mib, peak_host_mib
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.report.timed_process import GpuState
 from tfopt.run import ENDLESS, Prepared, prepared
 
-LOADED: Literal["loaded"] = "loaded"
-"""What a gated child says before it touches a device; it then waits for any message."""
 # Iterators of ended epochs that are kept: letting go of one waits for as long as it lived.
 _MOST_ITERATORS = 1000
 _SHORT_EPOCH = 2  # executions: there, none is neither the first nor the last
@@ -38,6 +36,7 @@ class Ready:
     Attributes:
         first_steps: How many steps the first execution had.
         steps: Of a whole training; None where its length is not known.
+        compiles_rest: XLA compiles the last batch of an epoch anew, since it is smaller.
         idle: The transforms that change nothing here, by their repr.
         facts: What may be tried on the job; None where that was not asked for.
         notes: What each transform did, by its repr.
@@ -55,6 +54,7 @@ class Ready:
     idle: frozenset[str]
     facts: JobFacts | None = None
     is_idle: bool = False
+    compiles_rest: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,26 +103,16 @@ class TakeTurns:
     """Train the job for as long as the parent gives turns, by sending the seconds of each.
 
     Attributes:
-        gated: Say ``LOADED`` when TensorFlow is there, and wait: on a GPU the first candidate
-            compiles alone, since XLA times kernels on the card.
         skip_if_idle: End before the first step where the last transform changes nothing here.
         look: Tell the facts of the job.
     """
 
     way: Way = Way()  # noqa: RUF009 (it has no state)
-    gated: bool = False
     skip_if_idle: bool = False
     look: bool = False
 
     def carry_out(self, job: Job, pipe: Connection) -> None:
         """Train until the parent ends this process."""
-        import keras
-        import tensorflow as tf
-
-        if self.gated:
-            keras.Model, tf.Variable  # noqa: B018 (both load most of themselves when touched)
-            pipe.send((LOADED, LOADED))
-            pipe.recv()
         begun = time.perf_counter()
         with ExitStack() as stack:
             job = self.way.job(job)
@@ -166,6 +156,7 @@ def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
         notes={repr(transform): effect.note for transform, effect in ready.effects},
         idle=frozenset(repr(each) for each in job.applied if ready.is_idle(each)),
         facts=facts_of(ready) if facts else None,
+        compiles_rest=bool(ready.model.jit_compile) and _rest(ready) < 1,
     )
 
 
@@ -186,8 +177,11 @@ def _keep_iterators(model: Any) -> None:
 
 def _rest(ready: Prepared) -> float:
     """Return how full the last batch of an epoch is, as a share."""
-    steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
-    examples = facts_of(ready).epoch_examples
+    steps, batch, examples = (
+        ready.facts.steps_per_epoch,
+        ready.facts.batch_size,
+        epoch_examples(ready),
+    )
     if steps is None or not batch or examples is None:
         return 1.0
     return examples / batch - (steps - 1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfopt.errors import UserError
+from tfopt.export.quantize import Quantize
 from tfopt.files import prepare_folder
 from tfopt.job.job import Chain
 from tfopt.job.recipe_file import read_recipe
@@ -40,9 +41,10 @@ from tfopt.tune.tuned import Tuned
 
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 _OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
-_SEARCH_S, _MEASURE_S = 60.0, 75.0
-# Before its first step a process opens the GPU and compiles: one took 13 s on an H200.
-_TIMES_ON_GPU = 5.0
+_SMALL = Quantize(mode="int8")
+_SEARCH_S, _MEASURE_S = 60.0, 70.0
+# Before its first step a process opens the GPU and compiles.
+_SEARCH_GPU_S, _MEASURE_GPU_S = 90.0, 90.0
 _SEARCH_SEEDS = 1
 
 
@@ -70,26 +72,29 @@ class _Recipe:
         arguments |= assignments(options.set)
         links = self._fixed(options)
         output = prepare_folder(options.output)
-        times = _TIMES_ON_GPU if has_gpu() else 1.0
+        search_s, measure_s = (
+            (_SEARCH_GPU_S, _MEASURE_GPU_S) if has_gpu() else (_SEARCH_S, _MEASURE_S)
+        )
         if links is None:
             tuned = tune_and_show(
                 Target(self.title, self.job, Chain(), arguments),
                 output,
                 reports=output / "search",
-                budget_s=options.budget or times * _SEARCH_S,
+                budget_s=options.budget or search_s,
                 seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
             )
             if tuned.interrupted:
                 print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
                 return INTERRUPTED
             print(tuned.chain)
-            links = Links(*self._with_small(tuned.chain), _remarks(tuned))
+            found = tuned.chain.parts
+            links = Links(Chain((*found, _SMALL)), len(found), _remarks(tuned))
         plan = BenchPlan(
             title=self.title,
             command=f"python -m {self.job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
             kind="prefixes" if links.chain.parts else "single",
             targets=(Target(self.title, self.job, links.chain, arguments),),
-            budget_s=times * _MEASURE_S,
+            budget_s=measure_s,
             quick=True,
             whole=True,
             seed=options.seed,
@@ -112,11 +117,6 @@ class _Recipe:
         if selected or options.budget == 0:
             return Links(_selected(self.chain, options.transforms or ["all"], options.skip))
         return None
-
-    def _with_small(self, found: Chain) -> tuple[Chain, int]:
-        """Return what was found, with what makes the model small behind it."""
-        small = tuple(part for part in self.chain.parts if part.aim == "size")
-        return Chain((*found.parts, *small)), len(found.parts)
 
 
 def _remarks(tuned: Tuned) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _parser(title: str, chain: Chain, data: str) -> Parser:
         type=_budget,
         metavar="TIME",
         help="for the search of the fastest chain: 90s, 5m; 0: none, the recipe's own chain is "
-        f"taken (default: {_SEARCH_S:g}s; {_TIMES_ON_GPU * _SEARCH_S:g}s on a GPU)",
+        f"taken (default: {_SEARCH_S:g}s; {_SEARCH_GPU_S:g}s on a GPU)",
     )
     add_chain(parser)
     add_trust(parser)

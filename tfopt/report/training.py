@@ -18,7 +18,7 @@ from tfopt.report.strict import (
 
 @dataclass(frozen=True)
 class Reading:
-    """The test accuracy after so many steps, which saw so many examples."""
+    """The accuracy on a part of the test set after so many steps, which saw so many examples."""
 
     steps: Count
     examples: AboveZero
@@ -33,8 +33,8 @@ class Training:
         seed: Of weights and shuffling.
         steps: Of the whole training, in so many ``epochs``.
         epoch_end_share: The share of its time that the ends of epochs took.
-        readings: About ten, at equal numbers of examples; empty without a test set.
-        test_accuracy: At its end.
+        readings: About ten, at equal numbers of examples, on a part of the test set; empty without.
+        test_accuracy: At its end, on all of it.
         model_kib: The saved model without optimizer state; ``model_gzip_kib`` gzipped.
         artefact: Name of the file a transform made for serving, with ``artefact_kib`` and
             ``artefact_accuracy``, the file's own test accuracy.
@@ -82,7 +82,6 @@ class Training:
 
 
 def lowest_final_accuracy(trainings: Sequence[Training]) -> float | None:
-    """Return the test accuracy that each of the trainings reaches; None where one has none."""
-    final = [training.test_accuracy for training in trainings]
-    known = [accuracy for accuracy in final if accuracy is not None]
-    return min(known) if known and len(known) == len(final) else None
+    """Return the accuracy that the last reading of each training has; None where one has none."""
+    final = [training.readings[-1].accuracy for training in trainings if training.readings]
+    return min(final) if final and len(final) == len(trainings) else None

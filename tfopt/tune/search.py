@@ -19,7 +19,6 @@ from tfopt.errors import UserError
 from tfopt.job.cluster_place import usable_cores
 from tfopt.job.job import Chain
 from tfopt.measure.bench import REFERENCE
-from tfopt.measure.children import has_gpu
 from tfopt.measure.display import Display
 from tfopt.measure.engine import (
     Candidate,
@@ -64,7 +63,8 @@ _GAIN = 0.98  # of the best's value, to take its place
 _LONG_CALL_S = 0.3
 _PAIRED = 4  # of the best single changes, each with each
 _WAVE = 12  # of settings that race at once
-_LEAST_RACES, _MOST_RACES = 0.35, 0.75  # of the budget
+_LEAST_RACES, _MOST_RACES = 0.45, 0.75  # of the budget
+_SIDE_BY_SIDE = 1.2  # what starting beside others takes, each on its core
 _STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
 _TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
 _TRAININGS_SHARE = 0.6
@@ -115,7 +115,9 @@ class Search:
         self._engine = engine
         self._display = display
         self._trainings: dict[str, Trainings] = {}
-        self._start_s: list[float] = []
+        self._lasted_s: list[float] = []
+        """What starting one process took, by those that started."""
+        self._starts_s: dict[Candidate, float] = {}
         self._no_room = False
 
     def run(self) -> None:
@@ -157,8 +159,8 @@ class Search:
         narrowed(space_for(self.facts), wanted.space, exact=wanted.exact)  # mistakes come first
         engine.take_rounds([self.plain.racer], 2, doing="the job as it is")
         self._require_plain()
-        # The first process also waited for TensorFlow to be loaded.
-        self._start_s.append(ready.build_s + ready.first_step_s)
+        self._alone_s = start_s(self.plain.racer)
+        self._lasted_s.append(_SIDE_BY_SIDE * self._alone_s / min(usable_cores(), _WAVE))
         exact = wanted.exact or not self._may_confirm()
         self.space = narrowed(space_for(self.facts), wanted.space, exact=exact)
 
@@ -194,8 +196,8 @@ class Search:
     def _ends(self) -> float:
         return self.began + self.wanted.budget_s
 
-    def _trainings_s(self, count: int) -> float:
-        """Return about how long so many whole trainings take, several at a time."""
+    def _trainings_s(self, count: float) -> float:
+        """Return about how long so many whole trainings of the job take, several at a time."""
         racer = self.plain.racer
         if not count or racer is None or not racer.turns:
             return 0.0
@@ -203,7 +205,7 @@ class Search:
             _TRAINING_SLOWER
             * count
             * training_s(self.facts, racer)
-            / (1 if has_gpu() else min(usable_cores(), 2))
+            / min(self._engine.trainings_at_once, 2)
         )
 
     def _value(self, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
@@ -212,7 +214,14 @@ class Search:
             return self._taken(candidate)
         if self.wanted.objective == "step" or self.facts.epoch_examples is None:
             return candidate.example_s(rounds)
-        return training_s(self.facts, candidate, rounds)
+        return training_s(self.facts, candidate, rounds, self._starts_s.get(candidate))
+
+    def _note_starts(self, plain: Sequence[Candidate], others: Iterable[Candidate]) -> None:
+        """Note how long those that started beside the job as it is would start alone."""
+        beside_s = statistics.fmean(start_s(each) for each in plain)
+        for each in (*plain, *others):
+            if each.alive:
+                self._starts_s[each] = start_s(each) * self._alone_s / beside_s
 
     def _taken(self, candidate: Candidate) -> float:
         """Return the memory or the energy that a process has taken."""
@@ -297,13 +306,6 @@ class Search:
         begun, ends = time.monotonic(), self._races_end
         # Who starts late in the race would have no turns in it.
         until = begun + _STARTING_SHARE * (ends - begun)
-        if len(self.trials) == 1:
-            # The job as it is starts beside the others, so that starts compare.
-            for each in self._engine.admit([self.plain.row.variant], until=until):
-                self._take(self.plain, each)
-                if each.alive:
-                    self._drop(self.plain)
-                    self.plain.racer = each
         trials = self._admit(settings, until)
         if trials:
             self._take_race_turns(trials, what, ends)
@@ -317,24 +319,36 @@ class Search:
     @property
     def _races_end(self) -> float:
         """Return when the races must end for what follows them."""
-        follows = 2 * _FINAL_PROCESSES * self._process_s(_FINAL_ROUNDS)
+        follows = 2 * _LEAST_PROCESSES * self._process_s(_FINAL_ROUNDS)
         if not self.wanted.exact and self.wanted.seeds and self.facts.tested:
-            follows += self._trainings_s(2 * self.wanted.seeds + 2)
+            # Of the job as it is, and of what is fast with each learning rate and each seed.
+            quick = min(self.best.value, 1.0) * (self.wanted.seeds + 2)
+            follows += self._trainings_s(self.wanted.seeds + quick)
         share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), _MOST_RACES)
         return self.began + share * self.wanted.budget_s
 
     def _process_s(self, rounds: int) -> float:
         """Return about how long one more process takes: its start and so many turns."""
         assert self.plain.racer is not None
-        return statistics.fmean(self._start_s) + self._engine.left_s([self.plain.racer], rounds)
+        return statistics.fmean(self._lasted_s) + self._engine.left_s([self.plain.racer], rounds)
 
     def _admit(self, settings: Sequence[Changes], ends: float) -> list[Trial]:
-        """Start a process of each, as many as memory holds."""
-        variants = [self._variant(setting) for setting in settings]
+        """Start a process of each, as many as memory holds, beside one of the job as it is."""
+        variants = [self.plain.row.variant, *map(self._variant, settings)]
         begun = time.monotonic()
-        candidates = self._engine.admit(variants, until=ends)
+        started = self._engine.admit(variants, until=ends)
+        if started:
+            self._take(self.plain, started[0])
+            if started[0].alive:
+                self._drop(self.plain)
+                self.plain.racer = started[0]
+        if len(started) == 1:  # there may be room now
+            started += self._engine.admit(variants[1:], until=ends)
+        candidates = started[1:]
         if candidates:
-            self._start_s.append((time.monotonic() - begun) / len(candidates))
+            self._lasted_s.append((time.monotonic() - begun) / len(started))
+            assert self.plain.racer is not None
+            self._note_starts([self.plain.racer], candidates)
         elif time.monotonic() < ends:
             if len(self.trials) == 1:
                 raise self._engine.no_room()
@@ -485,7 +499,8 @@ class Search:
         ]
         final_s = 2 * _LEAST_PROCESSES * self._process_s(_FINAL_ROUNDS)
         until = self._ends - final_s - self._trainings_s(1)
-        train(orders, self._display, self._trainings, until=until)
+        at_once = self._engine.trainings_at_once
+        train(orders, self._display, self._trainings, at_once=at_once, until=until)
         for each in trials:
             each.row.trainings = self._known(each)
 
@@ -544,6 +559,9 @@ class Search:
     def _judge(self, sides: Sequence[Trial]) -> None:
         """Choose the fastest of the final that is certainly faster than the job as it is."""
         ends = [t for t in sides if t is not self.plain]
+        plain = [each for each in self.plain.final if each.alive]
+        if plain:
+            self._note_starts(plain, [each for trial in ends for each in trial.final])
         for trial in ends:
             found = compared(self.plain.final, trial.final, self._value)
             by_example = compared(self.plain.final, trial.final)
@@ -559,13 +577,30 @@ class Search:
                 self.chosen, self.confirmed = trial, found
 
 
-def training_s(facts: JobFacts, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
-    """Return the predicted seconds of the whole training, from building the model on."""
+def start_s(candidate: Candidate) -> float:
+    """Return the seconds of building the model and of compiling its steps."""
+    ready = candidate.ready
+    assert ready is not None
+    # On one H200, XLA took 3.0 s for the smaller last batch after 3.5 s for the first step.
+    return ready.build_s + (2 if ready.compiles_rest else 1) * ready.first_step_s
+
+
+def training_s(
+    facts: JobFacts,
+    candidate: Candidate,
+    rounds: Iterable[int] | None = None,
+    starting_s: float | None = None,
+) -> float:
+    """Return the predicted seconds of the whole training, from building the model on.
+
+    ``starting_s`` takes the place of what its start took.
+    """
     ready = candidate.ready
     assert ready is not None
     examples = (facts.epoch_examples or 0) * facts.epochs
     examples -= ready.first_steps * (ready.batch_size or 1)
-    return ready.build_s + ready.first_step_s + examples * candidate.example_s(rounds)
+    starting_s = start_s(candidate) if starting_s is None else starting_s
+    return starting_s + examples * candidate.example_s(rounds)
 
 
 def _runs(trial: Trial) -> bool:
