@@ -80,14 +80,14 @@ class Child:
         self._start(EXEC if target.job in _LOAD_THEMSELVES else FORK)
 
     def _start(self, how: str) -> None:
-        self._starter = _starter(how)
-        try:
-            self.pid, self._log, self._pipe = self._starter.start()
-        except UserError:
-            if not self._starter.ended:
-                raise
-            self._starter = _starter(how)  # it had worked, and was ended: another one
-            self.pid, self._log, self._pipe = self._starter.start()
+        for may_fail in (True, False):
+            self._starter = _starter(how)
+            try:
+                self.pid, self._log, self._pipe = self._starter.start()
+                break
+            except UserError:  # one that had worked, and was ended, is replaced
+                if not (may_fail and self._starter.ended):
+                    raise
         self.send(self._spec)
 
     def send(self, message: Any) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -66,8 +64,6 @@ class AtBatch(Way):
 
     def job(self, job: Job) -> Job:
         """Return the job with the batch, and watch this process from now on."""
-        with suppress(OSError):  # where memory runs out, nobody else's work is to be ended first
-            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         if self.limit_mib is not None:
             threading.Thread(target=end_above, args=(self.limit_mib,), daemon=True).start()
         return self.changed(job)
