@@ -75,11 +75,8 @@ def test_a_chain_is_measured_link_by_link(measured, machine):
 
 def test_with_whole_every_row_is_trained_and_its_time_told(measured):
     report = measured(FAST, BATCH, whole=True, seeds=2)
-    # What trains the same weights is trained once: it is as accurate after each step.
-    assert [len(row.trainings) for row in report.variants] == [2, 1, 2]
-    fast, batch = rows(report)["+ Execution"], rows(report)["+ Pipeline"]
-    assert fast.whole.verdict == fast.to_accuracy.verdict == "faster"
-    assert fast.steps_to_accuracy.ratio == 1
+    assert [len(row.trainings) for row in report.variants] == [2, 2, 2]
+    batch = rows(report)["+ Pipeline"]
     assert batch.whole.verdict == batch.to_accuracy.verdict == "faster"
     assert batch.steps_to_accuracy.verdict == "no difference"  # as many examples
 

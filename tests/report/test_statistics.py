@@ -120,6 +120,13 @@ def test_processes_and_seeds_are_both_in_the_interval():
         found = compare_crossed(side(0.02, 0.02), side(0.02, 0.02))
         held += found.low <= 1 <= found.high
     assert 0.92 <= held / 500 <= 0.98
+    held = 0
+    for _ in range(500):
+        factors = np.exp(0.1 * random.normal(size=(2, 3)))
+        times = [np.exp(np.log(own).mean()) * np.array(side(0.02, 0.02)) for own in factors]
+        found = compare_crossed(*times, factors.tolist())
+        held += found.low <= 1 <= found.high
+    assert 0.92 <= held / 500 <= 0.98
     calm, shaky = side(0.001, 0.0), side(0.05, 0.0)
     assert compare_crossed(calm, shaky).half_width > 10 * compare_crossed(calm, calm).half_width
     # What both sides have with a seed is no scatter.

@@ -28,14 +28,7 @@ from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.served import CompareServed
-from tfopt.measure.targets import (
-    Target,
-    Variant,
-    parts_of,
-    plain_arguments,
-    reference_of,
-    trains_as,
-)
+from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
 from tfopt.measure.trainings import MAX_DROP, Order, Trainings, train
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
@@ -545,12 +538,10 @@ class _Session:
 
     def _train(self, rows: Sequence[Row]) -> None:
         variants = self._to_train(rows)
-        reference = self.rows[0].variant
         orders = [
             Order(each, self.plan.seed + n, TrainWhole() if n else self._leaving(each))
             for n in range(self.plan.seeds)
             for each in variants
-            if not n or each is reference or not trains_as(each, reference)
         ]
         begun = sum(len(each.done) for each in self._trainings.values())
         at_once = self._engine.trainings_at_once
@@ -561,6 +552,7 @@ class _Session:
                 f"The budget was over before {len(orders) - done} of {len(orders)} whole "
                 "trainings: a larger one makes them."
             )
+        reference = self.rows[0].variant
         why = self._trainings.get(reference.name, Trainings()).reason
         if why is not None and self.plan.whole:
             raise UserError(f"{reference.job} cannot be trained whole.", received=why)

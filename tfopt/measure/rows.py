@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tfopt.measure.comparability import scaling
 from tfopt.measure.engine import Candidate, Engine, timed_process
-from tfopt.measure.targets import Variant, trains_as
+from tfopt.measure.targets import Variant
 from tfopt.measure.trainings import (
     COMPARED,
     EXACT,
@@ -154,8 +154,7 @@ def _timings(row: Row, reference: Row) -> dict[str, Comparison | str]:
     found: dict[str, Comparison | str] = dict.fromkeys(COMPARED, _NOT_TRAINED)
     if reference.trainings.done and (row.trainings.done or row.trainings.reason):
         processes = reference.processes, row.processes
-        same = trains_as(row.variant, reference.variant)
-        found = compare_trainings(reference.trainings, row.trainings, processes, same_weights=same)
+        found = compare_trainings(reference.trainings, row.trainings, processes)
     return {**found, "against_reference": row.compared(reference) or TOO_FEW}
 
 

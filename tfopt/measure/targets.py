@@ -49,12 +49,6 @@ class Variant(Target):
         return all(part.exact for part in self.chain.parts)
 
 
-def trains_as(one: Variant, other: Variant) -> bool:
-    """Return whether both train the same weights of one job, but for rounding."""
-    same_job = one.job == other.job and one.arguments == other.arguments
-    return same_job and one.exact and other.exact
-
-
 def plain_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a job function, which other processes get as JSON."""
     given = dict(arguments or {})

@@ -131,18 +131,11 @@ def compare_trainings(
     reference: Trainings,
     variant: Trainings,
     processes: tuple[Sequence[TimedProcess], Sequence[TimedProcess]],
-    *,
-    same_weights: bool = False,
 ) -> dict[str, Comparison | str]:
     """Return the comparisons by their names in a report; a text is why one is not possible.
 
-    ``processes`` of both took turns, which tell the time of a step. With ``same_weights`` the
-    variant reaches after each step what the reference does.
+    ``processes`` of both took turns, which tell the time of a step.
     """
-    if same_weights and variant.done:
-        share = variant.done[0].epoch_end_share
-        same = tuple(replace(each, epoch_end_share=share) for each in reference.done)
-        variant = replace(variant, done=same)
     pairs = matched(reference, variant)
     why = reference.reason or variant.reason
     if why is None and len(pairs) < LEAST:
@@ -155,11 +148,13 @@ def compare_trainings(
     def seconds(steps: Callable[[Training], float]) -> Comparison | str:
         if min(map(len, timed)) < LEAST:
             return TOO_FEW
+        # Now and then tf.data waits at the end of an epoch: the share is that of all trainings.
+        shares = [[each.epoch_end_share for each in own] for own in trained]
         first, second = (
-            [[one.training_s(steps(each), each.epoch_end_share) for each in own] for one in side]
-            for side, own in zip(timed, trained, strict=True)
+            [[one.training_s(steps(each), statistics.fmean(ends)) for each in own] for one in side]
+            for side, own, ends in zip(timed, trained, shares, strict=True)
         )
-        return compare_crossed(first, second)
+        return compare_crossed(first, second, [[1 / (1 - e) for e in ends] for ends in shares])
 
     whole = seconds(lambda training: training.steps)
     target = lowest_final_accuracy(reference.done)

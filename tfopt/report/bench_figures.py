@@ -122,8 +122,9 @@ def _steps_to_target(report: BenchReport, variant: VariantReport) -> list[float]
 def _seconds(variant: VariantReport, steps: Sequence[float]) -> float | None:
     if not steps or not variant.processes:
         return None
-    pairs = [(c, t.epoch_end_share) for c, t in zip(steps, variant.trainings, strict=True)]
-    return statistics.median(each.training_s(*pair) for each in variant.processes for pair in pairs)
+    share = statistics.fmean(each.epoch_end_share for each in variant.trainings)
+    times = (each.training_s(count, share) for each in variant.processes for count in steps)
+    return statistics.median(times)
 
 
 def served_by(

@@ -34,24 +34,34 @@ def compare(reference: Sequence[float], variant: Sequence[float]) -> Comparison:
 
 
 def compare_crossed(
-    reference: Sequence[Sequence[float]], variant: Sequence[Sequence[float]]
+    reference: Sequence[Sequence[float]],
+    variant: Sequence[Sequence[float]],
+    factors: Sequence[Sequence[float]] = (),
 ) -> Comparison:
     """Return the variant's time over the reference's, each process with each of several seeds.
 
     ``reference[process][seed]``: the scatter of the processes, as in :func:`compare`, and that of
-    the seeds, which both sides share in pairs, are both in the interval.
+    the seeds, which both sides share in pairs, are both in the interval. So is that of ``factors``:
+    for each side several readings of one, whose mean is in all of its times.
     """
     sides = [[[math.log(value) for value in row] for row in side] for side in (reference, variant)]
     assert min(map(len, sides)) >= LEAST
     means = [[statistics.fmean(row) for row in side] for side in sides]
-    freedom = sum(len(side) - 1 for side in means)
-    pooled = sum(statistics.variance(side) * (len(side) - 1) for side in means) / freedom
-    parts = [(pooled * sum(1 / len(side) for side in means), freedom)]
+    parts = [_pooled(means)]
+    if factors:
+        parts.append(_pooled([list(map(math.log, side)) for side in factors]))
     seeds = [[statistics.fmean(column) for column in zip(*side, strict=True)] for side in sides]
     logs = [own - other for other, own in zip(*seeds, strict=True)]
     if len(logs) > 1:
         parts.append((statistics.variance(logs) / len(logs), len(logs) - 1))
     return comparison(statistics.fmean(logs), *_added(parts), min(map(len, means)))
+
+
+def _pooled(sides: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the variance of the difference of two means, and its degrees of freedom."""
+    freedom = sum(len(side) - 1 for side in sides)
+    pooled = sum(statistics.variance(side) * (len(side) - 1) for side in sides) / freedom
+    return pooled * sum(1 / len(side) for side in sides), freedom
 
 
 def _added(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:

@@ -171,8 +171,7 @@ def _method(report: BenchReport) -> str:
         method += (
             " Trainings ran beside each other and were not timed: the time of one is its first "
             "step, its steps at the time of a step in turns, and the ends of its epochs. Until "
-            "when it is accurate was read on ten batches spread over the test part; what trains "
-            "the weights of the reference was trained once."
+            "when it is accurate was read on ten batches spread over the test part."
         )
     return method
 
