@@ -220,7 +220,7 @@ FILE = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
     ("whole", "keep", "words"),
     [
         (FASTER, [Execution()], ""),
-        # What whole trainings cannot tell the turns may.
+        # What whole trainings cannot tell the turns do.
         (UNCLEAR, [Execution()], ""),
         (SLOWER, [], "together 0.833\N{MULTIPLICATION SIGN}"),
         (SAME, [], "no difference"),
@@ -232,7 +232,10 @@ def test_what_is_kept_must_hold_as_a_whole_training(whole, keep, words):
     assert found.keep == repr(chain(*keep))
     assert words in "".join(found.dropped)
     if keep:
-        assert found.brought == f"a whole training is {in_words(whole)}"
+        told = (
+            "an example is 2.00" if whole is UNCLEAR else f"a whole training is {in_words(whole)}"
+        )
+        assert found.brought.startswith(told)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_two_jobs_need_the_same_data_unless_any_is_allowed(measured, machine):
 def test_one_job_alone(measured):
     report = measured(kind="single", quick=True)
     (row,) = report.variants
-    assert (len(row.processes), report.asked.processes, report.recommendation) == (3, 3, None)
+    assert (len(row.processes), report.asked.processes, report.recommendation) == (4, 4, None)
     assert row.unavailable["against_reference"] == "this is the reference"
 
 

@@ -29,7 +29,7 @@ from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.served import CompareServed
 from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
-from tfopt.measure.trainings import MAX_DROP, Order, Trainings, train
+from tfopt.measure.trainings import MAX_DROP, Order, Trainings, also_of, train
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import KEPT, Asked, BenchReport, Kind, VariantReport
@@ -39,7 +39,7 @@ from tfopt.report.statistics import LEAST
 
 REFERENCE, PLAIN_JOB, WHOLE, TUNED = "baseline", "plain job", "whole chain", "+ tuned"
 BUDGET_S, QUICK_S = 300.0, 120.0
-_PROCESSES, _QUICK_PROCESSES = 5, 3
+_PROCESSES, _QUICK_PROCESSES = 5, 4
 _MOST_ROUNDS, _LEAST_ROUNDS = 30, 5
 _KEPT_SHARE = 0.2  # of the budget, for a chain to keep that no row is
 _TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
@@ -542,10 +542,16 @@ class _Session:
             Order(each, self.plan.seed + n, TrainWhole() if n else self._leaving(each))
             for n in range(self.plan.seeds)
             for each in variants
+            if not n or trained_by(each, variants) is each
         ]
         begun = sum(len(each.done) for each in self._trainings.values())
         at_once = self._engine.trainings_at_once
         train(orders, self._display, self._trainings, at_once=at_once, until=self._ends)
+        for each in variants:
+            by = trained_by(each, variants)
+            if by is not each and {each.name, by.name} <= self._trainings.keys():
+                own, other = self._trainings[each.name], self._trainings[by.name]
+                self._trainings[each.name] = also_of(own, other)
         done = sum(len(each.done) for each in self._trainings.values()) - begun
         if done < len(orders) and not any(each.reason for each in self._trainings.values()):
             self._notes.append(
@@ -596,6 +602,21 @@ class _Session:
         self._serving = found.value
         if found.value is None:
             self._notes.append(f"Nothing to serve: {found.reason}")
+
+
+def trained_by(variant: Variant, variants: Sequence[Variant]) -> Variant:
+    """Return the variant that trains as this one does and makes a file of it; else itself."""
+    count = len(variant.chain.parts)
+    for other in variants:
+        parts, added = other.chain.parts[:count], other.chain.parts[count:]
+        same = (other.job, other.arguments, parts) == (
+            variant.job,
+            variant.arguments,
+            variant.chain.parts,
+        )
+        if same and added and all(part.changes == {"after_fit"} for part in added):
+            return other
+    return variant
 
 
 def leave_files(folder: Path, made: Path) -> None:

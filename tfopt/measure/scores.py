@@ -179,15 +179,17 @@ def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
 
 
 _NO_METRIC = "no accuracy metric"
+NO_FILE = dict.fromkeys(
+    ("artefact", "artefact_kib", "artefact_accuracy"), "no transform makes a file"
+)
 
 
 def _artefact_figures(
     artefacts: tuple[Artefact, ...], unavailable: dict[str, str]
 ) -> dict[str, Any]:
     if not artefacts:
-        names = ("artefact", "artefact_kib", "artefact_accuracy")
-        unavailable.update(dict.fromkeys(names, "no transform makes a file"))
-        return dict.fromkeys(names)
+        unavailable.update(NO_FILE)
+        return dict.fromkeys(NO_FILE)
     artefact = artefacts[-1]
     accuracy = artefact.metrics.get("test_accuracy")
     if accuracy is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
-from tfopt.measure.scores import Trained, TrainWhole
+from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
 from tfopt.measure.targets import Variant
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
@@ -116,6 +116,23 @@ def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
         child.end()
     done = sorted((*before.done, trained.training), key=lambda each: each.seed)
     found[name] = replace(before, done=tuple(done), data=trained.data, notes=trained.notes)
+
+
+def also_of(own: Trainings, other: Trainings) -> Trainings:
+    """Return the trainings of a variant with those of another that differs by a file it makes."""
+    seeds = {each.seed for each in own.done}
+    new = [
+        replace(
+            each,
+            artefact=None,
+            artefact_kib=None,
+            artefact_accuracy=None,
+            unavailable={**each.unavailable, **NO_FILE},
+        )
+        for each in other.done
+        if each.seed not in seeds
+    ]
+    return replace(own, done=tuple(sorted((*own.done, *new), key=lambda each: each.seed)))
 
 
 # What trainings say about each other: those of one seed belong together.

@@ -13,8 +13,8 @@ from tfopt.report.timed_process import in_shared_rounds
 from tfopt.report.training import lowest_final_accuracy
 
 TIMES = ("whole", "to_accuracy", "against_reference")
-"""The comparisons of time. The first that there is decides, certain or not; few seeds leave the
-time to an accuracy wide."""
+"""The comparisons of time. The first that its interval can tell decides: few seeds, and what
+``tf.data`` waits at the ends of epochs, leave the time of a whole training wide."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,10 @@ def lost(variant: VariantReport) -> bool:
 
 
 def decisive(variant: VariantReport) -> tuple[str, Comparison] | None:
-    """Return the first comparison of ``TIMES`` that there is, with its name."""
-    found = ((name, getattr(variant, name)) for name in TIMES)
-    return next((each for each in found if each[1] is not None), None)
+    """Return the first comparison of ``TIMES`` that tells, with its name; else the first."""
+    found = [(name, each) for name in TIMES if (each := getattr(variant, name)) is not None]
+    telling = [each for each in found if each[1].verdict != "inconclusive"]
+    return next(iter(telling or found), None)
 
 
 def is_faster(variant: VariantReport) -> bool:

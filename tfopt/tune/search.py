@@ -322,7 +322,7 @@ class Search:
         follows = 2 * _LEAST_PROCESSES * self._process_s(_FINAL_ROUNDS)
         if not self.wanted.exact and self.wanted.seeds and self.facts.tested:
             # Of the job as it is, and of what is fast with each learning rate and each seed.
-            quick = min(self.best.value, 1.0) * (self.wanted.seeds + 2)
+            quick = min(self.best.value, 1.0) * (self.wanted.seeds + 1)
             follows += self._trainings_s(self.wanted.seeds + quick)
         share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), _MOST_RACES)
         return self.began + share * self.wanted.budget_s
@@ -470,7 +470,7 @@ class Search:
             return trial
         rates: list[Rate | None] = [None]
         if trial.setting.batch_size is not None and self.facts.rule is not None:
-            rates = [None, "cosine", "fast"] if self.facts.rate else [None, "cosine"]
+            rates = ["cosine", "fast"] if self.facts.rate else [None, "cosine"]
         tried = [self._trial(replace(trial.setting, learning_rate=rate)) for rate in rates]
         self._train([self.plain, *tried], seeds=[0])
         good = [each for each in tried if self._loses(each, _LOST_AT_ONCE) is None]
