@@ -35,7 +35,6 @@ from tfopt.measure.targets import Target, Variant
 from tfopt.measure.trainings import Order, Trainings, quality, train
 from tfopt.report.bench_report import Quality
 from tfopt.report.footprint import Comparison
-from tfopt.report.statistics import LEAST
 from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.memory_message import is_lack_of_memory
 from tfopt.tune.space import (
@@ -53,8 +52,8 @@ Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 
 INTERRUPTED = "it was interrupted"
 _FINAL_PROCESSES = 5
-_LEAST_PROCESSES = 4  # a side, for a runner-up to be there
-_LATE_S = 10.0  # that a final may be over the budget, for its least rounds
+_LEAST_PROCESSES = 4  # a side; with a runner-up too
+_LATE_S = 10.0  # that a final may be over the budget, for its least processes and rounds
 _LEAST_ROUNDS, _FINAL_ROUNDS, _MOST_FINAL_ROUNDS = 4, 6, 30
 _RACE_ROUNDS = (3, 3, 3)
 _BEHIND = (1.3, 1.2, 1.15)  # of the best's value, after so many rounds: out of the race
@@ -66,7 +65,7 @@ _WAVE = 12  # of settings that race at once
 _LEAST_RACES, _MOST_RACES = 0.45, 0.75  # of the budget
 _SIDE_BY_SIDE = 1.2  # what starting beside others takes, each on its core
 _STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
-_TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
+_TRAINING_SLOWER = 2.0  # than its steps in turns: it is evaluated, and runs beside others
 _TRAININGS_SHARE = 0.6
 _LOST_AT_ONCE = 2  # times what may be lost, with one seed
 
@@ -543,11 +542,12 @@ class Search:
             count = int(left_s / (len(sides) * self._process_s(_FINAL_ROUNDS)))
             if count >= _LEAST_PROCESSES:
                 break
-        count = min(max(count, LEAST), _FINAL_PROCESSES)
+        count = min(max(count, _LEAST_PROCESSES), _FINAL_PROCESSES)
         # One of each side after the other: time may end it.
         wanted = [copies(trial.row.variant, count) for trial in sides]
         in_turn = [each for several in zip(*wanted, strict=True) for each in several]
-        for trial, each in zip(itertools.cycle(sides), self._engine.admit(in_turn, until=ends)):
+        started = self._engine.admit(in_turn, until=self._ends + _LATE_S / 2)
+        for trial, each in zip(itertools.cycle(sides), started):
             trial.final.append(each)
             self._take(trial, each)
         taking = [each for trial in sides for each in trial.final]
