@@ -70,7 +70,7 @@ def transformer(
     return Job(build, data, _compile("adam"), name="transformer", batch_size=batch_size)
 
 
-def slow_generator(*, batch_size: int = 32, wait_ms: float = 20.0) -> Job:
+def slow_generator(*, batch_size: int = 32, wait_ms: float = 20.0, epochs: int = 1) -> Job:
     """A dense network fed by a Python generator that takes its time for every batch."""
 
     def batches() -> Iterator[tuple[Any, Any]]:
@@ -93,6 +93,7 @@ def slow_generator(*, batch_size: int = 32, wait_ms: float = 20.0) -> Job:
         lambda: Data(train=batches, name="slow noise"),
         _compile("adam"),
         name="slow_generator",
+        epochs=epochs,
     )
 
 

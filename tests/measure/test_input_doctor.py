@@ -17,8 +17,9 @@ from tfopt.measure.input_doctor import (
     diagnose_input,
     judged,
 )
-from tfopt.measure.input_ways import Changed, Drained, Resident, fill
+from tfopt.measure.input_ways import Changed, Drained, Resident
 from tfopt.measure.targets import Target, Variant
+from tfopt.measure.turn_taking import fill
 from tfopt.report.footprint import Comparison
 from tfopt.run import prepared
 

@@ -141,6 +141,7 @@ class Engine:
         *,
         skip_if_idle: bool = False,
         look: bool = False,
+        fill: bool = False,
         until: float = math.inf,
     ) -> list[Candidate]:
         """Start a process for each variant; return those that started, alive or not.
@@ -149,7 +150,7 @@ class Engine:
         not among the result, and may be admitted when others are dismissed. No process starts
         after ``until``, in seconds of ``time.monotonic()``.
         """
-        task = TakeTurns(skip_if_idle=skip_if_idle, look=look)
+        task = TakeTurns(skip_if_idle=skip_if_idle, look=look, fill=fill)
         waiting = [Candidate(variant) for variant in variants]
         starting: list[Candidate] = []
         admitted: list[Candidate] = []

@@ -24,16 +24,15 @@ from tfopt.measure.children import carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
 from tfopt.measure.input_ways import (
-    FILLS_S,
     AsItIs,
     Changed,
     Drained,
     Resident,
-    fill,
     stages_in,
 )
 from tfopt.measure.job_facts import facts_of
 from tfopt.measure.targets import Target, Variant
+from tfopt.measure.turn_taking import FILLS_S, fill
 from tfopt.report.footprint import Comparison
 from tfopt.run import Prepared, prepared
 

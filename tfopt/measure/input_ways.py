@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tfopt.data.caching import fills_a_cache
 from tfopt.data.feeding import lasting
-from tfopt.data.fit_data import INFINITE, Batches, kind_of, read_source
+from tfopt.data.fit_data import Batches, kind_of, read_source
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.stages import Stage, changed, stages_of
 from tfopt.errors import UserError
-from tfopt.measure.turn_taking import Way
+from tfopt.measure.turn_taking import FILLS_S, Way, fill
 from tfopt.run import ENDLESS, Prepared
 
-FILLS_S = 60.0
 _SAMPLE = 16  # batches that a cache holds, to measure one without a whole epoch
 
 
@@ -166,18 +164,3 @@ def with_input(ready: Prepared, dataset: Any) -> Prepared:
         facts=replace(ready.facts, steps_per_epoch=None),
         train_input=dataset,
     )
-
-
-def fill(part: Any, elements: int | None) -> bool:
-    """Read an epoch where that fills a cache; return whether it is full in time."""
-    if kind_of(part) != "dataset" or not fills_a_cache(part):
-        return True
-    if elements is None and int(part.cardinality()) == INFINITE:
-        return True
-    ends = time.monotonic() + FILLS_S
-    for read, _ in enumerate(part):
-        if read == elements:  # one more than an epoch: it is full once its end is met
-            return True
-        if time.monotonic() > ends:
-            return False
-    return True

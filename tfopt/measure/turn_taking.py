@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tfopt.data.fit_data import describe_data
+from tfopt.data.caching import fills_a_cache
+from tfopt.data.fit_data import INFINITE, describe_data, kind_of
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.measure.job_facts import JobFacts, epoch_examples, facts_of
@@ -26,6 +27,7 @@ from tfopt.run import ENDLESS, Prepared, prepared
 
 # Iterators of ended epochs that are kept: letting go of one waits for as long as it lived.
 _MOST_ITERATORS = 1000
+FILLS_S, _SHORT_FILL_S = 60.0, 10.0
 _SHORT_EPOCH = 2  # executions: there, none is neither the first nor the last
 
 
@@ -37,6 +39,7 @@ class Ready:
         first_steps: How many steps the first execution had.
         steps: Of a whole training; None where its length is not known.
         compiles_rest: XLA compiles the last batch of an epoch anew, since it is smaller.
+        filled_s: What the first epoch took to read, which filled a cache; 0 without one.
         idle: The transforms that change nothing here, by their repr.
         facts: What may be tried on the job; None where that was not asked for.
         notes: What each transform did, by its repr.
@@ -55,6 +58,7 @@ class Ready:
     facts: JobFacts | None = None
     is_idle: bool = False
     compiles_rest: bool = False
+    filled_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,13 @@ class TakeTurns:
     Attributes:
         skip_if_idle: End before the first step where the last transform changes nothing here.
         look: Tell the facts of the job.
+        fill: Fill a cache before the first step, so that turns are those of later epochs.
     """
 
     way: Way = Way()  # noqa: RUF009 (it has no state)
     skip_if_idle: bool = False
     look: bool = False
+    fill: bool = False
 
     def carry_out(self, job: Job, pipe: Connection) -> None:
         """Train until the parent ends this process."""
@@ -118,6 +124,8 @@ class TakeTurns:
             job = self.way.job(job)
             ready = self.way.ready(stack.enter_context(prepared(job, endless=True)))
             said = _ready(ready, time.perf_counter() - begun, facts=self.look)
+            if self.fill:
+                said = replace(said, filled_s=_filled_s(ready))
             if self.skip_if_idle and ready.is_idle(job.applied[-1]):
                 pipe.send(("ready", replace(said, is_idle=True)))
                 return
@@ -173,6 +181,30 @@ def _keep_iterators(model: Any) -> None:
         return train(iterator)
 
     model.train_function = function
+
+
+def fill(part: Any, elements: int | None, limit_s: float = FILLS_S) -> bool:
+    """Read an epoch where that fills a cache; return whether it is full in time."""
+    if kind_of(part) != "dataset" or not fills_a_cache(part):
+        return True
+    if elements is None and int(part.cardinality()) == INFINITE:
+        return True
+    ends = time.monotonic() + limit_s
+    for read, _ in enumerate(part):
+        if read == elements:  # one more than an epoch: it is full once its end is met
+            return True
+        if time.monotonic() > ends:
+            return False
+    return True
+
+
+def _filled_s(ready: Prepared) -> float:
+    """Return the seconds of the epoch that filled a cache; 0 without one, or where it is long."""
+    part, begun = ready.train_input, time.perf_counter()
+    if kind_of(part) != "dataset" or not fills_a_cache(part):
+        return 0.0
+    full = fill(part, ready.facts.steps_per_epoch, _SHORT_FILL_S)
+    return time.perf_counter() - begun if full else 0.0
 
 
 def _rest(ready: Prepared) -> float:

@@ -335,14 +335,14 @@ class Search:
         """Start a process of each, as many as memory holds, beside one of the job as it is."""
         variants = [self.plain.row.variant, *map(self._variant, settings)]
         begun = time.monotonic()
-        started = self._engine.admit(variants, until=ends)
+        started = self._engine.admit(variants, fill=True, until=ends)
         if started:
             self._take(self.plain, started[0])
             if started[0].alive:
                 self._drop(self.plain)
                 self.plain.racer = started[0]
         if len(started) == 1:  # there may be room now
-            started += self._engine.admit(variants[1:], until=ends)
+            started += self._engine.admit(variants[1:], fill=True, until=ends)
         candidates = started[1:]
         if candidates:
             self._lasted_s.append((time.monotonic() - begun) / len(started))
@@ -546,7 +546,7 @@ class Search:
         # One of each side after the other: time may end it.
         wanted = [copies(trial.row.variant, count) for trial in sides]
         in_turn = [each for several in zip(*wanted, strict=True) for each in several]
-        started = self._engine.admit(in_turn, until=self._ends + _LATE_S / 2)
+        started = self._engine.admit(in_turn, fill=True, until=self._ends + _LATE_S / 2)
         for trial, each in zip(itertools.cycle(sides), started):
             trial.final.append(each)
             self._take(trial, each)
@@ -597,10 +597,13 @@ def training_s(
     """
     ready = candidate.ready
     assert ready is not None
-    examples = (facts.epoch_examples or 0) * facts.epochs
-    examples -= ready.first_steps * (ready.batch_size or 1)
-    starting_s = start_s(candidate) if starting_s is None else starting_s
-    return starting_s + examples * candidate.example_s(rounds)
+    example_s, starting_s = candidate.example_s(rounds), starting_s or start_s(candidate)
+    epoch, epochs = facts.epoch_examples or 0, facts.epochs
+    if ready.filled_s:
+        # Turns were those of later epochs; the first one fills the cache.
+        starting_s += max(ready.filled_s - epoch * example_s, 0.0)
+    examples = epoch * epochs - ready.first_steps * (ready.batch_size or 1)
+    return starting_s + examples * example_s
 
 
 def _runs(trial: Trial) -> bool:
