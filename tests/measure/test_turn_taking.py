@@ -243,6 +243,8 @@ def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache, fill):
 
     given = job(epochs=2).with_(data=lambda: Data(train=rows, name="slow rows"))
     parent = Parent(0.0)
-    parent.hear(TakeTurns(fill=fill), Pipeline(batch_size=32, cache=cache, examples=64).apply(given))
+    parent.hear(
+        TakeTurns(fill=fill), Pipeline(batch_size=32, cache=cache, examples=64).apply(given)
+    )
     (_, said), *_ = parent.heard
     assert (said.filled_s > 0) == (cache is not None and fill)
