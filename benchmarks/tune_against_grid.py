@@ -31,7 +31,7 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.targets import Variant
 from tfopt.recipes.flags import assignments
 from tfopt.report.statistics import compare
-from tfopt.tune.search import training_s
+from tfopt.tune.predicted import training_s
 from tfopt.tune.space import AXES, Changes, narrowed, space_for
 from tfopt.tune.tune import tune
 

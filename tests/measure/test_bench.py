@@ -5,7 +5,8 @@ from made_machine import FACTS, Machine
 
 import tfopt
 from tfopt import Execution, MixedPrecision, Pipeline, Place, Prune, Quantize, UserError, chain
-from tfopt.measure.bench import KEPT, BenchPlan, Interrupted, bench, leave_files
+from tfopt.measure.bench import KEPT, Interrupted, bench, leave_files
+from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.report.bench_report import BenchReport

@@ -13,7 +13,7 @@ from processes import processes_in, wait_until
 
 from tfopt import Execution, Place, Quantize, UserError, chain
 from tfopt.files import alone_in
-from tfopt.measure.bench import BenchPlan
+from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show
 from tfopt.report.bench_report import read_bench_report
@@ -24,7 +24,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from tfopt import Execution, chain
-from tfopt.measure.bench import BenchPlan
+from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show
 

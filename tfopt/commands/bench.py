@@ -14,7 +14,7 @@ from tfopt.errors import UserError
 from tfopt.recipes.flags import add_output, count, duration
 
 if TYPE_CHECKING:
-    from tfopt.measure.bench import BenchPlan
+    from tfopt.measure.bench_plan import BenchPlan
     from tfopt.measure.targets import Target
 
 _DESCRIPTION = """\
@@ -111,7 +111,7 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
 def _plan(
     kind: Any, targets: tuple[Target, ...], options: argparse.Namespace, command: str
 ) -> BenchPlan:
-    from tfopt.measure.bench import BUDGET_S, QUICK_S, BenchPlan
+    from tfopt.measure.bench_plan import BUDGET_S, QUICK_S, BenchPlan
 
     budget_s = options.budget
     if budget_s is None:

@@ -12,15 +12,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tfopt.errors import UserError, require_count, require_switch, within
+from tfopt.errors import UserError, require_switch, within
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.measure.advice import Choice, choose, recommend
+from tfopt.measure.bench_plan import QUICK_S, BenchPlan
 from tfopt.measure.children import carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine, copies
@@ -29,76 +30,19 @@ from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.served import CompareServed
 from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
-from tfopt.measure.trainings import MAX_DROP, Order, Trainings, also_of, train
+from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
-from tfopt.report.bench_report import KEPT, Asked, BenchReport, Kind, VariantReport
+from tfopt.report.bench_report import KEPT, Asked, BenchReport, VariantReport
 from tfopt.report.documents import Report
 from tfopt.report.footprint import Footprints
 from tfopt.report.statistics import LEAST
 
 REFERENCE, PLAIN_JOB, WHOLE, TUNED = "baseline", "plain job", "whole chain", "+ tuned"
-BUDGET_S, QUICK_S = 300.0, 120.0
-_PROCESSES, _QUICK_PROCESSES = 5, 4
 _MOST_ROUNDS, _LEAST_ROUNDS = 30, 5
 _KEPT_SHARE = 0.2  # of the budget, for a chain to keep that no row is
 _TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
 _FILES = "kept"
-
-
-@dataclass(frozen=True)
-class BenchPlan:
-    """What to measure and how long; ``targets`` are two for a pair, else one.
-
-    Attributes:
-        seeds: Whole trainings of each variant that trains other weights, for its accuracy; with
-            ``whole`` of every variant, for the time to it. 0: none.
-        max_drop: Points of accuracy that may be lost.
-        any_data: Compare a pair although its data differ.
-        tuned_parts: How many transforms at the start of the chain are one link.
-        remarks: Go into the report's notes.
-    """
-
-    title: str
-    command: str
-    kind: Kind
-    targets: tuple[Target, ...]
-    budget_s: float = BUDGET_S
-    quick: bool = False
-    whole: bool = False
-    seeds: int = 3
-    max_drop: float = MAX_DROP
-    seed: int = 0
-    any_data: bool = False
-    tuned_parts: int = 0
-    remarks: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_budget(self.budget_s)
-        require_count("seeds", self.seeds, minimum=0)
-        if not within(self.max_drop, 0, 100):
-            raise UserError(
-                "`max_drop` is in points of accuracy.",
-                expected="0 to 100",
-                received=repr(self.max_drop),
-            )
-        links = len(self.targets[0].chain.parts)
-        if self.kind == "ablation" and links < 2:
-            raise UserError(
-                "`ablate` leaves links out of a chain.",
-                expected="a chain of at least two transforms",
-                received=f"{links} transforms",
-            )
-
-    @property
-    def processes(self) -> int:
-        """Return how many processes of each variant take turns."""
-        return _QUICK_PROCESSES if self.quick else _PROCESSES
-
-    @property
-    def leaves_files(self) -> bool:
-        """Return whether the output folder gets the files of the chain to keep."""
-        return self.whole and bool(self.seeds) and self.kind in ("prefixes", "single")
 
 
 class Interrupted(Exception):
@@ -193,16 +137,6 @@ def measure(
             if stop.report is None:
                 raise KeyboardInterrupt from None
             return Report(stop.report)
-
-
-def require_budget(budget_s: object, least_s: float = 20.0) -> None:
-    """Refuse a budget that is no time, or has no room for a measurement."""
-    if not within(budget_s, least_s, 1e9):
-        raise UserError(
-            "The budget is too small for a measurement.",
-            expected=f"at least {least_s:g} seconds",
-            received=repr(budget_s),
-        )
 
 
 class _Session:
@@ -602,21 +536,6 @@ class _Session:
         self._serving = found.value
         if found.value is None:
             self._notes.append(f"Nothing to serve: {found.reason}")
-
-
-def trained_by(variant: Variant, variants: Sequence[Variant]) -> Variant:
-    """Return the variant that trains as this one does and makes a file of it; else itself."""
-    count = len(variant.chain.parts)
-    for other in variants:
-        parts, added = other.chain.parts[:count], other.chain.parts[count:]
-        same = (other.job, other.arguments, parts) == (
-            variant.job,
-            variant.arguments,
-            variant.chain.parts,
-        )
-        if same and added and all(part.changes == {"after_fit"} for part in added):
-            return other
-    return variant
 
 
 def leave_files(folder: Path, made: Path) -> None:

@@ -118,6 +118,21 @@ def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
     found[name] = replace(before, done=tuple(done), data=trained.data, notes=trained.notes)
 
 
+def trained_by(variant: Variant, variants: Sequence[Variant]) -> Variant:
+    """Return the variant that trains as this one does and makes a file of it; else itself."""
+    count = len(variant.chain.parts)
+    for other in variants:
+        parts, added = other.chain.parts[:count], other.chain.parts[count:]
+        same = (other.job, other.arguments, parts) == (
+            variant.job,
+            variant.arguments,
+            variant.chain.parts,
+        )
+        if same and added and all(part.changes == {"after_fit"} for part in added):
+            return other
+    return variant
+
+
 def also_of(own: Trainings, other: Trainings) -> Trainings:
     """Return the trainings of a variant with those of another that differs by a file it makes."""
     seeds = {each.seed for each in own.done}

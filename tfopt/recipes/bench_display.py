@@ -16,7 +16,8 @@ from rich.console import Console
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
-from tfopt.measure.bench import BenchPlan, Interrupted, bench
+from tfopt.measure.bench import Interrupted, bench
+from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.recipes.flags import FAILED, INTERRUPTED

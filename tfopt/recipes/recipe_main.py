@@ -19,7 +19,7 @@ from tfopt.files import prepare_folder
 from tfopt.job.job import Chain
 from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
-from tfopt.measure.bench import BenchPlan
+from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.children import has_gpu
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show, tune_and_show

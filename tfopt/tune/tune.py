@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.job.job import Job
-from tfopt.measure.bench import require_budget
+from tfopt.measure.bench_plan import require_budget
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Engine
 from tfopt.measure.targets import Target, plain_arguments, reference_of

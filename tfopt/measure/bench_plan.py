@@ -1,0 +1,78 @@
+"""What a measurement is asked for: the targets, the time, the trainings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfopt.errors import UserError, require_count, within
+from tfopt.measure.targets import Target
+from tfopt.measure.trainings import MAX_DROP
+from tfopt.report.bench_report import Kind
+
+BUDGET_S, QUICK_S = 300.0, 120.0
+_PROCESSES, _QUICK_PROCESSES = 5, 4
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What to measure and how long; ``targets`` are two for a pair, else one.
+
+    Attributes:
+        seeds: Whole trainings of each variant that trains other weights, for its accuracy; with
+            ``whole`` of every variant, for the time to it. 0: none.
+        max_drop: Points of accuracy that may be lost.
+        any_data: Compare a pair although its data differ.
+        tuned_parts: How many transforms at the start of the chain are one link.
+        remarks: Go into the report's notes.
+    """
+
+    title: str
+    command: str
+    kind: Kind
+    targets: tuple[Target, ...]
+    budget_s: float = BUDGET_S
+    quick: bool = False
+    whole: bool = False
+    seeds: int = 3
+    max_drop: float = MAX_DROP
+    seed: int = 0
+    any_data: bool = False
+    tuned_parts: int = 0
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_budget(self.budget_s)
+        require_count("seeds", self.seeds, minimum=0)
+        if not within(self.max_drop, 0, 100):
+            raise UserError(
+                "`max_drop` is in points of accuracy.",
+                expected="0 to 100",
+                received=repr(self.max_drop),
+            )
+        links = len(self.targets[0].chain.parts)
+        if self.kind == "ablation" and links < 2:
+            raise UserError(
+                "`ablate` leaves links out of a chain.",
+                expected="a chain of at least two transforms",
+                received=f"{links} transforms",
+            )
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes of each variant take turns."""
+        return _QUICK_PROCESSES if self.quick else _PROCESSES
+
+    @property
+    def leaves_files(self) -> bool:
+        """Return whether the output folder gets the files of the chain to keep."""
+        return self.whole and bool(self.seeds) and self.kind in ("prefixes", "single")
+
+
+def require_budget(budget_s: object, least_s: float = 20.0) -> None:
+    """Refuse a budget that is no time, or has no room for a measurement."""
+    if not within(budget_s, least_s, 1e9):
+        raise UserError(
+            "The budget is too small for a measurement.",
+            expected=f"at least {least_s:g} seconds",
+            received=repr(budget_s),
+        )
