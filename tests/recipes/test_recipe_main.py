@@ -68,7 +68,7 @@ def test_it_leaves_report_and_files_and_tells_the_time_left(shown, machine, tmp_
     assert [training.seed for training in report.reference.trainings] == [3, 4, 5]
     assert "turns of baseline, + Execution, + Quantize, " in printed
     assert " left ..." in printed
-    assert "training whole, 9 of 9" in printed
+    assert "training whole, 7 of 7" in printed  # + Quantize trains what + Execution does
     assert report.recommendation.keep in printed
     assert "Size and speed when it serves" in (tmp_path / "bench.html").read_text()
 
@@ -124,8 +124,8 @@ def test_a_real_interrupt_ends_the_processes_and_leaves_a_report(in_toy_folder):
                 told += line
             with pytest.raises(UserError, match="Another measurement"), alone_in(out):
                 pass
-            # Six take turns; as soon as all stand still but one, some have been given.
-            wait_until(lambda: sum(s == "T" for s in processes_in(in_toy_folder).values()) == 5)
+            # Eight take turns; as soon as all stand still but one, some have been given.
+            wait_until(lambda: sum(s == "T" for s in processes_in(in_toy_folder).values()) == 7)
             process.send_signal(signal.SIGINT)
             printed, _ = process.communicate(timeout=120)
         finally:
