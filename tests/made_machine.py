@@ -16,10 +16,10 @@ from bench_reports import NOT_ASKED, training
 
 from tfopt import Place, Quantize, Remat
 from tfopt.data.host_memory import MIB, Memory
+from tfopt.measure.bench import CompareServed
 from tfopt.measure.children import Lost
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.scores import Trained, TrainWhole
-from tfopt.measure.served import CompareServed
 from tfopt.measure.turn_taking import Peaks, Ready, Turn
 from tfopt.monitor.nvml import GpuMemory
 from tfopt.report.footprint import Footprint, Footprints

@@ -144,6 +144,10 @@ def test_as_many_start_and_train_as_the_memory_of_the_gpu_holds(machine):
         found = engine.admit(copies(PLAIN, 5))
         assert len(found) == 4  # of 100 MiB each, and a fifth might need 130
         assert engine.trainings_at_once == 1
+    machine.gpu_mib, machine.free_mib = 0.0, 600.0
+    with Engine() as engine:
+        engine.admit(copies(PLAIN, 2))
+        assert engine.trainings_at_once == 2  # of 130 MiB, in four fifths of 400 MiB
 
 
 def made(levels, rounds=range(8), batch=32):

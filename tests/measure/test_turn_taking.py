@@ -248,3 +248,13 @@ def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache, fill):
     )
     (_, said), *_ = parent.heard
     assert (said.filled_s > 0) == (cache is not None and fill)
+
+
+@pytest.mark.parametrize(
+    ("samples", "jit", "compiles"), [(80, True, True), (64, True, False), (80, False, False)]
+)
+def test_xla_compiles_a_smaller_last_batch_anew(samples, jit, compiles):
+    parent = Parent(0.0)
+    parent.hear(TakeTurns(), Execution(jit_compile=jit).apply(toy_jobs.job(samples)))
+    (_, said), *_ = parent.heard
+    assert said.compiles_rest == compiles

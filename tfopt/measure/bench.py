@@ -12,9 +12,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from tfopt.measure.engine import TURN_S, Engine, copies
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
-from tfopt.measure.served import CompareServed
 from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
 from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
 from tfopt.report import format as fmt
@@ -536,6 +536,19 @@ class _Session:
         self._serving = found.value
         if found.value is None:
             self._notes.append(f"Nothing to serve: {found.reason}")
+
+
+@dataclass(frozen=True)
+class CompareServed:
+    """A task: compare the files that were left in folders, by name; it does not use the job."""
+
+    folders: Mapping[str, str]
+
+    def carry_out(self, job: Job, pipe: Connection) -> Footprints:
+        """Run each file in turns with the others."""
+        from tfopt.export.model_footprint import compared_folders
+
+        return compared_folders({name: Path(folder) for name, folder in self.folders.items()})
 
 
 def leave_files(folder: Path, made: Path) -> None:

@@ -221,11 +221,14 @@ class Engine:
 
     @property
     def trainings_at_once(self) -> int:
-        """Return how many whole trainings run beside each other: one more than cores, as they fit.
+        """Return how many whole trainings run beside each other, as many as memory holds.
 
-        At the ends of epochs they wait for threads of ``tf.data``, for seconds.
+        One more than cores: at the ends of epochs they wait for threads of ``tf.data``.
         """
-        return int(max(min(usable_cores() + 1, _MOST_AT_ONCE, self._fit_on_gpu()), 1))
+        held_mib = _GROWS * max((each.held_mib for each in self._candidates), default=0.0)
+        free_mib = available_memory().available_bytes * _USABLE / MIB
+        fit = min(free_mib / held_mib if held_mib else math.inf, self._fit_on_gpu())
+        return int(max(min(usable_cores() + 1, _MOST_AT_ONCE, fit), 1))
 
     # Turns.
 

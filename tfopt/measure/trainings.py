@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tfopt.job.job import Transform
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
@@ -119,18 +120,22 @@ def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
 
 
 def trained_by(variant: Variant, variants: Sequence[Variant]) -> Variant:
-    """Return the variant that trains as this one does and makes a file of it; else itself."""
-    count = len(variant.chain.parts)
+    """Return the variant that trains as this one does and makes a file of it; else itself.
+
+    One that makes a file itself is trained for it.
+    """
+    own = variant.chain.parts
     for other in variants:
-        parts, added = other.chain.parts[:count], other.chain.parts[count:]
-        same = (other.job, other.arguments, parts) == (
-            variant.job,
-            variant.arguments,
-            variant.chain.parts,
-        )
-        if same and added and all(part.changes == {"after_fit"} for part in added):
+        parts, added = other.chain.parts[: len(own)], other.chain.parts[len(own) :]
+        same = (other.job, other.arguments, parts) == (variant.job, variant.arguments, own)
+        if same and added and all(map(_makes_a_file, added)) and not any(map(_makes_a_file, own)):
             return other
     return variant
+
+
+def _makes_a_file(part: Transform) -> bool:
+    """Return whether a transform does nothing before the training has ended."""
+    return part.changes == {"after_fit"}
 
 
 def also_of(own: Trainings, other: Trainings) -> Trainings:
@@ -217,8 +222,8 @@ def _missed(trainings: Trainings, target: float) -> str | None:
             if best is None:
                 return "no test accuracy was read"
             return (
-                f"with seed {each.seed} it did not reach {fmt.share(target)}, the lowest final "
-                f"test accuracy of the reference; the best was {fmt.share(best)}"
+                f"with seed {each.seed} it did not reach {fmt.share(target)}, the lowest last "
+                f"reading of the reference; the best was {fmt.share(best)}"
             )
     return None
 

@@ -209,11 +209,8 @@ def _filled_s(ready: Prepared) -> float:
 
 def _rest(ready: Prepared) -> float:
     """Return how full the last batch of an epoch is, as a share."""
-    steps, batch, examples = (
-        ready.facts.steps_per_epoch,
-        ready.facts.batch_size,
-        epoch_examples(ready),
-    )
+    steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
+    examples = epoch_examples(ready)
     if steps is None or not batch or examples is None:
         return 1.0
     return examples / batch - (steps - 1)
