@@ -69,6 +69,7 @@ class Machine:
         self.call_ms, self.fixed_ms, self.example_ms = 1.0, 1.0, 0.05
         self.noise, self.spread = 0.003, 0.005
         self.start_s, self.training_s = 1.0, 5.0
+        self.starts_in = lambda asked: self.start_s
         self.each_mib, self.free_mib = 100.0, 100_000.0
         self.gpu_mib = 0.0
         self.slowness = lambda: 1.0
@@ -153,21 +154,25 @@ class MadeChild:
         if isinstance(self.task, CompareServed):
             figures = (9, 0, 0.1, 9.0, 9.0, None, 0.1, None, ())
             return Footprints("LiteRT", tuple(Footprint(n, *figures) for n in self.task.folders))
-        return self._turn() if self.ready else self._started()
+        return self._turn() if self.ready else self._started(timeout_s)
 
-    def _started(self):
+    def _started(self, timeout_s):
         machine, asked, parts = self.machine, self.asked, self.target.chain.parts
         reason = machine.failing(asked)
         if reason is not None:
             raise Lost(reason, "refused" if "refused" in reason else "failed")
+        start_s = machine.starts_in(asked)
+        if start_s > timeout_s:
+            machine.now += timeout_s
+            raise Lost(f"it did not answer within {timeout_s:.0f} s")
         self.ready = True
         self.heard.clear()
-        machine.now += machine.start_s
+        machine.now += start_s
         first_steps = asked.get("steps_per_execution", 1)
         idle = frozenset(repr(part) for part in parts if isinstance(part, Place))
         return Ready(
-            build_s=0.2 * machine.start_s,
-            first_step_s=0.8 * machine.start_s + first_steps * machine.step_ms(asked) / 1000,
+            build_s=0.2 * start_s,
+            first_step_s=0.8 * start_s + first_steps * machine.step_ms(asked) / 1000,
             first_steps=first_steps,
             batch_size=asked.get("batch_size", 32),
             replicas=1,

@@ -123,6 +123,13 @@ def test_no_more_start_at_once_than_there_are_cores_and_none_after_its_time(mach
         assert 0 < len(late) < 9
 
 
+def test_what_is_not_ready_in_time_leaves_and_what_is_stays(machine):
+    with Engine() as engine:
+        ready, late = engine.admit([FAST, BATCH], ready_by=machine.now + 1.5)
+        assert (ready.alive, late.alive, late.out) == (True, False, "it was not ready in time")
+        assert machine.alive == [ready.child]
+
+
 def test_who_is_refused_fails_or_changes_nothing_is_not_among_those_that_take_turns(machine):
     machine.failing = lambda asked: {20: "refused: no", 64: "no disk"}.get(
         asked.get("steps_per_execution") or asked.get("batch_size")

@@ -109,6 +109,15 @@ def test_a_budget_that_is_over_is_said_with_what_is_left(tune, machine):
     assert machine.now - began < 200 + 3 * 2 * 13
 
 
+def test_what_compiles_longer_than_a_race_may_take_leaves_and_the_others_go_on(tune, machine):
+    machine.starts_in = lambda asked: 90.0 if asked.get("jit_compile") else 2.0
+    began = machine.now
+    tuned = tune(budget_s=100, seeds=0, space={"steps_per_execution": [16], "input": []})
+    assert settings(tuned.chain)["batch_size"] == 125
+    assert "jit_compile True: it was not ready in time" in dropped(tuned)
+    assert machine.now - began < 110
+
+
 def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machine):
     def failing(asked):
         if asked.get("jit_compile"):

@@ -37,6 +37,7 @@ TURN_S = 0.1
 _USABLE = 0.8  # of the free memory
 _GROWS = 1.3  # beyond what a process held when it was ready
 _START_TIMEOUT_S = 600.0
+LATE = "it was not ready in time"
 _TURN_TIMEOUT_S = 60.0
 _MOST_AT_ONCE = 8  # trainings
 _TIMES_ITS_LONGEST = 20  # after so much longer than any turn of it a candidate hangs
@@ -143,12 +144,14 @@ class Engine:
         look: bool = False,
         fill: bool = False,
         until: float = math.inf,
+        ready_by: float = math.inf,
     ) -> list[Candidate]:
         """Start a process for each variant; return those that started, alive or not.
 
         As many start at once as there are cores, and none that memory has no room for: those are
         not among the result, and may be admitted when others are dismissed. No process starts
-        after ``until``, in seconds of ``time.monotonic()``.
+        after ``until``, in seconds of ``time.monotonic()``; one that is not ready by ``ready_by``
+        leaves.
         """
         task = TakeTurns(skip_if_idle=skip_if_idle, look=look, fill=fill)
         waiting = [Candidate(variant) for variant in variants]
@@ -169,7 +172,7 @@ class Engine:
                 break
             first = starting.pop(0)
             self.display.doing(f"starting {first.variant.name}")
-            self._make_ready(first)
+            self._make_ready(first, ready_by)
             admitted.append(first)
         return admitted
 
@@ -183,14 +186,16 @@ class Engine:
             fix="measure a smaller batch or model, or end other programs",
         )
 
-    def _make_ready(self, candidate: Candidate) -> None:
+    def _make_ready(self, candidate: Candidate, ready_by: float) -> None:
         """Wait until a candidate has compiled, and stop it."""
         child = candidate.child
         assert child is not None
+        left_s = max(ready_by - time.monotonic(), 0.0)
         try:
-            said: Ready = child.receive(_START_TIMEOUT_S)
+            said: Ready = child.receive(min(left_s, _START_TIMEOUT_S))
         except Lost as lost:
-            self._leaves(candidate, str(lost), lost.status)
+            is_late = time.monotonic() >= ready_by
+            self._leaves(candidate, LATE if is_late else str(lost), lost.status)
             return
         candidate.ready = said
         if said.is_idle:

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from tfopt.errors import UserError
@@ -21,6 +22,7 @@ from tfopt.job.job import Chain
 from tfopt.measure.bench import REFERENCE
 from tfopt.measure.display import Display
 from tfopt.measure.engine import (
+    LATE,
     Candidate,
     Engine,
     compared,
@@ -64,6 +66,7 @@ _LONG_CALL_S = 0.3
 _PAIRED = 4  # of the best single changes, each with each
 _WAVE = 12  # of settings that race at once
 _LEAST_RACES, _MOST_RACES = 0.45, 0.75  # of the budget
+_BESIDE_OTHERS = 1.5  # times as long as alone takes one that starts beside others
 _SIDE_BY_SIDE = 1.2  # what starting beside others takes, each on its core
 _STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
 _TRAINING_SLOWER = 2.0  # than its steps in turns: it is evaluated, and runs beside others
@@ -306,7 +309,7 @@ class Search:
         begun, ends = time.monotonic(), self._races_end
         # Who starts late in the race would have no turns in it.
         until = begun + _STARTING_SHARE * (ends - begun)
-        trials = self._admit(settings, until)
+        trials = self._admit(settings, until, ends)
         if trials:
             self._take_race_turns(trials, what, ends)
         lacking = [t for t in trials if is_lack_of_memory(t.row.reason or "")]
@@ -319,7 +322,7 @@ class Search:
     @property
     def _races_end(self) -> float:
         """Return when the races must end for what follows them."""
-        follows = 2 * _LEAST_PROCESSES * self._process_s(_FINAL_ROUNDS)
+        follows = self._final_s
         if not self.wanted.exact and self.wanted.seeds and self.facts.tested:
             # Of the job as it is, and of what is fast with each learning rate and each seed.
             quick = min(self.best.value, 1.0) * (self.wanted.seeds + 1)
@@ -327,29 +330,40 @@ class Search:
         share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), _MOST_RACES)
         return self.began + share * self.wanted.budget_s
 
+    @property
+    def _final_s(self) -> float:
+        """Return about how long the least final takes; some start at once, none sooner than one."""
+        racer = self.plain.racer
+        assert racer is not None
+        count = 2 * _LEAST_PROCESSES
+        start_s = max(count * statistics.fmean(self._lasted_s), _BESIDE_OTHERS * self._alone_s)
+        return start_s + self._engine.left_s([racer] * count, _FINAL_ROUNDS)
+
     def _process_s(self, rounds: int) -> float:
         """Return about how long one more process takes: its start and so many turns."""
         assert self.plain.racer is not None
         return statistics.fmean(self._lasted_s) + self._engine.left_s([self.plain.racer], rounds)
 
-    def _admit(self, settings: Sequence[Changes], ends: float) -> list[Trial]:
+    def _admit(self, settings: Sequence[Changes], until: float, ready_by: float) -> list[Trial]:
         """Start a process of each, as many as memory holds, beside one of the job as it is."""
         variants = [self.plain.row.variant, *map(self._variant, settings)]
         begun = time.monotonic()
-        started = self._engine.admit(variants, fill=True, until=ends)
-        if started:
-            self._take(self.plain, started[0])
-            if started[0].alive:
+        admit = partial(self._engine.admit, fill=True, until=until, ready_by=ready_by)
+        started = admit(variants)
+        plain = [each for each in started[:1] if each.out != LATE]
+        for each in plain:
+            self._take(self.plain, each)
+            if each.alive:
                 self._drop(self.plain)
-                self.plain.racer = started[0]
+                self.plain.racer = each
         if len(started) == 1:  # there may be room now
-            started += self._engine.admit(variants[1:], fill=True, until=ends)
+            started += admit(variants[1:])
         candidates = started[1:]
         if candidates:
             self._lasted_s.append((time.monotonic() - begun) / len(started))
-            assert self.plain.racer is not None
-            self._note_starts([self.plain.racer], candidates)
-        elif time.monotonic() < ends:
+            if plain and plain[0].alive:
+                self._note_starts(plain, candidates)
+        elif time.monotonic() < until:
             if len(self.trials) == 1:
                 raise self._engine.no_room()
             self._no_room = True
@@ -497,8 +511,7 @@ class Search:
             for each in trials
             if seed not in {done.seed for done in self._known(each).done}
         ]
-        final_s = 2 * _LEAST_PROCESSES * self._process_s(_FINAL_ROUNDS)
-        until = self._ends - final_s - self._trainings_s(1)
+        until = self._ends - self._final_s - self._trainings_s(1)
         at_once = self._engine.trainings_at_once
         train(orders, self._display, self._trainings, at_once=at_once, until=until)
         for each in trials:
