@@ -59,7 +59,7 @@ class Machine:
         found: dict[Chain, float] = {}
         for start in range(0, len(chains), GROUP):
             group = chains[start : start + GROUP]
-            tried = self.engine.admit([self.variant(each) for each in group], fill=True)
+            tried = self.engine.admit([self.variant(each) for each in group])
             self.engine.take_rounds([self.reference, *tried], rounds)
             for chain, candidate in zip(group, tried, strict=True):
                 if candidate.alive:
@@ -97,7 +97,7 @@ def search_grid(options: argparse.Namespace, name: str) -> None:
         nearest = sorted(fine, key=lambda chain: coarse[chain] * fine[chain])[:NEAREST]
         last: dict[Chain, float] = {}
         for chain in nearest:
-            tried = engine.admit(copies(machine.variant(chain), 3), fill=True)
+            tried = engine.admit(copies(machine.variant(chain), 3))
             engine.take_rounds([machine.reference, *tried], MORE_ROUNDS)
             last[chain] = statistics.median(machine.share(each) for each in tried if each.alive)
             engine.dismiss(tried)
@@ -132,7 +132,7 @@ def search_and_compare(options: argparse.Namespace, name: str) -> None:
     with Display() as display, Engine(display) as engine:
         machine = Machine(options.job, assignments(options.set), engine)
         sides = [
-            engine.admit(copies(machine.variant(chain, side), FINAL), fill=True)
+            engine.admit(copies(machine.variant(chain, side), FINAL))
             for side, chain in (("winner", winner), ("tuned", tuned.chain))
         ]
         every = [machine.reference, *sides[0], *sides[1]]

@@ -63,6 +63,7 @@ def process(level: float, random, *, noise: float = 0.001, turns: int = 12, **ch
         "build_s": 0.4,
         "first_step_s": 1.05,
         "first_steps": 1,
+        "fill_s": 0.0,
         "rounds": tuple(range(turns)),
         "turns_ms": tuple(map(float, level * random.lognormal(0, noise, turns))),
         "steps": (25,) * turns,

@@ -177,6 +177,7 @@ class MadeChild:
             batch_size=asked.get("batch_size", 32),
             replicas=1,
             steps=math.ceil(10_000 / asked.get("batch_size", 32)) * 10,
+            epoch_steps=math.ceil(10_000 / asked.get("batch_size", 32)),
             data=machine.data(asked),
             notes={repr(part): f"{type(part).__name__} is on" for part in parts},
             idle=idle,

@@ -159,7 +159,7 @@ def test_as_many_start_and_train_as_the_memory_of_the_gpu_holds(machine):
 
 def made(levels, rounds=range(8), batch=32):
     """Candidates that took so many seconds a step in the rounds in which they had turns."""
-    ready = Ready(0.1, 0.5, 1, batch, 1, 100, "toy", {}, frozenset())
+    ready = Ready(0.1, 0.5, 1, batch, 1, 100, 10, "toy", {}, frozenset())
     turns = [{n: Turn(10, 10 * level(n), 1.0, None) for n in rounds} for level in levels]
     return [Candidate(PLAIN, ready=ready, turns=each) for each in turns]
 

@@ -235,19 +235,18 @@ def test_the_facts_of_a_job(changed, expected):
     assert (facts.batch_size, facts.steps_per_epoch, facts.epoch_examples) == (32, 8, 256)
 
 
-@pytest.mark.parametrize(("cache", "fill"), [("memory", True), ("memory", False), (None, True)])
-def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache, fill):
+@pytest.mark.parametrize("cache", ["memory", None])
+def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache):
     def rows():
         for x, y in zip(*toy_jobs.data(64).train, strict=True):
             yield x[None], y[None]
 
     given = job(epochs=2).with_(data=lambda: Data(train=rows, name="slow rows"))
     parent = Parent(0.0)
-    parent.hear(
-        TakeTurns(fill=fill), Pipeline(batch_size=32, cache=cache, examples=64).apply(given)
-    )
+    parent.hear(TakeTurns(), Pipeline(batch_size=32, cache=cache, examples=64).apply(given))
     (_, said), *_ = parent.heard
-    assert (said.filled_s > 0) == (cache is not None and fill)
+    assert (said.filled_s > 0) == (cache is not None)
+    assert said.epoch_steps == 2
 
 
 @pytest.mark.parametrize(

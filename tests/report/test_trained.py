@@ -102,6 +102,7 @@ def test_the_time_is_the_first_step_the_steps_and_the_ends_of_epochs(trained):
     timed = replace(trained.reference.processes[0], first_step_s=2.0, turns_ms=(6.0,) * 12)
     assert timed.training_s(500, 0.25) == 2 + 499 * 0.006 / 0.75
     assert replace(timed, first_steps=16).training_s(100) == 2 + 84 * 0.006
+    assert replace(timed, fill_s=3.0).training_s(100) == pytest.approx(timed.training_s(100) + 3)
     assert timed.training_s(0.5) == 2
 
 

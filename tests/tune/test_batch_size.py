@@ -115,7 +115,7 @@ class Machine:
         gpu_mib = 300.0 + batch if self.facts.gpus else None
         reasons = {"energy_per_example_j": "no GPU"} | ({} if gpu_mib else {"gpu_peak_mib": "none"})
         peaks = Peaks(500.0 + batch, gpu_mib, None, (), reasons)
-        ready = Ready(1.0, 1.0, 1, batch, 1, None, "", {}, frozenset())
+        ready = Ready(1.0, 1.0, 1, batch, 1, None, None, "", {}, frozenset())
         turns = {} if reason else {0: Turn(1, step_s, step_s, peaks)}
         return Candidate(variant, ready=ready, turns=turns, out=reason)
 

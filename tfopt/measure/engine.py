@@ -71,9 +71,17 @@ class Candidate:
     def example_s(self, rounds: Iterable[int] | None = None) -> float:
         """Return the median time of an example, over all its turns or those of some rounds."""
         assert self.ready is not None
+        return self._step_s(rounds) / (self.ready.batch_size or 1)
+
+    def fill_s(self, rounds: Iterable[int] | None = None) -> float:
+        """Return how much longer the epoch takes that fills a cache; 0 without one."""
+        assert self.ready is not None
+        epoch_s = (self.ready.epoch_steps or 0) * self._step_s(rounds)
+        return max(self.ready.filled_s - epoch_s, 0.0)
+
+    def _step_s(self, rounds: Iterable[int] | None) -> float:
         turns = self.turns.values() if rounds is None else [self.turns[n] for n in rounds]
-        step_s = statistics.median(turn.seconds / turn.steps for turn in turns)
-        return step_s / (self.ready.batch_size or 1)
+        return statistics.median(turn.seconds / turn.steps for turn in turns)
 
 
 def shared_rounds(candidates: Iterable[Candidate]) -> list[int]:
@@ -142,7 +150,6 @@ class Engine:
         *,
         skip_if_idle: bool = False,
         look: bool = False,
-        fill: bool = False,
         until: float = math.inf,
         ready_by: float = math.inf,
     ) -> list[Candidate]:
@@ -153,7 +160,7 @@ class Engine:
         after ``until``, in seconds of ``time.monotonic()``; one that is not ready by ``ready_by``
         leaves.
         """
-        task = TakeTurns(skip_if_idle=skip_if_idle, look=look, fill=fill)
+        task = TakeTurns(skip_if_idle=skip_if_idle, look=look)
         waiting = [Candidate(variant) for variant in variants]
         starting: list[Candidate] = []
         admitted: list[Candidate] = []
@@ -335,6 +342,7 @@ def timed_process(candidate: Candidate) -> TimedProcess:
         build_s=round(ready.build_s, 4),
         first_step_s=round(ready.first_step_s, 4),
         first_steps=ready.first_steps,
+        fill_s=round(candidate.fill_s(), 4),
         rounds=tuple(turns),
         turns_ms=tuple(round(1000 * turn.seconds / turn.steps, 5) for turn in turns.values()),
         steps=tuple(turn.steps for turn in turns.values()),

@@ -38,6 +38,7 @@ class Ready:
     Attributes:
         first_steps: How many steps the first execution had.
         steps: Of a whole training; None where its length is not known.
+        epoch_steps: Of one epoch; likewise.
         compiles_rest: XLA compiles the last batch of an epoch anew, since it is smaller.
         filled_s: What the first epoch took to read, which filled a cache; 0 without one.
         idle: The transforms that change nothing here, by their repr.
@@ -52,6 +53,7 @@ class Ready:
     batch_size: int | None
     replicas: int
     steps: int | None
+    epoch_steps: int | None
     data: str
     notes: dict[str, str]
     idle: frozenset[str]
@@ -109,13 +111,11 @@ class TakeTurns:
     Attributes:
         skip_if_idle: End before the first step where the last transform changes nothing here.
         look: Tell the facts of the job.
-        fill: Fill a cache before the first step, so that turns are those of later epochs.
     """
 
     way: Way = Way()  # noqa: RUF009 (it has no state)
     skip_if_idle: bool = False
     look: bool = False
-    fill: bool = False
 
     def carry_out(self, job: Job, pipe: Connection) -> None:
         """Train until the parent ends this process."""
@@ -124,11 +124,10 @@ class TakeTurns:
             job = self.way.job(job)
             ready = self.way.ready(stack.enter_context(prepared(job, endless=True)))
             said = _ready(ready, time.perf_counter() - begun, facts=self.look)
-            if self.fill:
-                said = replace(said, filled_s=_filled_s(ready))
             if self.skip_if_idle and ready.is_idle(job.applied[-1]):
                 pipe.send(("ready", replace(said, is_idle=True)))
                 return
+            said = replace(said, filled_s=_filled_s(ready))  # turns are those of later epochs
             turns = _Turns(ready, said, pipe, stack, self.way)
             _keep_iterators(ready.model)
             training = replace(ready, job=_without_keras_callbacks(ready.job))
@@ -160,6 +159,7 @@ def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
         batch_size=ready.facts.batch_size,
         replicas=ready.facts.replicas,
         steps=None if length is None else length * job.epochs,
+        epoch_steps=length,
         data=describe_data(ready.data),
         notes={repr(transform): effect.note for transform, effect in ready.effects},
         idle=frozenset(repr(each) for each in job.applied if ready.is_idle(each)),

@@ -46,6 +46,7 @@ class TimedProcess:
     Attributes:
         build_s: Data, model and ``compile()``.
         first_step_s: The first execution, of ``first_steps`` steps, which traces and compiles.
+        fill_s: How much longer the epoch takes that fills a cache; 0 without one.
         rounds: The number of the round of each turn, ascending; turns of one round are compared.
         turns_ms: Mean time of a step in each turn.
         steps: How many steps were counted in each turn.
@@ -60,6 +61,7 @@ class TimedProcess:
     build_s: FromZero
     first_step_s: FromZero
     first_steps: Count
+    fill_s: FromZero
     rounds: tuple[int, ...]
     turns_ms: tuple[AboveZero, ...]
     steps: tuple[Count, ...]
@@ -108,7 +110,8 @@ class TimedProcess:
     def training_s(self, steps: float, epoch_end_share: float = 0.0) -> float:
         """Return the time of a training of so many steps, with the ends of its epochs."""
         further = max(steps - self.first_steps, 0.0)
-        return self.first_step_s + further * self.step_ms / 1000 / (1 - epoch_end_share)
+        further_s = further * self.step_ms / 1000 / (1 - epoch_end_share)
+        return self.first_step_s + self.fill_s + further_s
 
     def within(self, rounds: Container[int]) -> TimedProcess:
         """Return the process with only its turns of these rounds."""

@@ -28,10 +28,7 @@ def training_s(
     """
     ready = candidate.ready
     assert ready is not None
-    example_s, starting_s = candidate.example_s(rounds), starting_s or start_s(candidate)
-    epoch, epochs = facts.epoch_examples or 0, facts.epochs
-    if ready.filled_s:
-        # Turns were those of later epochs; the first one fills the cache.
-        starting_s += max(ready.filled_s - epoch * example_s, 0.0)
-    examples = epoch * epochs - ready.first_steps * (ready.batch_size or 1)
-    return starting_s + examples * example_s
+    starting_s = starting_s or start_s(candidate)
+    examples = (facts.epoch_examples or 0) * facts.epochs
+    examples -= ready.first_steps * (ready.batch_size or 1)
+    return starting_s + candidate.fill_s(rounds) + examples * candidate.example_s(rounds)

@@ -348,7 +348,7 @@ class Search:
         """Start a process of each, as many as memory holds, beside one of the job as it is."""
         variants = [self.plain.row.variant, *map(self._variant, settings)]
         begun = time.monotonic()
-        admit = partial(self._engine.admit, fill=True, until=until, ready_by=ready_by)
+        admit = partial(self._engine.admit, until=until, ready_by=ready_by)
         started = admit(variants)
         plain = [each for each in started[:1] if each.out != LATE]
         for each in plain:
@@ -560,7 +560,7 @@ class Search:
         # One of each side after the other: time may end it.
         wanted = [copies(trial.row.variant, count) for trial in sides]
         in_turn = [each for several in zip(*wanted, strict=True) for each in several]
-        started = self._engine.admit(in_turn, fill=True, until=self._ends + _LATE_S / 2)
+        started = self._engine.admit(in_turn, until=self._ends + _LATE_S / 2)
         for trial, each in zip(itertools.cycle(sides), started):
             trial.final.append(each)
             self._take(trial, each)
