@@ -66,7 +66,7 @@ _LONG_CALL_S = 0.3
 _PAIRED = 4  # of the best single changes, each with each
 _WAVE = 12  # of settings that race at once
 _LEAST_RACES, _MOST_RACES = 0.45, 0.75  # of the budget
-_BESIDE_OTHERS = 1.5  # times as long as alone takes one that starts beside others
+_BESIDE_OTHERS = 2.0  # times as long as alone takes one of some that compile beside each other
 _SIDE_BY_SIDE = 1.2  # what starting beside others takes, each on its core
 _STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
 _TRAINING_SLOWER = 2.0  # than its steps in turns: it is evaluated, and runs beside others
@@ -551,7 +551,7 @@ class Search:
 
     def _final(self, finalists: Sequence[Trial]) -> None:
         """Measure new processes of the job as it is, the winner and the runner-up by turns."""
-        left_s, ends = self._ends - time.monotonic(), self._ends + _LATE_S
+        left_s = self._ends - time.monotonic()
         for sides in ([self.plain, *finalists], [self.plain, finalists[0]]):
             count = int(left_s / (len(sides) * self._process_s(_FINAL_ROUNDS)))
             if count >= _LEAST_PROCESSES:
@@ -565,7 +565,9 @@ class Search:
             trial.final.append(each)
             self._take(trial, each)
         taking = [each for trial in sides for each in trial.final]
-        self._engine.take_rounds(taking, _LEAST_ROUNDS, until=ends, doing="the final")
+        # What has started is not given up for the seconds that its turns take.
+        least_until = max(self._ends, time.monotonic()) + _LATE_S
+        self._engine.take_rounds(taking, _LEAST_ROUNDS, until=least_until, doing="the final")
         more = _MOST_FINAL_ROUNDS - _LEAST_ROUNDS
         self._engine.take_rounds(taking, more, until=self._ends, doing="the final")
         self._judge(sides)
