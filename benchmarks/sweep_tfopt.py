@@ -151,7 +151,6 @@ def quantize_aware(architecture: str, size: int) -> dict[str, Any]:
         raise ValueError(f"left in float: {made.left_float}")
     tfopt.strip(model)
     require_loads_without_tfopt(model)
-    # How well it agrees is for trained models to tell: aware_agreement.py.
     return {"operators": sum(made.ops.values()), "times_smaller": made.float_kib / made.kib}
 
 

@@ -106,7 +106,7 @@ def evaluation_input(part: Any, batch: int) -> Any:
     """Return the test part as a dataset to evaluate on again and again.
 
     In TensorFlow 2.21 an iterator under the autotuner may wait at its end for as long as it has
-    lived (``benchmarks/autotune_wait.py``), and Keras makes such a one out of arrays.
+    lived, and Keras makes such a one out of arrays.
     """
     import tensorflow as tf
 

@@ -410,7 +410,7 @@ def _options(plan: Plan) -> Any:
     if plan.options.threads:
         options.threading.private_threadpool_size = plan.options.threads
     # The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may
-    # miss that its iterator ends: the iterator then waits for it. benchmarks/autotune_wait.py
+    # miss that its iterator ends: the iterator then waits for it.
     options.autotune.enabled = plan.options.autotune
     if plan.options.ram_budget_mib:
         options.autotune.ram_budget = plan.options.ram_budget_mib * 1024**2

@@ -5,7 +5,7 @@ same megabytes of activations, and each time the kernel hands them out page by p
 glibc learns the sizes that come again and keeps most of them. TensorFlow 2.21 takes that from it:
 once a process has made a dataset from a Python generator (``Dataset.from_generator``; ``fit`` on a
 generator or a ``PyDataset``), every block above 128 KiB goes back at once, against a leak under
-Python 3.11 (tensorflow/tensorflow#65675). ``benchmarks/host_memory.py`` measures what that costs.
+Python 3.11 (tensorflow/tensorflow#65675).
 """
 
 from __future__ import annotations

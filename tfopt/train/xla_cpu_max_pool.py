@@ -2,7 +2,7 @@
 
 The defect: the gradient becomes HLO's select-and-scatter, which the CPU backend lowers to a scalar
 loop. A small convolutional net then trains slower with ``jit_compile=True`` than without. Seen on
-TensorFlow 2.21; ``benchmarks/xla_max_pool.py`` measures it.
+TensorFlow 2.21.
 
 The mend: where pooling windows do not overlap and tile the image, the same function is written as a
 reshape and a maximum, with a gradient that XLA fuses. Outputs and gradients are equal bit for bit,

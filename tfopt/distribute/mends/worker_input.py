@@ -121,7 +121,7 @@ def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
 
 
 def _without_the_autotuner(dataset: Any) -> Any:
-    """Spare iterators the long wait at their end (``benchmarks/autotune_wait.py``)."""
+    """Spare iterators the long wait at their end."""
     import tensorflow as tf
 
     if dataset.options().autotune.enabled is not None:  # the user's own choice
