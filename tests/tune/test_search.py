@@ -10,7 +10,7 @@ import tfopt
 from tfopt import UserError
 from tfopt.job.recipe_file import read_recipe
 from tfopt.report.bench_report import BenchReport
-from tfopt.tune.space import space_for
+from tfopt.tune.space import Changes, space_for
 
 BATCHES = {"batch_size": [64, 128, 400], "steps_per_execution": [16]}
 
@@ -310,3 +310,9 @@ def test_the_space_is_what_the_job_allows():
     # Keras chooses XLA on one GPU, and leaves it off on all of them.
     for count, values in ((1, (None, False)), (4, (None, False, True))):
         assert space_for(replace(FACTS, gpus=count, jit_compile=True))["jit_compile"] == values
+    # TensorFlow gives freed memory back at once where Python makes the batches, on a CPU.
+    for source, gpus, values in (("generator", 0, (None, True)), ("generator", 1, (None,))):
+        found = space_for(replace(FACTS, source=source, gpus=gpus))
+        assert found["keep_host_memory"] == values
+    kept = Changes(keep_host_memory=True)
+    assert kept.chain(FACTS) == tfopt.chain(tfopt.KeepHostMemory())

@@ -14,6 +14,7 @@ from tfopt.errors import UserError
 from tfopt.job.job import Chain, Transform
 from tfopt.measure.job_facts import JobFacts
 from tfopt.train.execution import Execution
+from tfopt.train.host_memory import KeepHostMemory
 from tfopt.train.learning_rate import LearningRate, Rule
 from tfopt.train.precision import MixedPrecision
 from tfopt.train.remat import Remat
@@ -26,6 +27,7 @@ _STEPS_AN_EPOCH = 16
 _FAST = 3.0
 # A batch that divides the data leaves no smaller last one, which would be compiled by itself.
 _NEAR = 1.35
+_FROM_PYTHON = ("generator", "pydataset")
 _WITH_BATCH = "learning_rate"  # chosen with a batch, by trainings
 
 
@@ -43,6 +45,7 @@ class Changes:
             of its optimizer. "cosine": scaled in proportion, with a warm-up and a decay to zero;
             "fast": three times that, for trainings too short to converge at their own rate.
         input: "pipeline" feeds from ``tf.data``; "cache" keeps the examples in memory as well.
+        keep_host_memory: True keeps the memory that a step frees, which Python generators prevent.
     """
 
     devices: Literal["all"] | None = None
@@ -52,6 +55,7 @@ class Changes:
     steps_per_execution: int | None = None
     jit_compile: bool | None = None
     input: Literal["pipeline", "cache"] | None = None
+    keep_host_memory: Literal[True] | None = None
     remat: Literal[True] | None = None
 
     def __str__(self) -> str:
@@ -83,6 +87,8 @@ class Changes:
             cache = "memory" if self.input == "cache" else None
             examples = seen.epoch_examples if seen.source == "generator" else None
             yield Pipeline(batch_size=self.batch_size, cache=cache, examples=examples)
+        if self.keep_host_memory is not None:
+            yield KeepHostMemory()
         if self.remat is not None:
             yield Remat()
         if self.jit_compile is not None or self.steps_per_execution is not None:
@@ -97,7 +103,7 @@ class Changes:
 
 AXES = tuple(field.name for field in fields(Changes))
 # What trains the weights of the job as it is.
-EXACT = frozenset({"steps_per_execution", "jit_compile", "remat"})
+EXACT = frozenset({"steps_per_execution", "jit_compile", "keep_host_memory", "remat"})
 
 
 def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
@@ -118,6 +124,8 @@ def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
         whole = seen.whole_executions
         fitting = [k for k in _STEPS_PER_EXECUTION if k <= steps and (not whole or whole % k == 0)]
         space["steps_per_execution"] = (None, *fitting)
+    if not seen.gpus and seen.source in _FROM_PYTHON:
+        space["keep_host_memory"] = (None, True)
     if seen.half is not None:
         space["precision"] = (None, seen.half)
     return space
@@ -181,6 +189,7 @@ _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value in ("mixed_float16", "mixed_bfloat16", "float32"),
         '"mixed_float16", "mixed_bfloat16" or "float32"',
     ),
+    "keep_host_memory": (lambda value: value is True, "True"),
     "remat": (lambda value: value is True, "True"),
 }
 
