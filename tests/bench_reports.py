@@ -10,7 +10,6 @@ from tfopt.report.bench_report import Asked, BenchReport, Provenance, VariantRep
 from tfopt.report.timed_process import GpuState, TimedProcess
 from tfopt.report.training import Reading, Training
 
-NO_GPU = "no GPU visible (NVML: NVML Shared Library Not Found)"
 NOT_ASKED = "not asked for"
 
 PROVENANCE = Provenance(
@@ -21,16 +20,12 @@ PROVENANCE = Provenance(
     cpu_limit=None,
     memory_gib=23.5,
     memory_limit_gib=None,
-    container=None,
     gpus=(),
-    no_gpu_reason=NO_GPU,
     driver=None,
     cuda=None,
-    cudnn=None,
     packages={"python": "3.11.7", "tensorflow": "2.21.0", "keras": "3.15.1", "tfopt": "0.1"},
     git="1a2b3c4",
     variables={"TF_ENABLE_ONEDNN_OPTS": "1"},
-    directory="/home/someone/project",
 )
 ASKED = Asked(
     kind="single", quick=False, budget_s=300.0, processes=5, turn_ms=100.0, seed=0, whole=False

@@ -73,7 +73,7 @@ def test_each_answer_has_its_exit_code(files, capsys, arguments, code):
         (("base.json", "cut.json", *LIMIT), 5, "cut.json: This report is not JSON"),
         (("edited.json", "base.json", *LIMIT), 5, "edited.json: This report was changed"),
         (("base.json", "list.json", *LIMIT), 5, "list.json: This is no report of this version"),
-        (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/5"),
+        (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/6"),
         (("base.json", "binary.json", *LIMIT), 5, "a bench.json in UTF-8"),
         (("base.json", "nowhere.json", *LIMIT), 5, "nowhere.json cannot be read"),
         (("base.json", "base.json", *LIMIT), 2, "the same measurement"),

@@ -44,17 +44,16 @@ def test_memory_of_a_container_against_the_gpus(tmp_path, stand_in_driver):
     assert "a limit of 4 GiB (cgroup)" in check.evidence
 
 
-def test_a_small_dev_shm_has_the_fix_of_its_container(tmp_path, monkeypatch):
+def test_a_small_dev_shm_has_its_fix(tmp_path, monkeypatch):
     check = only(host.shared_memory(Subject(root=tmp_path, environment={})))
     assert check.verdict == "warning"
     assert "is not there" in check.told
-    (tmp_path / ".dockerenv").touch()
     usage = SimpleNamespace(total=16 * 1024**2, free=16 * 1024**2)
     monkeypatch.setattr(host.psutil, "disk_usage", lambda path: usage)
     check = only(host.shared_memory(Subject(root=tmp_path, environment={})))
     assert check.verdict == "warning"
     assert "0.0156 GiB free" in check.told
-    assert check.fix == "docker run --shm-size=2g, or --ipc=host"
+    assert "--shm-size=2g" in check.fix
 
 
 @pytest.mark.parametrize(

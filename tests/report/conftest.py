@@ -121,7 +121,7 @@ def idle(name: str, number: int, status: str, reason: str) -> VariantReport:
 def bench_report(
     variants: tuple[VariantReport, ...], *, gpu: bool = False, **more: Any
 ) -> BenchReport:
-    here = {"cpu": "AMD EPYC 9354", "gpus": ("NVIDIA H200",), "no_gpu_reason": None}
+    here = {"cpu": "AMD EPYC 9354", "gpus": ("NVIDIA H200",)}
     values: dict[str, Any] = {
         "title": "cnn_mnist",
         "command": "tfopt bench tfopt.recipes.cnn_mnist:job --chain recipes/cnn_mnist.toml",

@@ -46,10 +46,10 @@ def test_a_seal_is_over_the_values_not_the_layout(cpu):
     assert BenchReport.from_json(json.dumps(content, sort_keys=True)) == cpu
 
 
-@pytest.mark.parametrize("schema", ["tfopt.bench/3", "tfopt.bench/4", None])
+@pytest.mark.parametrize("schema", ["tfopt.bench/4", "tfopt.bench/5", None])
 def test_another_schema_is_refused_by_name(cpu, schema):
     content = {**json.loads(cpu.to_json()), "schema": schema}
-    with pytest.raises(DamagedReport, match=r"tfopt\.bench/5") as caught:
+    with pytest.raises(DamagedReport, match=r"tfopt\.bench/6") as caught:
         BenchReport.from_json(json.dumps(content))
     assert str(schema or "null") in caught.value.received
     assert "tfopt bench" in caught.value.fix
@@ -66,13 +66,12 @@ def test_what_is_no_text_or_not_there_is_refused(tmp_path):
 PUBLISHED = sorted(Path(__file__).parents[2].glob("benchmarks/results/*-bench-*.json"))
 
 
-def test_published_reports_are_read_or_refused_by_their_schema_and_name_no_folder():
+def test_published_reports_are_read_or_refused_by_their_schema():
     assert PUBLISHED
     for path in PUBLISHED:
         content = json.loads(path.read_text(encoding="utf-8"))
         assert content["complete"], path
         assert "--output" not in content["command"], path
-        assert "/" not in content["provenance"]["directory"], path
         if content["schema"] == BenchReport.schema:
             assert read_bench_report(path).complete
             continue

@@ -58,7 +58,7 @@ def test_anything_else_is_refused(content, tmp_path):
     with pytest.raises(UserError, match=r"other\.json") as caught:
         read_any(path)
     if "other" in content:
-        assert "tfopt.bench/5" in caught.value.expected
+        assert "tfopt.bench/6" in caught.value.expected
 
 
 def test_no_form_of_a_report_loads_matplotlib_or_tensorflow(cpu, tmp_path, fresh_python):

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import psutil
 
 from tfopt.doctor.check import Check, Subject, Verdict
+from tfopt.job.cgroup import cpu_quota, memory_limit_gib
 from tfopt.job.cluster_place import allowed_cores
-from tfopt.measure.machine import container_kind, read_limits
 from tfopt.monitor.nvml import device_facts
 
 _GIB = 1024**3
@@ -29,7 +29,7 @@ def _gib_on_gpus() -> float:
 
 def cores(subject: Subject) -> Iterable[Check]:
     """Tell the cores that this process may use, and its quota."""
-    usable, quota = allowed_cores(), read_limits(subject.root).cpu
+    usable, quota = allowed_cores(), cpu_quota(subject.root)
     evidence = (
         f"{usable} of {psutil.cpu_count() or usable} logical cores by affinity",
         "no quota" if quota is None else f"a quota of {quota:g} cores (cgroup)",
@@ -43,7 +43,7 @@ def cores(subject: Subject) -> Iterable[Check]:
 def memory(subject: Subject) -> Iterable[Check]:
     """Compare the memory of the host, or of its container, with that of the GPUs."""
     now = psutil.virtual_memory()
-    limit = read_limits(subject.root).memory_gib
+    limit = memory_limit_gib(subject.root)
     total = now.total / _GIB if limit is None else min(now.total / _GIB, limit)
     on_gpus = _gib_on_gpus()
     evidence = [f"{now.total / _GIB:.1f} GiB, {now.available / _GIB:.1f} GiB available"]
@@ -76,17 +76,14 @@ def shared_memory(subject: Subject) -> Iterable[Check]:
         yield Check("host", "/dev/shm", "warning", text, (), fix)
         return
     total, free = usage.total / _GIB, usage.free / _GIB
-    kind = container_kind(subject.root, subject.environment)
-    where = f"in a container ({kind})" if kind else "not in a container, as far as it shows"
-    evidence = (f"{total:.3g} GiB, {free:.3g} GiB free", where)
+    evidence = (f"{total:.3g} GiB, {free:.3g} GiB free",)
     if free >= _SHM_GIB:
         yield Check("host", "/dev/shm", "ok", f"{free:.3g} GiB free", evidence)
         return
-    fix = {
-        "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
-        "docker": "docker run --shm-size=2g, or --ipc=host",
-        "podman": "podman run --shm-size=2g, or --ipc=host",
-    }.get(kind or "", f"mount -o remount,size=2G {path}; docker run --shm-size=2g")
+    fix = (
+        f"mount -o remount,size=2G {path}; in Docker or Podman: --shm-size=2g; in Kubernetes: "
+        "mount an emptyDir with medium: Memory there"
+    )
     text = f"{free:.3g} GiB free: several GPUs (NCCL) or worker processes may fail for want of it"
     yield Check("host", "/dev/shm", "warning", text, evidence, fix)
 

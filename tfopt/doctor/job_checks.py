@@ -19,8 +19,8 @@ from tfopt.doctor.disk_checks import read_rate
 from tfopt.doctor.isolated import ask
 from tfopt.errors import CannotCombine, UserError
 from tfopt.export.child import in_time
+from tfopt.job.cgroup import memory_limit_gib
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
-from tfopt.measure.machine import read_limits
 from tfopt.monitor.nvml import gpu_memories
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _memory_here(subject: Subject) -> tuple[float, str]:
     if isinstance(gpus, list) and gpus:
         return min(gpu.total_mib for gpu in gpus), "the GPU"
     free = psutil.virtual_memory().available / _MIB
-    limit = read_limits(subject.root).memory_gib
+    limit = memory_limit_gib(subject.root)
     return (free, "the host") if limit is None else (min(free, limit * 1024), "the container")
 
 

@@ -24,11 +24,10 @@ def cpu_quota(root: Path = Path("/"), process: int | str = "self") -> float | No
 def throttled_s(root: Path = Path("/"), process: int | str = "self") -> float | None:
     """Return how long the group's tasks have waited for the quota; None without one."""
     for group in _groups(root, "cpu", process):
-        stat = _pairs(group / "cpu.stat")
-        if _quota(group) is not None and "throttled_usec" in stat:
-            return stat["throttled_usec"] / 1e6
-        if _quota(group) is not None and "throttled_time" in stat:
-            return stat["throttled_time"] / 1e9
+        stat = _pairs(group / "cpu.stat") if _quota(group) is not None else {}
+        for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+            if name in stat:
+                return stat[name] / per_s
     return None
 
 
@@ -38,6 +37,12 @@ class MemoryLimit(NamedTuple):
     size: int
     used: int | None
     group: Path
+
+
+def memory_limit_gib(root: Path = Path("/")) -> float | None:
+    """Return the narrowest group's limit; None without one."""
+    limits = memory_limits(root)
+    return round(limits[0].size / 1024**3, 3) if limits else None
 
 
 def memory_limits(root: Path = Path("/"), process: int | str = "self") -> list[MemoryLimit]:
@@ -100,8 +105,4 @@ def _number(text: str) -> int | None:
 def _pairs(path: Path) -> dict[str, int]:
     """Return a file of lines that are a name and a whole number."""
     pairs = (line.split() for line in text_of(path).splitlines())
-    return {
-        pair[0]: value
-        for pair in pairs
-        if len(pair) == 2 and (value := _number(pair[1])) is not None
-    }
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}

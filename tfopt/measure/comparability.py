@@ -1,7 +1,7 @@
 """Find what differs between two measurements, and whether they may be compared.
 
 A comparison is stopped by another machine (platform, processor, cores, limits, GPUs), other
-versions (driver, CUDA, cuDNN, packages), another data set, other environment variables, turns of
+versions (driver, CUDA, packages), another data set, other environment variables, turns of
 another length, and for a variant by another global batch or number of replicas, or other GPUs in
 use. The rest is only noted, since it is what people compare or moves no time.
 """
@@ -19,12 +19,11 @@ from tfopt.report.timed_process import TimedProcess
 
 _MEMORY = "memory, GiB"
 _SAME_MEMORY_WITHIN = 0.05
-# What is compared, what only looks on while it runs, and variables that choose among GPUs and nodes
-# (which are told by what they are) or what is logged.
+# What is compared, what only looks on while it runs, and variables that choose among GPUs (told by
+# their names) or what is logged.
 _NOTED = """
-    tfopt git command directory container measured job chain psutil nvidia-ml-py
+    tfopt git command measured job chain psutil nvidia-ml-py
     CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES TF_CPP_MIN_LOG_LEVEL TF_CPP_VMODULE
-    ABSL_MIN_LOG_LEVEL SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_PARTITION
 """
 
 
@@ -74,7 +73,6 @@ def _facts(report: BenchReport) -> dict[str, Any]:
         "GPUs": ", ".join(made.gpus),
         "driver": made.driver,
         "CUDA": made.cuda,
-        "cuDNN": made.cudnn,
         **made.packages,
         **{f"variable {name}": value for name, value in made.variables.items()},
         "data": report.data,
@@ -82,8 +80,6 @@ def _facts(report: BenchReport) -> dict[str, Any]:
         "measured": "quick" if report.asked.quick else "in full",
         "git": made.git,
         "command": report.command,
-        "directory": made.directory,
-        "container": made.container,
     }
 
 

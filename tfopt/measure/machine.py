@@ -1,4 +1,4 @@
-"""Describe the machine, and what its GPUs did while a process had its turns.
+"""Describe the processor, and what GPUs did while a process had its turns.
 
 Every figure is of samples between the first turn and the end; a metric that a GPU
 did not report is None, and the state's notes say why.
@@ -6,88 +6,37 @@ did not report is None, and the state's notes say why.
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfopt.files import text_of
-from tfopt.job.cgroup import cpu_quota, memory_limits
 from tfopt.monitor.readings import GpuReading, Recording, SampledGpu
 from tfopt.report.timed_process import GpuState
 
-# The processor of this machine, as the system names it.
-
 # What kernels are chosen by: vector and matrix units, and the half precisions.
-_MATTERS = re.compile(
-    r"avx\w*|amx\w*|fma\d?|f16c|sse4_2|neon|asimd\w*|sve\w*|sme(?!p)\w*|bf16|i8mm|fphp"
-)
+_MATTERS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "fphp", "i8mm", "neon", "sve")
 
 
 def cpu_model() -> str:
-    return _field("model name") or platform.processor() or "unknown"
+    """Return the processor's name, as the system has it."""
+    return _cpu_field("model name") or platform.processor() or "unknown"
 
 
 def cpu_flags() -> tuple[str, ...]:
     """Return the flags that change what a kernel can do; empty where the system lists none."""
-    flags = (_field("flags") or _field("Features")).split()
-    return tuple(sorted(flag for flag in set(flags) if _MATTERS.fullmatch(flag)))
+    flags = (_cpu_field("flags") or _cpu_field("Features")).split()
+    return tuple(sorted(flag for flag in set(flags) if flag.startswith(_MATTERS)))
 
 
-def _field(name: str) -> str:
+def _cpu_field(name: str) -> str:
     """Return a field of the first processor in /proc/cpuinfo."""
     for line in text_of(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
             return value.strip()
     return ""
-
-
-# The limits that a container or a batch system puts on this process (cgroup v1 and v2).
-#
-# The narrowest limit on the way from this process's group up to the root counts.
-
-_GIB = 1024**3
-
-# Kubernetes and the batch systems run on one of the others: they come first.
-_VARIABLES = {
-    "KUBERNETES_SERVICE_HOST": "kubernetes",
-    "APPTAINER_CONTAINER": "apptainer",
-    "SINGULARITY_CONTAINER": "singularity",
-}
-_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker"}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Cores and memory that the group may use; None without a limit."""
-
-    cpu: float | None
-    memory_gib: float | None
-
-
-def read_limits(root: Path = Path("/")) -> Limits:
-    """Return the limits of this process's control groups."""
-    cpu = cpu_quota(root)
-    memory = next((limit.size for limit in memory_limits(root)), None)
-    return Limits(
-        None if cpu is None else round(cpu, 3), None if memory is None else round(memory / _GIB, 3)
-    )
-
-
-def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.environ) -> str | None:
-    """Return what this process is contained by, as far as it shows; None where nothing shows."""
-    for name, kind in _VARIABLES.items():
-        if variables.get(name):
-            return kind
-    for path, kind in _FILES.items():
-        if (root / path).exists():
-            return kind
-    # systemd writes it down for everyone; LXC and others tell their first process.
-    return text_of(root / "run/systemd/container") or variables.get("container") or None
 
 
 # Of what a GPU may not tell, what a report shows: the reason is noted.

@@ -50,11 +50,10 @@ class Provenance:
         cpu_limit: The container's quota, in cores; None without one.
         memory_limit_gib: The container's limit; None without one.
         gpus: Name of each GPU that is visible, in CUDA's order.
-        no_gpu_reason: Where ``gpus`` is empty.
-        git: Commit, and "with uncommitted changes" where there are; None outside of git.
-        packages: Versions by name: tfopt, tensorflow, keras, numpy …, python.
+        cuda: The newest that the driver knows.
+        git: As ``git describe`` says, "-dirty" with uncommitted changes; None outside of git.
+        packages: Versions by name: tfopt, tensorflow, keras, numpy …, python, those of NVIDIA.
         variables: Environment variables that change how TensorFlow, CUDA or Keras behave.
-        directory: The name of the folder it was started in.
     """
 
     platform: str
@@ -64,16 +63,12 @@ class Provenance:
     cpu_limit: float | None
     memory_gib: AboveZero
     memory_limit_gib: float | None
-    container: str | None
     gpus: tuple[str, ...]
-    no_gpu_reason: str | None
     driver: str | None
     cuda: str | None
-    cudnn: str | None
     packages: Mapping[str, str]
     git: str | None
     variables: Mapping[str, str]
-    directory: str
 
 
 @dataclass(frozen=True)
@@ -254,7 +249,7 @@ class BenchReport:
     notes: tuple[str, ...]
     serving: Footprints | None = None
 
-    schema: ClassVar[str] = "tfopt.bench/5"
+    schema: ClassVar[str] = "tfopt.bench/6"
 
     def __post_init__(self) -> None:
         if not self.variants:

@@ -180,7 +180,6 @@ def _machine_facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
     machine = report.provenance
     facts = {
         "Command": report.command,
-        "Directory": machine.directory,
         "Measured": fmt.moment(report.created),
         "Data": report.data or "not told",
         "Machine": machine_in_words(machine),
@@ -197,7 +196,6 @@ def _machine_facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
 
 def _limits(machine: Provenance) -> str:
     limits = (
-        "no container" if machine.container is None else f"container {machine.container}",
         "no CPU quota" if machine.cpu_limit is None else f"{machine.cpu_limit:g} CPUs",
         "no memory limit"
         if machine.memory_limit_gib is None
@@ -208,9 +206,9 @@ def _limits(machine: Provenance) -> str:
 
 def _gpus(machine: Provenance) -> str:
     if not machine.gpus:
-        return f"none: {machine.no_gpu_reason}"
-    versions = f"driver {machine.driver or _UNKNOWN}, CUDA {machine.cuda or _UNKNOWN}"
-    return f"{gpu_names(machine)}, {versions}, cuDNN {machine.cudnn or _UNKNOWN}"
+        return "none"
+    driver = f"driver {machine.driver or _UNKNOWN}, CUDA up to {machine.cuda or _UNKNOWN}"
+    return f"{gpu_names(machine)}, {driver}"
 
 
 def _listed(values: Mapping[str, str]) -> str:
