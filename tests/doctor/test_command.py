@@ -7,10 +7,8 @@ from rich.console import Console
 
 import tfopt
 from tfopt.commands.cli import main
-from tfopt.doctor import defect_checks
 from tfopt.doctor.check import THEMES, VERDICTS, Check
 from tfopt.doctor.examine import as_json, as_terminal, exit_code
-from tfopt.doctor.isolated import Answered
 
 SOME = (
     Check("host", "cores", "ok", "[bold]2[/bold] cores", ("by affinity",)),
@@ -97,20 +95,6 @@ def test_an_unknown_theme(capsys):
         tfopt.doctor(only=["weather"])
     with pytest.raises(tfopt.UserError, match="takes the name of a job"):
         tfopt.doctor(tfopt.Job)
-
-
-def test_known_defects_are_counted_and_named(monkeypatch):
-    answers = ({"told": "borrowed arrays: x", "here": True}, {"told": "y", "here": None})
-    monkeypatch.setattr(defect_checks, "ask", lambda *asked: Answered(answers))
-    (check,) = tfopt.doctor(only=["defects"])
-    assert check.told.startswith("1 of 2 are here, mended inside")
-    assert check.evidence == ("borrowed arrays: x",)
-
-
-@pytest.mark.slow
-def test_known_defects_of_the_installed_versions():
-    (check,) = tfopt.doctor(only=["defects"])
-    assert any(each.startswith("borrowed arrays: a step writes into") for each in check.evidence)
 
 
 def test_the_help_names_all_themes(capsys):

@@ -13,7 +13,7 @@ from tfopt.recipes.flags import duration
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions against each other, real products in
 each precision and a real XLA program on the CPU and each GPU, cores, memory, threads, limits of a
-container, the disk, the other tasks of a cluster, known defects of the installed versions. With
+container, the disk, the other tasks of a cluster. With
 JOB also at one job: whether its transforms combine, it builds, fits into memory and trains some
 steps (in a process of its own, without its callbacks). What could crash runs in a process of its
 own; nothing is changed. Takes about half a minute."""

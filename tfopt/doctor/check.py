@@ -24,7 +24,6 @@ THEMES: Mapping[str, str] = {
     "host": "cores, memory, /dev/shm and the limits of a container",
     "disk": "how fast the data's folder is read, and its free space",
     "cluster": "the other tasks of TF_CONFIG or Slurm: ports and clocks",
-    "defects": "known defects of the installed versions, which calls of tfopt mend",
     "job": "one job: its transforms, model, memory, and some steps of it",
 }
 

@@ -21,7 +21,6 @@ from rich.text import Text
 from tfopt.doctor import (
     cluster_checks,
     compute_checks,
-    defect_checks,
     disk_checks,
     gpu_checks,
     host_checks,
@@ -68,7 +67,6 @@ INSPECTIONS = (
     Inspection("disk", "disk", disk_checks.disk, limit_s=60.0),
     # Longer than anybody may listen; in a thread, since a notebook's own has a loop already.
     Inspection("cluster", "cluster", cluster_checks.cluster, limit_s=3700.0),
-    Inspection("defects", "known defects", defect_checks.defects, limit_s=None),
     Inspection("job", "job", job_checks.job, limit_s=None),
 )
 
