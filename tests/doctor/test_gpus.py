@@ -8,7 +8,6 @@ import pytest
 
 from tfopt.doctor import compute_checks
 from tfopt.doctor import gpu_checks as gpus
-from tfopt.doctor import version_checks as versions
 from tfopt.doctor.check import Subject
 from tfopt.doctor.examine import INSPECTIONS
 from tfopt.doctor.isolated import Answered
@@ -26,16 +25,13 @@ BUILD = {
 
 @pytest.fixture
 def driver(stand_in_driver, monkeypatch):
-    """Two GPUs that also answer capability, address and mode."""
+    """Two GPUs that also answer capability and mode."""
     stand_in_driver.gpus += [stand_in_driver.another_gpu(uuid="GPU-bbbb")]
-    for place, gpu in enumerate(stand_in_driver.gpus):
-        gpu.used, gpu.capability, gpu.mode, gpu.bus = 300 * MIB, (8, 0), 0, 0x3B + place
+    for gpu in stand_in_driver.gpus:
+        gpu.used, gpu.capability, gpu.mode = 300 * MIB, (8, 0), 0
 
     def capability(gpu, major, minor):
         major._obj.value, minor._obj.value = gpu.capability
-
-    def pci(gpu, answer):
-        answer._obj.domain, answer._obj.bus, answer._obj.device = 0, gpu.bus, 0
 
     def mode(gpu, answer):
         answer._obj.value = gpu.mode
@@ -45,11 +41,9 @@ def driver(stand_in_driver, monkeypatch):
 
     stand_in_driver.version = b"580.65.06"
     stand_in_driver._nvmlDeviceGetCudaComputeCapability = capability
-    stand_in_driver._nvmlDeviceGetPciInfo_v3 = pci
     stand_in_driver._nvmlDeviceGetComputeMode = mode
     stand_in_driver._nvmlSystemGetDriverVersion = version
-    for module in (gpus, versions):
-        monkeypatch.setattr(module, "tensorflow_build", lambda: BUILD)
+    monkeypatch.setattr(gpus, "tensorflow_build", lambda: BUILD)
     return stand_in_driver
 
 
@@ -66,37 +60,39 @@ def verdicts(found):
 
 def test_facts_are_read_and_what_is_refused_is_none(driver):
     driver.gpus[1].refuses = {
-        "nvmlDeviceGetPciInfo_v3": pynvml.NVML_ERROR_NO_PERMISSION,
         "nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED,
     }
     first, second = device_facts()
-    assert (first.capability, first.pci, first.total_mib) == ((8, 0), "0000:3b:00.0", 8000)
-    assert (second.capability, second.pci, second.total_mib) == ((8, 0), None, None)
+    assert (first.capability, first.total_mib) == ((8, 0), 8000)
+    assert (second.capability, second.total_mib) == ((8, 0), None)
     driver.unknown = {"nvmlDeviceGetComputeMode"}
     assert device_facts()[0].prohibited is None
 
 
 def test_a_driver_against_the_build(driver, tmp_path, monkeypatch):
-    (check,) = versions.driver(Subject(root=tmp_path))
-    assert (check.verdict, check.told) == ("ok", "driver 580.65.06 runs CUDA 12.5.1")
+    (check,) = gpus.driver(Subject(root=tmp_path))
+    assert (check.verdict, check.told) == (
+        "ok",
+        "driver 580.65.06, TensorFlow built for CUDA 12.5.1",
+    )
     driver.version = b"470.199.02"
-    (check,) = versions.driver(Subject(root=tmp_path))
+    (check,) = gpus.driver(Subject(root=tmp_path))
     assert check.verdict == "failure"
-    assert "older than CUDA 12 needs (525)" in check.told
-    monkeypatch.setattr(versions, "tensorflow_build", lambda: {"is_cuda_build": False})
-    (check,) = versions.driver(Subject(root=tmp_path))
+    assert "older than CUDA 12.5.1 needs (525)" in check.told
+    monkeypatch.setattr(gpus, "tensorflow_build", lambda: {"is_cuda_build": False})
+    (check,) = gpus.driver(Subject(root=tmp_path))
     assert check.verdict == "failure"
     assert "and-cuda" in check.fix
 
 
 def test_a_device_on_the_bus_without_a_driver_is_a_failure(stand_in_driver, tmp_path):
     stand_in_driver.unknown = {"nvmlInitWithFlags"}
-    assert verdicts(versions.driver(Subject(root=tmp_path)))[0][0] == "not here"
+    assert verdicts(gpus.driver(Subject(root=tmp_path)))[0][0] == "not here"
     pci_device(tmp_path, "0000:00:02.0", vendor="0x8086")
     pci_device(tmp_path, "0000:00:03.0", **{"class": "0x040300"})  # its sound
-    assert verdicts(versions.driver(Subject(root=tmp_path)))[0][0] == "not here"
+    assert verdicts(gpus.driver(Subject(root=tmp_path)))[0][0] == "not here"
     pci_device(tmp_path, "0000:3b:00.0")
-    (check,) = versions.driver(Subject(root=tmp_path))
+    (check,) = gpus.driver(Subject(root=tmp_path))
     assert check.verdict == "failure"
     assert check.told.startswith("1 NVIDIA device(s) on the PCI bus, and no driver")
 
@@ -104,10 +100,7 @@ def test_a_device_on_the_bus_without_a_driver_is_a_failure(stand_in_driver, tmp_
 def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_path, monkeypatch):
     driver.gpus[1].refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
     subject = Subject(root=tmp_path)
-    found = [
-        *versions.driver(subject),
-        *(c for each in ON_GPUS for c in each.look(subject)),
-    ]
+    found = [check for each in ON_GPUS for check in each.look(subject)]
     (check,) = [each for each in found if each.verdict == "failure"]
     assert check.told == "GPU 1 is lost: the driver lists it and cannot reach it"
     assert (check.evidence, "dmesg" in check.fix) == (("NVML: GPU is lost",), True)
@@ -127,20 +120,6 @@ def test_gpus_that_are_all_lost_are_failures(driver, tmp_path):
     found = gpus.visible_gpus(Subject(root=tmp_path))
     assert [check.verdict for check in found] == ["failure", "failure"]
     assert gpu_memories() == "NVML: GPU is lost"
-
-
-def test_cuda_libraries_are_looked_for_where_the_loader_looks(driver, tmp_path):
-    subject = Subject(environment={"LD_LIBRARY_PATH": str(tmp_path)})
-    (check,) = versions.cuda_libraries(subject)
-    assert check.verdict == "failure"
-    assert "libcudart.so.12, libcublas.so.12, libcudnn.so.9" in check.told
-    for name in ("libcudart.so.12", "libcublas.so.12"):
-        (tmp_path / name).touch()
-    (tmp_path / "libcudnn.so.9.3.0").touch()
-    (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.3.0")
-    (check,) = versions.cuda_libraries(subject)
-    assert check.verdict == "ok"
-    assert any("libcudnn.so.9.3.0" in each for each in check.evidence)
 
 
 def test_what_cuda_visible_devices_hides(driver, monkeypatch):
@@ -163,10 +142,9 @@ def test_a_compute_mode_that_forbids_everything(driver):
     ("capability", "verdict", "words"),
     [
         ((5, 2), "failure", "older than anything"),
-        ((6, 1), "ok", "no tensor cores"),
-        ((8, 9), "ok", "has tensor cores"),
+        ((8, 9), "ok", "GPU 0: 8.9"),
         # compute_90 is code to compile, and no programs.
-        ((9, 0), "ok", "compiled by the driver at the first start"),
+        ((9, 0), "ok", "the driver compiles TensorFlow's programs for it at the first start"),
     ],
 )
 def test_capabilities_against_the_build(driver, capability, verdict, words):
@@ -174,22 +152,6 @@ def test_capabilities_against_the_build(driver, capability, verdict, words):
     check = next(iter(gpus.capability(Subject())))
     assert check.verdict == verdict
     assert words in check.told
-
-
-def test_code_that_the_driver_is_too_old_to_compile_is_a_failure(driver, monkeypatch):
-    driver.gpus[0].capability = (9, 0)
-
-    def cuda(number):
-        number._obj.value = 12020  # as driver 535 says
-
-    driver._nvmlSystemGetCudaDriverVersion_v2 = cuda
-    check, other = gpus.capability(Subject())
-    assert (check.verdict, other.verdict) == ("failure", "ok")
-    assert "CUDA up to 12.2) cannot compile its code of CUDA 12.5.1" in check.told
-    only_programs = {**BUILD, "cuda_compute_capabilities": ["sm_80"]}
-    monkeypatch.setattr(gpus, "tensorflow_build", lambda: only_programs)
-    check, other = gpus.capability(Subject())
-    assert (check.verdict, other.verdict) == ("failure", "ok")
 
 
 def test_memory_that_somebody_holds(driver):
@@ -201,21 +163,6 @@ def test_memory_that_somebody_holds(driver):
     assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in held.fix
     _, held = gpus.memory(Subject(environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"}))
     assert "GROWTH" not in held.fix
-
-
-def test_pcie_and_numa_are_those_of_the_gpus_own_address(driver, tmp_path):
-    own = sorted(gpus.os.sched_getaffinity(0))
-    widths = {"max_link_width": 16, "current_link_speed": "2.5 GT/s", "max_link_speed": "16 GT/s"}
-    near = {"numa_node": 1, "local_cpulist": f"{own[0]}-{own[-1]}"}
-    pci_device(tmp_path, "0000:3b:00.0", current_link_width=16, **widths, **near)
-    far = {"numa_node": 1, "local_cpulist": "4000-4007,4010"}
-    pci_device(tmp_path, "0000:3c:00.0", current_link_width=4, **widths, **far)
-    _, narrow = gpus.pcie(Subject(root=tmp_path))
-    assert narrow.told == "GPU 1: 4 of 16 PCIe lanes"
-    close, away = gpus.numa(Subject(root=tmp_path))
-    assert "none of them" not in close.told
-    assert "this process may run on none of them" in away.told
-    assert gpus.cores_of("0-2,8") == {0, 1, 2, 8}
 
 
 def test_without_a_driver_nothing_is_said_but_why(stand_in_driver, tmp_path):

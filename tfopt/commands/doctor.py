@@ -11,19 +11,18 @@ from tfopt.errors import UserError
 from tfopt.recipes.flags import duration
 
 _DESCRIPTION = """\
-Looks at this machine before hours are spent on it: versions against each other, real products in
-each precision and a real XLA program on the CPU and each GPU, cores, memory, threads, limits of a
-container, the disk, the other tasks of a cluster. With
-JOB also at one job: whether its transforms combine, it builds, fits into memory and trains some
-steps (in a process of its own, without its callbacks). What could crash runs in a process of its
-own; nothing is changed. Takes about half a minute."""
+Looks at this machine before hours are spent on it: versions, cores, memory, the disk, the GPUs and
+their driver, real products in each precision and by XLA, the other tasks of a cluster. With JOB
+also at one job: whether its transforms combine, it builds, fits into memory and trains some steps,
+without its callbacks. What could crash runs in a process of its own; nothing is changed. Takes
+about half a minute."""
 _CODES = """\
 exit codes:
   0  nothing serious: in order, or warnings
   1  at least one failure
   2  usage: a wrong argument
 
-On the tasks of a cluster at the same time, for ports and clocks:
+On the tasks of a cluster at the same time:
   srun tfopt doctor --only cluster --listen 30s
 """
 
@@ -65,11 +64,7 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="in a cluster: answer the other tasks' doctors for that long, such as 30s",
     )
-    form = parser.add_mutually_exclusive_group()
-    arguments.add_json(form)
-    form.add_argument(
-        "--evidence", action="store_true", help="show the evidence of what is in order, too"
-    )
+    arguments.add_json(parser)
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
@@ -97,5 +92,5 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
         return as_json(checks), exit_code(checks)
     console = Console()
     with console.capture() as shown:
-        console.print(as_terminal(checks, evidence=options.evidence))
+        console.print(as_terminal(checks))
     return shown.get(), exit_code(checks)

@@ -18,12 +18,10 @@ Verdict = Literal["failure", "warning", "ok", "not here"]
 VERDICTS: tuple[Verdict, ...] = ("failure", "warning", "ok", "not here")
 
 THEMES: Mapping[str, str] = {
-    "versions": "TensorFlow, Keras, the driver, CUDA and cuDNN against each other",
-    "gpu": "each GPU: hidden or not, memory, capability, PCIe and NUMA",
-    "compute": "real products in each precision and a real XLA program, on the CPU and each GPU",
-    "host": "cores, memory, /dev/shm and the limits of a container",
-    "disk": "how fast the data's folder is read, and its free space",
-    "cluster": "the other tasks of TF_CONFIG or Slurm: ports and clocks",
+    "host": "versions, cores, memory, /dev/shm, the data's disk",
+    "gpu": "the driver, and each GPU: hidden or not, memory, capability",
+    "compute": "real products in each precision and by XLA, on the CPU and each GPU",
+    "cluster": "whether the other tasks of TF_CONFIG or Slurm can be reached",
     "job": "one job: its transforms, model, memory, and some steps of it",
 }
 
@@ -75,14 +73,14 @@ class Subject:
     job_limit_s: float = 600.0
 
 
-def check_of_error(theme: str, name: str, error: UserError) -> Check:
-    """Return a user's mistake as a failure."""
-    evidence = []
-    if error.expected:
-        evidence.append(f"expected: {error.expected}")
-    if error.received is not None:
-        evidence.append(f"received: {error.received}")
-    return Check(theme, name, "failure", " ".join(error.what.split()), tuple(evidence), error.fix)
+def check_of_error(theme: str, name: str, error: Exception) -> Check:
+    """Return an error as a failure: a user's mistake with what it tells, another in one line."""
+    if not isinstance(error, UserError):
+        fix = "train it by itself to see the whole trace"
+        return Check(theme, name, "failure", in_one_line(error), (), fix)
+    parts = {"expected": error.expected, "received": error.received}
+    evidence = tuple(f"{part}: {value}" for part, value in parts.items() if value)
+    return Check(theme, name, "failure", " ".join(error.what.split()), evidence, error.fix)
 
 
 def in_one_line(error: BaseException, most: int = 400) -> str:

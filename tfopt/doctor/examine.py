@@ -18,15 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.doctor import (
-    cluster_checks,
-    compute_checks,
-    disk_checks,
-    gpu_checks,
-    host_checks,
-    job_checks,
-    version_checks,
-)
+from tfopt.doctor import cluster_checks, compute_checks, gpu_checks, host_checks, job_checks
 from tfopt.doctor.check import THEMES, VERDICTS, Check, Subject, in_one_line
 from tfopt.errors import UserError, within
 from tfopt.export.child import in_time
@@ -49,22 +41,17 @@ class Inspection:
 
 
 INSPECTIONS = (
-    Inspection("versions", "tested versions", version_checks.tested_versions),
-    Inspection("versions", "processor", version_checks.processor),
-    Inspection("versions", "NVIDIA driver", version_checks.driver),
-    Inspection("versions", "CUDA libraries", version_checks.cuda_libraries),
-    Inspection("gpu", "visible GPUs", gpu_checks.visible_gpus),
-    Inspection("gpu", "compute capability", gpu_checks.capability),
-    Inspection("gpu", "GPU memory", gpu_checks.memory),
-    Inspection("gpu", "PCIe", gpu_checks.pcie),
-    Inspection("gpu", "NUMA", gpu_checks.numa),
-    Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
-    Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),
+    Inspection("host", "versions", host_checks.versions),
     Inspection("host", "CPU cores", host_checks.cores),
     Inspection("host", "memory", host_checks.memory),
     Inspection("host", "/dev/shm", host_checks.shared_memory),
-    Inspection("host", "process limits", host_checks.limits),
-    Inspection("disk", "disk", disk_checks.disk, limit_s=60.0),
+    Inspection("host", "disk", host_checks.disk, limit_s=60.0),
+    Inspection("gpu", "NVIDIA driver", gpu_checks.driver),
+    Inspection("gpu", "visible GPUs", gpu_checks.visible_gpus),
+    Inspection("gpu", "compute capability", gpu_checks.capability),
+    Inspection("gpu", "GPU memory", gpu_checks.memory),
+    Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
+    Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),
     # Longer than anybody may listen; in a thread, since a notebook's own has a loop already.
     Inspection("cluster", "cluster", cluster_checks.cluster, limit_s=3700.0),
     Inspection("job", "job", job_checks.job, limit_s=None),
@@ -94,8 +81,8 @@ def doctor(
         chain: A transform or a chain to put on the job.
         only: Names of themes (``tfopt.doctor.check.THEMES``); none: all of them.
         data: The folder that the data is read from; None: how fast is not measured.
-        listen_s: In a cluster, for how long to answer the doctors of the other tasks, and to ask
-            them for their clocks; they must run at the same time.
+        listen_s: In a cluster, for how long to answer the doctors of the other tasks, and to try
+            to reach them; they must run at the same time.
         on_progress: Called with the name of each check before it begins.
 
     Example:
@@ -167,46 +154,30 @@ def _looked(inspection: Inspection, subject: Subject) -> list[Check]:
 _STYLES = {"failure": "bold red", "warning": "yellow"}
 
 
-def as_terminal(checks: Sequence[Check], *, evidence: bool = False) -> RenderableType:
+def as_terminal(checks: Sequence[Check]) -> RenderableType:
     """Return what to print: what needs attention first, with its fix; then what is in order.
 
-    ``evidence`` shows also that of what is in order. Texts are never read as markup.
+    Texts are never read as markup.
     """
-    return Group(*_parts(checks, evidence))
+    return Group(*_parts(checks))
 
 
-def _summary(checks: Sequence[Check]) -> str:
-    count = Counter(check.verdict for check in checks)
-    words = [
-        f"{count[verdict]} {verdict}{'s' if count[verdict] > 1 else ''}"
-        for verdict in VERDICTS[:2]
-        if count[verdict]
-    ]
-    words += [f"{count['ok']} in order"]
-    words += [f"{count['not here']} not here"] if count["not here"] else []
-    return ", ".join(words)
-
-
-def _parts(checks: Sequence[Check], evidence: bool) -> Iterator[RenderableType]:
-    yield Text(_summary(checks), style="bold")
-    by_verdict: dict[str, list[Check]] = {verdict: [] for verdict in VERDICTS}
-    for check in checks:
-        by_verdict[check.verdict].append(check)
+def _parts(checks: Sequence[Check]) -> Iterator[RenderableType]:
+    by_verdict = {
+        verdict: [check for check in checks if check.verdict == verdict] for verdict in VERDICTS
+    }
+    counts = [f"{len(found)} {verdict}" for verdict, found in by_verdict.items() if found]
+    yield Text(", ".join(counts), style="bold")
     for check in (*by_verdict["failure"], *by_verdict["warning"]):
         yield from _finding(check)
-    if by_verdict["ok"]:
-        yield from (Text(), Text("In order", style="bold green"))
-        yield _in_order(by_verdict["ok"], evidence)
-    if by_verdict["not here"]:
-        yield from (Text(), Text("Not here", style="bold"))
-        yield _not_here(by_verdict["not here"])
+    for verdict in ("ok", "not here"):
+        if by_verdict[verdict]:
+            yield from (Text(), Text(verdict, style="bold"), _rows(by_verdict[verdict]))
 
 
 def _finding(check: Check) -> Iterator[RenderableType]:
-    yield Text()
-    line = Text(f"{check.verdict.upper()}  ", style=_STYLES[check.verdict])
-    line.append(f"{check.theme}: {check.name}", style="bold")
-    yield line
+    line = Text(f"\n{check.verdict.upper()}  ", style=_STYLES[check.verdict])
+    yield line.append(f"{check.theme}: {check.name}", style="bold")
     yield Padding(Text(check.told), (0, 0, 0, 2))
     for each in check.evidence:
         yield Padding(Text(each, style="dim"), (0, 0, 0, 4))
@@ -214,40 +185,17 @@ def _finding(check: Check) -> Iterator[RenderableType]:
         yield Padding(Text(f"fix: {check.fix}", style="cyan"), (0, 0, 0, 2))
 
 
-def _in_order(checks: Sequence[Check], evidence: bool) -> Table:
-    """Return a row for each name: eight GPUs take one, unless their evidence is shown."""
+def _rows(checks: Sequence[Check]) -> Table:
+    """Return a row for each name: eight GPUs take one."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    rows: dict[tuple[str, str, int], list[Check]] = {}
-    for number, check in enumerate(checks):
-        rows.setdefault((check.theme, check.name, number if evidence else 0), []).append(check)
-    theme = ""
-    for check, *more in sorted(rows.values(), key=lambda row: list(THEMES).index(row[0].theme)):
-        others = f" (and {len(more)} more like it)" if more else ""
-        table.add_row(
-            Text("" if check.theme == theme else f"  {check.theme}", style="bold"),
-            Text(check.name),
-            Text(check.told + others),
-        )
-        theme = check.theme
-        for each in check.evidence if evidence else ():
-            table.add_row("", "", Text(f"  {each}", style="dim"))
-    return table
-
-
-def _not_here(checks: Sequence[Check]) -> Table:
-    """Return a row for each reason."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(2):
-        table.add_column(overflow="fold")
-    by_reason: dict[str, list[str]] = {}
+    for wraps in (False, False, True):
+        table.add_column(no_wrap=not wraps, overflow="fold")
+    names: dict[tuple[str, str], list[Check]] = {}
     for check in checks:
-        by_reason.setdefault(check.told, []).append(check.name)
-    for reason, names in by_reason.items():
-        name = Padding(Text(", ".join(dict.fromkeys(names))), (0, 0, 0, 2))
-        table.add_row(name, Text(reason, style="dim"))
+        names.setdefault((check.theme, check.name), []).append(check)
+    for (theme, name), (first, *more) in names.items():
+        others = f" (and {len(more)} more like it)" if more else ""
+        table.add_row(Text(f"  {theme}"), Text(name), Text(first.told + others))
     return table
 
 
@@ -255,23 +203,17 @@ def _not_here(checks: Sequence[Check]) -> Table:
 VERSION = 1
 
 
-def worst(checks: Sequence[Check]) -> str:
-    """Return the worst verdict of all; what is not here is as good as in order."""
-    there = {check.verdict for check in checks}
-    return next((verdict for verdict in ("failure", "warning") if verdict in there), "ok")
-
-
 def exit_code(checks: Sequence[Check]) -> int:
     """Return 1 where anything failed, else 0: a warning stops no script."""
-    return int(worst(checks) == "failure")
+    return int(any(check.verdict == "failure" for check in checks))
 
 
 def as_json(checks: Sequence[Check]) -> str:
-    """Return the checks as one JSON document, for scripts."""
+    """Return the checks as one JSON document, for scripts; what is not here is in order."""
     counts = Counter(check.verdict for check in checks)
     content = {
         "version": VERSION,
-        "verdict": worst(checks),
+        "verdict": next((each for each in ("failure", "warning") if counts[each]), "ok"),
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
         "checks": [asdict(check) for check in checks],
     }

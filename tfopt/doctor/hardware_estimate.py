@@ -21,8 +21,7 @@ MEMORY_MARGIN = 1.2
 ASSUMPTION = (
     "Assumed: arithmetic is three times that of the forward pass; weights, gradients, the "
     "optimizer's variables and activations are moved once for each use; both run at the published "
-    f"peaks; memory times {MEMORY_MARGIN:g} plus 1 GiB for CUDA. Nothing was "
-    "measured on a GPU."
+    f"peaks; memory times {MEMORY_MARGIN:g} plus 1 GiB for CUDA. Nothing was measured on a GPU."
 )
 
 

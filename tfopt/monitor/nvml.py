@@ -30,7 +30,6 @@ class DeviceFacts:
 
     Attributes:
         capability: CUDA's compute capability, such as (8, 0).
-        pci: Its address in ``/sys/bus/pci/devices``, such as "0000:3b:00.0".
         prohibited: Whether its compute mode forbids computations.
         lost: NVML's words, where it lists this GPU and cannot reach it; the rest is None then.
     """
@@ -38,7 +37,6 @@ class DeviceFacts:
     uuid: str
     name: str
     capability: tuple[int, int] | None
-    pci: str | None
     total_mib: float | None
     free_mib: float | None
     prohibited: bool | None
@@ -89,15 +87,13 @@ def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
         except nvml.NVMLError:
             memory = None
     if lost is not None:
-        return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, None, lost)
+        return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, lost)
     capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", gpu.handle)
     mode = _asked(nvml, "nvmlDeviceGetComputeMode", gpu.handle)
-    pci = _asked(nvml, "nvmlDeviceGetPciInfo", gpu.handle)
     return DeviceFacts(
         uuid=gpu.uuid,
         name=gpu.name,
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
-        pci=None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0",
         total_mib=None if memory is None else memory.total / MIB,
         free_mib=None if memory is None else memory.free / MIB,
         prohibited=None if mode is None else mode == _PROHIBITED,
