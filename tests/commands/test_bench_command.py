@@ -57,6 +57,7 @@ def folder(tmp_path, monkeypatch):
         (["toy_pkg:job", "--ablate"], "`--ablate` leaves links out of a chain"),
         (["toy_pkg:job", "--ablate", "--chain", "one.toml"], "`--ablate` leaves links out"),
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain is for one job"),
+        (["toy_pkg:job", "--input", "--trace", "t"], "--trace is of steps that are compared"),
         (["toy_pkg:job", "--set", "width"], "--set takes NAME=VALUE"),
         (["toy_pkg:job", "--set", "wide=3"], "unexpected keyword argument 'wide'"),
     ],
@@ -107,12 +108,14 @@ def test_what_is_measured(folder, shown):
         assert (plan.budget_s, plan.quick, plan.seeds, plan.max_drop) == (300, False, 3, 0.5)
     assert [target.name for target in plan.targets] == ["toy_pkg:job (1)", "toy_pkg:job (2)"]
     assert plan.command == "tfopt bench --only toy_pkg:job toy_pkg:job --set width=4 --output out"
-    for flags, budget_s in ((["--quick"], 120), (["--budget", "90s"], 90)):
+    assert plan.trace is None
+    for flags, budget_s in ((["--quick"], 120), (["--budget", "90s", "--trace", "traces"], 90)):
         assert main(["bench", "toy_pkg:job", *flags, "--whole", "--max-drop", "0.2"]) == 0
         plan, output, verbose = shown.pop()
         assert (plan.budget_s, plan.quick) == (budget_s, flags == ["--quick"])
         assert (plan.whole, plan.max_drop, verbose) == (True, 0.2, True)
         assert output.name == "toy_pkg_job_bench"
+    assert plan.trace.is_dir()
 
 
 def test_json_is_one_document_and_nothing_else(folder, shown, capsys):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
+from tfopt.files import prepare_folder
 from tfopt.recipes.flags import add_output, count, duration
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         "--force", action="store_true", help="with --only: compare them although their data differ"
     )
     arguments.add_json(parser)
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FOLDER",
+        help="leave traces of some steps of the job and of the chain to keep, for TensorBoard",
+    )
     add_output(parser, "NAME_bench")
 
 
@@ -91,6 +98,8 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
     command = f"tfopt {shlex.join(given)}"
     if options.whole and not options.seeds:
         raise UserError("--whole trains, and there are no trainings.", expected="--seeds 1 or more")
+    if options.input and options.trace:
+        raise UserError("--trace is of steps that are compared.", fix="leave out --input")
     with arguments.json_alone(options):
         kind, targets = _targets(options)
         ending = "input" if options.input else "bench"
@@ -128,6 +137,7 @@ def _plan(
         max_drop=options.max_drop,
         seed=options.seed,
         any_data=options.force,
+        trace=prepare_folder(options.trace) if options.trace else None,
     )
 
 

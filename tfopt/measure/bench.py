@@ -30,6 +30,7 @@ from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
+from tfopt.measure.trace import trace
 from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
@@ -71,6 +72,9 @@ def bench(plan: BenchPlan, display: Display, folder: Path | None = None) -> Benc
             raise UserError(
                 f"{session.rows[0].variant.job} cannot be measured.\n{session.rows[0].reason}"
             )
+        if plan.trace is not None:
+            failed = trace(session.to_trace(report), plan.trace, display)
+            report = replace(report, notes=(*report.notes, *failed))
         if folder is not None and plan.leaves_files:
             own = kept(report) or report.reference
             try:
@@ -239,6 +243,15 @@ class _Session:
         """Return where the first training of a row leaves something."""
         place = [row.variant.name for row in self._all()].index(name)
         return self._made / f"{kind}-{place}"
+
+    def to_trace(self, report: BenchReport) -> dict[str, Target]:
+        """Return the reference, and the chain to keep or the other job of a pair, by folder."""
+        other = report.variants[1] if self.plan.kind == "pair" else kept(report)
+        targets: dict[str, Target] = {"reference": self.rows[0].variant}
+        if other is not None:
+            name = "other" if self.plan.kind == "pair" else "kept"
+            targets[name] = next(r.variant for r in self._all() if r.variant.name == other.name)
+        return targets
 
     def _all(self) -> list[Row]:
         return [*self.rows, *([self._kept] if self._kept else [])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfopt.errors import UserError, require_count, within
 from tfopt.measure.targets import Target
@@ -24,6 +25,7 @@ class BenchPlan:
         any_data: Compare a pair although its data differ.
         tuned_parts: How many transforms at the start of the chain are one link.
         remarks: Go into the report's notes.
+        trace: The folder for traces of the reference and of the chain to keep.
     """
 
     title: str
@@ -39,6 +41,7 @@ class BenchPlan:
     any_data: bool = False
     tuned_parts: int = 0
     remarks: tuple[str, ...] = ()
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         require_budget(self.budget_s)
