@@ -309,7 +309,7 @@ def serving(day: Day) -> None:
 
 def memory(day: Day) -> None:
     """Put the estimate of a step beside the peak of TensorFlow's allocator in a real one."""
-    from tfopt.doctor.job_checks import first_batch
+    from tfopt.measure.input_ways import first_batch
     from tfopt.run import prepared
 
     tfopt.place("none")
