@@ -222,10 +222,15 @@ def half_the_channels(work: Work) -> Any:
     """Half of each group's channels gone, learning from the float model."""
     if work.tool == "tfmot":
         raise NotImplementedError("tfmot removes no channels")
+    import keras
+
     import tfopt
 
     small = work.compile(tfopt.remove_channels(work.copy(), 0.5))
-    return tfopt.strip(work.fit(tfopt.distill(small, work.float)))
+    # The nets end in a softmax.
+    taught = keras.distillation.LogitsDistillation(1.0, loss="categorical_crossentropy")
+    work.fit(work.compile(keras.distillation.Distiller(work.copy(), small, taught)))
+    return small
 
 
 WAYS: dict[str, Way] = {

@@ -484,20 +484,6 @@ def a_gan() -> Made:
     return gan(ops.mean)
 
 
-class Distiller(keras.Sequential):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):  # type: ignore[no-untyped-def]
-        soft = ops.softmax(self.teacher(x, training=False))
-        student = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return student + ops.mean(keras.losses.kl_divergence(soft, y_pred))
-
-
-@right()
-def a_distiller() -> Made:
-    model = Distiller([keras.Input((D,)), L.Dense(8, "tanh"), L.Dense(3, "softmax")])
-    object.__setattr__(model, "teacher", net(3, None))
-    return made(model, metrics=["accuracy"])
-
-
 # Faults: wrong declarations
 
 

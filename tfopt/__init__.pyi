@@ -6,8 +6,6 @@ from . import report as report
 from . import train as train
 from .compress.cluster import Cluster as Cluster
 from .compress.cluster import cluster as cluster
-from .compress.distill import Distill as Distill
-from .compress.distill import distill as distill
 from .compress.prune import Prune as Prune
 from .compress.prune import prune as prune
 from .compress.quantize_aware import QuantizeAware as QuantizeAware

@@ -112,7 +112,6 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
         tfopt.prune(path, 0.5),
         tfopt.cluster(str(path), 4),
         tfopt.quantize_aware(path),
-        tfopt.distill(path, path),
         tfopt.remove_channels(path, 0.5),
         tfopt.strip(path),
         tfopt.load(path),

@@ -152,11 +152,6 @@ def optimizers():
     return {kind.__name__: lambda kind=kind: kind(0.01, **decayed) for kind in kinds}
 
 
-def taught():
-    model = net(reader, lambda: O.SGD(0.5), SPARSE, (7,), "int32")()
-    return tfopt.distill(model, net(reader, inputs=(7,), dtype="int32", loss=SPARSE)(), weight=0.7)
-
-
 def two_outputs():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((6,))
@@ -225,7 +220,6 @@ CASES = {
         net(lambda: dense(Shared(ops.sum)), lambda: O.SGD(1e-3)), own="sum"
     ),
     "own compute_loss": lambda: Case(own_loss),
-    "a teacher": lambda: Case(taught, (words, tags), evaluate=False),
     "global_clipnorm": lambda: Case(net(optimizer=lambda: O.AdamW(0.03, global_clipnorm=0.05))),
     "clipped average": lambda: Case(
         net(optimizer=lambda: O.SGD(0.1, clipnorm=0.1, use_ema=True, ema_overwrite_frequency=3))

@@ -30,7 +30,6 @@ EXAMPLES = {
     "accumulate": {"steps": 4},
     "learning_rate": {"peak": 0.01, "decay": "cosine"},
     "remove_channels": {"fraction": 0.5},
-    "distill": {"teacher": "teacher.keras"},
     "prune": {"sparsity": 0.5},
     "cluster": {"clusters": 4},
     "quantize_aware": {},
@@ -56,15 +55,6 @@ def quick_first():
         marks = [] if pairs - seen else [pytest.mark.slow]
         seen |= pairs
         yield pytest.param(names, id="-".join(names), marks=marks)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def a_teacher(tmp_path_factory):
-    """A file for Distill, in the folder that the tests of this file run in."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("teacher"))
-        a_job().build().save("teacher.keras")
-        yield
 
 
 def example(name):

@@ -223,11 +223,10 @@ def test_constraints_and_schedules_count_batches():
     assert_the_same(pruned, (X, Y))
 
 
-def test_it_goes_with_remat_and_a_teacher():
+def test_it_goes_with_remat():
     def both():
         inner = keras.Sequential([keras.Input((6,)), *(L.Dense(8, "tanh") for _ in range(6))])
         model = keras.Sequential([keras.Input((6,)), inner, L.Dense(3)])
-        tfopt.distill(model, plain_net(), weight=0.5)
         return tfopt.remat(model)
 
     assert_the_same(both, (X, Y), weights=WEIGHTS)

@@ -1,4 +1,4 @@
-"""Make Keras models smaller: prune, cluster, quantize-aware, remove channels, distill."""
+"""Make Keras models smaller: prune, cluster, quantize-aware, remove channels."""
 
 import lazy_loader
 

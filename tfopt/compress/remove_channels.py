@@ -23,7 +23,6 @@ from tfopt.compress.channels.selection import (
     search,
 )
 from tfopt.compress.channels.surgery import masked, require_agreement, without
-from tfopt.compress.distill import has_teacher
 from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
 from tfopt.compress.quantize_aware import awareness_of
@@ -380,8 +379,6 @@ def _require_plain(model: keras.Model) -> None:
     """Raise for masks, which have the shape of their kernel, and what would be left behind."""
     held = [v.path for v in model.variables if type(v.constraint).__module__[:6] == "tfopt."]
     held += [f"{each.name}, quantization-aware" for each in awareness_of(model)]
-    if has_teacher(model):
-        held.append("a teacher")
     if held:
         raise UserError(
             f"Something of tfopt is held on {model.name!r}.",

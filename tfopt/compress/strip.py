@@ -6,7 +6,6 @@ import warnings
 from typing import Any
 
 from tfopt.compress import cluster as clustering
-from tfopt.compress import distill as distillation
 from tfopt.compress import prune as pruning
 from tfopt.compress import quantize_aware as quantization_aware
 from tfopt.compress.hold import settle
@@ -21,7 +20,7 @@ def strip(model: Any) -> Any:
     Example:
         tfopt.strip(model).save("plain.keras")
 
-    That is the masks of ``prune``, the clusters, quantization awareness and the teacher: call it
+    That is the masks of ``prune``, the clusters, and quantization awareness: call it
     after training and before saving, and the file is a plain one, which loads without tfopt. Make
     the LiteRT file of a quantization-aware model first, since the learned ranges go too. Where a
     schedule has not reached its end yet, a warning says so.
@@ -38,10 +37,7 @@ def strip(model: Any) -> Any:
     require_keras3(model)
     _warn_of_unfinished(model)
     _warn_of_changes(model)
-    if distillation.unheard_teacher(model):
-        warnings.warn(f"strip() of {model.name!r}: {distillation.UNHEARD}.", stacklevel=2)
     held = [
-        distillation.let_teacher_go(model),
         quantization_aware.take_awareness_off(model),
         pruning.take_masks_off(model),
         clustering.take_clusters_off(model),

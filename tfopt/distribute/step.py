@@ -22,7 +22,6 @@ import tensorflow as tf
 from keras import tree
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from tfopt.compress.distill import has_teacher
 from tfopt.compress.hooks import putting
 from tfopt.distribute.partial_losses import adds_up, loss_of, terms
 from tfopt.distribute.whole_batch import (
@@ -170,8 +169,6 @@ class Step:
         with putting() as put, ExitStack() as undo:
             put(model, "_compute_loss", self._compute_loss)
             put(model, "_losses_override", LossesOfReplica())
-            if has_teacher(model):
-                put(model.compute_loss, "measured", lambda loss, *rows: WholeLoss(loss)(*rows))
             compiled = model._compile_loss
             if compiled is not None and compiled.built:
                 losses = [
@@ -441,7 +438,7 @@ def unsynchronized(model: Any) -> list[Any]:
 
 def has_own(model: Any, method: str) -> bool:
     """Return whether a model, or its class, has another method than Keras's."""
-    if method == "compute_loss" and method in vars(model) and not has_teacher(model):
+    if method == "compute_loss" and method in vars(model):
         return True
     return getattr(type(model), method) is not getattr(keras.Model, method)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfopt.compress.distill import ranks_classes
 from tfopt.compress.examples import first_inputs, take_inputs
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
 from tfopt.compress.hold import settle
@@ -40,6 +39,7 @@ from tfopt.export.quantized import (
     float_kib,
     measured_accuracy,
     metrics,
+    ranks_classes,
     require_tolerance,
 )
 from tfopt.files import prepare_folder, target_of, write_atomically

@@ -101,6 +101,35 @@ def compare(
     )
 
 
+# The functions of Keras's losses whose outputs are scores of classes.
+_CLASS_LOSSES = frozenset(
+    {
+        "categorical_crossentropy",
+        "categorical_focal_crossentropy",
+        "categorical_generalized_cross_entropy",
+        "sparse_categorical_crossentropy",
+        "kl_divergence",
+    }
+)
+
+
+def ranks_classes(model: keras.Model) -> bool:
+    """Return whether all outputs that have a loss are scores of classes, as the losses say."""
+    import keras
+
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
+    return bool(losses) and all(_function_name(loss) in _CLASS_LOSSES for loss in losses)
+
+
+def _function_name(loss: Any) -> str:
+    """Return the name of the function that a loss is made of, also where it is a partial one."""
+    import keras
+
+    function = keras.losses.get(loss) if isinstance(loss, str) else loss
+    function = getattr(function, "fn", function)
+    return str(getattr(getattr(function, "func", function), "__name__", ""))
+
+
 def _probabilities(values: Array) -> bool:
     return bool(values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=1e-2))
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tfopt.compress.distill import ranks_classes
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import UserError
 from tfopt.export.formats.format import Array, Graph, Graphs, Signature
 from tfopt.export.litert import convert_model, save, serve, trace
 from tfopt.export.litert_file import accuracy
+from tfopt.export.quantized import ranks_classes
 
 if TYPE_CHECKING:
     import keras
@@ -52,13 +52,13 @@ class Reference:
         if self.labels is None:
             return None, None
         scores = np.asarray(outputs[0])
-        if _ranks_classes(scores, self.labels):
+        if _are_classes(scores, self.labels):
             return accuracy([(None, self.labels)], lambda _: scores), "accuracy"
         off = scores.reshape(self.labels.shape) - self.labels
         return float(np.abs(off).mean()), "mean absolute error"
 
 
-def _ranks_classes(scores: Array, labels: Array) -> bool:
+def _are_classes(scores: Array, labels: Array) -> bool:
     """Return whether labels are classes, and not numbers to come close to."""
     if scores.shape[-1] == 1:
         return bool(np.isin(labels, (0, 1)).all())

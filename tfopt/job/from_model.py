@@ -293,15 +293,14 @@ def _require_whole_configuration(value: Any) -> None:
 
 
 def _require_no_stand_in(model: keras.Model) -> None:
-    """Refuse a ``compute_loss`` on the object itself, as a teacher's is: it would not go along."""
+    """Refuse a ``compute_loss`` on the object itself: a model made after it would lack it."""
     if "compute_loss" in vars(model):
         raise UserError(
-            f"{model.name!r} learns by a compute_loss that was put on it, as tfopt.distill does: "
-            "a model made after it would learn without.",
+            f"{model.name!r} learns by a compute_loss that was put on it: a model made after it "
+            "would learn without.",
             expected="a model that computes its loss as its class does",
             received=type(vars(model)["compute_loss"]).__name__,
-            fix="call tfopt.strip(model) first, and tfopt.distill on what is made of it, or put "
-            "tfopt.Distill(teacher=...) into the chain",
+            fix="define compute_loss in the class of the model",
         )
 
 

@@ -23,7 +23,6 @@ ROSTER = {
     "accumulate": "tfopt.train.accumulate:Accumulate",
     "learning_rate": "tfopt.train.learning_rate:LearningRate",
     "remove_channels": "tfopt.compress.remove_channels:RemoveChannels",
-    "distill": "tfopt.compress.distill:Distill",
     "prune": "tfopt.compress.prune:Prune",
     "cluster": "tfopt.compress.cluster:Cluster",
     "quantize_aware": "tfopt.compress.quantize_aware:QuantizeAware",

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal
 import keras
 import tensorflow as tf
 
-from tfopt.compress.distill import has_teacher
 from tfopt.compress.hooks import Hooks, putting
 from tfopt.distribute.partial_losses import adds_up, loss_of, not_reduced, terms
 from tfopt.distribute.step import WholeLoss, counts_by_example, has_own, metrics_of
@@ -173,8 +172,6 @@ class Accumulated:
             if compiled is not None and compiled.built:
                 losses = [e._replace(loss=partial(part, _plain(e))) for e in compiled._flat_losses]
                 put(compiled, "_flat_losses", losses)
-            if has_teacher(model):
-                put(model.compute_loss, "measured", part)
             if shard_here() is None:  # elsewhere the step on replicas has noted them
                 for layer in model._flatten_layers():
                     note_losses(put, layer)

@@ -445,10 +445,6 @@ def pruned():
     return tfopt.prune(small_cnn(), 0.5)
 
 
-def taught():
-    return tfopt.distill(small_cnn(optimizer="sgd"), small_cnn())
-
-
 def aware_inside():
     inner = tfopt.quantize_aware(small_cnn())
     return keras.Sequential([keras.Input((8, 8, 3)), inner, layers.Dense(2)])
@@ -472,7 +468,6 @@ def aware_inside():
         (only_outputs, {}, "no channel to remove"),
         (subclassed, {}, "Subclassed, a subclassed model"),
         (pruned, {}, "tfopt.strip"),
-        (taught, {}, "tfopt.strip"),
         (aware_inside, {}, "cnn, quantization-aware\n  fix: .*tfopt.strip"),
         (lambda: keras.Sequential([layers.Dense(3)]), {}, "not built"),
     ],
