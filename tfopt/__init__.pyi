@@ -12,7 +12,6 @@ from .compress.quantize_aware import QuantizeAware as QuantizeAware
 from .compress.quantize_aware import quantize_aware as quantize_aware
 from .compress.remove_channels import RemoveChannels as RemoveChannels
 from .compress.remove_channels import remove_channels as remove_channels
-from .compress.sensitivity import sensitivity as sensitivity
 from .compress.strip import strip as strip
 from .data.pipeline import Pipeline as Pipeline
 from .data.pipeline import pipeline as pipeline

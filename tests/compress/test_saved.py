@@ -120,7 +120,6 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
         assert isinstance(each, keras.Model)
         each.compile("sgd", "mse")
         each.fit(x, y, verbose=0)
-    assert str(tfopt.sensitivity(path, (x, y), sparsities=[0.5]))
     assert tfopt.quantize(path, mode="dynamic").kib > 0
     assert tfopt.footprint({"saved": path}, turns=5).rows[0].parameters == model.count_params()
     with pytest.raises(UserError, match="not a saved Keras 3 model"):

@@ -12,6 +12,5 @@ from .remove_channels import ChannelOptions as ChannelOptions
 from .remove_channels import channels_report as channels_report
 from .schedules import ConstantSparsity as ConstantSparsity
 from .schedules import PolynomialSparsity as PolynomialSparsity
-from .sensitivity import Sensitivity as Sensitivity
 from .weight_clusters import WeightClusters as WeightClusters
 from .weight_mask import WeightMask as WeightMask

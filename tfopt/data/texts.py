@@ -29,7 +29,7 @@ _TABLES = {".csv": ",", ".tsv": "\t"}
 _HELD_BACK = 5
 """One example of so many is kept for the test, where no test part comes with the data."""
 
-DOCUMENTED = ("numpy", "matplotlib")
+DOCUMENTED = ("numpy", "keras")
 """The packages whose documentation is the embedded data; tfopt needs both anyway."""
 _A_PARAGRAPH = 15
 """Fewer words say little about where they come from."""
@@ -54,7 +54,7 @@ def load_texts(source: str = "auto", *, timeout_s: float = 60.0) -> Data:
             folders of such, as IMDB's own archive has them); a .csv or .tsv file with the columns
             ``text`` and ``label``; "auto" takes TFDS's ``imdb_reviews`` where it is prepared or
             can be downloaded within the time-out, else the embedded texts; "tfds" insists;
-            "embedded" is the documentation of NumPy and Matplotlib as they are installed here, a
+            "embedded" is the documentation of NumPy and Keras as they are installed here, a
             paragraph being labelled by its package; "synthetic" is drawn, not real text.
         timeout_s: How long a download may take before "auto" gives it up.
     """
