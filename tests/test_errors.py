@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt.compress.patterns import Block, NOfM
 from tfopt.errors import UserError, real, require_count, whole, within
 
 
@@ -67,8 +66,6 @@ def test_what_lies_outside_or_is_none_is_not_within():
         (tfopt.Distribute(logical_cpus=np.int64(2)), None),
         (tfopt.Place(memory_limit_mib=np.int64(64)), None),
         (tfopt.compress.PolynomialSparsity(np.float32(0.5), end_step=np.int64(9)), None),
-        (NOfM(np.int64(1), np.int64(2)), NOfM(1, 2)),
-        (Block(np.int64(1), np.int64(2)), Block(1, 2)),
         (
             tfopt.compress.ChannelOptions(multiple=np.int64(4)),
             tfopt.compress.ChannelOptions(multiple=4),
@@ -82,11 +79,11 @@ def test_what_is_made_of_numpys_numbers_keeps_pythons(given, plain):
         assert given == plain
 
 
-def test_a_rate_or_power_that_is_no_number_is_refused():
+def test_a_rate_or_sparsity_that_is_no_number_is_refused():
     for make in (
         lambda: tfopt.LearningRate(warmup="0.1"),
         lambda: tfopt.LearningRate([0.1]),
-        lambda: tfopt.compress.PolynomialSparsity(0.8, end_step=9, power="3"),
+        lambda: tfopt.compress.PolynomialSparsity(0.8, end_step=9, initial_sparsity="0"),
     ):
         with pytest.raises(UserError):
             make()

@@ -30,15 +30,9 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _MOVED = {
     **dict.fromkeys(
         (
-            "Block",
             "ChannelOptions",
             "ConstantSparsity",
-            "Magnitude",
-            "Movement",
-            "NOfM",
             "PolynomialSparsity",
-            "Random",
-            "Unstructured",
             "WeightClusters",
             "WeightMask",
             "channels_report",

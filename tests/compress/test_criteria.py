@@ -4,21 +4,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from dense_nets import RNG, X, Y, assert_pruned, assert_same, dense_model, fit, loaded, zeros_of
+from dense_nets import RNG, X, Y, assert_same, dense_model, fit, loaded, zeros_of
 
-from tfopt.compress.criteria import (
-    Lamp,
-    Magnitude,
-    Movement,
-    Random,
-    as_criterion,
-    criterion_from_config,
-)
+from tfopt.compress.criteria import scores_of
 from tfopt.compress.hold import hold
 from tfopt.compress.prune import prune, pruning_report
-from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compress.schedules import PolynomialSparsity
 from tfopt.compress.strip import strip
-from tfopt.errors import UserError
 
 POLYNOMIAL = PolynomialSparsity(0.8, begin_step=2, end_step=6, frequency=2)
 compiled = pytest.mark.parametrize(
@@ -31,84 +23,6 @@ compiled = pytest.mark.parametrize(
 def seeded_model(**compile_arguments):
     keras.utils.set_random_seed(1)
     return dense_model("relu", **compile_arguments)
-
-
-def test_a_criterion_goes_by_its_name_and_through_its_config():
-    assert [as_criterion(n) for n in ("magnitude", "lamp", "movement", "random")] == [
-        Magnitude(),
-        Lamp(),
-        Movement(),
-        Random(),
-    ]
-    assert as_criterion(Random(3)) == Random(3)
-    for criterion in (Magnitude(), Lamp(), Movement(), Random(3)):
-        assert criterion_from_config(criterion.get_config()) == criterion
-
-
-def test_movement_keeps_what_training_moves_away_from_zero():
-    """Its scores are the sums of change times weight, which a plain training also gives."""
-    plain, pruned = seeded_model(optimizer="sgd"), seeded_model(optimizer="sgd")
-    kernel = plain.layers[0].kernel
-    sums, before = np.zeros((12, 16), "float32"), kernel.numpy()
-    for start in range(0, 64, 8):
-        plain.train_on_batch(X[start : start + 8], Y[start : start + 8])
-        sums += (kernel.numpy() - before) * before
-        before = kernel.numpy()
-    # Chosen once, after the eighth batch.
-    prune(pruned, ConstantSparsity(0.75, begin_step=9), criterion="movement")
-    fit(pruned)
-    kept = pruned.layers[0].kernel.numpy() != 0
-    assert kept.sum() == 48
-    assert sums[kept].min() >= sums[~kept].max() - 1e-7
-    assert not np.array_equal(kept, np.abs(before) >= np.sort(np.abs(before).ravel())[-48])
-
-
-@compiled
-@pytest.mark.parametrize("criterion", ["movement", "random"])
-def test_the_target_is_reached_by_each_criterion(criterion, arguments):
-    model = seeded_model(**arguments)
-    prune(model, POLYNOMIAL, criterion=criterion)
-    fit(model)
-    assert_pruned(model)
-
-
-def test_a_movement_mask_goes_on_from_a_file_with_what_it_has_masked(tmp_path):
-    model = seeded_model()
-    schedule = PolynomialSparsity(0.8, begin_step=2, end_step=14, frequency=2)
-    fit(prune(model, schedule, criterion="movement"))
-    before = zeros_of(model)
-    again = loaded(model, tmp_path)
-    assert again.layers[0].kernel.constraint.criterion == Movement()
-    fit(again)
-    for was, now in zip(before, zeros_of(again), strict=True):
-        assert now.mean() == pytest.approx(0.8, abs=0.01)
-        assert now[was].all()
-
-
-def test_chance_decides_once_and_the_same_for_every_process(tmp_path):
-    first, second, other = seeded_model(), seeded_model(), seeded_model()
-    prune(first, PolynomialSparsity(0.9, end_step=16, frequency=4), criterion="random")
-    fit(first)
-    half = zeros_of(first)
-    again = loaded(first, tmp_path)
-    for model in (first, again):
-        fit(model)
-    prune(second, 0.9, criterion="random")
-    prune(other, 0.9, criterion=Random(1))
-    for part, whole, other_process, at_once, seeded in zip(
-        half, *map(zeros_of, (first, again, second, other)), strict=True
-    ):
-        assert 0.5 < part.mean() < 0.9
-        assert whole[part].all()
-        np.testing.assert_array_equal(whole, other_process)
-        np.testing.assert_array_equal(whole, at_once)
-        assert not np.array_equal(at_once, seeded)
-
-
-def test_movement_needs_steps_to_watch():
-    for early in (0.5, PolynomialSparsity(0.8, end_step=9, initial_sparsity=0.2)):
-        with pytest.raises(UserError, match="before the first step"):
-            prune(seeded_model(), early, criterion="movement")
 
 
 def weights_of(model):
@@ -142,9 +56,9 @@ def test_lamp_is_a_weights_share_of_those_that_are_not_smaller():
     weights[0, 0, :2] = 0
     squares = weights.ravel().astype("float64") ** 2
     expected = [square / squares[squares >= square].sum() for square in squares]
-    found = Lamp().scores(tf.constant(weights), ()).numpy()
+    found = scores_of(tf.constant(weights), "lamp").numpy()
     np.testing.assert_allclose(found.ravel(), expected, rtol=1e-5)
-    assert not Lamp().scores(tf.zeros((2, 3)), ()).numpy().any()
+    assert not scores_of(tf.zeros((2, 3)), "lamp").numpy().any()
 
 
 @compiled

@@ -143,7 +143,7 @@ def test_a_bad_setting_fails_when_made(settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"criterion": "movement", "begin": 0.2}, {"across": "model"}, {"pattern": "1x2"}],
+    [{"across": "model", "criterion": "lamp"}, {"pattern": "1x2"}],
 )
 def test_criterion_pattern_and_what_is_ranked_together_reach_the_model(settings):
     outcome = run(Prune(0.75, **settings).apply(a_job(epochs=3)))

@@ -7,6 +7,7 @@ the two exchange arrays through files.
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from keras import layers
 
 from tfopt.compress.cluster import cluster
 from tfopt.compress.codebook import initial_values
-from tfopt.compress.patterns import UNSTRUCTURED, Block, NOfM
+from tfopt.compress.patterns import UNSTRUCTURED, Block, TwoOfFour
 from tfopt.compress.prune import prune
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compress.strip import strip
@@ -35,15 +36,14 @@ SCHEDULES = {
         0.8, initial_sparsity=0.2, begin_step=3, end_step=19, frequency=4
     ),
     # tfmot never sees step 0, and at this schedule's start there is nothing to mask.
-    "from_zero": PolynomialSparsity(0.9, begin_step=0, end_step=20, frequency=2, power=2.0),
+    "from_zero": PolynomialSparsity(0.9, begin_step=0, end_step=20, frequency=2),
     "constant": ConstantSparsity(0.6, begin_step=5, end_step=15, frequency=3),
     "endless": ConstantSparsity(0.75, begin_step=2, frequency=1),
 }
 PATTERNS = {
-    "2:4": NOfM(),
-    "AVG 4 2": Block(4, 2),
-    "MAX 4 2": Block(4, 2, "max"),
-    "AVG 1 4": Block(1, 4),
+    "2:4": TwoOfFour(),
+    "4 2": Block(4, 2),
+    "1 4": Block(1, 4),
 }
 
 ORACLE = """
@@ -69,8 +69,8 @@ ORACLE = """
             pruning = pruning_impl.Pruning(lambda: tf.constant(1), [], schedule, (1, 1), "AVG")
             found[name] = pruning._update_mask(values)[1].numpy()
         elif test == "pattern":
-            pooling, *size = how[0].split(" ")
-            blocks = (tuple(map(int, size)), pooling) if size else ((1, 1), "AVG", (2, 4))
+            size = tuple(map(int, how[0].split(" "))) if " " in how[0] else ()
+            blocks = (size, "AVG") if size else ((1, 1), "AVG", (2, 4))
             schedule = sparsity.ConstantSparsity(0.5, 0)
             pruning = pruning_impl.Pruning(lambda: tf.constant(1), [], schedule, *blocks)
             found[name] = pruning._maybe_update_block_mask(values)[1].numpy()
@@ -78,11 +78,11 @@ ORACLE = """
             centroids = kinds[how[1]](values, int(how[0])).get_cluster_centroids()
             found[name] = centroids.numpy()
 
-    def schedule_of(kind, **s):
-        if kind == "PolynomialSparsity":
+    def schedule_of(**s):
+        if "initial_sparsity" in s:
             return sparsity.PolynomialDecay(
                 s["initial_sparsity"], s["sparsity"], s["begin_step"], s["end_step"],
-                power=s["power"], frequency=s["frequency"],
+                frequency=s["frequency"],
             )
         end = -1 if s["end_step"] is None else s["end_step"]
         return sparsity.ConstantSparsity(s["sparsity"], s["begin_step"], end, s["frequency"])
@@ -159,7 +159,7 @@ def given():
 def oracle(given, tmp_path_factory):
     folder = tmp_path_factory.mktemp("oracle")
     np.savez(folder / "given.npz", **given)
-    schedules = {name: schedule.get_config() for name, schedule in SCHEDULES.items()}
+    schedules = {name: asdict(schedule) for name, schedule in SCHEDULES.items()}
     paths = {"given": str(folder / "given.npz"), "found": str(folder / "found.npz")}
     code = textwrap.dedent(ORACLE).format(schedules=schedules, **paths)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

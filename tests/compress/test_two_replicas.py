@@ -44,7 +44,6 @@ SCRIPT = """
     for compress, check in (
         (lambda model: tfopt.prune(model, schedule), assert_pruned),
         (lambda model: tfopt.prune(model, schedule, across="model"), assert_pruned),
-        (lambda model: tfopt.prune(model, schedule, criterion="movement"), assert_pruned),
         (lambda model: tfopt.cluster(model, 5), assert_clustered),
         (lambda model: tfopt.cluster(model, 5, begin_step=4), assert_clustered),
         (lambda model: tfopt.cluster(model, 5, per_channel=True), assert_clustered_by_channel),

@@ -56,7 +56,7 @@ def candidates(hint):
     if get_args(hint):
         return [value for option in get_args(hint) for value in candidates(option)]
     texts = ["memory", "file:/tmp/tfopt-cache", "os.path:basename", "dense.*", "1x16"]
-    texts += ["random", "grpc://localhost:5050"]
+    texts += ["grpc://localhost:5050"]
     known = {bool: [True, False], int: [2, 16], float: [0.25, 0.75], str: texts, NoneType: []}
     return known.get(hint, [])
 

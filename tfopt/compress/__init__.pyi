@@ -1,11 +1,5 @@
 from .cluster import clustering_report as clustering_report
-from .criteria import Magnitude as Magnitude
-from .criteria import Movement as Movement
-from .criteria import Random as Random
 from .hold import hold as hold
-from .patterns import Block as Block
-from .patterns import NOfM as NOfM
-from .patterns import Unstructured as Unstructured
 from .prune import pruning_report as pruning_report
 from .quantize_aware import quantization_report as quantization_report
 from .remove_channels import ChannelOptions as ChannelOptions

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.awareness import LayerQuantization, Settings
 from tfopt.compress.model_graph import Matches, matcher
-from tfopt.compress.patterns import Block, NOfM, Pattern
+from tfopt.compress.patterns import Block, Pattern, TwoOfFour
 from tfopt.compress.reports import LayerClusters, LayerSparsity, count_zeros, most_values
 from tfopt.compress.schedules import PolynomialSparsity, Schedule
 from tfopt.errors import UserError, first_line
@@ -181,11 +181,10 @@ class _Policy:
 
 
 def _tfmot_pattern(pattern: Pattern) -> dict[str, Any]:
-    if isinstance(pattern, NOfM):
-        return {"sparsity_m_by_n": (pattern.m - pattern.n, pattern.m)}
+    if isinstance(pattern, TwoOfFour):
+        return {"sparsity_m_by_n": (2, 4)}
     if isinstance(pattern, Block):
-        kind = "AVG" if pattern.pooling == "average" else "MAX"
-        return {"block_size": (pattern.height, pattern.width), "block_pooling_type": kind}
+        return {"block_size": (pattern.height, pattern.width)}
     return {}
 
 
@@ -203,7 +202,6 @@ def _tfmot_schedule(schedule: Schedule, tfmot: Any) -> Any:
             final_sparsity=schedule.sparsity,
             begin_step=schedule.begin_step,
             end_step=schedule.end_step,
-            power=schedule.power,
             frequency=schedule.frequency,
         )
     return tfmot.sparsity.keras.ConstantSparsity(

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress import keras2
-from tfopt.compress.criteria import MAGNITUDE, Criterion, as_criterion
+from tfopt.compress.criteria import Criterion, require_criterion
 from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.hold import choose_sites, let_go, require_free, require_share, training_steps
 from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.kernels import Alone, Site, find_kernels, find_sites
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
-from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern, schedule_for
+from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compress.reports import (
     ZEROS_MEANT,
     LayerSparsity,
@@ -101,7 +101,7 @@ class Plan:
                 inner=site.constraint if held is None else held.inner,
                 step=self.step + 1,
                 pattern=self.pattern,
-                criterion=self.criterion.for_site(site.path),
+                criterion=self.criterion,
                 inputs={kernel.name: kernel.inputs for kernel in site.kernels},
                 shared=shared,
             )
@@ -112,7 +112,7 @@ class Plan:
     def for_tfmot(self) -> Schedule:
         """Return the one schedule that tfmot's wrappers can follow."""
         limits = (self.criterion, self.across, self.step)
-        if self.everywhere is None or limits != (MAGNITUDE, "layer", 0):
+        if self.everywhere is None or limits != ("magnitude", "layer", 0):
             raise UserError(
                 "tfmot, which prunes tf_keras models, cannot do this.",
                 expected='one sparsity for all layers, criterion="magnitude", across="layer", '
@@ -127,15 +127,14 @@ class Plan:
 def _plan(
     sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any, layers: Layers
 ) -> Plan:
-    pattern, criterion = as_pattern(pattern), as_criterion(criterion)
+    pattern = as_pattern(pattern)
+    require_criterion(criterion)
     everywhere, by_path = None, {}
     if isinstance(sparsity, Mapping):
         by_path = _by_path(sparsity, pattern)
     else:
         everywhere = schedule_for(sparsity, pattern)
     step = require_count("step", step, minimum=0)
-    for schedule in (everywhere,) if everywhere else by_path.values():
-        criterion.require_fits(schedule)
     _require_across(across, pattern)
     if across == "model" and by_path:
         raise UserError(
@@ -166,6 +165,29 @@ def _by_path(sparsity: Mapping[str, Any], pattern: Pattern) -> dict[str, Schedul
     return {key: schedule_for(each, pattern) for key, each in sparsity.items()}
 
 
+def schedule_for(sparsity: float | Schedule | None, pattern: Pattern) -> Schedule:
+    """Return the schedule that was given, or the one that the pattern means; they must agree."""
+    fixed = pattern.sparsity
+    if sparsity is None:
+        if fixed is None:
+            raise UserError(
+                "How much is to be pruned is not said.",
+                expected="a sparsity such as 0.8, or a schedule",
+                received="sparsity=None",
+            )
+        return ConstantSparsity(fixed)
+    schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
+    constant = isinstance(schedule, ConstantSparsity)
+    if fixed is not None and not (constant and schedule.sparsity == fixed):
+        raise UserError(
+            f"The sparsity contradicts the pattern {pattern}.",
+            expected=f"{fixed:g} from a step on: ConstantSparsity({fixed:g}, begin_step=...)",
+            received=repr(sparsity),
+            fix="leave sparsity out",
+        )
+    return schedule
+
+
 def _require_across(across: object, pattern: Pattern) -> None:
     if across not in ("layer", "model"):
         raise UserError(
@@ -177,7 +199,7 @@ def _require_across(across: object, pattern: Pattern) -> None:
         raise UserError(
             "Weights are ranked across the model one by one only.",
             expected='pattern="unstructured" with across="model"',
-            received=f"pattern={pattern!r}",
+            received=f'pattern="{pattern}"',
         )
 
 
@@ -192,8 +214,8 @@ def prune(
     model: Any,
     sparsity: Sparsity = None,
     *,
-    pattern: Pattern | str = UNSTRUCTURED,
-    criterion: Criterion | str = MAGNITUDE,
+    pattern: str = "unstructured",
+    criterion: Criterion = "magnitude",
     across: Across = "layer",
     layers: Layers = None,
     step: int = 0,
@@ -221,12 +243,10 @@ def prune(
             by path as for ``layers``: ``{"conv": 0.5, "dense": 0.9}``. None where the pattern says
             it: half of the weights with "2:4".
         pattern: Which weights are zero together: "2:4" two of each four input channels, for
-            sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs; or
-            as a value, ``NOfM(2, 4)``, ``Block(1, 16, pooling="max")``. A kernel that cannot have
-            the pattern is left alone.
-        criterion: What makes a weight worth keeping: its "magnitude"; its share of its kernel's
-            larger ones, "lamp"; its "movement" while a pretrained model is fine-tuned; or
-            "random", the control.
+            sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs. A
+            kernel that cannot have the pattern is left alone.
+        criterion: What makes a weight worth keeping: its "magnitude", or its share of those in its
+            kernel that are not smaller, "lamp".
         across: "layer" gives every kernel the same sparsity; "model" ranks all their weights
             together. By magnitude a layer with larger ones then keeps more, and one after a
             normalization, where small weights count as much, loses nearly all; "lamp" compares
@@ -308,7 +328,7 @@ def _choose(model: keras.Model, layers: Layers, plan: Plan) -> list[Site]:
     named = layers is not None or bool(plan.by_path)
     require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
     plan.require_found([site.path for site in sites])
-    by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern!r}"
+    by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern}"
     return choose_sites(
         model,
         [site for site in sites if plan.schedule_of(site.path) and matches(site.path, site.layer)],
@@ -373,8 +393,7 @@ class Prune(Transform):
             but for depthwise ones.
         pattern: "unstructured", or which weights are zero together: "2:4" for sparse tensor cores,
             which goes with ``Prune(0.5, schedule="constant")``, or blocks such as "1x16".
-        criterion: "magnitude", "lamp" to rank across the model, "movement" for fine-tuning, or
-            "random" as a control.
+        criterion: "magnitude", or "lamp" to rank across the model.
         across: "layer": each kernel has the sparsity; "model": all their weights together.
     """
 
@@ -386,8 +405,8 @@ class Prune(Transform):
     frequency: int | None = None
     layers: str | None = None
     pattern: str = "unstructured"
-    criterion: str = "magnitude"
-    across: Literal["layer", "model"] = "layer"
+    criterion: Criterion = "magnitude"
+    across: Across = "layer"
 
     changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
@@ -422,10 +441,10 @@ class Prune(Transform):
             require_count("Prune.frequency", self.frequency)
         if self.layers is not None:
             compile_pattern("Prune.layers", self.layers)
-        as_criterion(self.criterion)
+        require_criterion(self.criterion)
         pattern = as_pattern(self.pattern)
         _require_across(self.across, pattern)
-        fixed = pattern.fixed()
+        fixed = pattern.sparsity
         if fixed is not None and (self.sparsity, self.schedule) != (fixed, "constant"):
             raise UserError(
                 f"Prune.pattern {self.pattern!r} says itself how much is zero.",

@@ -6,17 +6,16 @@ precision. Steps count batches from 1: what is due at step t is in force when ba
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from tfopt.errors import UserError, keep_plain, require_count, within
 
 # float32 counts whole numbers exactly up to here.
 _FLOAT32_EXACT = 2**24
-# How often a rising schedule chooses masks by default.
+# How often masks are chosen by default.
 _CHOICES = 20
 
 
@@ -28,31 +27,29 @@ class Schedule:
         sparsity: The fraction of zeros at the end.
         begin_step: The first step at which masks are chosen. 0 and 1 both mean: at once.
         end_step: The last such step; the masks stay as they are afterwards. None: no end.
-        frequency: Steps from one choice to the next.
+        frequency: Steps from one choice to the next. None: twenty choices in all, or every 100
+            steps without an end.
     """
 
     sparsity: float
     begin_step: int = 0
     end_step: int | None = None
-    frequency: int = 100
+    frequency: int = None  # type: ignore[assignment]  # a number as soon as it is made
 
     def __post_init__(self) -> None:
         keep_plain(self)
         require_sparsity("sparsity", self.sparsity)
         require_count("begin_step", self.begin_step, minimum=0)
         if self.end_step is not None:
-            require_count("end_step", self.end_step, minimum=0)
+            require_count("end_step", self.end_step, minimum=self.begin_step)
+        if cast("int | None", self.frequency) is None:
+            window = 2000 if self.end_step is None else self.end_step - self.begin_step
+            object.__setattr__(self, "frequency", max(1, window // _CHOICES))
         require_count("frequency", self.frequency)
-        if self.end_step is not None and self.end_step < self.begin_step:
-            raise UserError(
-                "The pruning schedule ends before it begins.",
-                expected="begin_step <= end_step",
-                received=f"begin_step={self.begin_step}, end_step={self.end_step}",
-            )
 
     def at(self, step: Any, dtype: Any) -> Any:
         """Return the sparsity at a step, as a scalar tensor."""
-        raise TypeError(f"{type(self).__name__} does not define at(step, dtype)")
+        raise NotImplementedError
 
     def due(self, step: Any) -> Any:
         """Return whether masks are chosen anew at a step, as a scalar tensor."""
@@ -72,9 +69,7 @@ class Schedule:
     @property
     def last(self) -> int:
         """Return the last step at which masks are chosen; the first one where there is no end."""
-        found = self.last_due(self.begin_step if self.end_step is None else self.end_step)
-        assert found is not None
-        return found
+        return self.last_due(self.begin_step if self.end_step is None else self.end_step) or 0
 
     def first_due_with(self, zeros: float) -> int:
         """Return the first step at which masks have so large a share of zeros; at most the last."""
@@ -84,30 +79,13 @@ class Schedule:
         found = bisect_left(turns, zeros, key=lambda step: float(self.at(step, tf.float64)))
         return turns[found] if found < len(turns) else self.last
 
-    def masks_before_training(self) -> bool:
-        """Return whether weights are masked before any step has been trained."""
-        import tensorflow as tf
-
-        latest = self.last_due(1)
-        return latest is not None and float(self.at(latest, tf.float32)) > 0
-
-    def get_config(self) -> dict[str, Any]:
-        """Return plain data from which :func:`schedule_from_config` makes an equal schedule."""
-        return {"kind": type(self).__name__, **asdict(self)}
-
 
 @dataclass(frozen=True)
 class ConstantSparsity(Schedule):
-    """The target sparsity from ``begin_step`` on.
+    """The target sparsity from ``begin_step`` on; the arguments are those of every schedule.
 
     Example:
         tfopt.prune(model, ConstantSparsity(0.5, begin_step=100))
-
-    Attributes:
-        sparsity: The fraction of zeros.
-        begin_step: The first step at which masks are chosen. 0 and 1 both mean: at once.
-        end_step: The last such step; the masks stay as they are afterwards. None: no end.
-        frequency: Steps from one choice to the next.
     """
 
     def at(self, step: Any, dtype: Any) -> Any:
@@ -118,75 +96,46 @@ class ConstantSparsity(Schedule):
 
 @dataclass(frozen=True)
 class PolynomialSparsity(Schedule):
-    """A rise from ``initial_sparsity`` to the target, fast at first (Zhu & Gupta, 2017).
+    """A rise from ``initial_sparsity`` to the target, by the third power (Zhu & Gupta, 2017).
 
     ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` leaves the rest of a training to
-    recover. A step is a batch: ``epochs * math.ceil(examples / batch_size)`` in all. ``power=1``
-    rises evenly. The other arguments are those of every schedule:
-
-    Attributes:
-        sparsity: The fraction of zeros at the end.
-        begin_step: The first step at which masks are chosen.
-        end_step: The step at which the target is reached, and the last such step.
-        frequency: Steps from one choice to the next. None: twenty choices in all.
+    recover. A step is a batch: ``epochs * math.ceil(examples / batch_size)`` in all.
 
     Unlike tfmot's, it reaches its target also where ``frequency`` does not divide the window:
     ``end_step`` is always a step at which masks are chosen.
     """
 
-    frequency: int = None  # type: ignore[assignment]  # a number as soon as it is made
     initial_sparsity: float = 0.0
-    power: float = 3.0
 
     def __post_init__(self) -> None:
-        if cast("int | None", self.frequency) is None:
-            # The steps are checked before their distance is taken.
-            ConstantSparsity(self.sparsity, self.begin_step, self.end_step)
-            window = (self.end_step or self.begin_step) - self.begin_step
-            object.__setattr__(self, "frequency", max(1, window // _CHOICES))
         super().__post_init__()
         require_sparsity("initial_sparsity", self.initial_sparsity)
-        if self.initial_sparsity > self.sparsity:
+        ends = self.end_step is not None and self.end_step > self.begin_step
+        if not ends or self.initial_sparsity > self.sparsity:
             raise UserError(
-                "The pruning schedule starts above its target.",
-                expected=f"initial_sparsity <= {self.sparsity}",
-                received=repr(self.initial_sparsity),
-            )
-        if not within(self.power, 0, math.inf) or not self.power:
-            raise UserError(
-                "The power of the pruning schedule is unusable.",
-                expected="a finite number above 0",
-                received=repr(self.power),
-            )
-        if self.end_step is None or self.end_step == self.begin_step:
-            raise UserError(
-                "A polynomial pruning schedule needs steps to rise over.",
-                expected=f"an end_step above begin_step={self.begin_step}",
-                received=repr(self.end_step),
+                "A polynomial pruning schedule rises to its target over some steps.",
+                expected="initial_sparsity <= sparsity, and begin_step < end_step",
+                received=repr(self),
                 fix="give the step at which the target is to be reached, or use ConstantSparsity",
             )
-
-    @property
-    def _window(self) -> tuple[int, int]:
-        assert self.end_step is not None
-        return self.begin_step, self.end_step
 
     def at(self, step: Any, dtype: Any) -> Any:
         import tensorflow as tf
 
-        begin, end = self._window
-        progress = tf.clip_by_value(tf.cast(step - begin, dtype) / (end - begin), 0.0, 1.0)
+        assert self.end_step is not None
+        window = self.end_step - self.begin_step
+        progress = tf.clip_by_value(tf.cast(step - self.begin_step, dtype) / window, 0.0, 1.0)
         span = self.initial_sparsity - self.sparsity
-        return span * tf.pow(1 - progress, self.power) + self.sparsity
+        return span * tf.pow(1 - progress, 3.0) + self.sparsity
 
     def due(self, step: Any) -> Any:
         import tensorflow as tf
 
-        return tf.logical_or(super().due(step), step == self._window[1])
+        return tf.logical_or(super().due(step), step == self.end_step)
 
     def last_due(self, step: int) -> int | None:
-        end = self._window[1]
-        return end if step >= end else super().last_due(step)
+        assert self.end_step is not None
+        return self.end_step if step >= self.end_step else super().last_due(step)
 
 
 def kept_at(schedule: Schedule, step: Any, size: int) -> Any:
@@ -201,18 +150,10 @@ def kept_at(schedule: Schedule, step: Any, size: int) -> Any:
     return tf.cast(tf.maximum(kept, 1), tf.int32)
 
 
-_KINDS = {kind.__name__: kind for kind in (ConstantSparsity, PolynomialSparsity)}
-
-
 def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
-    """Return the schedule that :meth:`Schedule.get_config` described."""
-    settings = dict(config)
-    return _KINDS[settings.pop("kind")](**settings)
-
-
-def as_schedule(sparsity: float | Schedule) -> Schedule:
-    """Return a schedule as it is; a number as that sparsity, constant from the first step on."""
-    return sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
+    """Return the schedule whose fields ``asdict`` gave."""
+    kind = PolynomialSparsity if "initial_sparsity" in config else ConstantSparsity
+    return kind(**config)
 
 
 def require_sparsity(name: str, value: object) -> None:

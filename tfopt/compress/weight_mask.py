@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfopt.compress.constraints import Held, replicated, setting_of
-from tfopt.compress.criteria import MAGNITUDE, Criterion, criterion_from_config
-from tfopt.compress.kernels import Axes, kernel_name
-from tfopt.compress.patterns import UNSTRUCTURED, Pattern, pattern_from_config
+from tfopt.compress.criteria import Criterion, scores_of
+from tfopt.compress.kernels import Axes
+from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
 
 
@@ -35,7 +35,7 @@ def chosen_mask(
 
 @dataclass(frozen=True)
 class _State:
-    """A kernel's mask, what its criterion remembers, and the batch that will be trained next.
+    """A kernel's mask, and the batch that will be trained next.
 
     ``born`` is that batch when the state was made, and the kernel's zeros then.
     """
@@ -43,7 +43,6 @@ class _State:
     kernel: Any
     inputs: Axes | None
     mask: Any
-    memory: tuple[Any, ...]
     step: Any
     born: tuple[int, int]
 
@@ -173,7 +172,7 @@ class WeightMask(Held):
         step: int = 1,
         *,
         pattern: Pattern = UNSTRUCTURED,
-        criterion: Criterion = MAGNITUDE,
+        criterion: Criterion = "magnitude",
         inputs: Mapping[str, Axes | None] | None = None,
         shared: SharedChoice | None = None,
         stays: bool = False,
@@ -200,12 +199,9 @@ class WeightMask(Held):
         state = self._state(w)
         value = self._after_inner(w)
         step = tf.convert_to_tensor(state.step.assign_add(1))
-        self.criterion.watch(value, state.memory)
         mask = state.mask.read_value() if self.stays else self._mask_for(state, value, step)
         # On a CPU a number is spread over all places more slowly than zeros are made for them.
-        masked = tf.where(mask, value, tf.zeros_like(value))
-        self.criterion.remember(masked, state.memory)
-        return masked
+        return tf.where(mask, value, tf.zeros_like(value))
 
     @property
     def step(self) -> int:
@@ -223,7 +219,7 @@ class WeightMask(Held):
 
     def _mask_for(self, state: _State, value: Any, step: Any) -> Any:
         def choose() -> Any:
-            scores = self._scores(value, state.memory)
+            scores = scores_of(value, self.criterion)
             if self.shared is not None:
                 chosen = self.shared.choose(state, scores, step)
             else:
@@ -233,23 +229,19 @@ class WeightMask(Held):
 
         return tf.cond(self.schedule.due(step), choose, state.mask.read_value)
 
-    def _scores(self, value: Any, memory: tuple[Any, ...]) -> Any:
-        return _visible(self.criterion.scores(value, memory), value)
-
     def _add_state(self, kernel: Any) -> None:
         super()._add_state(kernel)
         if self.shared is not None:
-            state = self._state(kernel)
-            self.shared.add(state, lambda: self._scores(self._after_inner(kernel), state.memory))
+            self.shared.add(
+                self._state(kernel), lambda: scores_of(self._after_inner(kernel), self.criterion)
+            )
 
     def _made(self, kernel: Any, local: Any) -> _State:
-        step, inputs, name = self.step, setting_of(self.inputs, kernel), kernel_name(kernel)
-        mask = self._mask_at(local, step, inputs, name)
-        first = self.criterion.first_memory(local, mask, name)
-        memory = tuple(replicated(each, "weight_mask_memory") for each in first)
+        step, inputs = self.step, setting_of(self.inputs, kernel)
+        mask = self._mask_at(local, step, inputs)
         counter = replicated(tf.constant(step, tf.int64), "weight_mask_step")
         born = step, int(tf.math.count_nonzero(tf.where(mask, local, 0) == 0))
-        return _State(kernel, inputs, replicated(mask, "weight_mask"), memory, counter, born)
+        return _State(kernel, inputs, replicated(mask, "weight_mask"), counter, born)
 
     def _fit(self, state: _State, local: Any) -> None:
         other = self._go_on(state, local)
@@ -258,8 +250,8 @@ class WeightMask(Held):
         if self.shared is not None:
             state.mask.assign(tf.not_equal(local, 0))
         else:
-            step, name = int(state.step.numpy()), kernel_name(state.kernel)
-            state.mask.assign(self._mask_at(local, step, state.inputs, name))
+            step = int(state.step.numpy())
+            state.mask.assign(self._mask_at(local, step, state.inputs))
 
     def _go_on(self, state: _State, local: Any) -> bool:
         """Continue the schedule of a training whose weights were restored; return if there is one.
@@ -285,25 +277,23 @@ class WeightMask(Held):
         state.step.assign(max(step, reached))
         return True
 
-    def _mask_at(self, value: Any, step: int, inputs: Axes | None, name: str) -> Any:
+    def _mask_at(self, value: Any, step: int, inputs: Axes | None) -> Any:
         latest = self.schedule.last_due(step)
         if self.stays:
             return tf.not_equal(value, 0)
         if latest is None or self.shared is not None:
             return tf.ones(value.shape, tf.bool)
-        value = tf.convert_to_tensor(value)
-        scores = _visible(self.criterion.recovered(value, name), value)
-        now = tf.constant(latest, tf.int64)
+        scores, now = scores_of(tf.convert_to_tensor(value)), tf.constant(latest, tf.int64)
         return chosen_mask(scores, self.schedule, now, self.pattern, inputs)
 
     def get_config(self) -> dict[str, Any]:
         self.settle_all()
         return {
-            "schedule": self.schedule.get_config(),
+            "schedule": asdict(self.schedule),
             "inner": keras.constraints.serialize(self.inner),
             "step": self.step,
-            "pattern": self.pattern.get_config(),
-            "criterion": self.criterion.get_config(),
+            "pattern": str(self.pattern),
+            "criterion": self.criterion,
             "inputs": {name: axes and list(axes) for name, axes in self.inputs.items()},
             "stays": self.stays or self.shared is not None,
         }
@@ -314,14 +304,8 @@ class WeightMask(Held):
             schedule_from_config(config["schedule"]),
             config["inner"],
             config["step"],
-            pattern=pattern_from_config(config["pattern"]),
-            criterion=criterion_from_config(config["criterion"]),
+            pattern=as_pattern(config["pattern"]),
+            criterion=config["criterion"],
             inputs={name: axes and tuple(axes) for name, axes in config["inputs"].items()},
             stays=config["stays"],
         )
-
-
-def _visible(scores: Any, weights: Any) -> Any:
-    """Return the scores, the highest for weights that are NaN: a mask must not hide them."""
-    lost = tf.logical_or(tf.math.is_nan(scores), tf.math.is_nan(weights))
-    return tf.where(lost, scores.dtype.max, scores)
