@@ -32,25 +32,13 @@ def test_a_step_without_gradients_changes_no_bit():
     assert_same(before, model)
 
 
-def test_each_channel_has_values_of_its_own():
-    model = dense_model()
-    cluster(model, 3, per_channel=True)
-    fit(model)
-    for layer in model.layers:
-        kernel = layer.kernel.numpy()
-        assert [len(np.unique(column)) for column in kernel.T] == [3] * kernel.shape[1]
-        assert len(np.unique(kernel)) > 6
-    assert [row.values for row in clustering_report(model)] == [3, 3]
-
-
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_zeros_of_a_pruned_model_stay_and_nothing_else_becomes_zero(tmp_path, per_channel):
+def test_zeros_of_a_pruned_model_stay_and_nothing_else_becomes_zero(tmp_path):
     model = dense_model()
     set_zeros(model, 0.6)
     model.layers[0].kernel.assign(model.layers[0].kernel.numpy() + (np.arange(16) == 3))
     zeros = zeros_of(model)
     assert not zeros[0][:, 3].any()
-    cluster(model, 4, per_channel=per_channel)
+    cluster(model, 4)
     fit(model)
     again = loaded(model, tmp_path)
     fit(again)
@@ -59,48 +47,21 @@ def test_zeros_of_a_pruned_model_stay_and_nothing_else_becomes_zero(tmp_path, pe
         assert all(row.values <= 4 for row in clustering_report(each))
 
 
-def test_zeros_are_let_go_where_asked_and_few_of_them_are_no_cluster():
-    model = dense_model()
-    set_zeros(model, 0.6)
-    cluster(model, 4, keep_zeros=False)
-    fit(model)
-    assert (model.layers[0].kernel.numpy() != 0).all()
+def test_few_zeros_are_no_cluster():
     model = dense_model()
     set_zeros(model, 0.05)
     cluster(model, 4)
     assert (model.layers[0].kernel.numpy() != 0).all()
 
 
-@pytest.mark.parametrize(
-    ("begin_step", "compiled"),
-    [
-        (6, {}),
-        pytest.param(12, {"jit_compile": True}, marks=pytest.mark.slow),
-    ],
-)
-def test_zeros_stay_also_until_there_are_clusters(tmp_path, begin_step, compiled):
-    model = dense_model(**compiled)
-    zeros = set_zeros(model, 0.6)
-    cluster(model, 4, begin_step=begin_step)
-    fit(model)  # 8 steps
-    again = loaded(model, tmp_path)
-    fit(again)
-    for each in (model, again):
-        assert_same(zeros_of(each), zeros)
-    assert all(row.values <= 4 for row in clustering_report(again))
-
-
-def test_an_average_written_at_the_end_does_not_fill_the_zeros_of_clusters_to_come():
-    model = dense_model(optimizer=keras.optimizers.Adam(use_ema=True, ema_momentum=0.5))
+def test_clusters_of_a_kernel_with_zeros_wait_for_no_step():
+    model = dense_model()
     zeros = set_zeros(model, 0.6)
     cluster(model, 4, begin_step=100)
-    model.layers[0].kernel.assign(np.ones((12, 16)))
-    with (
-        pytest.warns(UserWarning, match="changes weights"),
-        pytest.warns(match="before their time"),
-    ):
-        strip(model)
-    assert_same(zeros_of(model)[:1], zeros[:1])
+    assert [row.remark for row in clustering_report(model)] == [None, None]
+    fit(model)
+    assert_same(zeros_of(model), zeros)
+    assert all(row.values <= 4 for row in clustering_report(model))
 
 
 def depthwise_model():
@@ -132,13 +93,6 @@ def test_kernels_without_clusters_keep_their_zeros_too(tmp_path, settings):
     for each in (again, strip(again), strip(model)):
         assert_same(zeros_of(each), zeros)
     assert all(layer.kernel.constraint is None for layer in model.layers if layer.weights)
-
-
-def test_zeros_of_kernels_without_clusters_are_let_go_where_asked():
-    model = depthwise_model()
-    set_zeros(model, 0.5)
-    cluster(model, 4, keep_zeros=False)
-    assert model.get_layer("depthwise").kernel.constraint is None
 
 
 def without_rate(model):

@@ -1,4 +1,4 @@
-"""Masks, patterns and first clusters equal tfmot's, also through whole trainings.
+"""Masks and patterns equal tfmot's, also through whole trainings.
 
 tfmot runs on a tf_keras twin in a process of its own, since it switches its process to Keras 2;
 the two exchange arrays through files.
@@ -16,7 +16,6 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.compress.cluster import cluster
-from tfopt.compress.codebook import initial_values
 from tfopt.compress.patterns import UNSTRUCTURED, Block, TwoOfFour
 from tfopt.compress.prune import prune
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(7)
 SHAPES = [(7,), (25,), (13, 9), (3, 3, 4, 8), (101, 33)]
 SPARSITIES = [0.0, 0.1, 0.5, 0.8, 0.9, 0.999]
-CLUSTERS = (2, 4, 8, 16, 32)
 STEPS = 24
 SCHEDULES = {
     "polynomial": PolynomialSparsity(
@@ -53,14 +51,9 @@ ORACLE = """
     import tfopt
     from tfopt.compress.keras2 import load_tfmot
     sparsity = load_tfmot().sparsity.keras
-    from tensorflow_model_optimization.python.core.clustering.keras import clustering_centroids
     from tensorflow_model_optimization.python.core.sparsity.keras import pruning_impl
     given, found = np.load({given!r}), {{}}
 
-    kinds = {{
-        "linear": clustering_centroids.LinearCentroidsInitialisation,
-        "density": clustering_centroids.DensityBasedCentroidsInitialisation,
-    }}
     for name in given.files:
         test, *how = name.split("|")
         values = tf.constant(given[name])
@@ -74,9 +67,6 @@ ORACLE = """
             schedule = sparsity.ConstantSparsity(0.5, 0)
             pruning = pruning_impl.Pruning(lambda: tf.constant(1), [], schedule, *blocks)
             found[name] = pruning._maybe_update_block_mask(values)[1].numpy()
-        elif test == "values":
-            centroids = kinds[how[1]](values, int(how[0])).get_cluster_centroids()
-            found[name] = centroids.numpy()
 
     def schedule_of(**s):
         if "initial_sparsity" in s:
@@ -108,7 +98,7 @@ ORACLE = """
             (kernel, mask, _), = layer.pruning_vars
             found[f"{{name}}:mask:{{i}}"] = mask.numpy()
             found[f"{{name}}:kernel:{{i}}"] = kernel.numpy()
-    model = tfopt.strip(twin(lambda model: tfopt.cluster(model, 8, initial="linear")))
+    model = tfopt.strip(twin(lambda model: tfopt.cluster(model, 8)))
     for i, weight in enumerate(model.get_weights()):
         found[f"clustered:{{i}}"] = weight
     np.savez({found!r}, **found)
@@ -142,10 +132,6 @@ def given():
     for i, shape in enumerate(SHAPES):
         for fraction in SPARSITIES:
             arrays[f"mask|{fraction}|{i}"] = normal(*shape)
-        for clusters in CLUSTERS if i else ():
-            for kind in ("linear", "density"):
-                values = normal(*shape) * np.float32(RNG.uniform(0.05, 2))
-                arrays[f"values|{clusters}|{kind}|{i}"] = values
     for name in PATTERNS:
         for rows, columns in [(8, 8), (12, 8), (16, 16), (10, 9), (7, 11)]:
             # At an edge tfmot's pooling is padded on both sides, and its blocks are elsewhere than
@@ -188,16 +174,6 @@ def test_two_of_four_and_blocks_are_tfmots(given, oracle, pattern):
         np.testing.assert_array_equal(ours, oracle[name].astype(bool), err_msg=name)
 
 
-@pytest.mark.parametrize("kind", ["linear", "density"])
-@pytest.mark.parametrize("clusters", CLUSTERS)
-def test_the_first_values_equal_tfmots(given, oracle, kind, clusters):
-    for i in range(1, len(SHAPES)):
-        name = f"values|{clusters}|{kind}|{i}"
-        row = tf.constant(given[name].reshape(1, -1), tf.float64)
-        ours = initial_values(row, tf.ones_like(row, tf.bool), clusters, kind).numpy()[0]
-        np.testing.assert_allclose(ours, np.sort(oracle[name]), rtol=1e-4, atol=1e-5)
-
-
 def trained(given, compress):
     model = twin()
     model.set_weights([given[f"weights:{i}"] for i in range(6)])
@@ -217,7 +193,7 @@ def test_a_training_in_lock_step_with_tfmot_ends_with_its_masks_and_weights(give
 
 
 def test_neither_has_more_values_than_clusters_after_strip(given, oracle):
-    model = trained(given, lambda model: cluster(model, 8, initial="linear"))
+    model = trained(given, lambda model: cluster(model, 8))
     for i, weight in enumerate(model.get_weights()):
         if weight.ndim > 1:
             assert len(np.unique(weight)) <= 8

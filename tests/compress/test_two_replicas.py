@@ -37,16 +37,11 @@ SCRIPT = """
     def assert_clustered(model):
         assert [len(np.unique(kernel)) for kernel in kernels(model)] == [5, 5]
 
-    def assert_clustered_by_channel(model):
-        for kernel in kernels(model):
-            assert {len(np.unique(channel)) for channel in kernel.T} == {5}
-
     for compress, check in (
         (lambda model: tfopt.prune(model, schedule), assert_pruned),
         (lambda model: tfopt.prune(model, schedule, across="model"), assert_pruned),
         (lambda model: tfopt.cluster(model, 5), assert_clustered),
         (lambda model: tfopt.cluster(model, 5, begin_step=4), assert_clustered),
-        (lambda model: tfopt.cluster(model, 5, per_channel=True), assert_clustered_by_channel),
     ):
         single = compress(build())
         with strategy.scope():

@@ -32,10 +32,6 @@ def test_what_is_no_model_is_refused(what, given):
     ("call", "words"),
     [
         (lambda m: tfopt.quantize_aware(m, ["int8"]), "no kind of weights"),
-        (lambda m: tfopt.cluster(m, 4, initial=["linear"]), "no way to choose"),
-        (lambda m: tfopt.cluster(m, 4, per_channel="yes"), "per_channel is a switch"),
-        (lambda m: tfopt.cluster(m, 4, keep_zeros="no"), "keep_zeros is a switch"),
-        (lambda m: tfopt.Cluster(per_channel="yes"), "per_channel is a switch"),
         (lambda m: tfopt.remove_channels(m, options=5), "options are of the wrong type"),
         (lambda m: tfopt.compress.channels_report(m, options={}), "options are of the wrong type"),
         (lambda m: tfopt.quantize(m, 5, mode="float16"), "path of the file to write"),

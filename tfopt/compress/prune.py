@@ -111,15 +111,12 @@ class Plan:
 
     def for_tfmot(self) -> Schedule:
         """Return the one schedule that tfmot's wrappers can follow."""
-        limits = (self.criterion, self.across, self.step)
-        if self.everywhere is None or limits != ("magnitude", "layer", 0):
-            raise UserError(
-                "tfmot, which prunes tf_keras models, cannot do this.",
-                expected='one sparsity for all layers, criterion="magnitude", across="layer", '
-                "step=0",
-                received=f"criterion={self.criterion!r}, across={self.across!r}, "
+        limits = (self.pattern, self.criterion, self.across, self.step)
+        if self.everywhere is None or limits != (UNSTRUCTURED, "magnitude", "layer", 0):
+            raise keras2.beyond_tfmot(
+                "prunes by magnitude alone, each layer to one sparsity",
+                f"pattern={self.pattern}, criterion={self.criterion}, across={self.across}, "
                 f"step={self.step}, {len(self.by_path) or 1} schedules",
-                fix="use a Keras 3 model, made with `import keras`",
             )
         return self.everywhere
 
@@ -276,7 +273,7 @@ def prune(
     plan = _plan(sparsity, pattern, criterion, across, step, layers)
     model = as_model(model)
     if is_keras2(model):
-        return keras2.prune(model, plan.for_tfmot(), plan.pattern, matcher(layers))
+        return keras2.prune(model, plan.for_tfmot(), matcher(layers))
     from tfopt.compress.saved_class import save_what_is_held
     from tfopt.job.rebuild import require_weights
 

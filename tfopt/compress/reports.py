@@ -69,7 +69,7 @@ class LayerClusters:
     Attributes:
         path: Names from the model down to the kernel.
         weights: How many weights it has.
-        values: How many different ones it has now; by channels, the channel with most.
+        values: How many different ones it has now.
         clusters: How many it may have; None: it is not clustered.
         remark: Why it is not, or what to know about its clusters.
     """
@@ -109,16 +109,21 @@ def count_zeros(*variables: Any) -> tuple[int, int]:
     return weights, weights - sum(int(np.count_nonzero(value)) for value in values)
 
 
+def has_many_zeros(*variables: Any) -> bool:
+    """Return whether so much of the variables is zero that something has put the zeros there."""
+    weights, zeros = count_zeros(*variables)
+    return zeros >= max(1, ZEROS_MEANT * weights)
+
+
 def sparsity_of(rows: Iterable[LayerSparsity]) -> float:
     """Return the fraction of zeros in all rows together."""
     rows = list(rows)
     return sum(row.zeros for row in rows) / sum(row.weights for row in rows)
 
 
-def most_values(rows: Any) -> int:
-    """Return the number of different values in the row that has most."""
-    ordered = np.sort(np.asarray(rows), axis=1)
-    return int((ordered[:, 1:] != ordered[:, :-1]).sum(axis=1).max(initial=0)) + 1
+def count_values(variable: Any) -> int:
+    """Return how many different values a variable has."""
+    return len(np.unique(np.asarray(variable.numpy())))
 
 
 def left_alone_note(left: Iterable[tuple[str, str | None]]) -> str:

@@ -6,10 +6,10 @@ import warnings
 from typing import Any
 
 from tfopt.compress import cluster as clustering
+from tfopt.compress import keras2
 from tfopt.compress import prune as pruning
 from tfopt.compress import quantize_aware as quantization_aware
 from tfopt.compress.hold import settle
-from tfopt.compress.keras2 import is_keras2, refuse_strip, strip_clusters, strip_masks
 from tfopt.job.rebuild import forget_compiled_steps, require_keras3
 from tfopt.report.format import few
 
@@ -31,9 +31,8 @@ def strip(model: Any) -> Any:
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
-    if is_keras2(model):
-        refuse_strip(model)
-        return strip_clusters(strip_masks(model))
+    if keras2.is_keras2(model):
+        return keras2.strip(model)
     require_keras3(model)
     _warn_of_unfinished(model)
     _warn_of_changes(model)

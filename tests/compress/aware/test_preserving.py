@@ -49,18 +49,6 @@ def test_what_was_held_is_held_into_the_file():
         assert np.mean(values == 0) >= 0.74
 
 
-@pytest.mark.slow
-def test_clusters_of_each_channel_keep_a_scale_of_their_own():
-    model = net()
-    tfopt.cluster(model, 4, per_channel=True)
-    tfopt.quantize_aware(model)
-    model.fit(X, Y, epochs=2, verbose=0)
-    made = tfopt.quantize(model, representative=X)
-    values = int8_kernels(made.content, [CONV])[CONV]
-    assert all(len(np.unique(channel)) <= 4 for channel in values)
-    assert len(np.unique(values)) > 4
-
-
 def test_zeros_that_nothing_holds_are_told_and_those_held_are_not():
     model = net()
     tfopt.strip(tfopt.prune(model, 0.75))
