@@ -115,7 +115,7 @@ def test_masks_ranked_across_the_model_stay_when_loaded_until_pruned_again(tmp_p
     again = loaded(model, tmp_path)
     fit(again)
     np.testing.assert_array_equal(weights_of(again) == 0, reached)
-    assert all("ranked across" in row.remark for row in pruning_report(again))
+    assert all("are fixed" in row.remark for row in pruning_report(again))
     prune(again, schedule, across="model", step=int(again.optimizer.iterations))
     assert all(row.remark is None for row in pruning_report(again))
     fit(again)

@@ -87,7 +87,7 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
 
 @pytest.mark.parametrize("held", [lambda m: tfopt.prune(m, 0.5), tfopt.quantize_aware])
 def test_saving_what_is_held_says_once_what_opens_the_file(held, tmp_path, caplog):
-    say_once = constraints._say_how_a_file_opens
+    say_once = constraints._warn_once
     say_once.cache_clear()
     model = held(plain())
     keras.models.clone_model(model)

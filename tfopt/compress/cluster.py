@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.compress import keras2
 from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.hold import (
+    apply_final,
     choose_sites,
-    let_go,
+    remove,
     require_free,
     require_share,
-    settle,
     training_steps,
 )
 from tfopt.compress.kernels import Alone, Site, find_kernels, find_sites
@@ -30,6 +30,7 @@ from tfopt.compress.reports import (
     has_many_zeros,
     left_alone_note,
 )
+from tfopt.compress.schedules import ConstantSparsity
 from tfopt.errors import keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
@@ -68,7 +69,7 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
     ``load_weights``) goes on with the clusters that were formed in them.
     """
     from tfopt.compress.saved import as_model
-    from tfopt.compress.saved_class import save_what_is_held
+    from tfopt.compress.saved_class import save_constraints
     from tfopt.job.rebuild import require_weights
 
     clusters = require_count("clusters", clusters, minimum=2)
@@ -91,15 +92,15 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
     for site in sites:
         if not site.obstacle():
             _constrain(site, clusters if site in chosen else None, begin_step)
-    save_what_is_held(model)
+    save_constraints(model)
     forget_compiled_steps(model)
     return model
 
 
 def _constrain(site: Site, clusters: int | None, begin_step: int) -> None:
     """Put clusters on a site, or hold the zeros that training would fill otherwise."""
-    from tfopt.compress.constraints import KeptZeros
     from tfopt.compress.weight_clusters import WeightClusters
+    from tfopt.compress.weight_mask import WeightMask
 
     zeros = any(has_many_zeros(kernel.variable) for kernel in site.kernels)
     if clusters is not None:
@@ -107,7 +108,7 @@ def _constrain(site: Site, clusters: int | None, begin_step: int) -> None:
         begin = 0 if zeros else begin_step
         site.bind(WeightClusters(clusters, site.constraint, begin_step=begin, zeros=zeros))
     elif zeros:
-        site.bind(KeptZeros(site.constraint))
+        site.bind(WeightMask(ConstantSparsity(0), site.constraint, stays=True))
 
 
 def _obstacle(site: Site, clusters: int, *, named: bool = False) -> str | None:
@@ -141,10 +142,10 @@ def unfinished(model: Any) -> list[str]:
 
 def take_clusters_off(model: keras.Model) -> bool:
     """Write the clusters' values into the kernels, and return whether there were clusters."""
-    from tfopt.compress.constraints import KeptZeros
     from tfopt.compress.weight_clusters import WeightClusters
+    from tfopt.compress.weight_mask import WeightMask
 
-    found = [let_go(model, kind) for kind in (WeightClusters, KeptZeros)]
+    found = [remove(model, kind) for kind in (WeightClusters, WeightMask)]
     return any(found)
 
 
@@ -172,8 +173,8 @@ def _rows(found: Site | Alone, most: int | None) -> list[LayerClusters]:
 
 def _remark(site: Site, most: int | None) -> tuple[int | None, str | None]:
     """Return how many clusters a site has, and what to know about them or why it has none."""
-    from tfopt.compress.constraints import KeptZeros
     from tfopt.compress.weight_clusters import WeightClusters
+    from tfopt.compress.weight_mask import WeightMask
 
     held = site.constraint
     if isinstance(held, WeightClusters):
@@ -181,7 +182,7 @@ def _remark(site: Site, most: int | None) -> tuple[int | None, str | None]:
         return held.clusters, waits if held.waits else None
     reason = _obstacle(site, most or 0)
     remark = reason or ("not among the layers that were chosen" if most else "no clusters are held")
-    return None, remark + ("; its zeros are kept" if isinstance(held, KeptZeros) else "")
+    return None, remark + ("; its zeros are kept" if isinstance(held, WeightMask) else "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -240,7 +241,7 @@ class Cluster(Transform):
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """Write the values into the kernels, take the clusters off, and count the values."""
-        settle(trained.model)
+        apply_final(trained.model)
         held = [row for row in clustering_report(trained.model) if row.clusters is not None]
         # Only these: another transform's finish may still need what it holds.
         take_clusters_off(trained.model)

@@ -1,7 +1,7 @@
-"""Keras constraints that hold something on kernels while they are trained.
+"""The Keras constraints that change kernels while they are trained: what masks and clusters share.
 
 This file imports Keras and TensorFlow at its top, since its classes only exist inside Keras: import
-it inside functions. Importing it registers ``KeptZeros``, which ``keras.models.load_model`` needs.
+it inside functions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import keras
@@ -23,21 +22,21 @@ _log = logging.getLogger("tfopt")
 _Setting = TypeVar("_Setting")
 
 
-def say_how_a_file_opens() -> None:
-    """Log once what opens a file with masks, clusters or ranges, where Keras writes one now."""
+def warn_needs_tfopt() -> None:
+    """Warn once that a file which Keras writes now, with masks or ranges, needs tfopt."""
     if global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:
-        _say_how_a_file_opens()
+        _warn_once()
 
 
 @functools.cache
-def _say_how_a_file_opens() -> None:
+def _warn_once() -> None:
     _log.warning(
         "this file holds what tfopt keeps on the model: open it with tfopt.load(path), or save "
         "tfopt.strip(model) instead, which needs no tfopt"
     )
 
 
-class Held(keras.constraints.Constraint):  # type: ignore[misc]
+class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
     """A constraint with a state for each of its kernels; the layer's own, if any, acts first.
 
     One instance can serve several kernels: attention layers have one constraint for all of theirs.
@@ -56,15 +55,15 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
         """Make a kernel's state and apply it. Not for a compiled step."""
         raise TypeError(f"{type(self).__name__} does not define bind(kernel)")
 
-    def settle(self, kernel: Any) -> None:
-        """Make what is held final in a kernel; one not trained since loading has it already."""
-        raise TypeError(f"{type(self).__name__} does not define settle(kernel)")
+    def apply_final(self, kernel: Any) -> None:
+        """Write the constrained values into the kernel."""
+        raise TypeError(f"{type(self).__name__} does not define apply_final(kernel)")
 
-    def settle_all(self) -> None:
-        """Make what is held final in all kernels, for a file that is about to be written."""
-        say_how_a_file_opens()
+    def apply_final_to_all(self) -> None:
+        """Write the constrained values into all kernels, for a file that is about to be written."""
+        warn_needs_tfopt()
         for state in self._states.values():
-            self.settle(state.kernel)
+            self.apply_final(state.kernel)
 
     def _made(self, kernel: Any, local: Any) -> Any:
         """Return a new state for a kernel; ``local`` is one replica's variable."""
@@ -128,40 +127,3 @@ def _outside_the_step(kernel: Any) -> Iterator[Any]:
             local = strategy.experimental_local_results(local)[0]
         with strategy.scope():
             yield local
-
-
-@dataclass(frozen=True)
-class _State:
-    kernel: Any
-    free: Any
-
-
-@keras.saving.register_keras_serializable(package="tfopt")
-class KeptZeros(Held):
-    """A kernel constraint that keeps zeros where they are, and leaves other weights free.
-
-    In a kernel that was loaded they are its zeros, seen when a step is compiled; trained with
-    ``run_eagerly=True``, it has already had one update by then.
-    """
-
-    def bind(self, kernel: Any) -> None:
-        self._state(kernel)
-
-    def settle(self, kernel: Any) -> None:
-        if id(kernel) in self._states:
-            kernel.assign(tf.where(self._states[id(kernel)].free, kernel.value, 0))
-
-    def __call__(self, w: Any) -> Any:
-        state = self._state(w)
-        return tf.where(state.free.read_value(), self._after_inner(w), 0)
-
-    def _made(self, kernel: Any, local: Any) -> _State:
-        return _State(kernel, replicated(tf.not_equal(local, 0), "kept_zeros"))
-
-    def _fit(self, state: _State, local: Any) -> None:
-        if not tf.reduce_all(tf.logical_or(state.free, tf.equal(local, 0))):
-            state.free.assign(tf.not_equal(local, 0))
-
-    def get_config(self) -> dict[str, Any]:
-        self.settle_all()
-        return {"inner": keras.constraints.serialize(self.inner)}

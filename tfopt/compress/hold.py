@@ -38,28 +38,28 @@ def hold(model: Any) -> None:
     tf.autograph.experimental.do_not_convert(apply)()
 
 
-def settle(model: Any, kind: type | None = None) -> list[str]:
-    """Make what is held final in the weights, leave it held, and return the paths that changed.
+def apply_final(model: Any, kind: type | None = None) -> list[str]:
+    """Write the constrained values into the weights, and return the paths that changed.
 
     Other weights may have been put in place since the last step, by a callback or an average.
     """
     changed = []
-    for site in _held_sites(model, kind):
+    for site in _constrained_sites(model, kind):
         for kernel in site.kernels:
             before = kernel.variable.numpy()
-            site.constraint.settle(kernel.variable)
+            site.constraint.apply_final(kernel.variable)
             if not np.array_equal(kernel.variable.numpy(), before, equal_nan=True):
                 changed.append(kernel.path)
     return changed
 
 
-def unheld_zeros(model: Any) -> dict[str, float]:
+def unconstrained_zeros(model: Any) -> dict[str, float]:
     """Return the share of zeros of each kernel that has many, all of which a training may fill."""
-    from tfopt.compress.constraints import Held
+    from tfopt.compress.constraints import Constraint
 
     found = {}
     for site in find_sites(model):
-        if site.obstacle() or isinstance(site.constraint, Held):
+        if site.obstacle() or isinstance(site.constraint, Constraint):
             continue
         for kernel in site.kernels:
             weights, zeros = count_zeros(kernel.variable)
@@ -69,33 +69,33 @@ def unheld_zeros(model: Any) -> dict[str, float]:
     return found
 
 
-def let_go(model: Any, kind: type) -> bool:
-    """Make what one kind of constraint holds final, take it off, and return whether it was on."""
-    from tfopt.compress.saved_class import save_what_is_held
+def remove(model: Any, kind: type) -> bool:
+    """Write the values of one kind of constraint, take it off, and return whether it was on."""
+    from tfopt.compress.saved_class import save_constraints
 
-    held = _held_sites(model, kind)
-    settle(model, kind)
+    held = _constrained_sites(model, kind)
+    apply_final(model, kind)
     for site in held:
         site.hold(site.constraint.inner)
-    save_what_is_held(model)
+    save_constraints(model)
     return bool(held)
 
 
-def _held_sites(model: Any, kind: type | None) -> list[Site]:
-    from tfopt.compress.constraints import Held
+def _constrained_sites(model: Any, kind: type | None) -> list[Site]:
+    from tfopt.compress.constraints import Constraint
 
-    return [site for site in find_sites(model) if isinstance(site.constraint, kind or Held)]
+    return [site for site in find_sites(model) if isinstance(site.constraint, kind or Constraint)]
 
 
 def require_free(
     name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
 ) -> None:
     """Refuse a model on whose kernels tfopt holds something else than what will be replaced."""
-    from tfopt.compress.constraints import Held
+    from tfopt.compress.constraints import Constraint
 
     for site in sites:
         held = site.constraint
-        if isinstance(held, Held) and not (replaced and isinstance(held, replaced)):
+        if isinstance(held, Constraint) and not (replaced and isinstance(held, replaced)):
             raise UserError(
                 f"Something is held on {name!r} already.",
                 expected="a model without masks or clusters",

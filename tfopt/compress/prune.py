@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.compress import keras2
 from tfopt.compress.criteria import Criterion, require_criterion
 from tfopt.compress.float_copy import require_finite_weights
-from tfopt.compress.hold import choose_sites, let_go, require_free, require_share, training_steps
+from tfopt.compress.hold import choose_sites, remove, require_free, require_share, training_steps
 from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.kernels import Alone, Site, find_kernels, find_sites
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
@@ -274,14 +274,14 @@ def prune(
     model = as_model(model)
     if is_keras2(model):
         return keras2.prune(model, plan.for_tfmot(), matcher(layers))
-    from tfopt.compress.saved_class import save_what_is_held
+    from tfopt.compress.saved_class import save_constraints
     from tfopt.job.rebuild import require_weights
 
     require_weights(model)
     require_finite_weights(model)
     sites = _choose(model, layers, plan)
     plan.attach(sites)
-    save_what_is_held(model)
+    save_constraints(model)
     forget_compiled_steps(model)
     return model
 
@@ -308,10 +308,10 @@ def unfinished(model: Any) -> list[str]:
 
 
 def take_masks_off(model: keras.Model) -> bool:
-    """Make the masks' zeros final, take the masks off, and return whether there were any."""
+    """Write the masks' zeros into the kernels, and return whether there were masks."""
     from tfopt.compress.weight_mask import WeightMask
 
-    return let_go(model, WeightMask)
+    return remove(model, WeightMask)
 
 
 def _masks(model: keras.Model) -> list[Any]:
@@ -346,7 +346,7 @@ def _rows(found: Site | Alone, pattern: Pattern | None) -> list[LayerSparsity]:
         unfit = found.obstacle() if pattern is None else found.unfit(pattern)
         remark = unfit or found.left_out("prune") or _without_mask(found, pattern)
     elif mask.stays:
-        remark = "ranked across the model before it was saved: fixed until prune() is called again"
+        remark = "its zeros are fixed until prune() is called again"
     else:
         remark = mask.unfinished
     if not found.kernels:
@@ -479,7 +479,7 @@ class Prune(Transform):
         return Effect(True, note + left_alone_note(left))
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
-        """Make the masks' zeros final, take the masks off, and say how many weights are zero."""
+        """Write the masks' zeros, take the masks off, and report how many weights are zero."""
         trained_rows = pruning_report(trained.model)
         take_masks_off(trained.model)
         pairs = zip(trained_rows, pruning_report(trained.model), strict=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.compress import keras2
 from tfopt.compress.awareness import Awareness, LayerQuantization, Settings, Weights, is_hooked
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.hold import require_share, settle, training_steps, unheld_zeros
+from tfopt.compress.hold import apply_final, require_share, training_steps, unconstrained_zeros
 from tfopt.compress.integers.plan import Point, plan
 from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.model_graph import (
@@ -116,7 +116,7 @@ def quantize_aware(
     _require_no_adapters(model)
     from tfopt.compress.saved_class import make_aware
 
-    _warn_of_unheld_zeros(model)
+    _warn_of_unconstrained_zeros(model)
     forget_compiled_steps(model)
     make_aware(model, Awareness(model, points, settings))
     return model
@@ -192,8 +192,8 @@ def _settings(weights: object, begin_step: object, freeze_step: Any, momentum: A
     return Settings(_BITS[str(weights)], begin_step, freeze_step, float(momentum))
 
 
-def _warn_of_unheld_zeros(model: Any) -> None:
-    sparse = [f"{path} {share:.0%}" for path, share in unheld_zeros(model).items()]
+def _warn_of_unconstrained_zeros(model: Any) -> None:
+    sparse = [f"{path} {share:.0%}" for path, share in unconstrained_zeros(model).items()]
     if sparse:
         more = ", ..." if len(sparse) > 4 else ""
         warnings.warn(
@@ -322,7 +322,7 @@ class QuantizeAware(Transform):
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """Make the file, and leave a plain model with the rounded kernels."""
-        settle(trained.model)
+        apply_final(trained.model)
         try:
             # By name, since writing files is a room above this one.
             quantize: Any = transform_class("quantize")()

@@ -11,15 +11,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tfopt.compress.constraints import KeptZeros
-from tfopt.compress.saved_class import Holding
+from tfopt.compress.saved_class import CompressedModel
 from tfopt.compress.weight_clusters import WeightClusters
 from tfopt.compress.weight_mask import WeightMask
 from tfopt.errors import UserError, first_line
 
 __all__ = [
-    "Holding",
-    "KeptZeros",
+    "CompressedModel",
     "WeightClusters",
     "WeightMask",
     "as_model",

@@ -3,7 +3,7 @@
 The model stays the object that it is, and an instance of the class that it had.
 
 This file imports Keras at its top, since its class acts inside Keras: import it inside functions.
-Importing it registers ``Holding``, which ``keras.models.load_model`` needs.
+Importing it registers ``CompressedModel``, which ``keras.models.load_model`` needs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 import keras
 
 from tfopt.compress.awareness import Awareness, awareness_from_config
-from tfopt.compress.constraints import Held, say_how_a_file_opens
+from tfopt.compress.constraints import Constraint, warn_needs_tfopt
 from tfopt.compress.kernels import Site, find_sites
 from tfopt.compress.model_graph import plain_class
 from tfopt.job.rebuild import ONE_AT_A_TIME, has_weights, models_around
 
 
 @keras.saving.register_keras_serializable("tfopt")
-class Holding:
+class CompressedModel:
     """Stands in front of a model's own class where Keras does not save all that is held on it.
 
     That is quantization awareness, and the masks and clusters of layers that a class of the user's
@@ -38,7 +38,7 @@ class Holding:
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's whole configuration, and what is held."""
-        say_how_a_file_opens()
+        warn_needs_tfopt()
         shown, aware = type(self), _awareness_on(self)
         with ONE_AT_A_TIME:
             held = {
@@ -102,7 +102,7 @@ def make_plain(model: Any) -> None:
         _show(model)
 
 
-def save_what_is_held(model: Any) -> None:
+def save_constraints(model: Any) -> None:
     """Give a model, and those that it is part of, a class whose files hold what Keras's do not."""
     for each in models_around(model):
         _show(each)
@@ -136,12 +136,12 @@ def _put_back(model: Any, config: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _in_front_of(plain: type) -> type:
-    made = type(f"Holding{plain.__name__}", (Holding, plain), {"in_front": True})
+    made = type(f"CompressedModel{plain.__name__}", (CompressedModel, plain), {"in_front": True})
     # One name for all: what the file holds says which class the model is of.
-    registered: type = keras.saving.register_keras_serializable("tfopt", "Holding")(made)
-    keras.saving.get_custom_objects()["tfopt>Holding"] = Holding
+    registered: type = keras.saving.register_keras_serializable("tfopt", "CompressedModel")(made)
+    keras.saving.get_custom_objects()["tfopt>CompressedModel"] = CompressedModel
     return registered
 
 
 def _is_made_anew(site: Site) -> bool:
-    return site.rebuilt_by is not None and isinstance(site.constraint, Held)
+    return site.rebuilt_by is not None and isinstance(site.constraint, Constraint)

@@ -9,21 +9,21 @@ from tfopt.compress import cluster as clustering
 from tfopt.compress import keras2
 from tfopt.compress import prune as pruning
 from tfopt.compress import quantize_aware as quantization_aware
-from tfopt.compress.hold import settle
+from tfopt.compress.hold import apply_final
 from tfopt.job.rebuild import forget_compiled_steps, require_keras3
 from tfopt.report.format import few
 
 
 def strip(model: Any) -> Any:
-    """Make what tfopt holds on a model final, take it off in place, and return the model.
+    """Take masks, clusters and quantization awareness off a model, in place, and return it.
 
     Example:
         tfopt.strip(model).save("plain.keras")
 
-    That is the masks of ``prune``, the clusters, and quantization awareness: call it
-    after training and before saving, and the file is a plain one, which loads without tfopt. Make
-    the LiteRT file of a quantization-aware model first, since the learned ranges go too. Where a
-    schedule has not reached its end yet, a warning says so.
+    Their values are written into the weights. Call it after training and before saving, and the
+    file is a plain one, which loads without tfopt. Make the LiteRT file of a quantization-aware
+    model first, since the learned ranges go too. Where a schedule has not reached its end yet, a
+    warning says so.
 
     A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one is
     refused, since tfmot cannot take that off.
@@ -48,7 +48,7 @@ def strip(model: Any) -> Any:
 
 def _warn_of_changes(model: Any) -> None:
     """Warn where the weights that were evaluated last are not those that are saved."""
-    changed = settle(model)
+    changed = apply_final(model)
     if changed:
         warnings.warn(
             f"strip() changes weights of {model.name!r}: others were written over what was held "

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compress.codebook import codebook, nearest, recovered_clusters
-from tfopt.compress.constraints import Held, replicated
+from tfopt.compress.constraints import Constraint, replicated
 from tfopt.compress.reports import count_values
 
 
@@ -62,7 +62,7 @@ class _State:
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
-class WeightClusters(Held):
+class WeightClusters(Constraint):
     """A kernel constraint holding clusters; the layer's own constraint, if any, acts first.
 
     Which weight belongs to which cluster is not among the layer's weights: in a loaded kernel,
@@ -104,7 +104,7 @@ class WeightClusters(Held):
         if state.step is None:
             kernel.assign(state.project(kernel.value))
 
-    def settle(self, kernel: Any) -> None:
+    def apply_final(self, kernel: Any) -> None:
         """Form the clusters anew in a kernel that was given too many values from elsewhere."""
         state = self._states.get(id(kernel))
         if state is not None and not self.waits and count_values(kernel) > self.clusters:
@@ -183,7 +183,7 @@ class WeightClusters(Held):
         state.shares.assign(share)
 
     def get_config(self) -> dict[str, Any]:
-        self.settle_all()
+        self.apply_final_to_all()
         return {
             "clusters": self.clusters,
             "inner": keras.constraints.serialize(self.inner),

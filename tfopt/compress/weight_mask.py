@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compress.constraints import Held, replicated, setting_of
+from tfopt.compress.constraints import Constraint, replicated, setting_of
 from tfopt.compress.criteria import Criterion, scores_of
 from tfopt.compress.kernels import Axes
 from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
@@ -147,7 +147,7 @@ class SharedChoice:
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
-class WeightMask(Held):
+class WeightMask(Constraint):
     """A kernel constraint holding a mask; the layer's own constraint, if any, acts first.
 
     Masks and step counts are not among the layer's weights: ``get_config`` saves the step, and a
@@ -190,7 +190,7 @@ class WeightMask(Held):
         """Give a kernel the mask of the present step, and apply it. Not for a compiled step."""
         kernel.assign(tf.where(self._state(kernel).mask, kernel.value, 0))
 
-    def settle(self, kernel: Any) -> None:
+    def apply_final(self, kernel: Any) -> None:
         """Write the mask's zeros into the kernel; one not trained since loading has them."""
         if id(kernel) in self._states:
             self.bind(kernel)
@@ -287,7 +287,7 @@ class WeightMask(Held):
         return chosen_mask(scores, self.schedule, now, self.pattern, inputs)
 
     def get_config(self) -> dict[str, Any]:
-        self.settle_all()
+        self.apply_final_to_all()
         return {
             "schedule": asdict(self.schedule),
             "inner": keras.constraints.serialize(self.inner),

@@ -15,7 +15,7 @@ import numpy as np
 
 from tfopt.compress.examples import evenly, first_inputs, take_inputs, take_labelled
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.hold import settle
+from tfopt.compress.hold import apply_final
 from tfopt.compress.model_graph import Port, Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
 from tfopt.data.sources.open import open_part
@@ -241,7 +241,7 @@ def require_exportable(model: Any) -> None:
             fix="tfopt.quantize(model, 'model.tflite', representative=x) writes its int8 file with "
             "the trained ranges; tfopt.strip(model) returns a float model for all formats",
         )
-    settle(model)
+    apply_final(model)
 
 
 def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:

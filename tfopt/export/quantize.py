@@ -16,7 +16,7 @@ import numpy as np
 
 from tfopt.compress.examples import first_inputs, take_inputs
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
-from tfopt.compress.hold import settle
+from tfopt.compress.hold import apply_final
 from tfopt.compress.integers.served_forms import REFUSED, points_that_are_joined, ranges_left
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.compress.quantize_aware import awareness_of, require_observed
@@ -151,7 +151,7 @@ def quantize(
             received="representative=None",
             fix="pass representative=x_train (only `samples` of them are used)",
         )
-    settle(model)
+    apply_final(model)
     made = outside_strategies(lambda: _made(model, mode, ports, examples, integer_io))
     _guard(model, made, tolerance)
     return made if target is None else replace(made, path=write_atomically(target, made.content))
