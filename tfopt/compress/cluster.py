@@ -20,7 +20,7 @@ from tfopt.compress.hold import (
     require_share,
     training_steps,
 )
-from tfopt.compress.kernels import Alone, Site, find_kernels, find_sites
+from tfopt.compress.kernels import Site, UnprunableLayer, find_kernels, find_sites
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
 from tfopt.compress.reports import (
     ClustersReport,
@@ -156,9 +156,9 @@ def _all_clusters(model: keras.Model) -> list[Any]:
     return [each for each in constraints if isinstance(each, WeightClusters)]
 
 
-def _rows(found: Site | Alone, most: int | None) -> list[LayerClusters]:
+def _rows(found: Site | UnprunableLayer, most: int | None) -> list[LayerClusters]:
     """Return the rows of one layer; ``most`` is how many clusters the model's kernels have."""
-    if isinstance(found, Alone):
+    if isinstance(found, UnprunableLayer):
         weights, _ = count_zeros(*found.weights)
         values = max(map(count_values, found.weights))
         return [LayerClusters(found.path, weights, values, None, found.reason)]

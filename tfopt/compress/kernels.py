@@ -136,7 +136,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Alone:
+class UnprunableLayer:
     """A layer whose weights no mask can be put on."""
 
     path: str
@@ -144,7 +144,7 @@ class Alone:
     reason: str
 
 
-def find_kernels(model: keras.Model) -> tuple[Site | Alone, ...]:
+def find_kernels(model: keras.Model) -> tuple[Site | UnprunableLayer, ...]:
     """Return all sites of a model, and the layers that have none, in the order of its layers.
 
     A shared layer appears once, under the path where it is met first.
@@ -164,7 +164,9 @@ def kernels_of(layer: Any) -> tuple[Kernel, ...]:
     return tuple(kernel for kernel in found if kernel is not None)
 
 
-def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Iterator[Site | Alone]:
+def _visit(
+    layer: Any, path: str, rebuilt_by: str | None, seen: set[int]
+) -> Iterator[Site | UnprunableLayer]:
     if id(layer) in seen:
         return
     seen.add(id(layer))
@@ -181,7 +183,7 @@ def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Ite
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
     elif own := _own_variables(layer):
         reason = f"{type(layer).__name__} has no kernel"
-        yield Alone(path or layer.name, own, reason)
+        yield UnprunableLayer(path or layer.name, own, reason)
     for child in layer._flatten_layers(include_self=False, recursive=False):
         inside = rebuilder(layer, rebuilt_by)
         yield from _visit(child, f"{path}/{child.name}".lstrip("/"), inside, seen)

@@ -15,7 +15,7 @@ from tfopt.compress.criteria import Criterion, require_criterion
 from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.hold import choose_sites, remove, require_free, require_share, training_steps
 from tfopt.compress.keras2 import is_keras2
-from tfopt.compress.kernels import Alone, Site, find_kernels, find_sites
+from tfopt.compress.kernels import Site, UnprunableLayer, find_kernels, find_sites
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
 from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compress.reports import (
@@ -47,7 +47,7 @@ _CHOICES = 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class PruneSpec:
     """The arguments of ``tfopt.prune``, checked.
 
     ``everywhere`` is the schedule of all layers; without one, ``by_path`` has those of the layers
@@ -121,9 +121,9 @@ class Plan:
         return self.everywhere
 
 
-def _plan(
+def _spec(
     sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any, layers: Layers
-) -> Plan:
+) -> PruneSpec:
     pattern = as_pattern(pattern)
     require_criterion(criterion)
     everywhere, by_path = None, {}
@@ -147,7 +147,7 @@ def _plan(
             received=f"sparsity for {', '.join(map(repr, by_path))}, and layers=",
             fix="leave layers= out",
         )
-    return Plan(everywhere, by_path, pattern, criterion, across, step)
+    return PruneSpec(everywhere, by_path, pattern, criterion, across, step)
 
 
 def _by_path(sparsity: Mapping[str, Any], pattern: Pattern) -> dict[str, Schedule]:
@@ -270,17 +270,17 @@ def prune(
     """
     from tfopt.compress.saved import as_model
 
-    plan = _plan(sparsity, pattern, criterion, across, step, layers)
+    spec = _spec(sparsity, pattern, criterion, across, step, layers)
     model = as_model(model)
     if is_keras2(model):
-        return keras2.prune(model, plan.for_tfmot(), matcher(layers))
+        return keras2.prune(model, spec.for_tfmot(), matcher(layers))
     from tfopt.compress.saved_class import save_constraints
     from tfopt.job.rebuild import require_weights
 
     require_weights(model)
     require_finite_weights(model)
-    sites = _choose(model, layers, plan)
-    plan.attach(sites)
+    sites = _choose(model, layers, spec)
+    spec.attach(sites)
     save_constraints(model)
     forget_compiled_steps(model)
     return model
@@ -318,17 +318,17 @@ def _masks(model: keras.Model) -> list[Any]:
     return [mask for mask in map(mask_of, find_sites(model)) if mask is not None]
 
 
-def _choose(model: keras.Model, layers: Layers, plan: Plan) -> list[Site]:
+def _choose(model: keras.Model, layers: Layers, spec: PruneSpec) -> list[Site]:
     from tfopt.compress.weight_mask import WeightMask
 
-    sites, pattern, matches = find_sites(model), plan.pattern, matcher(layers)
-    named = layers is not None or bool(plan.by_path)
+    sites, pattern, matches = find_sites(model), spec.pattern, matcher(layers)
+    named = layers is not None or bool(spec.by_path)
     require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
-    plan.require_found([site.path for site in sites])
+    spec.require_found([site.path for site in sites])
     by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern}"
     return choose_sites(
         model,
-        [site for site in sites if plan.schedule_of(site.path) and matches(site.path, site.layer)],
+        [site for site in sites if spec.schedule_of(site.path) and matches(site.path, site.layer)],
         lambda site: site.unfit(pattern) or (None if named else site.left_out("prune")),
         verb="prune",
         refusal=f"None of the chosen layers can be pruned{by_pattern}.",
@@ -336,9 +336,9 @@ def _choose(model: keras.Model, layers: Layers, plan: Plan) -> list[Site]:
     )
 
 
-def _rows(found: Site | Alone, pattern: Pattern | None) -> list[LayerSparsity]:
+def _rows(found: Site | UnprunableLayer, pattern: Pattern | None) -> list[LayerSparsity]:
     """Return the rows of one layer, each with why it has no mask of the model's ``pattern``."""
-    if isinstance(found, Alone):
+    if isinstance(found, UnprunableLayer):
         weights, zeros = count_zeros(*found.weights)
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
     mask = mask_of(found)
