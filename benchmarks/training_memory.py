@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-WAYS = ("plain", "remat", "accumulate", "mixed_bfloat16", "jit")
+WAYS = ("plain", "remat", "mixed_bfloat16", "jit")
 
 
 def nets():
@@ -22,19 +22,24 @@ def nets():
 
     layers = keras.layers
 
+    def blocks(shape, count, make):
+        for _ in range(count):
+            block = keras.Sequential([keras.Input(shape), *make(), *make()])
+            shape = block.output_shape[1:]
+            yield block
+
     def dense():
-        hidden = [f() for _ in range(12) for f in (lambda: layers.Dense(512, "gelu"), dropout)]
+        hidden = blocks((512,), 6, lambda: [layers.Dense(512, "gelu"), layers.Dropout(0.1)])
         return keras.Sequential([keras.Input((512,)), *hidden, layers.Dense(1)])
 
-    def dropout():
-        return layers.Dropout(0.1)
+    def normalized():
+        convolution = layers.Conv2D(16, 3, padding="same")
+        return [convolution, layers.BatchNormalization(), layers.Activation("relu")]
 
     def conv():
-        inputs = x = keras.Input((64, 64, 8))
-        for _ in range(8):
-            x = layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same")(x))
-            x = layers.Activation("relu")(x)
-        return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
+        hidden = blocks((64, 64, 8), 4, normalized)
+        top = [layers.GlobalAveragePooling2D(), layers.Dense(1)]
+        return keras.Sequential([keras.Input((64, 64, 8)), *hidden, *top])
 
     def attention():
         inputs = x = keras.Input((256, 64))
@@ -70,8 +75,6 @@ def measure(name: str, way: str) -> None:
     model.compile("adam", "mse", jit_compile=way == "jit")
     if way == "remat":
         tfopt.remat(model)
-    if way == "accumulate":
-        tfopt.accumulate(model, 4)
 
     def batch(examples: int):
         x = np.ones((examples, *model.input_shape[1:]), "float32")

@@ -338,20 +338,23 @@ def _classes(model: keras.Model, loss: Any) -> int | None:
 
 def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
     """Return what is known before the input; ``yielded`` is the size of the data's own batches."""
+    from tfopt.train.accumulate import micro_batch_size, micro_batches
+
     asked = batch_asked(job.applied) or job.batch_size
     if replicas is not None and replicas.global_batch is not None:
         asked = replicas.global_batch
-    if asked and yielded and job.input is None:
-        refuse_unmade(asked, yielded)
-    own_batch = yielded or DEFAULT_BATCH
+    own_batch, steps = yielded or DEFAULT_BATCH, micro_batches(job)
+    if yielded and job.input is None:
+        refuse_unmade(asked or own_batch, yielded, steps)
     return Facts(
         replicas=1 if replicas is None else replicas.count,
-        batch_size=asked or own_batch,
+        batch_size=micro_batch_size(asked or own_batch, steps),
         # A rate that nobody says was tuned for another batch is the one for the job's own.
         tuned_batch_size=job.tuned_batch_size or job.batch_size or own_batch,
         steps_per_epoch=job.steps_per_epoch,
         epochs=job.epochs,
         seed=job.seed,
+        accumulate=steps,
     )
 
 

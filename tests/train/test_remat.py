@@ -8,28 +8,31 @@ from order import unordered
 
 import tfopt
 from tfopt import Data, Job, Pipeline, Remat, UserError, chain, run
-from tfopt.train.graph_cuts import cuts_of
-from tfopt.train.remat import held_on
+from tfopt.train.remat import rematerialised
 
 L = keras.layers
 RNG = np.random.default_rng(0)
 
 
-def residual(blocks=4):
+def residual(blocks=3):
     inputs = x = keras.Input((16,))
-    for _ in range(blocks):
-        y = L.Dense(16, "relu", kernel_regularizer="l2")(x)
+    for number in range(blocks):
+        given = keras.Input((16,))
+        y = L.Dense(16, "relu", kernel_regularizer="l2")(given)
         y = L.Dropout(0.3)(L.BatchNormalization()(y))
-        x = L.LayerNormalization()(L.Add()([x, y]))
+        y = L.LayerNormalization()(L.Add()([given, y]))
+        x = keras.Model(given, y, name=f"block_{number}")(x)
     return keras.Model(inputs, L.Dense(4, "softmax")(x))
 
 
 def convolutional():
-    layers = [keras.Input((16,)), L.Reshape((4, 4, 1))]
-    for _ in range(3):
-        layers += [L.Conv2D(4, 3, padding="same"), L.BatchNormalization(), L.Activation("relu")]
+    blocks = [L.Reshape((4, 4, 1))]
+    for channels in (1, 4, 4):
+        layers = [L.Conv2D(4, 3, padding="same"), L.BatchNormalization(), L.Activation("relu")]
         layers += [L.SpatialDropout2D(0.2), L.ActivityRegularization(1e-2)]
-    return keras.Sequential([*layers, L.GlobalMaxPooling2D(), L.Dense(4, "softmax")])
+        blocks.append(keras.Sequential([keras.Input((4, 4, channels)), *layers]))
+    top = [L.GlobalMaxPooling2D(), L.Dense(4, "softmax")]
+    return keras.Sequential([keras.Input((16,)), *blocks, *top])
 
 
 def attentive():
@@ -137,7 +140,7 @@ def trained(build, *, again, layers=None, policy=None, **settings):
     )
     if again:
         assert tfopt.remat(model, layers) is model
-        assert held_on(model).names
+        assert rematerialised(model).names
     losses = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]
     return [variable.numpy() for variable in model.variables], losses
 
@@ -174,6 +177,7 @@ def test_weights_statistics_and_seeds_are_those_of_the_plain_model(build):
         {"steps_per_execution": 2},
         {"run_eagerly": True},
         {"layers": "dropout|batch_norm|dense"},
+        {"layers": "block_1"},
     ],
     ids=lambda settings: "-".join(settings),
 )
@@ -210,10 +214,9 @@ def test_so_they_are_on_two_replicas(fresh_python):
         x = rng.normal(size=(48, 6)).astype("float32"); y = rng.integers(0, 3, 48)
         def built():
             keras.utils.set_random_seed(0)
-            inputs = h = keras.Input((6,))
-            for _ in range(5):
-                h = L.Dropout(0.2)(L.BatchNormalization()(L.Dense(8, "relu")(h)))
-            model = keras.Model(inputs, L.Dense(3, "softmax")(h))
+            blocks = [keras.Sequential([keras.Input((size,)), L.Dense(8, "relu"),
+                L.BatchNormalization(), L.Dropout(0.2)]) for size in (6, 8, 8)]
+            model = keras.Sequential([keras.Input((6,)), *blocks, L.Dense(3, "softmax")])
             model.compile(keras.optimizers.SGD(0.1, momentum=0.9),
                           "sparse_categorical_crossentropy", jit_compile=False)
             return model
@@ -227,51 +230,24 @@ def test_so_they_are_on_two_replicas(fresh_python):
     assert float(printed) < 1e-6
 
 
-def test_a_graph_is_cut_where_little_is_kept():
-    cuts = cuts_of(residual(blocks=6))
-    assert cuts.saves
-    assert sum(len(part.nodes) for part in cuts.parts) == 6 * 5 + 1
-    assert not cuts.parts[-1].again
-    assert 3 * (cuts.kept + cuts.largest) < 2 * cuts.whole
+def test_blocks_are_layers_with_layers_inside():
+    names = {
+        residual: ["block_0", "block_1", "block_2"],
+        lambda: keras.Sequential([keras.Input((16,)), residual(2)]): ["block_0", "block_1"],
+        subclassed: ["block", "block_1"],
+    }
+    for build, expected in names.items():
+        keras.backend.clear_session()
+        found = rematerialised(tfopt.remat(build())).names
+        assert [name.split("/")[-1] for name in found] == expected
 
 
-class Draws(keras.layers.Layer):
-    def call(self, x):
-        return x + tf.random.normal([16])
-
-
-class Writes(keras.layers.Layer):
-    def build(self, shape):
-        self.own = tf.Variable(0.0, trainable=False)
-
-    def call(self, x):
-        self.own.assign_add(1.0)
-        return x + self.own
-
-
-class CallsPython(keras.layers.Layer):
-    def call(self, x):
-        return tf.ensure_shape(tf.py_function(lambda t: t, [x], tf.float32), [None, 16])
-
-    def compute_output_shape(self, shape):
-        return shape
-
-
-@pytest.mark.parametrize(
-    ("layer", "why"),
-    [
-        (Draws(), "draws other numbers"),
-        (Writes(), "not Keras's"),
-        (CallsPython(), "calls Python"),
-        (L.SpectralNormalization(L.Dense(16)), "assigns the trainable"),
-    ],
-    ids=["draws", "writes", "python", "spectral"],
-)
-def test_what_cannot_be_computed_twice_is_refused_by_name(layer, why):
+def test_an_assigned_weight_is_refused_by_name():
+    layer = L.SpectralNormalization(L.Dense(16))
     model = keras.Sequential([keras.Input((16,)), layer, L.Dense(4)])
     model.compile("sgd", "mse", jit_compile=False)
-    tfopt.remat(model, lambda each: each is layer)
-    with pytest.raises(UserError, match=why) as caught:
+    tfopt.remat(model, L.SpectralNormalization)
+    with pytest.raises(UserError, match="assigns the trainable") as caught:
         model.fit(X, np.ones((48, 4)), verbose=0)
     assert layer.name in str(caught.value)
     assert "fix:" in str(caught.value)
@@ -279,27 +255,28 @@ def test_what_cannot_be_computed_twice_is_refused_by_name(layer, why):
 
 def test_files_and_what_is_taken_off_have_no_trace(tmp_path):
     model = tfopt.remat(residual())
-    assert "_run_through_graph" in vars(model)
+    block = model.get_layer("block_1")
+    assert "call" in vars(block)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert held_on(loaded) is None
+    assert rematerialised(loaded) is None
     np.testing.assert_array_equal(loaded(X), model(X))
     assert tfopt.remat(tfopt.remat(model), ()) is model
-    assert held_on(model) is None
-    assert "_run_through_graph" not in vars(model)
+    assert rematerialised(model) is None
+    assert "call" not in vars(block)
 
 
 def test_what_chooses_nothing_is_refused_and_changes_nothing():
     model = tfopt.remat(residual())
-    before = held_on(model)
+    before = rematerialised(model)
     for bad in ("nonesuch", 3):
         with pytest.raises(UserError):
             tfopt.remat(model, bad)
-    assert held_on(model) is before
+    assert rematerialised(model) is before
     small = keras.Sequential([keras.Input((4,)), L.Dense(2)])
-    with pytest.warns(RuntimeWarning, match="Nothing would be gained"):
+    with pytest.warns(RuntimeWarning, match="has no blocks"):
         assert tfopt.remat(small) is small
-    assert held_on(small) is None
+    assert rematerialised(small) is None
     with pytest.raises(UserError):
         tfopt.remat(keras.Sequential([L.Dense(2)]))
 
@@ -312,11 +289,11 @@ def test_the_transform_says_what_is_computed_again():
     )
     order = Pipeline(shuffle=False)
     outcome = run(chain(Remat(), order).apply(job))
-    assert "parts" in outcome.effects[0][1].note
+    assert "computed again: block_0, block_1" in outcome.effects[0][1].note
     small = job.with_(build=lambda: keras.Sequential([keras.Input((16,)), L.Dense(4, "softmax")]))
     effect = run(chain(Remat(), order).apply(small)).effects[0][1]
     assert not effect.acted
-    assert "Nothing would be gained" in effect.note
+    assert "has no blocks" in effect.note
 
 
 class Centred(keras.layers.Layer):

@@ -65,10 +65,11 @@ def test_the_batch_is_the_one_asked_for_and_epochs_are_long(given, monkeypatch):
     way = AtBatch(24, found.tuned_batch_size, found.rebatch)
     with prepared(way.changed(given), endless=True) as ready:
         ready = way.ready(ready)
-        assert ready.facts.batch_size == 24
+        steps = ready.facts.accumulate
+        assert ready.facts.batch_size == 24 // steps
         assert ready.facts.tuned_batch_size == found.tuned_batch_size
         ready.train(epochs=2)
-        assert int(ready.model.optimizer.iterations) == 14
+        assert int(ready.model.optimizer.iterations) == 14 // steps
 
 
 def test_no_batch_of_arrays_is_a_rest():

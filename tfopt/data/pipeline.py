@@ -203,7 +203,7 @@ class Pipeline(Transform):
             replicas=facts.replicas,
             endless=facts.steps_per_epoch is not None,
         )
-        if facts.batch_size != facts.tuned_batch_size:
+        if facts.update_batch != facts.tuned_batch_size:
             notes.append(
                 f"the learning rate is the one for batches of {facts.tuned_batch_size}, "
                 "unless LearningRate is in the chain"
@@ -250,12 +250,13 @@ def refuse_another(asking: Transform, size: int | None, applied: Iterable[Transf
         )
 
 
-def refuse_unmade(asked: int, yielded: int) -> None:
-    """Refuse a size for data that yields batches of another one, with nothing to change them."""
-    if asked != yielded:
+def refuse_unmade(asked: int, yielded: int, micro_batches: int) -> None:
+    """Refuse batches of another size than those of the data, with nothing to make them."""
+    made = asked // micro_batches
+    if made != yielded:
         raise UserError(
-            f"The data yields batches of {yielded}, and nothing makes batches of {asked} of them.",
+            f"The data yields batches of {yielded}, and nothing makes batches of {made} of them.",
             expected="no batch size beside data that yields its own batches, or theirs",
-            received=f"{asked}, from Job.batch_size or a transform of the chain",
-            fix=f"add Pipeline(batch_size={asked}) to the chain, or batch the data by {asked}",
+            received=f"{asked}, in {micro_batches} step(s), from the job or its chain",
+            fix=f"add Pipeline(batch_size={asked}) to the chain, or batch the data by {made}",
         )

@@ -20,7 +20,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known once the scopes are entered; handed to every later step."""
+    """What is known once the scopes are entered; handed to every later step.
+
+    ``batch_size`` and ``steps_per_epoch`` are those that ``fit`` gets, which updates the weights
+    once in ``accumulate`` steps.
+    """
 
     replicas: int
     batch_size: int | None
@@ -28,6 +32,12 @@ class Facts:
     steps_per_epoch: int | None
     epochs: int
     seed: int
+    accumulate: int = 1
+
+    @property
+    def update_batch(self) -> int | None:
+        """Return the examples of an update of the weights."""
+        return None if self.batch_size is None else self.batch_size * self.accumulate
 
 
 @dataclass(frozen=True)

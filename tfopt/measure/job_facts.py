@@ -77,11 +77,9 @@ def facts_of(ready: Prepared) -> JobFacts:
     """Return the facts of a job that is ready to train; nothing is trained."""
     import tensorflow as tf
 
-    from tfopt.train.accumulate import Accumulate
-
     job, facts, data, model = ready.job, ready.facts, ready.data, ready.model
     source, (optimizer, rate) = kind_of(data.train), _optimizer_of(model)
-    assert facts.batch_size is not None
+    assert facts.update_batch is not None
     return JobFacts(
         replicas=facts.replicas,
         gpus=len(tf.config.list_logical_devices("GPU")),
@@ -94,14 +92,14 @@ def facts_of(ready: Prepared) -> JobFacts:
         endless=_is_endless(data.train),
         generated=_generated(ready),
         own_input=makes_its_input(job),
-        batch_size=facts.batch_size,
-        tuned_batch_size=facts.tuned_batch_size or facts.batch_size,
+        batch_size=facts.update_batch,
+        tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
         examples=None if source == "generator" else _examples(data.train),
         epoch_examples=epoch_examples(ready),
         rebatch=source not in ("arrays", "source") and job.input is None,
-        accumulate=next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1),
+        accumulate=facts.accumulate,
         optimizer=optimizer,
         rate=rate,
         tested=data.test is not None and _has_accuracy(model),

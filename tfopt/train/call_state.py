@@ -12,6 +12,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import initialize_all_variables
 
 from tfopt.errors import UserError
 
@@ -22,11 +25,9 @@ class State(keras.StatelessScope):  # type: ignore[misc]
     ``before`` has what each variable was when the call began, by the variable's id.
     """
 
-    def __init__(self, description: str, before: dict[int, tuple[Any, Any]] | None = None) -> None:
-        import tensorflow as tf
-
+    def __init__(self, layer: Any, before: dict[int, tuple[Any, Any]] | None = None) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
-        self.description = description
+        self.layer = layer
         self.before = dict(before or {})
         self.updated: dict[int, Any] = {}
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -44,14 +45,12 @@ class State(keras.StatelessScope):  # type: ignore[misc]
         return self.state_mapping[key]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        import tensorflow as tf
-
         variable, value = update
         if variable.trainable:
-            raise cannot_repeat(self.description, f"it assigns the trainable {variable.path}")
+            raise _cannot_repeat(self.layer, f"it assigns the trainable {variable.path}")
         if self._inside_another_graph():
-            raise cannot_repeat(
-                self.description, f"it assigns {variable.path} inside a loop or a condition"
+            raise _cannot_repeat(
+                self.layer, f"it assigns {variable.path} inside a loop or a condition"
             )
         # Through a variable that was assigned there is no gradient.
         super().add_update((variable, tf.stop_gradient(value)))
@@ -63,8 +62,6 @@ class State(keras.StatelessScope):  # type: ignore[misc]
             variable.assign(self.state_mapping[key])
 
     def _outside(self, variable: Any) -> Any:
-        import tensorflow as tf
-
         if variable._value is None:
             _initialise_waiting()
         if isinstance(self.original_scope, State):
@@ -76,8 +73,6 @@ class State(keras.StatelessScope):  # type: ignore[misc]
         return self._graph.as_default() if self._inside_another_graph() else nullcontext()  # type: ignore[union-attr]
 
     def _inside_another_graph(self) -> bool:
-        import tensorflow as tf
-
         if self._graph is None:
             return False
         return tf.compat.v1.get_default_graph() is not self._graph
@@ -85,7 +80,6 @@ class State(keras.StatelessScope):  # type: ignore[misc]
 
 def _as_read(variable: Any, value: Any) -> Any:
     """Return a value that was read before with the variable's gradient, as if it were read now."""
-    import tensorflow as tf
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def read() -> Any:
@@ -104,9 +98,6 @@ def _initialise_waiting() -> None:
 
     Keras would go on with its initial value, which would be that of every step.
     """
-    import tensorflow as tf
-    from keras.src.backend.common import global_state
-    from keras.src.backend.common.variables import initialize_all_variables
 
     scope = global_state.get_global_attribute("stateless_scope")
     global_state.set_global_attribute("stateless_scope", None)
@@ -117,10 +108,10 @@ def _initialise_waiting() -> None:
         global_state.set_global_attribute("stateless_scope", scope)
 
 
-def cannot_repeat(description: str, why: str) -> UserError:
-    """Return the error for what cannot be computed a second time with the same result."""
+def _cannot_repeat(layer: Any, why: str) -> UserError:
+    name = f"{type(layer).__name__} {layer.path or layer.name!r}"
     return UserError(
-        f"{description} cannot be computed again in the backward pass: {why}.",
+        f"{name} cannot be computed again in the backward pass: {why}.",
         expected="layers whose results depend on their inputs, weights, and Keras's own seeds",
         received=why,
         fix="leave it out: tfopt.remat(model, layers=...) names those to compute again",

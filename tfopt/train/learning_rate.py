@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from tfopt.errors import UserError, keep_plain, within
+from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 
 Rule = Literal["linear", "sqrt"]
+_RULES = ("linear", "sqrt")
 
 
 def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rule) -> float:
@@ -19,6 +20,14 @@ def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rul
     Example:
         scaled_learning_rate(0.1, tuned_batch=32, batch=128, rule="linear")  # 0.4
     """
+    require_count("scaled_learning_rate(tuned_batch)", tuned_batch)
+    require_count("scaled_learning_rate(batch)", batch)
+    if rule not in _RULES:
+        raise UserError(
+            "The rule is unknown by which a learning rate goes with the batch.",
+            expected='"linear" (SGD) or "sqrt" (Adam and its kin)',
+            received=repr(rule),
+        )
     ratio = batch / tuned_batch
     return rate * (ratio if rule == "linear" else math.sqrt(ratio))
 
@@ -47,7 +56,7 @@ class LearningRate(Transform):
     def __post_init__(self) -> None:
         keep_plain(self)
         if self.peak is None or isinstance(self.peak, str):
-            if self.peak not in ("linear", "sqrt", None):
+            if self.peak not in (*_RULES, None):
                 expected = 'a rate above 0, "linear", "sqrt" or None'
                 raise _refusal("peak names an unknown rule", expected, self.peak)
         elif not within(self.peak, 0, math.inf) or not self.peak:
@@ -89,15 +98,16 @@ class LearningRate(Transform):
             return base
         if not isinstance(self.peak, str):
             return float(self.peak)
-        if facts.batch_size is None or facts.tuned_batch_size is None:
+        batch = facts.update_batch
+        if batch is None or facts.tuned_batch_size is None:
             raise UserError(
                 f"LearningRate({self.peak!r}) scales with the batch, which this job does not name.",
                 expected="a batch_size and a tuned_batch_size, of the job or seen in its data",
-                received=f"batch_size={facts.batch_size}, tuned for {facts.tuned_batch_size}",
+                received=f"batch_size={batch}, tuned for {facts.tuned_batch_size}",
                 fix="set them on the job, or give the rate as a number",
             )
         return scaled_learning_rate(
-            base, tuned_batch=facts.tuned_batch_size, batch=facts.batch_size, rule=self.peak
+            base, tuned_batch=facts.tuned_batch_size, batch=batch, rule=self.peak
         )
 
     def _schedule(self, peak: float, facts: Facts) -> Any:
@@ -111,7 +121,7 @@ class LearningRate(Transform):
                 fix="set Job.steps_per_epoch, or say how many examples there are with "
                 "Pipeline(examples=...)",
             )
-        total = facts.steps_per_epoch * facts.epochs
+        total = facts.steps_per_epoch * facts.epochs // facts.accumulate
         rising = round(self.warmup * total)
         # Keras's own schedule, so that a saved model loads without tfopt; alpha=1 holds the peak.
         return keras.optimizers.schedules.CosineDecay(

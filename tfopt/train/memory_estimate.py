@@ -57,14 +57,12 @@ class TrainingMemory:
 def training_memory(
     model: keras.Model, batch: Any, batch_size: int | None = None
 ) -> TrainingMemory:
-    """Estimate what a step of a compiled model takes, also under ``remat`` and ``accumulate``.
+    """Estimate what a step of a compiled model takes, also under ``remat``.
 
     It is no upper bound: kernels have memory of their own (cuDNN's workspaces), operations run at
     the same time, and allocators lose some. In the four nets of ``benchmarks/training_memory.py``
     (two CPU cores, TensorFlow 2.21, 2026-11) processes grew by 0.98 to 1.18 times the estimate,
-    1.07 to 1.20 in mixed_bfloat16, 1.12 to 1.51 under ``remat``, 1.06 to 2.15 under
-    ``accumulate`` and 1.17 to 1.51 with XLA. On a GPU that script compares with TensorFlow's
-    allocator; it has not been run on one.
+    1.07 to 1.20 in mixed_bfloat16 and 1.17 to 1.51 with XLA.
 
     Args:
         model: A built and compiled Keras 3 model outside of strategies; of several replicas each

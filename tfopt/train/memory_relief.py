@@ -42,8 +42,8 @@ def relief(
 
     Without ``room_mib``, the memory that there is, half of the batch is the first way.
     """
-    from tfopt.train.accumulate import accumulated
-    from tfopt.train.remat import held_on
+    from tfopt.train.accumulate import accumulated_steps
+    from tfopt.train.remat import rematerialised
 
     batch, examples = batch_of(given)
     step = training_memory(model, batch, examples)
@@ -52,11 +52,11 @@ def relief(
         half = training_memory(model, batch, examples // 2)
         each = (step.peak_mib - half.peak_mib) / (examples - examples // 2)
         ways.append(_first_that_fits(_by_batch(step, each), room_mib))
-        if accumulated(model) is None:
+        if accumulated_steps(model) == 1:
             way = _first_that_fits(_by_accumulation(step, each), room_mib)
             if way.peak_mib < step.peak_mib:
                 ways.append(way)
-    if held_on(model) is None:
+    if rematerialised(model) is None:
         ways += _by_remat(model, batch, step)
     ways += _by_precision(model, batch, step)
     ways.sort(key=lambda way: not way.fits(room_mib))  # stable
@@ -112,15 +112,14 @@ def _by_batch(step: TrainingMemory, each: float) -> list[Way]:
 
 
 def _by_accumulation(step: TrainingMemory, each: float) -> list[Way]:
-    """Return more and more micro-batches: the whole batch stays, and a sum of gradients."""
+    """Return smaller batches that train the weights of the whole one, by a sum of gradients."""
     ways = []
-    micro = 2
-    while micro <= min(_MOST_MICRO_BATCHES, step.batch_size):
-        examples = -(-step.batch_size // micro)
-        peak = step.peak_mib - each * (step.batch_size - examples)
-        peak += step.gradients_mib + step.input_mib
-        ways.append(Way(f"tfopt.accumulate(model, {micro})", peak))
-        micro *= 2
+    steps = 2
+    while steps <= min(_MOST_MICRO_BATCHES, step.batch_size):
+        size = step.batch_size // steps
+        peak = step.peak_mib - each * (step.batch_size - size) + step.gradients_mib
+        ways.append(Way(f"batches of {size} and tfopt.accumulate(model, {steps})", peak))
+        steps *= 2
     return ways
 
 

@@ -86,12 +86,13 @@ class AtBatch(Way):
 
         A batch may be all the data: its epochs are made long, since ends of epochs take time.
         """
-        made, validation = ready.facts.batch_size, ready.data.validation
-        if made != self.batch:
+        facts, validation = ready.facts, ready.data.validation
+        made = facts.batch_size
+        if facts.update_batch != self.batch:
             name = getattr(ready.job.input, "__qualname__", None) or repr(ready.job.input)
             raise UserError(
                 f"Job.input ({name}) makes batches of {made}, whatever it is told.",
-                expected=f"batches of {self.batch}, as Facts.batch_size tells it",
+                expected=f"batches of {self.batch // facts.accumulate}, as Facts.batch_size tells",
                 fix="let it batch by facts.batch_size, or give arrays, or use Pipeline()",
             )
         if validation is not None:
@@ -101,8 +102,7 @@ class AtBatch(Way):
         if kind_of(part) == "arrays":
             part = _whole_batches(part, made)
         part = lasting(part, steps=steps, epochs=ENDLESS, batch=made, seed=ready.job.seed)
-        job, facts = ready.job.with_(steps_per_epoch=steps), ready.facts
-        facts = replace(facts, steps_per_epoch=steps)
+        job, facts = ready.job.with_(steps_per_epoch=steps), replace(facts, steps_per_epoch=steps)
         return replace(ready, job=job, facts=facts, train_input=part)
 
 

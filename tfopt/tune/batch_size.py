@@ -109,7 +109,7 @@ def find_batch_size(
 def _sizes(facts: JobFacts, at_most: int | None) -> range:
     """Return the sizes that may be tried."""
     most = min(each for each in (at_most, facts.examples, _ENDLESS) if each is not None)
-    unit = math.lcm(_MULTIPLE if most >= _MULTIPLE else 1, facts.replicas)
+    unit = math.lcm(_MULTIPLE if most >= _MULTIPLE else 1, facts.replicas * facts.accumulate)
     if most < unit:
         raise UserError(
             "There is no batch size to try.",

@@ -56,8 +56,8 @@ CASES = """
         model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.05, global_clipnorm=0.5), "mse", jit_compile=False,
                       steps_per_execution=2)
-        tfopt.accumulate(tfopt.remat(model), 2)
-        return model, dict(x=X, y=Y, sample_weight=WEIGHTS, batch_size=16, epochs=2, shuffle=False)
+        tfopt.accumulate(tfopt.remat(model, keras.layers.Dense), 2)
+        return model, dict(x=X, y=Y, sample_weight=WEIGHTS, batch_size=8, epochs=2, shuffle=False)
 
     class Guide(keras.Model):
         def train_step(self, data):

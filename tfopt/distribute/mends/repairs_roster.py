@@ -75,12 +75,6 @@ REPAIRS = (
         several_processes_only=True,
     ),
     Repair(
-        "tfopt.train.rematerialised_calls",
-        "RematScope fails in fit; where it runs, Dropout's gradient is that of another mask and "
-        "moving statistics move twice, silently",
-        upstream="keras-team/keras#21207",
-    ),
-    Repair(
         "tfopt.distribute.mends.cleared_sessions",
         "clear_session() inside a distribution scope ends it: what is built behind it trains on "
         "one device, silently",
