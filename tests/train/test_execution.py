@@ -49,3 +49,9 @@ def test_an_uncompiled_model_is_refused():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     with pytest.raises(UserError, match="compiled"):
         execution(model, steps_per_execution=2)
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes"])
+def test_a_number_is_no_switch(value):
+    with pytest.raises(UserError, match="jit_compile has an unknown value"):
+        Execution(jit_compile=value)

@@ -75,3 +75,12 @@ def test_a_trained_model_with_a_schedule_has_keras_own_class_in_its_file(tmp_pat
     run(rate.apply(Job.from_model(model, (X, Y)))).save(tmp_path)
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer._learning_rate) is keras.optimizers.schedules.CosineDecay
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [({"rule": "Linear"}, "rule is unknown"), ({"tuned_batch": 0}, "tuned_batch")],
+)
+def test_a_rule_or_a_batch_that_is_none_is_refused(wrong, word):
+    with pytest.raises(UserError, match=word):
+        scaled_learning_rate(0.1, **{"tuned_batch": 32, "batch": 64, "rule": "linear", **wrong})

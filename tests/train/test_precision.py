@@ -293,3 +293,26 @@ def test_the_tf32_switch_is_back_afterwards():
 def test_an_unknown_policy_is_refused():
     with pytest.raises(UserError, match="mixed_float16"):
         MixedPrecision("float16")
+
+
+class Forgetful(keras.layers.Layer):
+    """A layer whose configuration leaves out what its class takes."""
+
+    def __init__(self, factor, **settings):
+        super().__init__(**settings)
+        self.factor = factor
+
+    def get_config(self):
+        return super().get_config()
+
+    def call(self, x):
+        return x * self.factor
+
+
+def test_a_layer_that_cannot_be_made_again_is_named_with_the_way_out():
+    layers = [keras.layers.Dense(4), Forgetful(2.0, name="own"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    with pytest.raises(UserError, match="cannot be made again") as caught:
+        mixed_precision(model, "mixed_bfloat16")
+    assert caught.value.received.startswith("Forgetful 'own' (")
+    assert "set_dtype_policy('mixed_bfloat16')" in caught.value.fix

@@ -105,7 +105,7 @@ class Execution(Transform):
 
 
 def _validate(jit_compile: object, steps_per_execution: object) -> None:
-    if jit_compile not in (True, False, None, "auto"):
+    if not (isinstance(jit_compile, bool) or jit_compile in (None, "auto")):
         raise UserError(
             "jit_compile has an unknown value.",
             expected='True, False, "auto" or None',

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.errors import UserError, require_switch
+from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.from_model import carry_compile, with_loss_scaling
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
@@ -342,7 +342,16 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
             f"{maker} makes its layers itself, and which of them give the output cannot be seen "
             f"from outside: give the inner ones dtype={policy!r} there",
         )
-    retyped = rebuild(model, lambda config: retyped_config(config, policy, True, tally))
+    try:
+        retyped = rebuild(model, lambda config: retyped_config(config, policy, True, tally))
+    except UserError as error:
+        raise UserError(
+            f"{model.name!r} cannot be made again under {policy}, which it needs.",
+            expected="layers that round-trip through get_config() and from_config()",
+            received=", ".join(_not_made_again(model)) or error.what,
+            fix=f"keras.config.set_dtype_policy({policy!r}), build the model anew, and give that "
+            "set_weights(model.get_weights())",
+        ) from error
     if retyped.dtype_policy.name != policy:
         # Sequential and Functional models do not serialise a policy of their own, and compile()
         # reads the model's to decide on loss scaling.
@@ -350,3 +359,17 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
     if not tally.changed:
         return model, Effect(False, f"nothing was changed: {tally.note(policy)}")
     return retyped, Effect(True, tally.note(policy))
+
+
+def _not_made_again(model: keras.Model) -> Iterator[str]:
+    """Yield the layers that cannot be made by their configurations."""
+    import keras
+
+    for layer in model.layers:
+        try:
+            with keras.saving.custom_object_scope({type(layer).__name__: type(layer)}):
+                keras.saving.deserialize_keras_object(
+                    keras.saving.serialize_keras_object(layer), safe_mode=False
+                )
+        except Exception as error:
+            yield f"{type(layer).__name__} {layer.name!r} ({first_line(error)})"
