@@ -413,8 +413,7 @@ def out_of_memory(day: Day, jit_compile: bool) -> None:
         with tfopt.explain_out_of_memory(model):
             model.fit(x, y, batch_size=examples, verbose=0)
     except OutOfMemory as error:
-        ways = [asdict(way) for way in error.ways]
-        day.keep(placed=placed.note, explained=str(error), phase=error.phase, ways=ways)
+        day.keep(placed=placed.note, explained=str(error), phase=error.phase)
         day.keep(asked=asdict(error.asked))
         return
     raise UserError("Memory did not run out.", expected="a step that does not fit 2,048 MiB")

@@ -4,6 +4,8 @@ Once it is for real: a tensor of a pebibyte, which no machine gives, and for whi
 ten seconds.
 """
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import tensorflow as tf
 import tfopt
 from tfopt import Data, Job, UserError, explain_out_of_memory
 from tfopt.train import OutOfMemory
-from tfopt.train.memory_relief import batch_of, relief
+from tfopt.train.out_of_memory import batch_of, smaller_step
 
 L = keras.layers
 HUGE = 4096
@@ -72,11 +74,12 @@ def test_the_first_step_of_a_script(function):
     assert isinstance(error.__cause__, tf.errors.ResourceExhaustedError)
     assert "Graph execution error" in str(error.__cause__)  # what there is without it
     assert error.phase == "the first training step"
-    assert (error.asked.size_bytes, error.asked.dtype) == (1 << 50, "float32")
-    assert "(layer powers) on CPU:0" in error.received
-    assert "a step of 4096 examples takes about" in error.expected
-    assert error.ways[0].words.startswith("batches of ")
-    assert 1 <= int(error.ways[0].words.split()[2]) < HUGE
+    assert "shape[16777216,16777216] and type float" in error.received
+    assert "powers" in error.asked.operation
+    assert error.asked.device == "CPU:0"
+    assert "batches of 4096 take about" in error.expected
+    assert re.match(r"batches of \d{1,4} take about [\d,]+ MiB", error.fix)
+    assert "tfopt.accumulate(model, " in error.fix
     assert "tfopt.find_batch_size" in error.fix
     assert "fit" not in vars(model)
     model.fit(*arrays(4), verbose=0)
@@ -88,12 +91,8 @@ def test_the_first_step_of_a_script(function):
         ("training step 3", lambda model: model.fit(batches(4, 4, HUGE), shuffle=False, verbose=0)),
         ("the validation", lambda model: model.fit(*arrays(4), **VALIDATED, verbose=0)),
         (
-            "the evaluation",
+            "what ran before fit()",
             lambda model: model.evaluate(*arrays(HUGE), batch_size=HUGE, verbose=0),
-        ),
-        (
-            "something else than fit() and evaluate()",
-            lambda model: model.predict(arrays(HUGE)[0], batch_size=HUGE, verbose=0),
         ),
     ],
 )
@@ -109,9 +108,7 @@ def test_what_a_gpu_has_is_named(stand_in_driver):
     with pytest.raises(OutOfMemory) as raised, explain_out_of_memory():
         raise tf.errors.ResourceExhaustedError(None, None, text)
     assert raised.value.expected == "what fits into the 8,000 MiB of GPU:0, NVIDIA Stand-In"
-    assert (
-        raised.value.received == "128.0 MiB for a float16 tensor of shape (64, 1024, 1024) on GPU:0"
-    )
+    assert raised.value.received == text
 
 
 def job(**changes):
@@ -124,22 +121,14 @@ def job(**changes):
     return Job(**{**fields, **changes})
 
 
-@pytest.mark.parametrize(
-    ("phase", "changes"),
-    [
-        ("the loading of the data", {"data": lambda: Data(train=np.zeros((1 << 24, 1 << 24)))}),
-        ("the build of the model", {"build": lambda: np.zeros((1 << 24, 1 << 24))}),
-        ("compile()", {"restore": lambda model: np.zeros((1 << 24, 1 << 24))}),
-    ],
-)
-def test_a_run_names_its_own_phases(phase, changes):
-    with pytest.raises(OutOfMemory) as raised:
-        tfopt.run(job(**changes))
-    assert raised.value.phase == phase
+def test_a_run_says_that_there_was_no_model_yet():
+    with pytest.raises(OutOfMemory, match="a smaller model or less data") as raised:
+        tfopt.run(job(build=lambda: np.zeros((1 << 24, 1 << 24))))
+    assert raised.value.phase == "what ran before fit()"
 
 
 def test_a_run_on_a_pipeline_knows_its_batch():
-    with pytest.raises(OutOfMemory, match="a step of 4096 examples") as raised:
+    with pytest.raises(OutOfMemory, match="batches of 4096 take about") as raised:
         tfopt.run(tfopt.Pipeline().apply(job()))
     assert raised.value.phase == "the first training step"
 
@@ -162,7 +151,7 @@ XLA = """
         with tfopt.explain_out_of_memory(model):
             model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=64, verbose=0)
     except tfopt.train.OutOfMemory as error:
-        print(error.phase, error.asked.size_bytes, flush=True)
+        print(error.phase, error.asked.line, flush=True)
     os._exit(0)  # TensorFlow 2.21 aborts in the end, after what XLA could not get
 """
 
@@ -171,7 +160,7 @@ XLA = """
 def test_a_step_that_xla_compiled(fresh_python):
     printed = fresh_python(XLA)
     assert printed.startswith("the first training step")
-    assert int(printed.split()[-1]) > 1 << 43
+    assert "ut of memory" in printed
 
 
 def conv():
@@ -188,29 +177,14 @@ def conv():
     return model
 
 
-@pytest.mark.slow
-def test_what_fits_comes_first_and_the_model_stays_as_it_was(monkeypatch):
-    model, size = conv(), 64
-    given = {"x": np.ones((size, 32, 32, 4)), "y": np.ones((size, 1)), "batch_size": size}
-    before = [layer.dtype_policy.name for layer in model._flatten_layers()]
-    monkeypatch.setattr("tfopt.train.precision.half_precision", lambda: "mixed_bfloat16")
-    step, _ = relief(model, given, None)
-    _, ways = relief(model, given, room_mib=step.peak_mib)
-    names = [way.words for way in ways]
-    assert "batches of 32 instead of 64" in names
-    assert "batches of 32 and tfopt.accumulate(model, 2)" in names
-    assert any("remat" in name for name in names)
-    assert any("mixed_bfloat16" in name for name in names)
-    fits = [way.fits(step.peak_mib) for way in ways]
-    assert fits == sorted(fits, reverse=True)
-    assert fits[0]
-    assert [layer.dtype_policy.name for layer in model._flatten_layers()] == before
-    # The figure of a way is what the model then takes, by the same estimate.
-    peaks = {way.words: way.peak_mib for way in ways}
-    tfopt.accumulate(model, 2)
-    taken = tfopt.training_memory(model, batch_of(given)[0], batch_size=32).peak_mib
-    assert peaks["batches of 32 and tfopt.accumulate(model, 2)"] == pytest.approx(taken, rel=0.25)
-    assert "accumulate" not in str(relief(model, given, None)[1])
+def test_the_largest_half_that_fits_is_told():
+    model = conv()
+    given = {"x": np.ones((64, 32, 32, 4)), "y": np.ones((64, 1)), "batch_size": 64}
+    step, smaller = smaller_step(model, given, None)
+    assert (step.batch_size, smaller.batch_size) == (64, 32)
+    _, smaller = smaller_step(model, given, room_mib=0.5 * step.peak_mib)
+    assert smaller.batch_size == 16
+    assert smaller.peak_mib < 0.4 * step.peak_mib
 
 
 def test_the_last_batch_of_a_dataset_may_be_smaller():
@@ -224,7 +198,7 @@ def test_the_last_batch_of_a_dataset_may_be_smaller():
     ):
         batch, examples = batch_of({"x": made, "batch_size": None})
         assert examples == 16
-        assert [leaf.shape for leaf in batch] == [(16, 1), (16, 1)]
+        assert [leaf.shape[1:] for leaf in batch] == [(1,), (1,)]
     # What came after may have changed it.
     for made in (plain.batch(16).rebatch(8), batches(4, 4), lambda: iter(())):
         with pytest.raises(UserError, match="not known without reading"):

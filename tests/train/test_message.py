@@ -53,21 +53,11 @@ EAGER = "failed to allocate memory [Op:Mul]"
         (
             "ResourceExhausted",
             BFC,
-            {
-                "size_bytes": 16 * 112 * 112 * 147 * 4,
-                "shape": (16, 112, 112, 147),
-                "dtype": "float32",
-                "operation": "resnet_v1_50/conv1/ExtractImagePatches",
-                "device": "GPU:1",
-            },
+            {"operation": "resnet_v1_50/conv1/ExtractImagePatches", "device": "GPU:1"},
         ),
-        ("ResourceExhausted", WITHOUT_A_TYPE, {"shape": (256, 112, 112, 64)}),
-        (
-            "ResourceExhausted",
-            XLA,
-            {"size_bytes": 68852648264, "operation": "cluster_0_1/xla_run"},
-        ),
-        ("ResourceExhausted", XLA_NOW, {"size_bytes": int(32.5 * 2**40)}),
+        ("ResourceExhausted", WITHOUT_A_TYPE, {}),
+        ("ResourceExhausted", XLA, {"operation": "cluster_0_1/xla_run"}),
+        ("ResourceExhausted", XLA_NOW, {}),
         ("Internal", COPY, {"device": "GPU:0"}),
         ("NotFound", CUDNN, {}),
         (
@@ -91,8 +81,7 @@ def test_what_the_host_says_is_read():
     with pytest.raises(MemoryError) as array:
         np.zeros((1 << 24, 1 << 24))
     asked = read(array.value)
-    assert (asked.shape, asked.dtype, asked.device) == ((1 << 24, 1 << 24), "float64", "CPU:0")
-    assert asked.size_bytes == 1 << 51
+    assert (asked.line, asked.device) == (str(array.value), "CPU:0")
     assert read(MemoryError()).line == "MemoryError"
     assert read(OSError(errno.ENOMEM, "Cannot allocate memory")).device == "CPU:0"
 

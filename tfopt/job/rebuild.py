@@ -163,6 +163,18 @@ def require_keras3(model: Any) -> None:
         )
 
 
+def require_compiled(model: Any, function: str) -> None:
+    """Refuse a model on which compile() was not called, where ``function`` needs it."""
+    require_keras3(model)
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            f"{function}() needs a compiled model.",
+            expected="a model on which compile(optimizer, loss) was called",
+            received=type(model).__name__,
+            fix="call model.compile(...) first",
+        )
+
+
 def has_weights(model: Any) -> bool:
     """Return whether all weights are there: a model that only trains others may be unbuilt."""
     layers = model._flatten_layers(include_self=False)

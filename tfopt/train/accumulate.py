@@ -17,7 +17,7 @@ import keras
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
-from tfopt.job.rebuild import require_keras3
+from tfopt.job.rebuild import require_compiled
 
 schedules = keras.optimizers.schedules
 
@@ -105,14 +105,7 @@ def micro_batch_size(batch_size: int, steps: int) -> int:
 
 def _optimizer(model: Any) -> Any:
     """Return the optimizer that is to accumulate; refuse one that cannot."""
-    require_keras3(model)
-    if not getattr(model, "compiled", False):
-        raise UserError(
-            "accumulate() needs a compiled model.",
-            expected="a model on which compile(optimizer, loss) was called",
-            received=f"{type(model).__name__} without an optimizer",
-            fix="call model.compile(...) first",
-        )
+    require_compiled(model, "accumulate")
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if optimizer.gradient_accumulation_steps:
         raise UserError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
+from tfopt.job.rebuild import require_compiled
 from tfopt.train.xla_cpu_max_pool import tiled_max_pool
 
 if TYPE_CHECKING:
@@ -39,13 +40,7 @@ def execution(
         tfopt.execution(model, jit_compile=True, steps_per_execution=10)
     """
     _validate(jit_compile, steps_per_execution)
-    if not getattr(model, "compiled", False):
-        raise UserError(
-            "execution() needs a compiled model.",
-            expected="a model on which compile(...) was called",
-            received=type(model).__name__,
-            fix="call model.compile(...) first",
-        )
+    require_compiled(model, "execution")
     settings = model._compile_config.config
     if jit_compile is not None:
         model.jit_compile = (

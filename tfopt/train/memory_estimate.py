@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tfopt.compress.hooks import Hooks
+from tfopt.compress.hooks import replaced
 from tfopt.errors import UserError, require_count
-from tfopt.job.rebuild import require_built_keras3
+from tfopt.job.rebuild import require_built_keras3, require_compiled
 from tfopt.report.format import table
 from tfopt.train.graph_memory import peak_of, size_of
 
@@ -27,15 +27,9 @@ _MIB = 1024**2
 class TrainingMemory:
     """The parts of one training step's memory.
 
-    Attributes:
-        batch_size: Examples of the step.
-        parameters_mib: The weights of the model, trainable or not.
-        optimizer_mib: The optimizer's variables.
-        input_mib: The batch.
-        gradients_mib: The gradients of all trainable weights together.
-        activations_mib: What else is there at the fullest moment: what the forward pass keeps for
-            the backward pass, and what both work on.
-        peak_mib: All that is there at that moment.
+    ``activations_mib`` is what is there at the fullest moment beside the weights, the optimizer's
+    variables, the batch and the gradients: what the forward pass keeps for the backward pass, and
+    what both work on. ``peak_mib`` is all that is there at that moment.
     """
 
     batch_size: int
@@ -60,55 +54,42 @@ def training_memory(
     """Estimate what a step of a compiled model takes, also under ``remat``.
 
     It is no upper bound: kernels have memory of their own (cuDNN's workspaces), operations run at
-    the same time, and allocators lose some. In the four nets of ``benchmarks/training_memory.py``
-    (two CPU cores, TensorFlow 2.21, 2026-11) processes grew by 0.98 to 1.18 times the estimate,
-    1.07 to 1.20 in mixed_bfloat16 and 1.17 to 1.51 with XLA.
+    the same time, and allocators lose some: ``benchmarks/training_memory.py`` compares.
 
     Args:
-        model: A built and compiled Keras 3 model outside of strategies; of several replicas each
-            takes what one device takes for its part of the batch.
-        batch: What ``fit`` gives to the step: ``(x, y)`` or ``(x, y, sample_weight)``, arrays or
-            tensors of which only shapes and types are looked at.
+        model: A built and compiled Keras 3 model, made outside of strategies.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)``, of which only shapes and types count.
         batch_size: Another number of examples than those in ``batch``.
 
     Example:
         print(tfopt.training_memory(model, (x[:1], y[:1]), batch_size=256))
     """
     require_built_keras3(model)
-    _require_compiled(model)
+    require_compiled(model, "training_memory")
+    _require_one_replica(model)
     if batch_size is not None:
         require_count("training_memory(batch_size)", batch_size)
     specs, examples = _specs(batch, batch_size)
     model._symbolic_build(data_batch=specs)
     graph = _traced(model, specs)
-    peak = peak_of(graph)
-    gradients = sum(map(size_of, graph.outputs))
+    most, of_results = peak_of(graph)
+    gradients, taken = (sum(map(size_of, each)) for each in (graph.outputs, graph.inputs))
     parameters, slots = _bytes_of(model.variables), _bytes_of(model.optimizer.variables)
-    taken = sum(map(size_of, graph.inputs))
-    working = max(peak.total_bytes, gradients)
     return TrainingMemory(
         batch_size=examples,
         parameters_mib=parameters / _MIB,
         optimizer_mib=slots / _MIB,
         input_mib=taken / _MIB,
         gradients_mib=gradients / _MIB,
-        activations_mib=(peak.total_bytes - peak.of_outputs_bytes) / _MIB,
-        peak_mib=(parameters + slots + taken + working) / _MIB,
+        activations_mib=(most - of_results) / _MIB,
+        peak_mib=(parameters + slots + taken + max(most, gradients)) / _MIB,
     )
 
 
-def _require_compiled(model: Any) -> None:
-    if not getattr(model, "compiled", False):
-        raise UserError(
-            "training_memory() needs a compiled model.",
-            expected="a model on which compile(optimizer, loss) was called",
-            received=f"{type(model).__name__} without an optimizer",
-            fix="call model.compile(...) first",
-        )
+def _require_one_replica(model: Any) -> None:
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UserError(
             "The memory of several replicas is not estimated at once.",
-            expected="the model outside of tfopt.distribute, with one replica's part of the batch",
             received=f"{model.distribute_strategy.num_replicas_in_sync} replicas",
             fix="build it without a strategy and give batch_size=global batch // replicas",
         )
@@ -124,14 +105,13 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
             expected="a tuple (x, y) or (x, y, sample_weight)",
             received=type(batch).__name__,
         )
-    lengths = {
-        len(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None and len(leaf.shape)
-    }
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None and len(leaf.shape)]
+    lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) != 1:
         raise UserError(
             "The parts of the batch have different numbers of examples.",
             expected="one number of examples",
-            received=", ".join(map(str, sorted(lengths))) or "none",
+            received=", ".join(map(str, lengths)) or "none",
         )
     examples = batch_size or lengths.pop()
 
@@ -157,12 +137,8 @@ def _traced(model: Any, specs: Any) -> Any:
         def apply(grads: Iterable[Any], trainable_variables: Any = None) -> None:
             given.extend(tf.convert_to_tensor(grad) for grad in grads if grad is not None)
 
-        hooks = Hooks()
-        hooks.replace(model.optimizer, "apply", apply)
-        try:
+        with replaced(model.optimizer, apply=apply):
             model.train_step(data)
-        finally:
-            hooks.take_off()
         return given
 
     return tf.function(step, autograph=False).get_concrete_function(specs).graph
