@@ -90,9 +90,8 @@ def test_the_roster_is_complete():
 @NAMES
 def test_it_is_a_frozen_value_that_its_repr_gives_back(name):
     transform = example(name)
-    first = dataclasses.fields(transform)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(transform, first, None)
+        transform.anything = None
     assert eval(repr(transform), {n: getattr(tfopt, n) for n in tfopt.__all__}) == transform
     assert hash(transform) == hash(example(name))
 

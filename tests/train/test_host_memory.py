@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tfopt import KeepHostMemory, UserError, keep_host_memory
+from tfopt import keep_host_memory
 
 # Whether a block of one MiB, in a thread as TensorFlow's steps run in, is mapped by itself: it
 # then goes back to the system when it is freed. glibc keeps that in a bit before the block.
@@ -50,21 +50,6 @@ def test_a_generator_dataset_changes_the_allocator_unless_memory_is_kept(
     assert printed.split() == [str(mapped)]
 
 
-@pytest.mark.slow
-def test_blocks_above_the_limit_still_go_back(fresh_python):
-    left_mib = fresh_python("""
-        import numpy as np, psutil, tfopt
-        tfopt.keep_host_memory(largest_mib=8)
-        process = psutil.Process()
-        before = process.memory_info().rss
-        big = np.ones(300 * 2**20, "uint8")
-        assert process.memory_info().rss - before > 250 * 2**20
-        del big
-        print((process.memory_info().rss - before) / 2**20)
-    """)
-    assert float(left_mib) < 50
-
-
 def test_another_allocator_is_left_alone(monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
     effect = keep_host_memory()
@@ -73,14 +58,7 @@ def test_another_allocator_is_left_alone(monkeypatch):
 
 
 def test_it_says_what_it_did():
-    effect = keep_host_memory(largest_mib=512)
+    effect = keep_host_memory()
     glibc = hasattr(os, "confstr") and "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
     assert effect.acted is glibc
-    assert ("512 MiB" in effect.note) is glibc
-
-
-@pytest.mark.parametrize("bad", [0, 2048, 1.5, True])
-def test_a_wrong_limit_is_refused_before_anything_is_set(bad):
-    for use in (keep_host_memory, KeepHostMemory):
-        with pytest.raises(UserError, match="largest_mib"):
-            use(bad)
+    assert ("is kept" in effect.note) is glibc

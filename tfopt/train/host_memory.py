@@ -13,78 +13,52 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 
-if TYPE_CHECKING:
-    import keras
-
 # Parameters of mallopt(3), as malloc.h numbers them; its values are C ints.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_LARGEST_INT = 2**31 - 1
 _MIB = 1024**2
-# A thread's heap is this long. Padded by as much, a heap that falls empty is kept.
-_HEAP_MIB = 64
-# glibc before 2.35 refuses a larger threshold.
-_OLD_LIMIT_MIB = 32
-_MOST_MIB = 2047
 
 
-def keep_host_memory(largest_mib: int = 1024) -> Effect:
+def keep_host_memory() -> Effect:
     """Let the allocator keep freed memory, in the whole process and until it ends.
 
     Call it after ``tfopt.place`` or whatever else chooses devices, since TensorFlow runs for it.
-    Only glibc's own allocator is set; generator datasets made later change nothing of it.
-
-    Args:
-        largest_mib: Blocks up to this size are kept; larger ones, such as whole data sets, go
-            back to the system when they are freed. In threads beside the main one, so do blocks
-            above 64 MiB, the length of their heaps.
-
-    Returns:
-        What was done, in words; ``acted`` is False where another allocator is in charge.
+    Only glibc's own allocator is set. Blocks above a GiB, such as whole data sets, still go back
+    to the system when they are freed; so do those above 64 MiB in threads beside the main one.
 
     Example:
         print(tfopt.keep_host_memory().note)
     """
-    _validate(largest_mib)
     library = ctypes.CDLL(None)
-    other = _other_allocator(library)
-    if other is not None:
-        return Effect(False, f"the host's memory is left as it is: {other}")
+    if not hasattr(library, "gnu_get_libc_version"):
+        return Effect(False, "this system's C library is not glibc")
+    if "malloc" in os.environ.get("LD_PRELOAD", ""):  # jemalloc, tcmalloc and mimalloc come so
+        return Effect(False, f"{os.environ['LD_PRELOAD']} serves the host's memory")
     _let_tensorflow_set_its_own()
-    kept_mib = _set_threshold(library, largest_mib)
-    library.mallopt(_TRIM_THRESHOLD, _LARGEST_INT)
-    library.mallopt(_TOP_PAD, _HEAP_MIB * _MIB)
-    return Effect(
-        True,
-        f"freed host memory is kept, in blocks of up to {kept_mib} MiB "
-        f"({min(kept_mib, _HEAP_MIB)} MiB in threads beside the main one)",
-    )
+    # glibc before 2.35 takes no more than 32 MiB.
+    library.mallopt(_MMAP_THRESHOLD, 1024 * _MIB) or library.mallopt(_MMAP_THRESHOLD, 32 * _MIB)
+    library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    library.mallopt(_TOP_PAD, 64 * _MIB)  # the length of a thread's heap: one that is empty stays
+    return Effect(True, "freed host memory is kept for the next step")
 
 
 @dataclass(frozen=True, repr=False)
 class KeepHostMemory(Transform):
-    """Keep freed host memory in the job's process, in blocks of up to ``largest_mib``."""
-
-    largest_mib: int = 1024
+    """Keep freed host memory in the job's process."""
 
     changes: ClassVar[frozenset[str]] = frozenset({"attachments"})
     exact: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        keep_plain(self)
-        _validate(self.largest_mib)
-
     def edit(self, job: Job) -> Job:
         return replace(job, attachments=(*job.attachments, self.set_allocator))
 
-    def set_allocator(self, model: keras.Model, facts: Facts) -> Effect:
+    def set_allocator(self, model: Any, facts: Facts) -> Effect:
         """Set the allocator once the devices are chosen, before the first step."""
-        return keep_host_memory(self.largest_mib)
+        return keep_host_memory()
 
 
 def _let_tensorflow_set_its_own() -> None:
@@ -93,32 +67,4 @@ def _let_tensorflow_set_its_own() -> None:
 
     with tf.device("CPU:0"):
         spec = tf.TensorSpec((), tf.int32)
-        for _ in tf.data.Dataset.from_generator(lambda: iter([0]), output_signature=spec):
-            pass
-
-
-def _validate(largest_mib: object) -> None:
-    if require_count("largest_mib", largest_mib) > _MOST_MIB:
-        raise UserError(
-            "largest_mib is more than the allocator takes.",
-            expected=f"at most {_MOST_MIB}",
-            received=str(largest_mib),
-        )
-
-
-def _other_allocator(library: Any) -> str | None:
-    """Return why mallopt would change nothing here; None where glibc's allocator is in charge."""
-    if not hasattr(library, "gnu_get_libc_version"):
-        return "this system's C library is not glibc"
-    # jemalloc, tcmalloc and mimalloc all come this way.
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    return f"{preloaded} serves it" if "malloc" in preloaded else None
-
-
-def _set_threshold(library: Any, largest_mib: int) -> int:
-    """Set the size from which on blocks go back to the system; return what glibc accepted."""
-    # One byte more, since a block of exactly the threshold goes back.
-    if library.mallopt(_MMAP_THRESHOLD, min(largest_mib * _MIB + 1, _LARGEST_INT)):
-        return largest_mib
-    library.mallopt(_MMAP_THRESHOLD, _OLD_LIMIT_MIB * _MIB)
-    return _OLD_LIMIT_MIB
+        list(tf.data.Dataset.from_generator(lambda: iter([0]), output_signature=spec))
