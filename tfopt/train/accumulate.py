@@ -67,23 +67,15 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
     schedule = optimizer._learning_rate
     if isinstance(schedule, schedules.LearningRateSchedule):
         optimizer.learning_rate = UpdateSchedule(schedule, steps)
-    updates = int(optimizer.iterations)
     optimizer.gradient_accumulation_steps = steps
     if optimizer.built:  # Keras makes the gradients' variables when it builds an optimizer
-        optimizer._iterations.assign(updates * steps)
+        optimizer._iterations.assign(optimizer._iterations * steps)
         optimizer._accumulated_gradients = [
             optimizer.add_variable_from_reference(variable, name="gradient_accumulator")
             for variable in optimizer._trainable_variables
         ]
     model.train_function = None
     return model
-
-
-def accumulated_steps(model: keras.Model) -> int:
-    """Return in how many steps of ``fit`` a model's weights are updated once."""
-    optimizer = getattr(model, "optimizer", None)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return getattr(inner, "gradient_accumulation_steps", None) or 1
 
 
 def micro_batches(job: Job) -> int:

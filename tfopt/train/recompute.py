@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import wraps
 from typing import Any
 
 import keras
@@ -27,7 +26,6 @@ def recomputed(layer: Any) -> Callable[..., Any]:
     """Return the layer's ``call`` with its inside computed again in the backward pass."""
     plain = layer.call
 
-    @wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _trains(args, kwargs):
             return plain(*args, **kwargs)
