@@ -127,7 +127,7 @@ def test_remat_saves_memory(fresh_python, way, jit, share):
     ("arguments", "word"),
     [
         ((batch()[0],), "not what fit"),
-        (((batch(4)[0], batch(5)[1]),), "different numbers of examples"),
+        (((batch(4)[0], batch(5)[1]),), "tuple of 4, 5 examples"),
         ((batch(), 0), "batch_size"),
     ],
 )

@@ -2,8 +2,8 @@
 
 Operations are taken in the order in which they were traced, which is forward and then backward; a
 tensor is there from the operation that gives it to the last that takes it. Not seen: what kernels
-use inside, what they write over in place, what runs at the same time, what XLA fuses, and what the
-allocator cannot use again. A length that is not known counts as one.
+use inside, what runs at the same time, what XLA fuses, and what the allocator cannot use again. A
+length that is not known counts as one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ def _names(text: str) -> frozenset[str]:
 _VIEWS = _names(
     "Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape "
     "CheckNumerics Snapshot While StatelessWhile"
+)
+# These can write into memory that nobody needs any more.
+_IN_PLACE = _names(
+    "Add AddV2 AddN Sub Mul Maximum Minimum Neg RealDiv Div DivNoNan Relu Relu6 Elu Selu Tanh "
+    "Sigmoid Softplus Softmax LogSoftmax Exp Log Sqrt Rsqrt Square Pow Erf Erfc BiasAdd ReluGrad "
+    "Relu6Grad EluGrad TanhGrad SigmoidGrad SqrtGrad RsqrtGrad SelectV2 Select Abs Sign Cast "
+    "SquaredDifference Reciprocal ZerosLike LeakyRelu LeakyReluGrad"
 )
 # These give what is there already: variables and inputs.
 _NOTHING = _names("ReadVariableOp VarHandleOp Placeholder")
@@ -42,6 +49,10 @@ def peak_of(graph: Any) -> tuple[int, int]:
         taken = {owner[id(each)] for each in operation.inputs}
         ending = {key for key in taken - outputs if key in there and last[key] == place}
         given = _given(operation, owner)
+        if operation.type in _IN_PLACE and given:
+            large = [key for key in ending if there[key] >= max(given.values())]
+            for key in large[:1]:
+                del there[key]
         there.update(given)
         now = sum(there.values()) + _inside(operation)
         if now > most:

@@ -99,19 +99,13 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
     import keras
     import tensorflow as tf
 
-    if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
-        raise UserError(
-            "The batch is not what fit() gives to a step.",
-            expected="a tuple (x, y) or (x, y, sample_weight)",
-            received=type(batch).__name__,
-        )
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None and len(leaf.shape)]
     lengths = {leaf.shape[0] for leaf in leaves}
-    if len(lengths) != 1:
+    if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3 or len(lengths) != 1:
         raise UserError(
-            "The parts of the batch have different numbers of examples.",
-            expected="one number of examples",
-            received=", ".join(map(str, lengths)) or "none",
+            "The batch is not what fit() gives to a step.",
+            expected="a tuple (x, y) or (x, y, sample_weight) of one number of examples",
+            received=f"{type(batch).__name__} of {', '.join(map(str, lengths)) or 'no'} examples",
         )
     examples = batch_size or lengths.pop()
 

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 # Of the memory there is: kernels and allocators need some that no estimate sees.
 _USABLE = 0.8
-_OTHERWISE = (
-    "tfopt.remat(model) or tfopt.mixed_precision(model); or tfopt.find_batch_size(job), which "
-    "finds the largest batch that trains"
-)
+_OTHERWISE = "tfopt.remat(model), tfopt.mixed_precision(model), or tfopt.find_batch_size(job)"
 
 
 class OutOfMemory(UserError):
