@@ -15,7 +15,6 @@ from .compress.remove_channels import remove_channels as remove_channels
 from .compress.strip import strip as strip
 from .data.pipeline import Pipeline as Pipeline
 from .data.pipeline import pipeline as pipeline
-from .data.repair_input import RepairInput as RepairInput
 from .distribute.asynchronous.train import train_asynchronously as train_asynchronously
 from .distribute.replica_times import replica_times as replica_times
 from .distribute.replicas import Distribute as Distribute

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt import Data, Job, RepairInput, UserError, chain
+from tfopt import UserError
 from tfopt.data.stages import applicable, changed, stages_of
-from tfopt.run import prepared
 
 X = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
 Y = np.arange(96)
@@ -146,43 +145,3 @@ def test_a_cache_that_does_not_fit_is_refused_while_it_is_filled(monkeypatch):
     monkeypatch.setattr("tfopt.data.stages.require_fits", refuses)
     with pytest.raises(UserError, match="The cache does not fit"):
         changed(PIPELINES["map, batch"](), ("cache",))
-
-
-def job(train, **given):
-    import keras
-
-    return Job(
-        build=lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
-        data=lambda: Data(train=train),
-        compile=lambda: {"optimizer": "sgd", "loss": "mse"},
-        **given,
-    )
-
-
-def test_a_chain_repairs_the_jobs_own_dataset():
-    repair = RepairInput(["cache", "prefetch"])
-    described = job(PIPELINES["map, batch"]())
-    with prepared(chain(repair).apply(described)) as ready:
-        assert [s.kind for s in stages_of(ready.train_input)][-1] == "prefetch"
-        assert_same(ready.train_input, PIPELINES["map, batch"]())
-        assert (repair, "cache, prefetch") in [(t, e.note) for t, e in ready.effects]
-        assert ready.facts.batch_size == 8
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: RepairInput(()), "known changes"),
-        (lambda: RepairInput(("faster",)), "known changes"),
-        (lambda: RepairInput(("cache",)).apply(job((X, Y), input=lambda x, f: x)), "another"),
-        (lambda: _ready(RepairInput(("cache",)), examples().batch(8)), "cannot be changed so"),
-    ],
-)
-def test_what_is_refused(make, words):
-    with pytest.raises(UserError, match=words):
-        make()
-
-
-def _ready(repair, train):
-    with prepared(chain(repair).apply(job(train))):
-        pass

@@ -24,7 +24,6 @@ EXAMPLES = {
     "mixed_precision": {"policy": "mixed_bfloat16"},
     "distribute": {},
     "pipeline": {"batch_size": 16, "cache": "memory"},
-    "repair_input": {"add": ("prefetch",)},
     "execution": {"steps_per_execution": 2},
     "remat": {"layers": "dense"},
     "accumulate": {"steps": 4},
@@ -39,7 +38,7 @@ NAMES = pytest.mark.parametrize("name", list(ROSTER))
 
 
 # These refuse each other. Of any other two, some chain holds both.
-APART = (("prune", "cluster"), ("pipeline", "repair_input"))
+APART = (("prune", "cluster"),)
 CHOICES = [[name, None] for name in ROSTER if not any(name in pair for pair in APART)]
 CHAINS = [
     [name for name in row if name]

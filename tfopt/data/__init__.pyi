@@ -1,5 +1,3 @@
-from .convert import check_shards as check_shards
-from .convert import convert as convert
 from .plan import PipelineOptions as PipelineOptions
 from .sources.arrow_table import ArrowTable as ArrowTable
 from .sources.csv import Csv as Csv

@@ -155,7 +155,7 @@ class _Flow:
                 f"{type(source).__name__} cannot be shared out over {place.workers} workers.",
                 expected="at least as many files, row groups or partitions, of about the same size",
                 received=repr(source),
-                fix='PipelineOptions(autoshard="data"), or tfopt.data.convert to smaller shards',
+                fix='PipelineOptions(autoshard="data"), or write it as more, smaller files',
             )
         return Share(place.rank, place.workers)
 

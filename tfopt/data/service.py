@@ -174,7 +174,7 @@ def _require_portable(dataset: Any) -> None:
             expected="a source that TensorFlow reads (TFRecord, TFDS, a tf.data.Dataset of files), "
             "and functions of its operations",
             received="a generator, tf.py_function or tf.numpy_function, or a table",
-            fix='tfopt.data.convert(source, folder, format="tfrecord") writes a table as TFRecord',
+            fix="write the examples as TFRecord, by tf.io.TFRecordWriter",
         )
     # In TensorFlow 2.21 each worker reads the whole of what is shuffled before an interleave, and
     # of zipped datasets now and then one element is lost.
@@ -185,7 +185,7 @@ def _require_portable(dataset: Any) -> None:
             expected="one source, in order",
             received=", ".join(refused),
             fix="leave out shuffle(): pipeline(shuffle=True) shuffles what comes; write what is "
-            "zipped, as image folders are, as TFRecord by tfopt.data.convert",
+            "zipped, as image folders are, as TFRecord, by tf.io.TFRecordWriter",
         )
 
 

@@ -22,6 +22,15 @@ _READS = {"TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"
 _READS_FILES = {"_InterleaveDataset", "_ParallelInterleaveDataset", "_FlatMapDataset"}
 _IN_MEMORY = {"arrays", "batch", "unbatch", "take", "skip", "shard"}
 _AUTO = -1  # tf.data.AUTOTUNE
+CHANGES: Mapping[str, str] = {
+    "parallel_read": "num_parallel_calls=tf.data.AUTOTUNE where files are interleaved, or "
+    "num_parallel_reads=tf.data.AUTOTUNE of TFRecordDataset",
+    "parallel_map": "map(..., num_parallel_calls=tf.data.AUTOTUNE)",
+    "batch_before_map": "batch() first, then map(lambda *batch: tf.vectorized_map(...))",
+    "cache": "cache() behind the last stage whose elements are the same in every epoch",
+    "prefetch": "prefetch(tf.data.AUTOTUNE) at the end",
+}
+"""The changes that leave the elements as they are, as the line to write."""
 _CHECKED_EVERY = 64
 _FILTERED = 256
 

@@ -17,7 +17,6 @@ ROSTER = {
     "mixed_precision": "tfopt.train.precision:MixedPrecision",
     "distribute": "tfopt.distribute.replicas:Distribute",
     "pipeline": "tfopt.data.pipeline:Pipeline",
-    "repair_input": "tfopt.data.repair_input:RepairInput",
     "execution": "tfopt.train.execution:Execution",
     "remat": "tfopt.train.remat:Remat",
     "accumulate": "tfopt.train.accumulate:Accumulate",

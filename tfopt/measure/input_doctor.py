@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from tfopt.data.fit_data import kind_of
 from tfopt.data.pipeline import Pipeline
-from tfopt.data.repair_input import CHANGES, Change, RepairInput
-from tfopt.data.stages import Stage, applicable
+from tfopt.data.stages import CHANGES, Stage, applicable
 from tfopt.errors import UserError
 from tfopt.job.job import Chain, Job
 from tfopt.measure.children import carried_out
@@ -113,6 +112,7 @@ class InputDiagnosis:
         tried: By the name of the change.
         stage: The stage that takes longest; None where nothing is to blame.
         remedy: The changes that bring most, by name; empty where none does.
+        chain: The given one, with the ``Pipeline`` that helps; changes to a dataset are not in it.
     """
 
     fit_ms: float
@@ -145,11 +145,15 @@ class InputDiagnosis:
             )
         lines += [f"  with {name}: {each}" for name, each in self.tried.items()]
         if self.remedy:
-            lines.append(f"Do: {self.chain!r}")
-            lines += [f"  {name}: {CHANGES[name]}" for name in self.remedy if name in CHANGES]
+            lines += [f"Do: {line}" for line in self._remedy_lines()]
         elif self.bound != "nothing":
             lines.append("No change that was tried brings something: make what it reads cheaper.")
         return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
+
+    def _remedy_lines(self) -> list[str]:
+        """Return the changed lines of the job's own dataset, or the chain with its ``Pipeline``."""
+        lines = [CHANGES[name] for name in self.remedy if name in CHANGES]
+        return [repr(self.chain)] if "pipeline" in self.remedy else lines
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
@@ -233,9 +237,9 @@ def _best(tried: Iterable[Tried]) -> Changed | None:
 
 
 def _with(given: Chain, best: Changed) -> Chain:
-    """Return the chain with what is to be done: in the place of one of its kind, or behind."""
+    """Return the chain with the Pipeline that helps, in the place of its own."""
     if best.pipeline is None:
-        return Chain((*given.parts, RepairInput(cast(tuple[Change, ...], best.changes))))
+        return given
     parts = [each for each in given.parts if not isinstance(each, Pipeline)]
     return Chain((*parts, best.pipeline))
 

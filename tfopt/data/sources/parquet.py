@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tfopt.data.sources.columns import Layout, index_columns
-from tfopt.data.sources.shards import require_whole
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
 from tfopt.errors import UserError, first_line
@@ -238,7 +237,6 @@ def _open(source: Parquet) -> _Files:
     arrow = needs("pyarrow", type(source).__name__, "parquet")
     pads = needs("pyarrow.dataset", type(source).__name__, "parquet")
     path: Any = os.path.expanduser(source.path)
-    require_whole(path)
     if "://" not in path and glob.has_magic(path):
         path = sorted(glob.glob(path))
     try:

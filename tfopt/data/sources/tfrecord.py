@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.shards import require_whole
 from tfopt.data.sources.source import Reading, Source, are_even
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
@@ -30,8 +29,8 @@ class TFRecord(Source):
         spec: What ``tf.io.parse_example`` is given, by name. None takes it from the first example:
             every feature has that example's type and length.
         images: Features of encoded images with the shape that they are decoded and resized to.
-        examples: How many there are, which the files do not say; None: as ``tfopt.data.convert``
-            noted beside them, else they are read once to count them.
+        examples: How many there are, which the files do not say; None: they are read once to
+            count them.
 
     Example:
         data = tfopt.pipeline(TFRecord("data/*.tfrecord", label="y"), batch_size=256)
@@ -56,9 +55,6 @@ class TFRecord(Source):
     def count_examples(self) -> int:
         if self.examples is not None:
             return self.examples
-        noted = require_whole(self.path)
-        if noted is not None:
-            return noted
         import tensorflow as tf
 
         try:
@@ -140,9 +136,8 @@ class TFRecord(Source):
         return (*names, *labels)
 
     def files(self) -> list[str]:
-        """Return the paths of the files, in order; refuse one of no bytes, or a lack of shards."""
+        """Return the paths of the files, in order; refuse an empty one."""
         path = os.path.expanduser(self.path)
-        require_whole(path)
         if os.path.isdir(path):
             found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in Path(f).name]
         else:
