@@ -23,7 +23,8 @@ from tfopt import (
     Quantize,
     chain,
 )
-from tfopt.data.texts import load_texts, text_classes
+from tfopt.data.class_folders import class_folders
+from tfopt.data.texts import TEXT_SOURCES, load_texts
 from tfopt.errors import require_count
 from tfopt.job.parts import Data
 
@@ -60,7 +61,7 @@ def job(
     """Return the plain job: Adam at its default rate, batches of 32.
 
     Args:
-        data: What ``tfopt.data.texts.load_texts`` takes: a folder or table of yours, or "auto",
+        data: What ``tfopt.data.texts.load_texts`` takes: a folder of yours, or "auto",
             "tfds", "embedded", "synthetic".
         vocabulary: The most words that are told apart, the most frequent ones.
         length: Words of a text that are read; shorter ones are padded.
@@ -74,7 +75,7 @@ def job(
         require_count(name, value)
     if examples is not None:
         require_count("examples", examples)
-    classes = len(text_classes(data))
+    classes = 2 if data in TEXT_SOURCES else len(class_folders(data).classes)
     return Job(
         name="text_transformer",
         build=functools.partial(transformer, vocabulary, length, width, heads, blocks, classes),

@@ -121,3 +121,23 @@ class TFDS(Source):
                 fix=f"tfds.load({self.name!r}) once, with a network; or data_dir=",
             )
         return builder
+
+
+def prepared_parts(asked: str, name: str, feature: str) -> tuple[list[tuple[Any, Any]] | None, str]:
+    """Return a feature and the labels of the splits "train" and "test", as arrays in memory.
+
+    None, and the reason, where "embedded" is asked for, or "auto" and TFDS has not prepared them.
+    """
+    import numpy as np
+
+    if asked == "embedded":
+        return None, "asked for"
+    folder = os.environ.get("TFDS_DATA_DIR")  # TFDS itself reads it once, when it is imported
+    splits = (TFDS(name, split, "label", feature, folder) for split in ("train", "test"))
+    try:
+        parts = [tuple(map(np.concatenate, zip(*split, strict=True))) for split in splits]
+    except UserError as error:
+        if asked == "tfds":
+            raise
+        return None, error.what
+    return parts, ""
