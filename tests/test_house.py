@@ -62,7 +62,6 @@ def test_a_file_loads_tensorflow_when_imported_only_where_it_works_inside_a_step
         "distribute/partial_losses.py",
         "distribute/proof_data.py",
         "distribute/proof_state.py",
-        "distribute/replica_times.py",
         "distribute/step.py",
         "distribute/step_function.py",
         "distribute/verify.py",

@@ -201,7 +201,6 @@ def test_a_block_calls_each_function():
         "hardware_estimate",
         "measure",
         "optimize",
-        "replica_times",
     }
 
 

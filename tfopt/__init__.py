@@ -3,7 +3,7 @@
 Faster training: place, mixed_precision, distribute, pipeline, execution, remat, accumulate,
 scaled_learning_rate, keep_host_memory. Smaller models: prune, cluster, quantize_aware, quantize,
 remove_channels; footprint measures the gain, strip leaves a plain model. Serving: export, optimize,
-load. Training that survives: resume, replica_times, train_asynchronously.
+load. Training that survives: resume, train_asynchronously.
 Each is also a transform (``Prune``, ``QuantizeAware`` …), a link of a measured chain:
 ``tfopt.run(tfopt.chain(tfopt.Prune(0.8)).apply(job))``. ``help(tfopt.prune)`` explains one.
 

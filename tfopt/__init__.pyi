@@ -16,7 +16,6 @@ from .compress.strip import strip as strip
 from .data.pipeline import Pipeline as Pipeline
 from .data.pipeline import pipeline as pipeline
 from .distribute.asynchronous.train import train_asynchronously as train_asynchronously
-from .distribute.replica_times import replica_times as replica_times
 from .distribute.replicas import Distribute as Distribute
 from .distribute.replicas import distribute as distribute
 from .doctor.examine import doctor as doctor

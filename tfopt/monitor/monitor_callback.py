@@ -20,7 +20,7 @@ from typing import Any
 
 import keras
 
-from tfopt.distribute.worker_times import count_input_wait, seconds_waited
+from tfopt.distribute.input_wait import count_input_wait, seconds_waited
 from tfopt.errors import UserError, within
 from tfopt.files import target_of
 from tfopt.job.cluster_place import place_in_cluster

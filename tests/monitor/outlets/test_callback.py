@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.distribute.worker_times import seconds_waited
+from tfopt.distribute.input_wait import seconds_waited
 from tfopt.monitor import monitor_callback as callbacks
 
 X = np.random.default_rng(0).normal(size=(16 * 8 + 8, 16)).astype("float32")
@@ -197,7 +197,7 @@ def test_a_training_that_an_error_ends_leaves_its_recording_and_no_thread(sample
 
 
 @pytest.mark.slow
-def test_under_two_replicas_and_with_replica_times(fresh_python):
+def test_under_two_replicas(fresh_python):
     code = """
         import keras, numpy as np, tfopt
         x = np.random.default_rng(0).normal(size=(72, 16)).astype("float32")
@@ -209,8 +209,8 @@ def test_under_two_replicas_and_with_replica_times(fresh_python):
             model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
             return model.get_weights()[0]
         plain = train([])
-        monitor, times = tfopt.Monitor(hz=10), tfopt.replica_times()
-        assert np.array_equal(plain, train([times, monitor]))
+        monitor = tfopt.Monitor(hz=10)
+        assert np.array_equal(plain, train([monitor]))
         marks = monitor.recording.steps
         assert sum(m.examples for m in marks) == 144, marks
         assert all(0 <= m.input_wait_s <= m.seconds for m in marks), marks

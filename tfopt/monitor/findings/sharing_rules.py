@@ -127,7 +127,7 @@ def _uneven(busy: _Means) -> list[Finding]:
                 "warning",
                 f"GPUs of {len(names)} models work together: {', '.join(sorted(names))}.",
                 _evidence(busy),
-                "reported by the driver; which one is slower, tfopt.replica_times measures",
+                "reported by the driver",
                 "replicas get equal shares, so all wait for the slowest: train on equal GPUs",
             )
         ]
@@ -143,7 +143,6 @@ def _uneven(busy: _Means) -> list[Finding]:
             f"and {busy[high].mean:.0f} on {high.label}.",
             _evidence(busy),
             "measured",
-            "tfopt.replica_times() shows which one the others wait for, and for what; "
             "look at the heat, the PCIe link and the other processes of the odd one",
         )
     ]
