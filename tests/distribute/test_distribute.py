@@ -246,6 +246,11 @@ def test_nonsense_is_refused(bad):
         Distribute(**bad)
 
 
+def test_a_model_is_refused_at_the_call():
+    with pytest.raises(UserError, match=r"takes GPU indices, and no model"):
+        distribute(build())
+
+
 @pytest.mark.parametrize(
     "link",
     [

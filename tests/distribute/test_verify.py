@@ -58,7 +58,7 @@ def made(kind=keras.Sequential, declared=None, between=(), verify=True, rate=0.0
 
 
 def verdict(model, **arguments):
-    return str(verify(distributed(model), {"x": x, "y": y, **BATCH, **arguments}))
+    return str(verify(distributed(model).step, {"x": x, "y": y, **BATCH, **arguments}))
 
 
 def fitted_in_the_scope():
@@ -188,7 +188,7 @@ def before_and_after():
         model.build()
         keras.utils.set_random_seed(3)
         if not how:
-            verify(distributed(model), {"x": x, "y": y, **BATCH})
+            verify(distributed(model).step, {"x": x, "y": y, **BATCH})
         else:
             model._maybe_symbolic_build(data_batch=(tf.constant(x), tf.constant(y)))
         seen.append(everything(model))
@@ -208,7 +208,7 @@ def interrupted():
 
     object.__setattr__(model, "own_loss", own_loss)
     with pytest.raises(KeyboardInterrupt):
-        verify(distributed(model), {"x": x, "y": y, **BATCH})
+        verify(distributed(model).step, {"x": x, "y": y, **BATCH})
     return [before, [w.tolist() for w in model.get_weights()], len(calls)]
 
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.agreement import Exchange
-from tfopt.distribute.roll_call import call_roll, leave_mark
-from tfopt.distribute.step_limit import StepLimit
+from tfopt.distribute.workers import Exchange, StepLimit, call_roll, leave_mark
+from tfopt.errors import WorkerMissing, first_line
 from tfopt.job.cluster_place import ClusterPlace
 
 # A worker that has not been heard of for this long is taken for dead: TensorFlow's heartbeats.
 _HEARTBEAT_S = 20.0
 _TRAINING = ("chief", "worker")
+_CALL = "distribute()"
 
 
 def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
@@ -31,20 +31,31 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
 
     if context.context()._initialized:
         raise RuntimeError("TensorFlow has initialised its devices")
-    card = {
-        "script": _script(),
-        "versions": [platform.python_version(), tf.__version__, keras.__version__],
-        "devices": list(devices),
-        "_seed": secrets.randbits(31),
-    }
     leave_mark()
-    chief = call_roll(place, card, timeout_s)
+    call_roll(place, timeout_s)
     exchange = Exchange(place, timeout_s)
-    strategy = _several_workers(place, devices, timeout_s, exchange.limit)
+    try:
+        strategy = _several_workers(place, devices, timeout_s, exchange.limit)
+    except tf.errors.OpError as error:
+        raise WorkerMissing(
+            "The workers did not all join the cluster.",
+            expected=f"the same cluster in TF_CONFIG on all {place.workers} workers",
+            received=first_line(error),
+            fix="see the output of the others",
+        ) from error
+    seeds = exchange.gather({"call": _CALL, "seed": secrets.randbits(31)})
+    exchange.require_alike(
+        {
+            "call": _CALL,
+            "script": _script(),
+            "versions": [platform.python_version(), tf.__version__, keras.__version__],
+            "devices": list(devices),
+        }
+    )
     exchange.limit.start()
     # Shuffled by another seed each worker would take its share of another order.
     if context.global_seed() is None:
-        tf.random.set_seed(chief["_seed"])
+        tf.random.set_seed(next(iter(seeds.values()))["seed"])
     strategy._tfopt_exchange = exchange
     return strategy
 
@@ -79,7 +90,7 @@ def _several_workers(
         tf.train.ClusterSpec(spec), task_type=place.kind, task_id=place.index, rpc_layer="grpc"
     )
     _coordinate(spec, timeout_s)
-    # Without TensorFlow's own time limit: see ``step_limit``.
+    # Without TensorFlow's own time limit: see ``StepLimit``.
     options = tf.distribute.experimental.CommunicationOptions()
     extended = limit.on(OnDevices)
 

@@ -23,19 +23,27 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.trainer import Trainer
 
 from tfopt.compress.hooks import Shared, replaced
-from tfopt.distribute.mends.repairs_roster import mends_in_force
+from tfopt.distribute.mends.in_force import mends_in_force
 from tfopt.distribute.mends.worker_saves import moved_into_place
 from tfopt.distribute.shards import refuse_what_cannot_be_split
 from tfopt.distribute.step import Step, has_own
 from tfopt.distribute.step_function import split, step_function
 from tfopt.distribute.verify import prove
-from tfopt.distribute.watched import watched
 from tfopt.distribute.whole_batch import padded, replicas_of
+from tfopt.distribute.workers import call_together, limited
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _SAVES = ("save", "save_weights", "export")
+_OWN = (
+    "compile",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+    "predict_on_batch",
+    "predict_step",
+)
 _NAME = "_distributed"  # among a model's attributes, unseen by Keras
 
 
@@ -67,9 +75,7 @@ class DistributedModel:
         if exchange_of(self.strategy) is not None:  # all workers write to one path
             for name in _SAVES:
                 self._put(name, functools.partial(self._save, name))
-        for name in ("compile", "make_train_function", "make_test_function"):
-            self._put(name, getattr(self, f"_{name}"))
-        for name in ("predict_on_batch", "predict_step"):
+        for name in _OWN:
             self._put(name, getattr(self, f"_{name}"))
         self._put("_maybe_symbolic_build", self._build)
         object.__setattr__(self._model, _NAME, self)
@@ -97,7 +103,7 @@ class DistributedModel:
             if name.endswith("_on_batch"):
                 return plain(*args, **kwargs)
             call = self._prepared(plain) if name == "fit" else plain
-            return watched(name, self._model, call, args, kwargs)
+            return call_together(name, self._model, call, args, kwargs)
 
     def _prepared(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``fit`` with what comes before its first step."""
@@ -111,7 +117,7 @@ class DistributedModel:
                 given.arguments["batch_size"] = self.declared.global_batch
             refuse_what_cannot_be_split(self._model, given.arguments, replicas)
             if self.declared.verify and self.proof is None and self._model.compiled:
-                self.proof = prove(self, given.arguments)
+                self.proof = prove(self.step, given.arguments)
             return fit(*given.args, **given.kwargs)
 
         prepared.__signature__ = signature  # type: ignore[attr-defined]
@@ -131,14 +137,21 @@ class DistributedModel:
     def _make_train_function(self, force: bool = False) -> Any:
         model = self._model
         if force or model.train_function is None:
-            model.train_function = step_function(self.step, "train_step")
+            model.train_function = limited(model, step_function(self.step, "train_step"))
         return model.train_function
 
     def _make_test_function(self, force: bool = False) -> Any:
         model = self._model
         if force or model.test_function is None:
-            model.test_function = step_function(self.step, "test_step")
+            model.test_function = limited(model, step_function(self.step, "test_step"))
         return model.test_function
+
+    def _make_predict_function(self, force: bool = False) -> Any:
+        model = self._model
+        if force or model.predict_function is None:
+            self.plain("make_predict_function", True)
+            model.predict_function = limited(model, model.predict_function)
+        return model.predict_function
 
     def _predict_on_batch(self, x: Any) -> Any:
         """Return each output once: Keras hands every replica the whole batch."""

@@ -8,20 +8,21 @@ up again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from tfopt.data.pipeline import refuse_another
 from tfopt.distribute.joining import join
 from tfopt.distribute.mends.cleared_sessions import scope_kept
-from tfopt.distribute.mends.repairs_roster import mends_in_force, repairs_of
+from tfopt.distribute.mends.in_force import mends_in_force
 from tfopt.distribute.shards import per_replica
-from tfopt.distribute.watched import lost_workers_named
+from tfopt.distribute.workers import lost_workers_named
 from tfopt.errors import (
     DevicesAlreadyInitialised,
     UserError,
     hashable,
+    in_short,
     keep_plain,
     require_count,
     within,
@@ -30,6 +31,7 @@ from tfopt.job.cluster_place import ClusterPlace, exchange_of, place_in_cluster
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts, Trained
 
+_PEER_TIMEOUT_S = 600.0
 # The strategy of this process, and what it was made for.
 _in_force: dict[tuple[Any, ...], Any] = {}
 
@@ -61,7 +63,6 @@ class Replicas:
             exchange.meet("wait_for_all()")
 
 
-@contextmanager
 def distribute(
     gpus: Sequence[int] | None = None,
     *,
@@ -70,18 +71,18 @@ def distribute(
     per_replica_batch: int | None = None,
     own_losses: Literal["mean", "sum"] | None = None,
     verify: bool = True,
-    peer_timeout_s: float = 600.0,
-) -> Iterator[Replicas]:
-    """Enter a scope in which to build and compile a model that trains on several replicas.
+    peer_timeout_s: float = _PEER_TIMEOUT_S,
+) -> AbstractContextManager[Replicas]:
+    """Return a scope in which to build and compile a model that trains on several replicas.
 
         with tfopt.distribute(global_batch=64) as replicas:
             model = build()
             model.compile("adam", "mse")
         model.fit(x, y, batch_size=replicas.global_batch)
 
-    In a process of a cluster (TF_CONFIG, or a task of Slurm's srun) the replicas are those of all
-    workers; every worker runs the same script, and gives ``fit`` the same data and the global
-    batch, of which each example goes to one replica.
+    Outside of ``with`` the scope does nothing. In a process of a cluster (TF_CONFIG, or a task of
+    Slurm's srun) the replicas are those of all workers; every worker runs the same script, and
+    gives ``fit`` the same data and the global batch, of which each example goes to one replica.
 
     What is trained is what one device would train: losses and metrics are the whole batch's, and
     before the first epoch ``fit`` proves it on a few batches of the model's own data.
@@ -101,15 +102,23 @@ def distribute(
             difference ends with an error that names it, and what cannot be compared (dropout)
             is said.
         peer_timeout_s: In a cluster, how long this worker waits for another one, at the start
-            and in a step, before it ends with an error that names it.
+            and in a step of ``fit``, before it ends with an error that names it.
     """
-    _validate(gpus, logical_cpus, global_batch, per_replica_batch, own_losses)
     if not within(peer_timeout_s, 1, 86401):
         raise UserError(
             "peer_timeout_s is not a time to wait.",
             expected="seconds, from 1 to a day",
             received=repr(peer_timeout_s),
         )
+    settings = Distribute(
+        gpus, logical_cpus, global_batch, per_replica_batch, own_losses, bool(verify)
+    )
+    return _entered(settings, peer_timeout_s)
+
+
+@contextmanager
+def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
+    """Be in the scope; yield its replicas."""
     import tensorflow as tf
 
     if tf.distribute.has_strategy():
@@ -121,10 +130,10 @@ def distribute(
         )
     _refuse_keras_distribution()
     place = _training_place()
-    devices = _devices(gpus, logical_cpus, in_cluster=place is not None)
+    devices = _devices(settings.gpus, settings.logical_cpus, in_cluster=place is not None)
     workers = place.workers if place is not None else 1
     count = max(len(devices), 1) * workers
-    total, each = _batches(count, global_batch, per_replica_batch)
+    total, each = _batches(count, settings.global_batch, settings.per_replica_batch)
     rank = place.rank if place is not None else 0
     if count == 1:
         yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
@@ -134,7 +143,8 @@ def distribute(
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
     from tfopt.distribute.models import Declared, models_attached
 
-    attached = models_attached(strategy, Declared(own_losses, verify, total))
+    declared = Declared(settings.own_losses, settings.verify, total)
+    attached = models_attached(strategy, declared)
     with watched, mends_in_force(strategy), scope_kept(strategy.scope), attached:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
@@ -190,7 +200,6 @@ def _strategy(
         strategy = _joined(place, devices, timeout_s)
     else:
         strategy = seen_as_one(tf.distribute.MirroredStrategy)(devices)
-    repairs_of(strategy)  # by all workers together
     _in_force[where] = strategy
     return strategy
 
@@ -260,7 +269,7 @@ class Distribute(Transform):
     run(chain(Distribute(per_replica_batch=64), MixedPrecision()).apply(job))
     """
 
-    gpus: tuple[int, ...] | None = None
+    gpus: Sequence[int] | None = None
     logical_cpus: int | None = None
     global_batch: int | None = None
     per_replica_batch: int | None = None
@@ -298,14 +307,7 @@ class Distribute(Transform):
     @contextmanager
     def scope(self, job: Job) -> Iterator[tuple[Any, Effect]]:
         """Enter the strategy; yield it with what was done."""
-        with distribute(
-            self.gpus,
-            logical_cpus=self.logical_cpus,
-            global_batch=self.global_batch,
-            per_replica_batch=self.per_replica_batch,
-            own_losses=self.own_losses,
-            verify=self.verify,
-        ) as replicas:
+        with _entered(self, _PEER_TIMEOUT_S) as replicas:
             refuse_another(self, replicas.global_batch, job.applied)
             yield replicas, _effect(replicas)
 
@@ -371,15 +373,7 @@ def _validate(
         if value is not None:
             require_count(name, value)
     if gpus is not None:
-        indices = list(gpus) if isinstance(gpus, list | tuple) else [gpus]
-        for index in indices:
-            require_count("a GPU index", index, minimum=0)
-        if not isinstance(gpus, list | tuple) or not indices or len(set(indices)) < len(indices):
-            raise UserError(
-                "distribute() needs each GPU once.",
-                expected="a list of different GPU indices, or None for all",
-                received=repr(gpus),
-            )
+        _validate_gpus(gpus)
     if gpus is not None and logical_cpus is not None:
         raise UserError(
             "Replicas are either GPUs or logical CPU devices.",
@@ -391,6 +385,24 @@ def _validate(
             "The global batch is the per-replica batch times the replicas.",
             received=f"global_batch={global_batch}, per_replica_batch={per_replica_batch}",
             fix="give one of them",
+        )
+
+
+def _validate_gpus(gpus: Any) -> None:
+    if not isinstance(gpus, list | tuple):
+        raise UserError(
+            "distribute() takes GPU indices, and no model: it does nothing until its `with`.",
+            expected="a list of GPU indices, or None for all",
+            received=in_short(gpus),
+            fix="with tfopt.distribute(): model = build(), or keras.saving.load_model(path)",
+        )
+    for index in gpus:
+        require_count("a GPU index", index, minimum=0)
+    if not gpus or len(set(gpus)) < len(gpus):
+        raise UserError(
+            "distribute() needs each GPU once.",
+            expected="a list of different GPU indices, or None for all",
+            received=repr(gpus),
         )
 
 

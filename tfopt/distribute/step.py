@@ -61,12 +61,17 @@ class Step:
         self.exchanged: dict[str, int] = {}
         """Bytes that a replica exchanges in a training step, by what they are."""
 
+    @property
+    def strategy(self) -> Any:
+        """Return the strategy under which the model was made."""
+        return self.model.distribute_strategy
+
     def run(self, name: str, data: Any, is_even: bool = True) -> Any:
         """Run ``train_step`` or ``test_step`` on all replicas; return the whole batch's logs.
 
         ``is_even``: where sizes are known, they are the same on every replica.
         """
-        strategy = self.model.distribute_strategy
+        strategy = self.strategy
         counted: dict[str, int] = {}
         of_metrics: set[str] = set()
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +36,7 @@ from tfopt.distribute.proof_state import (
     shared_value,
 )
 from tfopt.distribute.step import (
+    Step,
     has_own,
     metrics_of,
     optimizers_of,
@@ -43,12 +44,10 @@ from tfopt.distribute.step import (
     variables_of,
 )
 from tfopt.distribute.whole_batch import replicas_of
+from tfopt.distribute.workers import limited
 from tfopt.errors import UserError, first_line
 from tfopt.job.cluster_place import exchange_of
 from tfopt.resume.variables import put_back, values_of
-
-if TYPE_CHECKING:
-    from tfopt.distribute.models import DistributedModel
 
 _LOG = logging.getLogger("tfopt")
 _MOST_STEPS = 8
@@ -122,46 +121,46 @@ class Verdict:
         return f"different after {where}: {self.worst}. Usual causes: {self.causes}"
 
 
-def prove(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
+def prove(step: Step, arguments: dict[str, Any]) -> Verdict:
     """Verify a model in front of ``fit`` and say what was found; refuse one that is different."""
-    verdict = verify(model, arguments)
+    verdict = verify(step, arguments)
     if verdict.kind == "different":
-        raise _refusal(model, verdict)
+        raise _refusal(step, verdict)
     if verdict.kind == "equal" or verdict.is_rest_equal:
-        _LOG.info("%s: %s", model.step.model.name, verdict)
+        _LOG.info("%s: %s", step.model.name, verdict)
     else:
-        warnings.warn(f"{model.step.model.name}: {verdict}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{step.model.name}: {verdict}", RuntimeWarning, stacklevel=2)
     return verdict
 
 
-def verify(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
+def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
     """Return whether a model trains on its replicas as on one device, by a few steps of both.
 
-        verdict = verify(distributed(model), {"x": x, "y": y, "batch_size": 64})
+        verdict = verify(distributed(model).step, {"x": x, "y": y, "batch_size": 64})
         assert verdict.kind == "equal", verdict
 
     Args:
-        model: What ``distributed(model)`` returns.
+        step: The step of the model on its replicas.
         arguments: Those of ``fit`` by their names. A generator among them is replaced by one that
             begins with what was read; other data are read anew, and left as they were.
     """
     begin = time.perf_counter()
-    with outside_scope(), SavedState(model.step.model) as state:
-        found = _read(model, arguments)
+    with outside_scope(), SavedState(step.model) as state:
+        found = _read(step, arguments)
         state.note_random_state()  # a generator has drawn what it gave
         if isinstance(found, Verdict):
             verdict = found
         else:
-            verdict = _of_all_workers(model, _Proof(model, found, state).verdict())
-    verdict.replicas, verdict.seconds = replicas_of(model.strategy), time.perf_counter() - begin
+            verdict = _of_all_workers(step.strategy, _Proof(step, found, state).verdict())
+    verdict.replicas, verdict.seconds = replicas_of(step.strategy), time.perf_counter() - begin
     return verdict
 
 
-def _refusal(model: DistributedModel, verdict: Verdict) -> UserError:
-    other = {"mean": "sum", "sum": "mean"}.get(str(model.declared.own_losses))
+def _refusal(step: Step, verdict: Verdict) -> UserError:
+    other = {"mean": "sum", "sum": "mean"}.get(str(step.own_losses))
     declare = f'declare own_losses="{other}" in distribute(), or ' if other else ""
     return UserError(
-        f"{model.step.model.name!r} does not train on {verdict.replicas} replicas as on one "
+        f"{step.model.name!r} does not train on {verdict.replicas} replicas as on one "
         f"device. Nothing was trained. Usual causes: {verdict.causes}.",
         expected="the weights and logs of one device",
         received=f"after {verdict.steps} steps, {verdict.worst}",
@@ -169,17 +168,17 @@ def _refusal(model: DistributedModel, verdict: Verdict) -> UserError:
     )
 
 
-def _read(model: DistributedModel, arguments: dict[str, Any]) -> Batches | Verdict:
+def _read(step: Step, arguments: dict[str, Any]) -> Batches | Verdict:
     """Return the batches to prove with, the same on all workers; else why there are none."""
-    keras_model = model.step.model
-    counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(keras_model)]
+    model, strategy = step.model, step.strategy
+    counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(model)]
     steps = min(max([2, *counts]), _MOST_STEPS)
     found, reason = None, ""
     try:
-        found = read_batches(arguments, steps, replicas_of(model.strategy), keras_model)
+        found = read_batches(arguments, steps, replicas_of(strategy), model)
     except CannotRead as error:
         reason = str(error)
-    exchange = exchange_of(model.strategy)
+    exchange = exchange_of(strategy)
     if exchange is not None:
         known = {"reason": reason} if found is None else {"digest": found.digest()}
         kinds = None if found is None else found.kinds()
@@ -190,7 +189,7 @@ def _read(model: DistributedModel, arguments: dict[str, Any]) -> Batches | Verdi
             reason = _why_not_shared(told)
             if found is not None and not reason:
                 place = exchange.place
-                found = found.of_the_chief(model.strategy, told[0]["kinds"], place.is_chief)
+                found = found.of_the_chief(strategy, told[0]["kinds"], place.is_chief)
     if found is None or reason:
         return Verdict("inconclusive", reasons=[reason], is_rest_equal=False)
     return found
@@ -209,9 +208,9 @@ def _why_not_shared(told: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _of_all_workers(model: DistributedModel, verdict: Verdict) -> Verdict:
+def _of_all_workers(strategy: Any, verdict: Verdict) -> Verdict:
     """Return the worst verdict of all workers, so that all of them go on alike."""
-    exchange = exchange_of(model.strategy)
+    exchange = exchange_of(strategy)
     if exchange is None:
         return verdict
     facts = exchange.gather({"call": "the end of the proof", "kind": verdict.kind})
@@ -253,9 +252,8 @@ class _Device:
 class _Proof:
     """The runs of one model on the same batches."""
 
-    def __init__(self, model: DistributedModel, batches: Batches, state: SavedState) -> None:
-        self.step, self.strategy = model.step, model.strategy
-        self.model = model.step.model
+    def __init__(self, step: Step, batches: Batches, state: SavedState) -> None:
+        self.step, self.strategy, self.model = step, step.strategy, step.model
         self.batches, self.state = batches, state
         kinds = [layer.compute_dtype for layer in self.model._flatten_layers()]
         self.unit = max([_UNIT, *(_UNITS_OF_16_BITS.get(kind, 0.0) for kind in kinds)])
@@ -311,7 +309,8 @@ class _Proof:
         return _Device(train, test, self.batches.dataset(), is_one=True)
 
     def _all_replicas(self) -> _Device:
-        train, test = (self._function(functools.partial(self.step.run, name)) for name in _STEPS)
+        steps = (self._function(functools.partial(self.step.run, name)) for name in _STEPS)
+        train, test = (limited(self.model, each) for each in steps)
         data = self.strategy.experimental_distribute_dataset(self.batches.dataset())
         return _Device(train, test, data, is_one=False)
 

@@ -236,18 +236,13 @@ def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
 
 
 def _gathered(value: Any) -> Any:
-    if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
+    if not isinstance(value, tf.Tensor) or value.dtype == tf.string or value.shape.rank == 0:
         raise UserError(
             "A loss of the whole batch needs the rows of all replicas.",
-            expected="dense outputs, targets and weights of numbers, or one of Keras's losses",
+            expected="dense outputs, targets and weights of numbers, which begin with the axis of "
+            "the examples, or one of Keras's losses",
             received=repr(value),
             fix="use a loss of keras.losses, whose sums are exchanged instead, or dense tensors",
-        )
-    if value.shape.rank == 0:
-        raise UserError(
-            "A loss of the whole batch needs the rows of all replicas, and got a single number.",
-            expected="outputs, targets and weights that begin with the axis of the examples",
-            received=repr(value),
         )
     context = tf.distribute.get_replica_context()
     devices = context.strategy.extended.worker_devices

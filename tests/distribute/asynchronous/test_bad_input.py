@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt.distribute.roll_call import answers
+from tfopt.distribute.workers import answers
 from tfopt.errors import UserError
 
 
@@ -27,7 +27,7 @@ def test_who_does_not_answer_is_named(cluster_of):
     cluster.environment["PATIENCE_S"] = "1"
     cluster.start("chief 0")
     assert cluster.status("chief 0") == 1
-    assert f"do not answer: worker 0 at {cluster.addresses['worker'][0]}" in cluster.text("chief 0")
+    assert f"worker 0 at {cluster.addresses['worker'][0]} did not come" in cluster.text("chief 0")
     # A port that another program has, and a ps whose chief never comes.
     other, alone = (cluster_of("until_stopped.py", workers=1, PATIENCE_S="1") for _ in range(2))
     other.addresses["ps"] = [ps]
@@ -154,7 +154,7 @@ def test_a_model_that_makes_weights_in_its_first_step_is_refused():
     import keras
     import tensorflow as tf
 
-    from tfopt.distribute.asynchronous.building import build_all
+    from tfopt.distribute.asynchronous.building import build_variables
 
     class Parts(keras.Model):
         """Without a call, and with a part whose shape nobody has said."""
@@ -174,9 +174,14 @@ def test_a_model_that_makes_weights_in_its_first_step_is_refused():
 
     spec = (tf.TensorSpec((None, 2)),)
     with pytest.raises(UserError, match="Parts makes variables in its first step") as caught:
-        build_all(made(), made(), tf.distribute.get_strategy(), spec)
-    assert "0 of 2 are there before it" in str(caught.value)
+        build_variables(made(), spec)
+    assert "not built: dense" in str(caught.value)
     wrong = keras.Sequential([keras.layers.Dense(1), keras.layers.Conv2D(1, 3)])
     wrong.compile("adam", "mse")
     with pytest.raises(UserError, match="Sequential cannot be built from the shapes of its data"):
-        build_all(wrong, wrong, tf.distribute.get_strategy(), spec)
+        build_variables(wrong, spec)
+    two = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    two.compile("adam", "mse")
+    two.second = keras.optimizers.SGD()
+    with pytest.raises(UserError, match="The optimizer second of Sequential is not built"):
+        build_variables(two, (*spec, tf.TensorSpec((None, 1))))

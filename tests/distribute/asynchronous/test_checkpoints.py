@@ -89,7 +89,7 @@ def test_every_optimizer_and_every_dtype_come_back(tmp_path, dtype):
     kept.keep(7, model)
     again = built(dtype=dtype)
     kept = progress(tmp_path, again)
-    assert [kept.epoch, kept.go_on(again), kept.epoch] == [0, 7, 7]
+    assert kept.go_on(again) == 7
     assert int(again.second[0].iterations.numpy()) == 3
     for old, new in (
         (model.variables, again.variables),

@@ -1,4 +1,4 @@
-"""Workers that come late, die and come back; a ps or a chief that is lost. Real signals."""
+"""Workers that die and come back; a ps or a chief that is lost. Real signals."""
 
 import os
 import signal
@@ -27,11 +27,9 @@ def wait_for_work_of(cluster, *workers):
 
 
 @pytest.mark.slow
-def test_workers_come_late_die_and_come_back_and_no_step_is_lost(cluster_of):
+def test_workers_die_and_come_back_and_no_step_is_lost(cluster_of):
     cluster = cluster_of("until_stopped.py")
-    cluster.start("ps 0", "worker 0", "chief 0")
-    wait_for_work_of(cluster, 0)
-    cluster.start("worker 1")
+    cluster.start("ps 0", "worker 0", "worker 1", "chief 0")
     wait_for_work_of(cluster, 0, 1)
     cluster.kill("worker 0")
     assert cluster.status("worker 0") == -9
@@ -48,7 +46,6 @@ def test_workers_come_late_die_and_come_back_and_no_step_is_lost(cluster_of):
     repeated = sum(each["steps_repeated"] for each in done)
     assert 0 <= repeated <= 1
     assert last["iterations"] == STEPS * len(done) + repeated
-    assert done[-1]["tasks_lost"] >= 1
     assert done[-1]["accuracy"] > 0.9
 
 
@@ -93,7 +90,7 @@ def test_a_lost_ps_ends_every_task_and_is_named_and_what_was_kept_is_gone_on_fro
         # TensorFlow may hold the chief back from telling: then the others see it end.
         if task == "chief 0" or "is gone" not in text:
             assert lost in text
-            assert "start all tasks again; it goes on behind epoch" in text
+            assert "it goes on behind its last finished epoch" in text
     before = len(epochs(cluster))
     (cluster.folder / "stop").touch()
     cluster.start("ps 0", "worker 0", "worker 1", "chief 0")
@@ -124,6 +121,6 @@ def test_a_worker_that_stands_still_is_an_error_when_patience_is_over(cluster_of
     os.kill(cluster.pids["worker 0"], signal.SIGSTOP)
     assert cluster.status("chief 0") == 1
     assert "No worker has finished a step for 20 s" in cluster.text("chief 0")
-    assert "it goes on behind epoch" in cluster.text("chief 0")
+    assert "it goes on behind its last finished epoch" in cluster.text("chief 0")
     assert cluster.status("ps 0") == 1
     assert "No worker has finished a step for 20 s" in cluster.text("ps 0")

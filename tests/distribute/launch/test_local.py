@@ -7,14 +7,12 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
 
 import pytest
 from on_workers import LIMIT_S
 
 from tfopt.distribute.launch.local import LocalJob, launch_here
 from tfopt.distribute.launch.local_tasks import (
-    MarkedLines,
     free_ports,
     shared_out,
     tasks_here,
@@ -108,7 +106,7 @@ def test_tasks_that_never_met_are_warned_of():
     assert "no task has called tfopt.distribute()" in err
     assert "no task has called tfopt.train_asynchronously()" in launched("true", workers=1, ps=1)[2]
     assert "no task has called" not in launched("true", workers=1)[2]
-    met = "from tfopt.distribute.roll_call import leave_mark; leave_mark()"
+    met = "from tfopt.distribute.workers import leave_mark; leave_mark()"
     assert "no task has called" not in launched(sys.executable, "-c", met)[2]
     _, _, err = launched("false")
     assert "no task has called" not in err
@@ -395,22 +393,6 @@ def test_launching_from_a_script_puts_the_signals_back():
     assert code == 0
     assert sorted(out.splitlines()) == ["[worker 0] as it is", "[worker 1] as it is"]
     assert {number: signal.getsignal(number) for number in before} == before
-
-
-def test_a_line_without_an_end_is_not_kept_for_ever():
-    reading, writing = os.pipe()
-    target, last = io.BytesIO(), deque()
-    lines = MarkedLines(os.fdopen(reading, "rb"), "worker 0", target, last)
-    with os.fdopen(writing, "wb", buffering=0) as end:
-        assert not lines.pass_on()
-        for _ in range(40):
-            end.write(b"x" * 50000)
-            assert lines.pass_on()
-    assert not lines.pass_on()
-    lines.close()
-    written = target.getvalue().splitlines()
-    assert sum(len(line) - len(b"[worker 0] ") for line in written) == 2_000_000
-    assert len(written) == 2
 
 
 def test_the_launcher_does_not_load_tensorflow():

@@ -1,4 +1,4 @@
-"""What callbacks write is written once, by the chief, and a backup is taken up by all."""
+"""What callbacks write is written once, by the chief."""
 
 import csv
 import os
@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
     import keras, numpy as np, os, tfopt
-    from tfopt.distribute.mends.repairs_roster import mends_in_force
+    from tfopt.distribute.mends.in_force import mends_in_force
     x = np.arange(16, dtype="float32")[:, None]
     with tfopt.distribute(logical_cpus=1, verify=False) as replicas:
         keras.utils.set_random_seed(0)
@@ -18,13 +18,11 @@ CODE = """
         model = keras.Sequential([keras.Input((1,)), *layers])
         model.compile(keras.optimizers.SGD(0.001), "mse", jit_compile=False)
     k = keras.callbacks
-    def fit(epochs, **backup):
-        backup = k.BackupAndRestore(f"{folder}/backup", **backup)
+    def fit(epochs):
         callbacks = [
             k.ModelCheckpoint(f"{folder}/{{epoch}}.weights.h5", save_weights_only=True),
             k.ModelCheckpoint(f"{folder}/whole.keras"),
             k.CSVLogger(f"{folder}/log.csv"),
-            backup,
         ]
         return model.fit(x, x, batch_size=8, epochs=epochs, verbose=0, callbacks=callbacks)
 
@@ -34,39 +32,26 @@ CODE = """
         k.CallbackList([board], model=model)
     say(board=board.log_dir)
 
-    fit(2, delete_checkpoint=False)
+    fit(3)
     say(weights=[w.numpy().ravel().tolist() for w in model.trainable_weights])
-    # Another training, which goes on from the backup.
-    history = fit(5)
-    say(epochs=history.epoch, again=[w.numpy().ravel().tolist() for w in model.trainable_weights])
-
-    # The chief alone has a backup: what a folder that is not shared looks like.
-    alone = f"{folder}/of{rank}"
-    os.makedirs(alone)
-    if rank == 0:
-        with open(f"{alone}/training_metadata.json", "w") as file:
-            file.write('{"epoch": 1, "batch": 0}')
-    try: model.fit(x, x, batch_size=8, epochs=2, verbose=0, callbacks=[k.BackupAndRestore(alone)])
-    except tfopt.UserError as error: say(alone=str(error))
+    try: model.fit(x, x, batch_size=8, verbose=0, callbacks=[k.BackupAndRestore(folder)])
+    except tfopt.UserError as error: say(backup=str(error))
 """
 
 
-def test_callbacks_write_once_and_backups_are_taken_up_alike(workers):
+def test_callbacks_write_once_and_a_backup_is_refused(workers):
     first, second = workers.all_well(CODE)
     folder = workers.folder
-    for name in ("weights", "again"):
-        assert first[name] == second[name]
-    assert first["epochs"] == second["epochs"] == [2, 3, 4]
+    assert first["weights"] == second["weights"]
     with (folder / "log.csv").open() as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["2", "3", "4"]
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
     assert sorted(path.name for path in folder.glob("*.weights.h5")) == [
-        f"{epoch}.weights.h5" for epoch in range(1, 6)
+        f"{epoch}.weights.h5" for epoch in range(1, 4)
     ]
     assert (folder / "whole.keras").is_file()
     assert first["board"] == str(folder / "board") != second["board"]
-    assert not (folder / "backup").exists()
     for each in (first, second):
-        assert "worker 1 has another backup than worker 0" in each["alone"]
+        assert "tfopt.resume(folder)" in each["backup"]
 
 
 SAVED = """
@@ -181,18 +166,3 @@ def other_disk(tmp_path):
         return
     with TemporaryDirectory(dir=shared) as folder:
         yield Path(folder)
-
-
-@pytest.mark.slow
-def test_without_the_mends_all_would_write_in_place(workers):
-    ended = workers.all_well("""
-        import tfopt
-        from tfopt.distribute.mends import worker_files, worker_input, worker_saves
-        with tfopt.distribute(logical_cpus=1, verify=False) as replicas:
-            say(inside=worker_files.probe(replicas.strategy))
-        probes = [probe(replicas.strategy) for probe in (worker_files.probe, worker_input.probe)]
-        say(behind=[*probes, worker_saves.probe()])
-    """)
-    # The chief writes to the path in any case.
-    assert [said["inside"] for said in ended] == [True, False]
-    assert [said["behind"] for said in ended] == [[True] * 3] * 2

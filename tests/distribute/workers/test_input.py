@@ -104,7 +104,7 @@ CODE = """
     seen("one_file", parsed(tf.data.TFRecordDataset(names[:1])).batch(4))
 
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
-    from tfopt.distribute.mends.repairs_roster import mends_in_force
+    from tfopt.distribute.mends.in_force import mends_in_force
     strategy = model.distribute_strategy
     def tuned(dataset):
         return [each.options().autotune.enabled for each in dataset._cloned_datasets]

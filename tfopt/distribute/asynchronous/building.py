@@ -1,8 +1,4 @@
-"""Check a model, and make its variables on the parameter servers and in a local copy.
-
-Both have the same variables before a step is traced, among them the slots of every optimizer that a
-step applies. Nothing is computed, and no example is read.
-"""
+"""Check a model, and make its variables before a step is traced, those of optimizers too."""
 
 from __future__ import annotations
 
@@ -95,68 +91,39 @@ def check_callbacks(callbacks: Any) -> None:
             )
 
 
-def build_all(local: Any, remote: Any, strategy: Any, element_spec: Any) -> None:
-    """Make all variables of both models, those of ``remote`` in the strategy's scope."""
-    import tensorflow as tf
+def build_variables(model: Any, element_spec: Any) -> None:
+    """Make all variables of a model, as ``fit`` does, and require that its optimizers have theirs.
 
-    _build_layers(local, element_spec)
-    with strategy.scope():
-        _build_layers(remote, element_spec)
-    pairs = zip(optimizers_of(local).items(), optimizers_of(remote).values(), strict=True)
-    late = [(name, here, there) for (name, here), there in pairs if not here.built]
-    if late:
-        # Keras makes in the copy what it makes in the first step, and nothing is computed.
-        step = tf.function(local.train_step, autograph=False)
-        step.get_concrete_function(element_spec)
-        _require_nothing_more(local, remote)
-        with strategy.scope():
-            for name, here, there in late:
-                _build_optimizer(name, here, there, local, remote)
-
-
-def _build_layers(model: Any, element_spec: Any) -> None:
-    """Build as ``fit`` does; a model that has a train_step alone is not called."""
+    A model without a call() has to be built by the function that makes it.
+    """
     import keras
 
-    if type(model).call is keras.Model.call:
-        return
-    try:
-        model._symbolic_build(data_batch=element_spec)
-    except Exception as error:
-        raise UserError(
-            f"{type(model).__name__} cannot be built from the shapes of its data.",
-            expected="a model whose variables can be made before its first step",
-            received=f"{type(error).__name__}: {error}",
-            fix="mend what Keras says, or call the model on a batch in build()",
-        ) from error
-
-
-def _require_nothing_more(local: Any, remote: Any) -> None:
-    """Refuse variables that each worker would make when its step is traced."""
-    for what in ("variables", "metrics_variables"):
-        here, there = getattr(local, what), getattr(remote, what)
-        if len(here) != len(there):
-            more = ", ".join(each.path for each in here[:10])
+    if type(model).call is not keras.Model.call:
+        try:
+            model._symbolic_build(data_batch=element_spec)
+        except Exception as error:
             raise UserError(
-                f"{type(local).__name__} makes variables in its first step.",
+                f"{type(model).__name__} cannot be built from the shapes of its data.",
                 expected="a model whose variables can be made before its first step",
-                received=f"{len(there)} of {len(here)} are there before it; all are {more}",
-                fix="begin its parts with keras.Input(shape), or call each on a batch in build()",
-            )
-
-
-def _build_optimizer(name: str, here: Any, there: Any, local: Any, remote: Any) -> None:
-    """Build it for the variables that a step gives it; one that no step applies stays unbuilt."""
-    # What is inside another is built with that.
-    if not here.built or there.built:
-        return
-    place_of = {id(variable): place for place, variable in enumerate(local.variables)}
-    places = [place_of.get(id(each)) for each in here._trainable_variables]
-    if None in places:
+                received=f"{type(error).__name__}: {error}",
+                fix="mend what Keras says, or call the model on a batch in build()",
+            ) from error
+    plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
+    parts = model._flatten_layers(include_self=False)
+    unbuilt = [each.name for each in parts if not each.built and type(each).build not in plain]
+    if unbuilt:
         raise UserError(
-            f"The optimizer {name} of {type(local).__name__} trains variables that are not "
-            "the model's.",
-            expected="variables of the model's layers",
-            fix=f"in build(), model.{name}.build(the variables that it trains)",
+            f"{type(model).__name__} makes variables in its first step.",
+            expected="a model whose variables can be made before its first step",
+            received=f"not built: {', '.join(unbuilt[:10])}",
+            fix="begin its parts with keras.Input(shape), or call each on a batch in build()",
         )
-    there.build([remote.variables[place] for place in places if place is not None])
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    for name, optimizer in optimizers_of(model).items():
+        if not optimizer.built:
+            raise UserError(
+                f"The optimizer {name} of {type(model).__name__} is not built.",
+                expected="optimizers that have their variables before the first step",
+                fix=f"in build(), model.{name}.build(the variables that it trains)",
+            )

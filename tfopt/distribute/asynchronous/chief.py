@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.asynchronous.building import build_all, check_model
+from tfopt.distribute.asynchronous.building import build_variables, check_model
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.example_shares import shares_of
 from tfopt.distribute.asynchronous.saved_progress import Progress, copy
@@ -24,6 +24,7 @@ _AHEAD_FOR_EACH = 64
 _WORKER, _BY_A_PS = "/job:worker", "GRPC error information from remote target /job:ps"
 _NOT_THERE_ANY_MORE = "Unable to find the relevant tensor remote_handle"
 _PAUSE_S = 0.1
+_IDLE_S = 10.0  # without any result, after which the parameter servers are looked at
 
 
 @dataclass
@@ -78,8 +79,9 @@ class Steps:
             try:
                 each = results.get(timeout=1.0)
             except queue.Empty:
-                self._connection.check()
                 idle_s += 1.0
+                if idle_s > _IDLE_S:
+                    self._connection.check()
                 if idle_s >= self._connection.patience_s:
                     raise self._connection.stalled() from None
                 continue
@@ -153,16 +155,16 @@ class Chief:
             self._model = build()
             check_model(self._model)
             self._arrived = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrived")
-        build_all(self._local, self._model, strategy, shares.element_spec)
+        build_variables(self._local, shares.element_spec)
+        with strategy.scope():
+            build_variables(self._model, shares.element_spec)
         self._progress, self._done = None, 0
         if folder is not None:
             self._progress = Progress(folder, self._local, shares.element_spec)
             self._done = self._progress.go_on(self._model)
-        self._note_what_is_kept()
         iterator = iter(coordinator.create_per_worker_dataset(shares.function))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
         self._steps = Steps(connection, step, iterator, staleness)
-        connection.admit_late(iterator)
 
     def train(self, epochs: int, validation_data: Any, callbacks: Sequence[Any]) -> tuple[Any, Any]:
         """Run the epochs that are not yet done; return the local model and Keras's History."""
@@ -189,7 +191,6 @@ class Chief:
             self._done = epoch + 1
             if self._progress is not None:
                 self._progress.keep(self._done, model)
-                self._note_what_is_kept()
             if model.stop_training:
                 break
         model.optimizer.finalize_variable_values(model.trainable_variables)
@@ -214,25 +215,15 @@ class Chief:
         arrived = int(self._arrived.numpy()) - before
         return logs | self._measured(tally, arrived)
 
-    def _note_what_is_kept(self) -> None:
-        progress = self._progress
-        if progress is not None and progress.epoch:
-            self._connection.kept = (
-                f"it goes on behind epoch {progress.epoch}, kept in {progress.folder}"
-            )
-
     def _measured(self, tally: Tally, arrived: int) -> dict[str, float]:
-        order = list(self._connection.order)
-        examples = {name: tally.examples[position] for position, name in enumerate(order)}
         speed = {
-            f"examples_per_s_worker_{index}": examples.get(f"worker {index}", 0) / tally.seconds
+            f"examples_per_s_worker_{index}": tally.examples[index] / tally.seconds
             for index in range(len(self._connection.place.cluster["worker"]))
         }
         return {
             "staleness_mean": tally.staleness_sum / tally.steps,
             "staleness_max": tally.staleness_max,
             "steps_repeated": arrived - tally.steps,
-            "tasks_lost": self._connection.watch.losses(),
             "examples_per_s": sum(tally.examples.values()) / tally.seconds,
             **speed,
         }

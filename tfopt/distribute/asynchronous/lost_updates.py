@@ -99,16 +99,6 @@ def _key(tensor: Any) -> _Key:
     return id(tensor.graph), tensor.name
 
 
-def probe() -> bool:
-    """Return whether ``assign_add`` of a Keras variable reads and assigns."""
-    import keras
-    import tensorflow as tf
-
-    variable = keras.Variable(0.0, trainable=False, name="probe")
-    traced = tf.function(lambda: variable.assign_add(1.0)).get_concrete_function()
-    return not any(op.type == "AssignAddVariableOp" for op in traced.graph.get_operations())
-
-
 class Reading:
     """One shared variable as a step has read it; the step's assignments go through here."""
 

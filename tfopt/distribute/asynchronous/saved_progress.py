@@ -33,15 +33,11 @@ def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
 
 
 class Progress:
-    """The checkpoints of one training.
-
-    ``epoch`` is how many epochs the newest one has finished, 0 where there is none yet.
-    """
+    """The checkpoints of one training."""
 
     def __init__(self, folder: Path, local: Any, element_spec: Any) -> None:
         """Identify the training by ``local``, the model as ``build`` made it with all variables."""
         self.folder = folder
-        self.epoch = 0
         self._store = Store(folder, _KEPT)
         self._identity = _identity(local, element_spec)
 
@@ -54,9 +50,8 @@ class Progress:
         require_the_same(state["identity"], self._identity, str(self.folder / name))
         for named, values in zip(_variables(model), state["variables"], strict=True):
             put_back(named.variable, values)
-        self.epoch = int(state["epoch"])
         _log.info("going on from %s", self.folder / name)
-        return self.epoch
+        return int(state["epoch"])
 
     def keep(self, epoch: int, model: Any) -> None:
         """Add a checkpoint of the model after ``epoch`` finished epochs, if there is room."""
@@ -70,8 +65,6 @@ class Progress:
                 f"{error.strerror or error}. The training goes on, and the earlier ones are "
                 "unharmed."
             )
-        else:
-            self.epoch = epoch
 
 
 def copy(model: Any, other: Any) -> None:

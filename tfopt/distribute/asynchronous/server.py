@@ -2,94 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
-from tfopt.distribute.roll_call import answers
+from tfopt.distribute.workers import answers
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import ClusterPlace
 
-# A task counts as gone when it has not answered so often in a row, a second and more apart: between
-# ten and thirty seconds, never on one lost packet.
-GONE_AFTER = 10
-_PAUSE_S = 1.0
+# The chief counts as gone when it has not answered so often in a row, a second and more apart:
+# between ten and thirty seconds, never on one lost packet.
+_GONE_AFTER = 10
 # The memory file system of a process: the chief writes there through TensorFlow's own channel.
 LAST_WORD = "ram://tfopt/asynchronous/last_word"
 DONE = "done"
 _LOOK_S = 0.2
 _LINGER_S = 1.0
-
-
-def wait_for(
-    tasks: dict[str, str], patience_s: float, enough: Callable[[set[str]], bool]
-) -> set[str]:
-    """Wait until all tasks answer; return those that do when patience is over.
-
-    Args:
-        tasks: Addresses by name.
-        patience_s: How long to wait, in seconds.
-        enough: Whether to begin with some of them; they still get a moment for the others.
-    """
-    there: set[str] = set()
-    tried = with_some = 0
-    while len(there) < len(tasks) and with_some <= GONE_AFTER:
-        if tried:
-            time.sleep(_PAUSE_S)
-        there |= {name for name, address in tasks.items() if answers(address, 1.0)}
-        tried += 1
-        with_some += enough(there)
-        if tried * _PAUSE_S < patience_s:
-            continue
-        if with_some:
-            break
-        raise UserError(
-            "Tasks of the cluster do not answer: "
-            + ", ".join(f"{name} at {tasks[name]}" for name in tasks if name not in there)
-            + ".",
-            expected=f"a process listening there within {patience_s:g} s",
-            received="no connection",
-            fix="start the same script once for each task, with the same cluster in TF_CONFIG; "
-            "see that no firewall is between",
-        )
-    return there
-
-
-class Watch:
-    """A look in the background at who still answers."""
-
-    def __init__(self, tasks: dict[str, str]) -> None:
-        self._tasks = dict(tasks)
-        self._silent = dict.fromkeys(tasks, 0)
-        self._losses = dict.fromkeys(tasks, 0)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="tfopt-watch", daemon=True)
-        self._thread.start()
-
-    def add(self, name: str, address: str) -> None:
-        self._silent[name] = self._losses[name] = 0
-        self._tasks[name] = address
-
-    def gone(self, names: Iterable[str]) -> list[str]:
-        """Return those that have been silent for too long."""
-        return [name for name in names if self._silent.get(name, 0) >= GONE_AFTER]
-
-    def losses(self) -> int:
-        """Return how often a task has stopped answering."""
-        return sum(self._losses.values())
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _look(self) -> None:
-        while not self._stop.wait(_PAUSE_S):
-            for name, address in list(self._tasks.items()):
-                if answers(address):
-                    self._silent[name] = 0
-                else:
-                    self._losses[name] += self._silent[name] == 0
-                    self._silent[name] += 1
 
 
 def serve(place: ClusterPlace, patience_s: float) -> None:
@@ -147,7 +74,7 @@ def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
         seen = seen or there
         silent = 0 if there else silent + 1
         # The chief itself may wait as long for the other tasks before it listens.
-        if silent >= (GONE_AFTER if seen else 2 * patience_s):
+        if silent >= (_GONE_AFTER if seen else 2 * patience_s):
             what = "is gone" if seen else "does not answer"
             raise UserError(
                 f"The chief at {chief} {what}, and so this {place.kind} {place.index} ends.",

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.server import DONE, serve
-from tfopt.distribute.roll_call import leave_mark
+from tfopt.distribute.workers import leave_mark
 from tfopt.errors import UserError, require_count, within
 from tfopt.job.cluster_place import ClusterPlace, place_in_cluster
 
@@ -35,20 +35,18 @@ def train_asynchronously(
     The chief returns the trained model and its History. In a ps and a worker the call does not
     return: the process ends when the chief is done, with 0, or with the chief's error.
 
-    Each worker reads the weights, computes the gradients of its next batch and applies them,
-    while others do the same: a gradient may be of weights some steps old. How old is in the
-    history (``staleness_mean``, ``staleness_max``), with each worker's examples per second.
-    No update of a weight, a momentum, a moving statistic, a metric or a count is lost; the order
-    of the updates is not reproducible. A ``train_step`` of the model's own may apply several
-    optimizers, as those of a GAN, wherever the model keeps them: all are treated alike. A worker
-    may die, come back, or come late: its step is done by another, and where it had been applied
-    already it counts twice (``steps_repeated``). A ps must live: with it go its weights. At every
-    epoch's end the workers wait for the chief.
+    Each worker reads the weights, computes the gradients of its next batch and applies them, while
+    others do the same: a gradient may be of weights some steps old. The history tells how old
+    (``staleness_mean``, ``staleness_max``), and each worker's examples per second. No update of a
+    weight, a momentum, a moving statistic, a metric or a count is lost; their order is not
+    reproducible. A worker may die and come back: its step is done by another, and where it had been
+    applied already it counts twice (``steps_repeated``). A ps must live: with it go its weights. At
+    every epoch's end the workers wait for the chief.
 
-    A worker computes on one device, its first GPU where it has any, and without XLA; GPUs were not
-    tried. A ps that stands still while the chief makes or reads weights is waited for without
-    bound, inside TensorFlow; so may be one that vanishes without closing its connections, which was
-    not tried. Elsewhere every wait ends.
+    A ``train_step`` of the model's own may apply several optimizers, as those of a GAN, which
+    ``build`` has built. A worker computes on one device, its first GPU where it has any, and
+    without XLA; GPUs were not tried. A ps that stands still while the chief makes or reads weights
+    is waited for without bound, inside TensorFlow. Elsewhere every wait ends.
 
     Args:
         build: Makes and compiles the model. It is called on the chief alone, twice: once on the

@@ -22,28 +22,23 @@ _DRAWS_APART = 1 << 20
 class Arrivals:
     """Count a traced step in ``arrived``, a variable on a ps that all workers share.
 
-    A step counts once, however often it applies gradients; its staleness is that of the oldest.
+    A step counts once, when its first gradients are there.
     """
 
     def __init__(self, arrived: Any) -> None:
         self._arrived = arrived
         self._begun = arrived.read_value()
         self._graph = self._begun.graph
-        self._before: list[Any] = []
+        self._before: Any = None
 
     def note(self) -> None:
         """Note that gradients are there; not in a branch, whose tensors are of no use outside."""
         import tensorflow as tf
 
-        if tf.compat.v1.get_default_graph() is not self._graph:
-            return  # Where the step notes nothing else, ``staleness`` does at its end.
-        before = self._arrived.read_value()
-        if self._before:
-            # This step's own first gradients are no others.
-            self._before.append(before - 1)
+        if self._before is not None or tf.compat.v1.get_default_graph() is not self._graph:
             return
-        self._before.append(before)
-        with tf.control_dependencies([before]):
+        self._before = self._arrived.read_value()
+        with tf.control_dependencies([self._before]):
             self._arrived.assign_add(1, read_value=False)
 
     def staleness(self, results: list[Any]) -> Any:
@@ -53,10 +48,9 @@ class Arrivals:
         """
         import tensorflow as tf
 
-        if not self._before:
-            with tf.control_dependencies(tensors_in(results)):
-                self.note()
-        return tf.reduce_max(self._before) - self._begun
+        with tf.control_dependencies(tensors_in(results)):
+            self.note()
+        return self._before - self._begun
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from tfopt.distribute.launch.local_tasks import (
     visible_gpus,
     write_all,
 )
-from tfopt.distribute.roll_call import JOINED
+from tfopt.distribute.workers import JOINED
 from tfopt.errors import UserError
 
 
@@ -87,7 +87,7 @@ def launch_here(
 
     def tell(text: str) -> None:
         with contextlib.suppress(OSError):  # a terminal that was closed; the tasks' lines say so
-            write_all(err, f"[tfopt] {text}\n".encode())
+            write_all(err, f"[tfopt] {text}\n".encode(errors="replace"))
 
     set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
     tell(f"the workers talk by {chosen.implementation}{set_here}")

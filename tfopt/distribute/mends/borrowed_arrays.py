@@ -18,34 +18,6 @@ from typing import Any
 from tfopt.compress.hooks import replaced
 from tfopt.distribute.shards import reads_python
 
-_ALIGNED_TO = 64
-
-
-def probe(strategy: Any) -> bool:
-    """Return whether a step writes into an array that was yielded.
-
-    Over several processes it is taken to be so, since they might not all find it.
-    """
-    if strategy.extended._in_multi_worker_mode():
-        return True
-    import numpy as np
-    import tensorflow as tf
-
-    each = _ALIGNED_TO // 4 * strategy.num_replicas_in_sync
-    there = np.zeros(each + _ALIGNED_TO // 4, "float32")
-    begin = -there.ctypes.data % _ALIGNED_TO // 4
-    array = there[begin : begin + each]
-    spec = tf.TensorSpec((None,), tf.float32)
-    batches = tf.data.Dataset.from_generator(lambda: iter([array] * 8), output_signature=spec)
-    parts = iter(strategy.experimental_distribute_dataset(batches))
-    plus_one = tf.function(
-        lambda: strategy.run(lambda part: part + 1.0, (next(parts),)), autograph=False
-    )
-    # Whether a part's memory is taken depends on whether the other parts are done with it.
-    for _ in range(8):
-        plus_one()
-    return bool(array.any())
-
 
 def mended(strategy: Any) -> AbstractContextManager[None]:
     """Copy such batches inside, where this strategy distributes them."""

@@ -21,26 +21,6 @@ from tfopt.compress.hooks import replaced
 _of_this_thread = threading.local()
 
 
-def probe(strategy: Any) -> bool:
-    """Return whether the scope is gone once the default graph was reset in it."""
-    import tensorflow as tf
-
-    still: list[bool] = []
-
-    def on_a_thread_of_its_own() -> None:  # which has default graphs of its own
-        try:
-            with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-                tf.compat.v1.reset_default_graph()
-                still.append(tf.distribute.has_strategy())
-        except IndexError:
-            pass
-
-    thread = threading.Thread(target=on_a_thread_of_its_own)
-    thread.start()
-    thread.join()
-    return still == [False]
-
-
 @contextmanager
 def scope_kept(scope: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Be in this scope, which can be made several times; mended, clearing does not end it."""

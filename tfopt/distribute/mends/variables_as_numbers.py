@@ -18,19 +18,6 @@ from typing import Any
 from tfopt.compress.hooks import replaced
 
 
-def probe(strategy: Any) -> bool:
-    """Return whether a variable of several devices is no number."""
-    import tensorflow as tf
-
-    with strategy.scope():
-        variable = tf.Variable(1.0, trainable=False)
-    try:
-        float(variable)
-    except TypeError:
-        return True
-    return False
-
-
 def mended(strategy: Any) -> AbstractContextManager[None]:
     """Let variables of several devices be numbers inside."""
     from tensorflow.python.distribute.values import DistributedVariable

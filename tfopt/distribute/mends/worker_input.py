@@ -23,26 +23,14 @@ from copy import copy
 from typing import Any
 
 from tfopt.compress.hooks import replaced
-from tfopt.distribute import watched as doing
-from tfopt.distribute.agreement import Exchange
-from tfopt.distribute.facts import CONTENT, content_of_batches, content_of_dataset
+from tfopt.distribute import workers
+from tfopt.distribute.data_content import CONTENT, content_of_batches, content_of_dataset
 from tfopt.distribute.shards import reads_python, shared_out
+from tfopt.distribute.workers import Exchange
 from tfopt.job.cluster_place import exchange_of
 from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
 
 _log = logging.getLogger("tfopt")
-
-
-def probe(strategy: Any) -> bool:
-    """Return whether an epoch over the workers' own data is counted as if all had the same."""
-    import tensorflow as tf
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
-
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    batches = tf.data.Dataset.range(4 * strategy.num_replicas_in_sync)
-    batches = batches.batch(strategy.num_replicas_in_sync).with_options(options)
-    return TFEpochIterator(distribute_strategy=strategy, x=batches).num_batches is not None
 
 
 def mended(strategy: Any) -> AbstractContextManager[None]:
@@ -62,7 +50,7 @@ def mended(strategy: Any) -> AbstractContextManager[None]:
         dataset, first = _with_first_batches(self.data_adapter)
         exchange = exchange_of(strategy)
         # A prediction within a fit may be one worker's alone: told where it meets the others.
-        if exchange is not None and doing.calls[1:] != ["predict"]:
+        if exchange is not None and workers.calls[1:] != ["predict"]:
             seen = content_of_batches(first) if first else None
             exchange.require_alike({f"{CONTENT} of the first batches": seen})
         if not isinstance(dataset, tf.distribute.DistributedDataset | _from_function()):

@@ -20,26 +20,10 @@ import inspect
 import os
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tfopt.job.cluster_place import exchange_of
-
-
-@cache
-def probe() -> bool:
-    """Return whether Keras writes into the file that stands at the path."""
-    import keras
-
-    # Without variables: one worker may ask alone, and making one takes all.
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Flatten(name="probe")], name="probe")
-    with tempfile.TemporaryDirectory(prefix="tfopt-probe-") as folder:
-        path = Path(folder) / "probe.weights.h5"
-        path.touch()
-        before = path.stat().st_ino
-        keras.Model.save_weights(model, path)  # Keras's own, also inside a scope of tfopt's
-        return path.stat().st_ino == before
 
 
 def moved_into_place(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,8 +33,7 @@ def moved_into_place(plain: Callable[..., Any], model: Any, *args: Any, **kwargs
     """
     given = inspect.signature(plain).bind(*args, **kwargs)
     target = _local_path(given.arguments.get("filepath"))
-    alone = exchange_of(model._distribute_strategy) is None or not probe()
-    if alone or target is None:
+    if exchange_of(model._distribute_strategy) is None or target is None:
         return plain(*args, **kwargs)
     if target.exists() and not given.arguments.get("overwrite", True):
         return plain(*args, **kwargs)  # Keras asks

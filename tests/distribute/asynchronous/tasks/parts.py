@@ -9,7 +9,6 @@ from small import X, Y, build, data, note
 
 from tfopt.distribute.asynchronous.chief import Chief
 from tfopt.distribute.asynchronous.connection import Connection
-from tfopt.distribute.asynchronous.lost_updates import probe
 from tfopt.distribute.asynchronous.server import serve
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import place_in_cluster
@@ -137,7 +136,7 @@ def trained(connection, make, examples, epochs, staleness=None):
 
 
 def main(connection):
-    note(probe=probe(), counted=without_the_mend(connection, 500))
+    note(counted=without_the_mend(connection, 500))
     model, facts = trained(connection, everything, data, 3)
     note(
         name="everything",

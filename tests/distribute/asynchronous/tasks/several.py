@@ -51,6 +51,8 @@ class Adversaries(keras.Model):
 def adversaries():
     model = Adversaries()
     model.compile(optimizers.Adam(0.01, beta_1=0.5), optimizers.Adam(0.01, beta_1=0.5))
+    model.d_optimizer.build(model.discriminator.trainable_variables)
+    model.g_optimizer.build(model.generator.trainable_variables)
     return model
 
 
@@ -89,8 +91,9 @@ class Parts(keras.Model):
 def parts():
     model = Parts()
     model.compile(optimizers.SGD(0.001, momentum=0.9))
-    # The others are built when they are used first.
-    model.in_list[0].build(model.parts[1].trainable_variables)
+    made = [*model.in_list, *model.by_name.values(), model.parts[3].optimizer, model.branched]
+    for optimizer, part in zip(made, model.parts[1:], strict=True):
+        optimizer.build(part.trainable_variables)
     return model
 
 

@@ -1,28 +1,21 @@
-"""What the workers must have alike before they call fit, evaluate or predict together, as JSON.
+"""Digest a few examples of what workers are given, so that they can compare their data.
 
-Of the data a few numbers are compared: of data that somebody has shared out already each worker
-would silently drop most of its part.
+Of data that somebody has shared out already each worker would silently drop most of its part.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfopt.distribute.shards import all_of, is_names, policy_of, reads_python, shuffle_seeds
-from tfopt.resume.identity import identity_of
-from tfopt.resume.position import Source
+from tfopt.distribute.shards import all_of, is_names, policy_of, reads_python
 from tfopt.resume.random_state import capture_host, restore_host
 
 CONTENT = "content"
 """How the name of a fact begins that is about the numbers in the data."""
-
 _EXAMPLES = 16  # compared of each array or dataset
-_WEIGHTS = 1000  # values compared of each variable
 # What a dataset's own steps take of it, by TensorFlow's names for their settings.
 _SETTINGS = {
     "_RangeDataset": ("_start", "_stop", "_step"),
@@ -30,31 +23,6 @@ _SETTINGS = {
     "_SkipDataset": ("_count",),
     "_TakeDataset": ("_count",),
 }
-# What may differ between workers: the chief alone may show progress and write logs.
-_OWN = ("verbose", "callbacks", "self")
-
-
-def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is compared before the call; ``arguments`` by their names."""
-    import keras
-    from tensorflow.python.eager import context
-
-    facts: dict[str, Any] = {
-        "call": call,
-        "random seed": context.global_seed(),
-        "shapes of the model's weights": [[list(v.shape), str(v.dtype)] for v in model.weights],
-        **_settings(model),
-        "content of the weights": [_beginning(each) for each in model.trainable_variables],
-    }
-    for name, value in arguments.items():
-        if name not in _OWN:
-            facts[f"{call}({name}=)"] = _described(value)
-            content = content_of(value)
-            if content is not None:
-                facts[f"{CONTENT} of {call}({name}=)"] = content
-    if arguments.get("shuffle") and isinstance(arguments.get("x"), keras.utils.PyDataset):
-        facts["state of Python's random"] = _digest(repr(random.getstate()))
-    return facts
 
 
 def content_of(data: Any) -> Any:
@@ -70,10 +38,10 @@ def content_of(data: Any) -> Any:
     if isinstance(data, Mapping):
         return _known({key: content_of(each) for key, each in data.items()})
     if isinstance(data, list | tuple):
-        if _is_numbers(data):
+        if is_numbers(data):
             return _content(list(data))
         return _known(dict(enumerate(map(content_of, data))))
-    if hasattr(data, "iloc") or _is_array(data):
+    if hasattr(data, "iloc") or is_array(data):
         return _content(data)
     return None
 
@@ -110,11 +78,11 @@ def _known(parts: Mapping[Any, Any]) -> Any:
     return {str(key): each for key, each in parts.items() if each is not None} or None
 
 
-def _is_numbers(values: Sequence[Any]) -> bool:
+def is_numbers(values: Sequence[Any]) -> bool:
     return bool(values) and all(isinstance(each, int | float) for each in values)
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
@@ -130,10 +98,10 @@ def _number(value: Any) -> int | None:
 
 def _names(names: Any) -> str:
     # The same files may lie elsewhere on another machine.
-    return _digest(repr([os.path.basename(name) for name in names.numpy().ravel().tolist()]))
+    return digest_of(repr([os.path.basename(name) for name in names.numpy().ravel().tolist()]))
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -154,9 +122,9 @@ def _content(values: Any) -> Any:
         values = values.numpy()
     values = np.asarray(values)
     if values.dtype.kind in "OSU":
-        return _digest(repr(values.tolist()))
+        return digest_of(repr(values.tolist()))
     if values.dtype.kind in "iub":
-        return _digest(repr(values.shape) + hashlib.sha256(values.tobytes()).hexdigest())
+        return digest_of(repr(values.shape) + hashlib.sha256(values.tobytes()).hexdigest())
     return _sizes(values)
 
 
@@ -196,53 +164,3 @@ def _of_generator(dataset: Any) -> Any:
     finally:
         restore_host(drawn)
     return content_of(targets)
-
-
-def _settings(model: Any) -> dict[str, Any]:
-    """Describe what the model was compiled with, and digest the settings of each layer."""
-    if not getattr(model, "compiled", False):
-        return {}
-    found = identity_of(model, [], Source({}, "nothing", ()), workers=1)
-    compiled = {name: found[name] for name in ("optimizer", "loss", "loss_weights")}
-    facts: dict[str, Any] = {
-        "compile arguments": {**compiled, "steps_per_execution": model.steps_per_execution}
-    }
-    for place, layer in enumerate(found["layers"]):
-        # RandomCrop draws its seed at random.
-        alike = {key: each for key, each in layer.items() if key != "seed"}
-        name = f"layer {place} ({layer['class']})"
-        facts[name] = _digest(json.dumps(alike, sort_keys=True))
-    return facts
-
-
-def _beginning(weight: Any) -> str:
-    """Return a few digits: enough to notice weights that one worker alone has loaded."""
-    import tensorflow as tf
-
-    first = tf.reshape(tf.convert_to_tensor(weight.value), [-1])[:_WEIGHTS]
-    return f"{float(tf.reduce_sum(tf.cast(first, tf.float32))):.3g}"
-
-
-def _described(value: Any) -> Any:
-    import tensorflow as tf
-
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tf.data.Dataset):
-        policy = policy_of(value)
-        off = policy == "OFF"
-        return {
-            "elements": repr(value.element_spec),
-            "batches": None if off else int(value.cardinality()),
-            "policy": policy,
-            "shuffle seeds": None if off else shuffle_seeds(value),
-        }
-    if isinstance(value, Mapping):
-        return {str(key): _described(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        if _is_numbers(value):
-            return {"numbers": len(value)}
-        return [_described(each) for each in value]
-    if _is_array(value):
-        return [[None if n is None else int(n) for n in value.shape], str(value.dtype)]
-    return type(value).__name__
