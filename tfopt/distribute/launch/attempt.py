@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,6 @@ from tfopt.distribute.launch import task as wrapper
 from tfopt.distribute.launch.local_tasks import (
     PREEMPTED,
     MarkedLines,
-    ReaderGone,
     Signals,
     Task,
 )
@@ -30,7 +28,8 @@ from tfopt.errors import UserError
 # A task, and the guard, need only Python, whatever the environment says.
 BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
 _KILLED_WITHIN = 5.0
-_TURN = 0.1  # the longest wait for lines; signals and ends are looked for after it
+_TURN = 0.1  # between two looks at signals and ends
+_LINES_WITHIN = 5.0  # in which what was printed is written, once its task has ended
 # How long a worker that failed is left: it may have, as one of the others that the job needs had.
 _PAUSE = 5.0
 
@@ -50,7 +49,7 @@ class Ending:
 class _Running:
     task: Task
     process: subprocess.Popen[bytes]
-    last: deque[bytes] = field(default_factory=lambda: deque(maxlen=15))
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=15))
     """The end of what it has printed."""
     code: int | None = None
 
@@ -64,7 +63,7 @@ class _Running:
 
 @dataclass
 class Attempt:
-    """The processes of one attempt, in one loop that waits neither for a task nor for a line.
+    """The processes of one attempt, in one loop that waits for none of them.
 
     A worker of a parameter-server job that fails is started again alone, as often as restarts are
     left; the failure of any other task ends the attempt. When ``run`` returns, or raises, no
@@ -83,7 +82,8 @@ class Attempt:
     _restarted: int = field(default=0, init=False)
     _environment: Mapping[str, str] = field(default_factory=dict, init=False)
     _to_start: list[tuple[float, Task, int]] = field(default_factory=list, init=False)
-    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector, init=False)
+    _lines: list[MarkedLines] = field(default_factory=list, init=False)
+    _unread: threading.Event = field(default_factory=threading.Event, init=False)
     _running: list[_Running] = field(default_factory=list, init=False)
     _failed: _Running | None = field(default=None, init=False)
     _stopped_by: signal.Signals | None = field(default=None, init=False)
@@ -100,7 +100,7 @@ class Attempt:
                 self._take_turn()
         finally:
             self._kill()
-            self._close()
+            self._write_the_rest()
         return self._ending()
 
     def _start(self, task: Task, **more: str) -> None:
@@ -122,12 +122,16 @@ class Attempt:
         self._running.append(running)
         for source, target in zip((process.stdout, process.stderr), self.streams, strict=True):
             assert source is not None
-            lines = MarkedLines(source, task.label, target, running.last)
-            self._selector.register(lines, selectors.EVENT_READ)
+            lines = MarkedLines(source, task.label, target, running.last, self._unread)
+            lines.start()
+            self._lines.append(lines)
 
     def _take_turn(self) -> None:
-        for key, _ in self._selector.select(_TURN):
-            self._pass_on(key.fileobj)
+        time.sleep(_TURN)
+        if self._unread.is_set() and self._stopped_by is None:
+            self._stopped_by = signal.SIGPIPE
+            self.tell("nobody reads the tasks' lines any more: ending all tasks")
+            self._end_all(signal.SIGTERM)
         self._pass_signals_on()
         self._look_for_ends()
         self._start_again()
@@ -135,19 +139,6 @@ class Attempt:
             late = ", ".join(each.task.label for each in self._running if each.code is None)
             self.tell(f"not ended within {self.grace:g} s of grace: {late or 'what they started'}")
             self._kill()
-
-    def _pass_on(self, lines: object) -> None:
-        assert isinstance(lines, MarkedLines)
-        try:
-            # It was said to be readable: nothing to read is its end.
-            if not lines.pass_on():
-                self._selector.unregister(lines)
-                lines.close()
-        except ReaderGone:
-            if self._stopped_by is None:
-                self._stopped_by = signal.SIGPIPE
-                self.tell("nobody reads the tasks' lines any more: ending all tasks")
-                self._end_all(signal.SIGTERM)
 
     def _pass_signals_on(self) -> None:
         while self.signals.heard:
@@ -225,12 +216,11 @@ class Attempt:
         while self._groups() and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _close(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, MarkedLines):
-                with contextlib.suppress(ReaderGone):
-                    key.fileobj.close()
-        self._selector.close()
+    def _write_the_rest(self) -> None:
+        # What has left its task's group may hold the stream: that is not waited for.
+        deadline = time.monotonic() + _LINES_WITHIN
+        for lines in self._lines:
+            lines.join(max(0.0, deadline - time.monotonic()))
 
     def _ending(self) -> Ending:
         """Say how the attempt ended, and return it."""
@@ -254,7 +244,7 @@ class Attempt:
             last = "Its last lines:" if self._failed.last else "It has printed nothing."
             self.tell(f"{label} failed first: {_how(code)}. {last}")
             for line in self._failed.last:
-                self.tell(f"    {line.decode(errors='replace')}")
+                self.tell(f"    {line}")
         return Ending(code, restarts=self._restarted)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
 import secrets
 import signal
@@ -21,8 +21,6 @@ from tfopt.job.cluster_place import ClusterPlace
 # What a task ends with that has saved and asks to be started again: sysexits.h's EX_TEMPFAIL.
 PREEMPTED = 75
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST = 2**20  # of a line: it is held in memory until its end
-_AT_ONCE = 65536
 # Below those that Linux gives to outgoing connections, so that none takes it before the task does.
 _PORTS = range(20000, 32000)
 
@@ -78,71 +76,42 @@ class Signals:
         self.heard.append(signal.Signals(number))
 
 
-class ReaderGone(Exception):
-    """Nobody reads the lines any more: a pipe that was closed, or a terminal."""
+class MarkedLines(threading.Thread):
+    """Write the lines of one stream of one task as wholes, each marked by the task.
 
-
-class MarkedLines:
-    """One stream of one task, read without ever waiting for it.
-
-    Its lines are written as wholes, each marked by the task. A progress bar's carriage return ends
-    a line.
+    A progress bar's carriage return ends a line. Where nobody reads them any more, ``unread`` is
+    set, and the lines are dropped.
     """
 
+    _one_at_a_time = threading.Lock()
+
     def __init__(
-        self, source: IO[bytes], label: str, target: IO[bytes], last: deque[bytes]
+        self,
+        source: IO[bytes],
+        label: str,
+        target: IO[bytes],
+        last: deque[str],
+        unread: threading.Event,
     ) -> None:
-        self._source = source
-        self._mark = f"[{label}] ".encode()
-        self._target: IO[bytes] | None = target
-        self._last = last
-        self._begun = b""
-        os.set_blocking(source.fileno(), False)
+        super().__init__(name=f"tfopt-lines-{label}", daemon=True)
+        # Bytes that are no text come out as they went in.
+        self._lines = io.TextIOWrapper(source, "utf-8", errors="surrogateescape")
+        self._label, self._target, self._last, self._unread = label, target, last, unread
 
-    def fileno(self) -> int:
-        return self._source.fileno()
+    def run(self) -> None:
+        with self._lines:
+            for line in self._lines:
+                self._last.append(line.rstrip("\n"))
+                if not self._unread.is_set():
+                    self._write(self._last[-1])
 
-    def pass_on(self) -> bool:
-        """Write some of the lines that are there now; return False where there is no more to read.
-
-        Raise ReaderGone once when they cannot be written, and drops them from then on.
-        """
+    def _write(self, line: str) -> None:
+        text = f"[{self._label}] {line}\n".encode("utf-8", "surrogateescape")
         try:
-            got = os.read(self.fileno(), _AT_ONCE)
-        except BlockingIOError:
-            return False
-        self._take(got)
-        return bool(got)
-
-    def close(self) -> None:
-        """Write what is still there, and what had no end of line yet."""
-        # More does not fit into a pipe; what goes on writing is not waited for.
-        for _ in range(_LONGEST // _AT_ONCE):
-            if not self.pass_on():
-                break
-        if self._begun:
-            self._write(self._begun)
-            self._begun = b""
-        self._source.close()
-
-    def _take(self, got: bytes) -> None:
-        *whole, self._begun = re.split(rb"\r*\n|\r(?!\n|$)", self._begun + got)
-        for line in whole:
-            self._write(line)
-        while len(self._begun) >= _LONGEST:
-            self._write(self._begun[:_LONGEST])
-            self._begun = self._begun[_LONGEST:]
-
-    def _write(self, line: bytes) -> None:
-        line = line.rstrip(b"\r")
-        self._last.append(line)
-        if self._target is None:
-            return
-        try:
-            write_all(self._target, self._mark + line + b"\n")
-        except OSError as error:
-            self._target = None
-            raise ReaderGone from error
+            with self._one_at_a_time:
+                write_all(self._target, text)
+        except OSError:
+            self._unread.set()
 
 
 def write_all(target: IO[bytes], text: bytes) -> None:
