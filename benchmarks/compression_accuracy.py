@@ -168,8 +168,8 @@ def pruned(work: Work, **how: Any) -> Any:
     """80 % zeros, rising over the first half of the fine-tuning; or a pattern, at once."""
     import tfopt
 
-    if work.tool == "tfmot" and "across" in how:
-        raise NotImplementedError("tfmot ranks each kernel by itself")
+    if work.tool == "tfmot" and how:
+        raise NotImplementedError("tfopt has tfmot prune each kernel by itself, without patterns")
     sparsity = None
     if "pattern" not in how:
         # tfmot reaches its target only where the frequency divides the window.
