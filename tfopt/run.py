@@ -16,9 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.examples_checks import check_examples, late_mistakes_as_user_errors, require_finite
-from tfopt.data.feeding import build_by, evaluation_input, fit_input, lasting, readable, steps_in
-from tfopt.data.fit_data import DEFAULT_BATCH, Batches, describe_data, kind_of, read_source
+from tfopt.data.examples_checks import check_examples, require_finite, translate_fit_errors
+from tfopt.data.feeding import build_by, counted, evaluation_input, fit_input, lasting, readable
+from tfopt.data.fit_data import (
+    DEFAULT_BATCH,
+    Batches,
+    Examples,
+    GeneratorExamples,
+    SourceExamples,
+    describe_data,
+    examples_of,
+    parts_of,
+)
 from tfopt.data.flow import build
 from tfopt.data.pipeline import batch_asked, refuse_unmade
 from tfopt.data.plan import Plan
@@ -119,10 +128,11 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
         loss = _compile_arguments(job).get("loss")
         keras.utils.set_random_seed(job.seed)  # whatever compile() has drawn, build() does not
         data = _load(job)
-        model = _build(job, data, effects)
-        facts = _facts(job, replicas, yielded=check_data(data, model, loss))
+        examples = parts_of(data)
+        model = _build(job, examples["train"], effects)
+        facts = _facts(job, replicas, yielded=check_data(examples, model, loss))
         epochs = ENDLESS if endless else job.epochs
-        train, facts = _training_input(job, data.train, facts, effects, epochs)
+        train, facts = _training_input(job, examples["train"], facts, effects, epochs)
         for attach in job.attachments:
             effects.note(attach, attach(model, facts))
         _compile(job, model, facts, effects)
@@ -130,7 +140,7 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
             from tfopt.distribute.models import leave_proof_out
 
             leave_proof_out(model)
-        yield Prepared(job, model, data, train, facts, effects)
+        yield Prepared(job, model, data, examples, train, facts, effects)
 
 
 @dataclass
@@ -140,6 +150,8 @@ class Prepared:
     job: Job
     model: keras.Model
     data: Data
+    examples: Mapping[str, Examples] = field(repr=False)
+    """The parts of the data that there are, by their names in ``Data``."""
     train_input: Any = field(repr=False)
     facts: Facts
     _effects: _Effects = field(repr=False)
@@ -181,14 +193,14 @@ class Prepared:
         verbose: int = 0,
     ) -> keras.callbacks.History:
         """Train alone, with the job's callbacks before those given here."""
-        with late_mistakes_as_user_errors(self.data.train, self.data.validation):
+        with translate_fit_errors(self.data.train, self.data.validation):
             history = self.model.fit(
                 **fit_input(self.train_input, self.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
                 shuffle=not hasattr(self.train_input, "element_spec"),
                 epochs=epochs or self.job.epochs,
                 steps_per_epoch=self.job.steps_per_epoch,
-                validation_data=readable(self.data.validation, self.facts.batch_size)
+                validation_data=readable(self.examples.get("validation"), self.facts.batch_size)
                 if validate
                 else None,
                 callbacks=[*(make() for make in self.job.callbacks), *callbacks],
@@ -207,7 +219,7 @@ class Prepared:
         data = self._test_input
         if batches is not None:
             data = data.shard(max(int(data.cardinality()) // batches, 1), 0)
-        with late_mistakes_as_user_errors(self.data.test):
+        with translate_fit_errors(self.data.test):
             values: dict[str, float] = self.model.evaluate(data, return_dict=True, verbose=0)
         return values
 
@@ -216,7 +228,7 @@ class Prepared:
         # No activations are kept for gradients: some training batches at once fit as well.
         trained = self.facts.batch_size or DEFAULT_BATCH
         batch = max(trained, min(_EVALUATION_BATCH, trained * _BATCHES_THAT_FIT))
-        return evaluation_input(self.data.test, batch - batch % self.facts.replicas)
+        return evaluation_input(self.examples["test"], batch - batch % self.facts.replicas)
 
 
 _EVALUATION_BATCH = 256
@@ -291,7 +303,7 @@ def _load(job: Job) -> Data:
     return with_sources(data)
 
 
-def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
+def _build(job: Job, train: Examples, effects: _Effects) -> keras.Model:
     from tfopt.job.rebuild import require_built_keras3
 
     model = job.build()
@@ -302,7 +314,7 @@ def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
             received="None",
             fix="end it with `return model`",
         )
-    build_by(model, data.train)
+    build_by(model, train)
     require_built_keras3(model)
     for rebuild in job.rebuilds:
         model, effect = rebuild(model)
@@ -310,7 +322,7 @@ def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
     return model
 
 
-def check_data(data: Data, model: keras.Model, loss: Any) -> int | None:
+def check_data(examples: Mapping[str, Examples], model: keras.Model, loss: Any) -> int | None:
     """Refuse examples that cannot train this model by this loss, before anything is trained.
 
     Returns the size of the batches that the training part yields; None for arrays.
@@ -318,10 +330,9 @@ def check_data(data: Data, model: keras.Model, loss: Any) -> int | None:
     classes, ignored = _classes(model, loss), getattr(loss, "ignore_class", None)
     seen = {
         name: check_examples(part, name=name, classes=classes, ignored=ignored)
-        for name in ("train", "validation", "test")
-        if (part := getattr(data, name)) is not None
+        for name, part in examples.items()
     }
-    return None if kind_of(data.train) in ("arrays", "source") else seen["train"]
+    return seen["train"] if examples["train"].keeps_batches else None
 
 
 def _classes(model: keras.Model, loss: Any) -> int | None:
@@ -359,27 +370,30 @@ def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
 
 
 def _training_input(
-    job: Job, part: Any, facts: Facts, effects: _Effects, epochs: int
+    job: Job, examples: Examples, facts: Facts, effects: _Effects, epochs: int
 ) -> tuple[Any, Facts]:
     """Return the input for ``fit``, and the facts with what only the input knows."""
     if job.input is not None:
-        part, effect = job.input(part, facts)
+        made, effect = job.input(examples.given, facts)
         effects.note(job.input, effect)
+        examples = examples_of(made)
         own = not isinstance(getattr(job.input, "__self__", None), Transform)
-        if own and kind_of(part) not in ("arrays", "source"):
+        if own and examples.keeps_batches:
             # A user's function may make batches of another size than it was asked for.
-            made = read_source(part)
-            assert isinstance(made, Batches)
-            facts = replace(facts, batch_size=made.batch_size)
+            read = examples.read()
+            assert isinstance(read, Batches)
+            facts = replace(facts, batch_size=read.batch_size)
     batch = facts.batch_size
-    if kind_of(part) == "source":
+    if isinstance(examples, SourceExamples):
         endless = job.steps_per_epoch is not None
-        part, _ = build(Plan(batch_size=batch), part, seed=job.seed, endless=endless)
+        dataset, _ = build(Plan(batch_size=batch), examples, seed=job.seed, endless=endless)
+        examples = examples_of(dataset)
     if job.steps_per_epoch is not None:
         steps = job.steps_per_epoch
-        return lasting(part, steps=steps, epochs=epochs, batch=batch, seed=job.seed), facts
-    part = readable(part)
-    return part, replace(facts, steps_per_epoch=steps_in(part, batch))
+        return lasting(examples, steps=steps, epochs=epochs, batch=batch, seed=job.seed), facts
+    if isinstance(examples, GeneratorExamples):
+        examples = examples_of(counted(examples))
+    return examples.given, replace(facts, steps_per_epoch=examples.steps(batch))
 
 
 def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:

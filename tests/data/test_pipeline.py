@@ -427,9 +427,9 @@ def test_a_wrong_option_is_refused(setting):
         (batches(), "only once"),
         (lambda path: None, "without arguments"),
         (dataset().unbatch(), "single examples"),
-        (lambda: iter([np.float32(1)]), "single values"),
+        (lambda: iter([np.float32(1)]), "not an array of examples"),
         ([X, Y], "tuple"),
-        (({"a": [1, 2]}, Y), "something else"),
+        (({"a": [1, 2]}, Y), "not an array of examples"),
         (7, "int"),
     ],
 )

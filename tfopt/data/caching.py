@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-from tfopt.data.fit_data import Arrays, Batches, yields_nothing
+from tfopt.data.fit_data import Arrays, Batches
 from tfopt.data.host_memory import MIB, require_fits
 from tfopt.data.plan import Plan
-from tfopt.data.signature import batch_length, spec_bytes, value_bytes
+from tfopt.data.signature import batch_length, spec_bytes, value_bytes, yields_nothing
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 
@@ -109,9 +109,9 @@ def check_cache_folder(path: Path) -> None:
 
 def fills_a_cache(part: Any) -> bool:
     """Return whether the first pass over a dataset fills a cache, and so differs from others."""
-    if "Cache" in type(part).__name__:
-        return True
-    return hasattr(part, "_inputs") and any(map(fills_a_cache, part._inputs()))
+    if not hasattr(part, "_inputs"):  # no dataset
+        return False
+    return "Cache" in type(part).__name__ or any(map(fills_a_cache, part._inputs()))
 
 
 def looking_ahead(dataset: Any) -> Any:
@@ -227,7 +227,7 @@ def _first(source: Arrays | Batches, dataset: Any) -> Any:
         return source.first
     for element in dataset.take(1):
         return element
-    raise yields_nothing("source")
+    raise yields_nothing("The source")
 
 
 def made_from(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) -> dict[str, Any]:

@@ -14,67 +14,43 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.fit_data import (
-    DEFAULT_BATCH,
-    kind_of,
-    source_batches,
-    started,
-    yields_nothing,
-)
-from tfopt.data.signature import holds_objects, standardised, tuples_for_lists
-from tfopt.data.sources.source import Reading, refusals
+from tfopt.data.fit_data import Examples
+from tfopt.data.signature import check_leaves, leaves, length_of, yields_nothing
+from tfopt.data.sources.source import refusals
 from tfopt.errors import UserError
 
 Array = np.ndarray[Any, Any]
 _CHUNK_VALUES = 1 << 22
 
 
-def check_examples(part: Any, *, name: str, classes: int | None, ignored: int | None = None) -> int:
+def check_examples(
+    examples: Examples, *, name: str, classes: int | None, ignored: int | None = None
+) -> int:
     """Refuse a part of the data that cannot be trained or evaluated on.
 
     Return how many examples were looked at: all of the arrays, or those of the first batch.
 
     Args:
-        part: What ``fit`` takes, a generator as the function that makes it.
+        examples: The part.
         name: What the errors call it: "train", "test" …
         classes: The number of classes where labels are class indices; None checks no labels.
         ignored: A label outside the classes that the loss leaves out, as the void of a map.
     """
-    kind = kind_of(part)
-    if kind == "arrays":
-        examples, where = tuples_for_lists(part), "example"
-    else:
-        examples, where = _first_batch(part, kind, name), "example of the first batch, number"
-    leaves = list(_leaves(examples))
-    for path, leaf in leaves:
-        _check_type(leaf, f"{name} data: {path}")
-    _check_lengths(leaves, name)
-    for path, leaf in leaves:
-        _check_finite(leaf, f"{name} data: {path}", where)
-    labels = examples[1] if isinstance(examples, tuple) and len(examples) > 1 else None
+    owner = f"The {name} data"
+    with refusals(examples.given):
+        sample = examples.sample()
+    if sample is None:
+        raise yields_nothing(owner)
+    batch = _with_dense_leaves(sample)
+    found = [(place, leaf) for place, leaf in leaves(batch) if leaf is not None]
+    check_leaves(found, owner)
+    count = length_of(found, owner)
+    for place, leaf in found:
+        _check_finite(leaf, f"{owner}: {place}", examples.place)
+    labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
     if classes is not None and hasattr(labels, "shape"):
-        _check_labels(labels, classes, ignored, name, where)
-    return int(leaves[0][1].shape[0])
-
-
-def _first_batch(part: Any, kind: str, name: str) -> Any:
-    running: Any
-    if kind == "dataset":
-        running = iter(part.take(1))
-    elif kind == "source":
-        running = iter(source_batches(part, DEFAULT_BATCH, Reading()).dataset.take(1))
-    elif kind == "pydataset":
-        running = iter(() if part.num_batches == 0 else (part[0],))
-    else:
-        running = started(part, f"The {name} data's generator function")
-    try:
-        with refusals(part):
-            batch = next(iter(running), None)
-    finally:
-        getattr(running, "close", lambda: None)()
-    if batch is None:
-        raise yields_nothing(f"{name} data")
-    return _with_dense_leaves(batch)
+        _check_labels(labels, classes, ignored, name, examples.place)
+    return count
 
 
 def _with_dense_leaves(batch: Any) -> Any:
@@ -86,49 +62,7 @@ def _with_dense_leaves(batch: Any) -> Any:
         return {key: _with_dense_leaves(value) for key, value in batch.items()}
     if isinstance(batch, tuple):
         return tuple(map(_with_dense_leaves, batch))
-    return standardised(batch)
-
-
-def _leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (place in words, array); None, which ``fit`` accepts, is left out."""
-    if isinstance(structure, Mapping):
-        for key, value in structure.items():
-            yield from _leaves(value, f"{path}[{key!r}]" if path else f"x[{key!r}]")
-    elif isinstance(structure, tuple):
-        names = ("x", "y", "sample_weight") if not path and len(structure) <= 3 else None
-        for position, value in enumerate(structure):
-            yield from _leaves(value, names[position] if names else f"{path}[{position}]")
-    elif structure is not None:
-        yield path or "x", structure
-
-
-def _check_type(leaf: Any, where: str) -> None:
-    if getattr(leaf, "shape", None) is None or len(leaf.shape) == 0:
-        raise UserError(
-            f"{where} is not an array of examples.",
-            expected="an array or tensor whose first dimension counts the examples",
-            received=f"{type(leaf).__name__}: {leaf!r:.60}",
-            fix="convert it with np.asarray(...)",
-        )
-    if getattr(leaf, "dtype", None) == np.dtype(object) and holds_objects(leaf):
-        raise UserError(
-            f"{where} has dtype object.",
-            expected="numbers or text; every example of the same shape",
-            received=f"Python objects, the first a {type(np.ravel(leaf)[0]).__name__}",
-            fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
-        )
-
-
-def _check_lengths(leaves: list[tuple[str, Any]], name: str) -> None:
-    lengths = {path: int(leaf.shape[0]) for path, leaf in leaves}
-    if not lengths or not any(lengths.values()):
-        raise yields_nothing(f"{name} data")
-    if len(set(lengths.values())) > 1:
-        raise UserError(
-            f"The {name} data: the arrays differ in length.",
-            expected="one row an example in every array",
-            received=", ".join(f"{path} has {length:,}" for path, length in lengths.items()),
-        )
+    return batch
 
 
 def _check_finite(leaf: Any, where: str, unit: str) -> None:
@@ -191,7 +125,7 @@ def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
 
 
 @contextmanager
-def late_mistakes_as_user_errors(*parts: Any) -> Iterator[None]:
+def translate_fit_errors(*parts: Any) -> Iterator[None]:
     """Raise a UserError for what only shows beyond the first batch of these parts of the data.
 
     That is a label out of range, which the loss finds, and what a source refuses while it is read.

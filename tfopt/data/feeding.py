@@ -1,45 +1,27 @@
-"""Make what ``fit`` and ``evaluate`` are given, so that every variant of a job sees the same."""
+"""Make what ``fit`` and ``evaluate`` are given, so that every variant of a job sees the same.
+
+Each function takes ``Examples``, or what they are made of.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
 from tfopt.data.fit_data import (
-    DEFAULT_BATCH,
     INFINITE,
+    ArrayExamples,
     Arrays,
     Batches,
-    kind_of,
-    read_source,
+    DatasetExamples,
+    GeneratorExamples,
+    SourceExamples,
+    examples_of,
 )
 from tfopt.data.flow import build
 from tfopt.data.plan import Plan
 
 _log = logging.getLogger("tfopt")
-
-
-def steps_in(part: Any, batch: int | None) -> int | None:
-    """Return the batches in one pass; None where only reading it through would show them."""
-    kind = kind_of(part)
-    if kind == "arrays":
-        import keras
-
-        rows = int(keras.tree.flatten(part)[0].shape[0])
-        return math.ceil(rows / (batch or DEFAULT_BATCH))
-    if kind == "generator":
-        return None
-    if kind == "source":
-        return math.ceil(int(part.count()) / (batch or DEFAULT_BATCH))
-    count = part.num_batches if kind == "pydataset" else int(part.cardinality())
-    return count if count is not None and count > 0 else None
-
-
-def named(arrays: Any) -> dict[str, Any]:
-    """Return arrays by the names that ``fit`` gives them: of a tuple x, y and sample_weight."""
-    parts = arrays if isinstance(arrays, tuple) else (arrays,)
-    return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
 
 def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int) -> Any:
@@ -49,22 +31,22 @@ def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int)
     within an epoch it cuts that epoch short with a warning: 4 batches give epochs of 3, 1 and 3
     steps when 3 are asked for, and of 4 when 6 are.
     """
-    length = steps_in(part, batch)
+    examples = examples_of(part)
+    length = examples.steps(batch)
     if length is not None and (length == steps or length >= steps * epochs):
-        return part
-    kind = kind_of(part)
-    if kind == "arrays":
+        return examples.given
+    if isinstance(examples, ArrayExamples):
         from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
         # The dataset that ``fit`` itself makes: repeating it must not change its speed.
-        adapter = ArrayDataAdapter(**named(part), batch_size=batch, shuffle=True)
+        adapter = ArrayDataAdapter(**examples.named(), batch_size=batch, shuffle=True)
         return adapter.get_tf_dataset().repeat()
-    source = read_source(part, shuffle_batches=True, seed=seed)
+    if examples.endless:
+        return examples.given
+    source = examples.read(shuffle_batches=True, seed=seed)
     assert isinstance(source, Batches)
     for note in source.notes:
         _log.info("steps_per_epoch beyond the data: %s", note)
-    if source.count == INFINITE:
-        return part if kind == "pydataset" else source.dataset
     return source.dataset.repeat()
 
 
@@ -73,21 +55,25 @@ def readable(part: Any, batch: int | None = None) -> Any:
 
     Anything else is returned as it is.
     """
-    if part is None or kind_of(part) not in ("generator", "source"):
-        return part
-    if kind_of(part) == "generator":
-        return counted(part)
-    return build(Plan(batch_size=batch, shuffle=False), part, seed=0)[0]
+    if part is None:
+        return None
+    examples = examples_of(part)
+    if isinstance(examples, GeneratorExamples):
+        return counted(examples)
+    if isinstance(examples, SourceExamples):
+        return build(Plan(batch_size=batch, shuffle=False), examples, seed=0)[0]
+    return examples.given
 
 
 def fit_input(part: Any, batch: int | None) -> dict[str, Any]:
     """Return the arguments of ``fit``; only arrays take a batch size."""
-    if kind_of(part) != "arrays":
-        return {"x": part}
-    return {**named(part), "batch_size": batch}
+    examples = examples_of(part)
+    if isinstance(examples, ArrayExamples):
+        return {**examples.named(), "batch_size": batch}
+    return {"x": examples.given}
 
 
-def counted(function: Any) -> Any:
+def counted(examples: GeneratorExamples) -> Any:
     """Return a generator function as a dataset of known length; it is read through once.
 
     Where Keras 3.15 does not know the length, it asks for one batch more than there is, and the
@@ -96,10 +82,9 @@ def counted(function: Any) -> Any:
     """
     import tensorflow as tf
 
-    source = read_source(function)
-    assert isinstance(source, Batches)
-    count = sum(1 for _ in source.dataset)
-    return source.dataset.apply(tf.data.experimental.assert_cardinality(count))
+    dataset = examples.read().dataset
+    count = sum(1 for _ in dataset)
+    return dataset.apply(tf.data.experimental.assert_cardinality(count))
 
 
 def evaluation_input(part: Any, batch: int) -> Any:
@@ -110,16 +95,16 @@ def evaluation_input(part: Any, batch: int) -> Any:
     """
     import tensorflow as tf
 
-    kind = kind_of(part)
-    if kind in ("arrays", "source"):
-        return build(Plan(batch_size=batch, shuffle=False), part, seed=0)[0]
-    if kind == "generator":
-        dataset = counted(part)
+    examples = examples_of(part)
+    if isinstance(examples, ArrayExamples | SourceExamples):
+        return build(Plan(batch_size=batch, shuffle=False), examples, seed=0)[0]
+    if isinstance(examples, DatasetExamples | GeneratorExamples):
+        dataset = readable(examples)
     else:
-        source = read_source(part)
+        source = examples.read()
         assert isinstance(source, Batches)
         dataset = source.dataset
-        if kind == "pydataset" and source.count > 0:
+        if source.count != INFINITE:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(source.count))
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -145,7 +130,7 @@ def build_by(model: Any, part: Any) -> None:
 
 def _inputs(part: Any) -> Any:
     """Return what ``call`` is given, as arrays or specs: of (x, y, weights) the x."""
-    source = read_source(part)
+    source = examples_of(part).read()
     given = source.structure if isinstance(source, Arrays) else source.dataset.element_spec
     return given[0] if isinstance(given, tuple) else given
 

@@ -1,18 +1,20 @@
-"""Read whatever Keras's ``fit`` takes as arrays in memory, or as a stream of batches.
+"""Turn whatever Keras's ``fit`` takes into one type, ``Examples``, at the door.
 
 By Keras's convention arrays (a tuple of them, each possibly nested in tuples and dicts) hold single
-examples, and everything else yields batches. A source can be read again for every epoch.
+examples, and everything else yields batches. All of them can be read again for every epoch.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -20,10 +22,13 @@ from tfopt.data.signature import (
     BATCHES_FOR_SIGNATURE,
     batch_length,
     batch_signature,
+    check_leaves,
     conform,
-    holds_objects,
+    leaves,
+    length_of,
     standardised,
     tuples_for_lists,
+    yields_nothing,
 )
 from tfopt.data.sources.source import Reading, Source
 from tfopt.data.stages import examples_batched
@@ -36,6 +41,8 @@ Kind = Literal["arrays", "dataset", "pydataset", "generator", "source"]
 
 UNKNOWN = -2
 INFINITE = -1
+# What ``fit`` takes for arrays.
+DEFAULT_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class Batches:
         """Return the first batch; reading it starts the source once."""
         for batch in self.dataset.take(1):
             return batch
-        raise yields_nothing(self.kind)
+        raise yields_nothing(f"The {self.kind}")
 
     @cached_property
     def batch_size(self) -> int:
@@ -99,21 +106,68 @@ class Batches:
         return self.static_batch or batch_length(self.first)
 
 
-def kind_of(data: Any) -> Kind:
-    """Return which of the five kinds of data this is; refuse anything else."""
+class Examples(ABC):
+    """A part of a job's data, which Keras's ``fit`` takes: whoever is handed one asks no more.
+
+    Attributes:
+        given: What the user gave.
+        kind: What that is.
+        place: What a number in an error counts.
+        keeps_batches: Whether it yields batches of a size of its own.
+    """
+
+    kind: ClassVar[Kind]
+    place: ClassVar[str] = "example of the first batch, number"
+    keeps_batches: ClassVar[bool] = True
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    @property
+    def endless(self) -> bool:
+        """Return whether it is known to have no end."""
+        return False
+
+    @abstractmethod
+    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays | Batches:
+        """Return the arrays, or a dataset of batches.
+
+        Args:
+            shuffle_batches: Visit the batches of a PyDataset in an order of their own every epoch,
+                as ``fit`` does; others are not affected.
+            seed: Decides those orders.
+        """
+
+    @abstractmethod
+    def sample(self) -> Any:
+        """Return the arrays, or the first batch; None where there is none."""
+
+    @abstractmethod
+    def steps(self, batch: int | None) -> int | None:
+        """Return the batches in one pass; None where only reading it through would show them."""
+
+    @abstractmethod
+    def extent(self) -> str:
+        """Return length and shapes in words, as far as they show unread."""
+
+
+def examples_of(data: Any) -> Examples:
+    """Return what is to be trained on as one type; refuse what cannot be read."""
     import keras
     import tensorflow as tf
 
+    if isinstance(data, Examples):
+        return data
     if isinstance(data, Source):
-        return "source"
+        return SourceExamples(data)
     if isinstance(data, tf.data.Dataset):
-        return "dataset"
+        return DatasetExamples(data)
     if isinstance(data, keras.utils.PyDataset):
-        return "pydataset"
+        return PyDatasetExamples(data)
     if isinstance(data, tuple | dict) or _is_array(data):
-        return "arrays"
+        return ArrayExamples(data)
     if isinstance(data, tf.distribute.DistributedDataset):
-        raise _not_a_source(data, "give the dataset as it was before it was distributed")
+        raise _not_readable(data, "give the dataset as it was before it was distributed")
     if hasattr(data, "__next__"):
         raise UserError(
             "A generator that is running already can be read only once.",
@@ -122,10 +176,16 @@ def kind_of(data: Any) -> Kind:
             fix="pass the function itself: data=batches, not data=batches()",
         )
     if callable(data):
-        return "generator"
+        return GeneratorExamples(data)
     if isinstance(data, list):
-        raise _not_a_source(data, "give (x, y) as a tuple; several inputs as ([a, b], y)")
-    raise _not_a_source(data, None)
+        raise _not_readable(data, "give (x, y) as a tuple; several inputs as ([a, b], y)")
+    raise _not_readable(data, None)
+
+
+def parts_of(data: Data) -> dict[str, Examples]:
+    """Return the parts of a job's data that there are, by name."""
+    given = {"train": data.train, "validation": data.validation, "test": data.test}
+    return {name: examples_of(part) for name, part in given.items() if part is not None}
 
 
 def _is_array(data: Any) -> bool:
@@ -133,71 +193,19 @@ def _is_array(data: Any) -> bool:
     return hasattr(data, "shape") and (hasattr(data, "dtype") or hasattr(data, "__array__"))
 
 
-def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays | Batches:
-    """Return the arrays, or a dataset of batches.
-
-    Args:
-        data: Anything that ``fit`` takes for ``x``, with a generator as the function that makes it.
-        shuffle_batches: Visit the batches of a PyDataset in an order of their own every epoch,
-            as ``fit`` does; other sources are not affected.
-        seed: Decides those orders.
-    """
-    kind = kind_of(data)
-    if kind == "arrays":
-        return _arrays(data)
-    if kind == "dataset":
-        return _dataset(data)
-    if kind == "pydataset":
-        return _py_dataset(data, shuffle_batches, seed)
-    if kind == "source":
-        return source_batches(data, DEFAULT_BATCH, Reading())
-    return _generator(data)
-
-
-# What ``fit`` takes for arrays.
-DEFAULT_BATCH = 32
-
-
-def source_batches(source: Source, batch_size: int, how: Reading, *, whole: bool = True) -> Batches:
-    """Return a source of files or tables as batches of a size, of known length if it is whole.
-
-    ``whole=False`` is for one that others read in parts, each of which knows no length.
-    """
-    import tensorflow as tf
-
-    dataset = source.batches(batch_size, how)
-    if how.share.count > 1:
-        origin = f"{source.fingerprint()} {how.share}"
-        return Batches(dataset, UNKNOWN, "source", size=batch_size, origin=origin)
-    rows = source.count()
-    if rows == 0:
-        raise yields_nothing(type(source).__name__)
-    count = rows // batch_size if how.drop_remainder else math.ceil(rows / batch_size)
-    if whole:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    return Batches(
-        dataset, count, "source", rows=rows, size=batch_size, origin=source.fingerprint()
+def _not_readable(data: Any, fix: str | None) -> UserError:
+    return UserError(
+        "The examples are of a kind that cannot be read.",
+        expected="a tuple of arrays, a tf.data.Dataset, a keras.utils.PyDataset, a source such as "
+        "tfopt.data.Parquet, or a function returning a generator of batches",
+        received=type(data).__name__,
+        fix=fix,
     )
 
 
 def describe_data(data: Data) -> str:
     """Return a job's data in words, with its length and shapes, as far as they show unread."""
-    part = data.train
-    kind = kind_of(part)
-    if kind == "arrays":
-        source = _arrays(part)
-        extent = f"{source.examples} examples of {_shapes(source.structure, first=1)}"
-    elif kind == "dataset":
-        count = int(part.cardinality())
-        many = {INFINITE: "endless", UNKNOWN: "some"}.get(count, str(count))
-        extent = f"{many} batches of {_shapes(part.element_spec, first=0)}"
-    elif kind == "source":
-        extent = f"{part.count()} examples of {part!r}"
-    elif kind == "pydataset":
-        extent = "endless batches" if part.num_batches is None else f"{part.num_batches} batches"
-    else:
-        extent = "a generator"
-    return f"{data.summary} ({extent})"
+    return f"{data.summary} ({examples_of(data.train).extent()})"
 
 
 def _shapes(structure: Any, *, first: int) -> str:
@@ -212,69 +220,55 @@ def _shapes(structure: Any, *, first: int) -> str:
     return ", ".join(shape(leaf) for leaf in tf.nest.flatten(structure))
 
 
-def yields_nothing(what: str) -> UserError:
-    """Return the error for a source without examples."""
-    return UserError(
-        f"The {what} yields nothing.",
-        expected="at least one example",
-        received="an empty source",
-        fix="check its path, its filter and its split",
-    )
+class ArrayExamples(Examples):
+    """Arrays: x, (x, y) or (x, y, sample_weight), each possibly nested."""
 
+    kind = "arrays"
+    place = "example"
+    keeps_batches = False
 
-def _arrays(data: Any) -> Arrays:
-    import tensorflow as tf
+    @cached_property
+    def structure(self) -> Any:
+        """Return the arrays in tuples and dicts, which are of one length."""
+        data = self.given
+        if isinstance(data, tuple):
+            # fit(x, y, None) is fit(x, y).
+            while data and data[-1] is None:
+                data = data[:-1]
+            if len(data) > 3:
+                raise UserError(
+                    "The tuple of arrays has too many parts.",
+                    expected="(x,), (x, y) or (x, y, sample_weight)",
+                    received=f"{len(data)} parts",
+                    fix="several inputs belong together: ((a, b), y)",
+                )
+        structure = tuples_for_lists(data)
+        check_leaves(leaves(structure), "The data")
+        return structure
 
-    if isinstance(data, tuple):
-        # fit(x, y, None) is fit(x, y).
-        while data and data[-1] is None:
-            data = data[:-1]
-        if len(data) > 3:
-            raise UserError(
-                "The tuple of arrays has too many parts.",
-                expected="(x,), (x, y) or (x, y, sample_weight)",
-                received=f"{len(data)} parts",
-                fix="several inputs belong together: ((a, b), y)",
-            )
-    structure = tuples_for_lists(data)
-    leaves = tf.nest.flatten(structure)
-    for leaf in leaves:
-        _check_array(leaf)
-    lengths = {int(leaf.shape[0]) for leaf in leaves}
-    if len(lengths) > 1:
-        raise UserError(
-            "The arrays differ in length.",
-            expected="one row an example in every array",
-            received=f"{' and '.join(map(str, sorted(lengths)))} rows",
-        )
-    if not lengths or lengths == {0}:
-        raise yields_nothing("tuple of arrays")
-    return Arrays(tf.nest.map_structure(_as_fit_casts, structure), lengths.pop())
+    @cached_property
+    def count(self) -> int:
+        """Return the number of examples."""
+        return length_of(leaves(self.structure), "The data")
 
+    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays:
+        import tensorflow as tf
 
-def _check_array(leaf: Any) -> None:
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        if hasattr(leaf, "__array__"):  # a data frame, whose columns have types of their own
-            return
-        raise UserError(
-            "Among the arrays is something else.",
-            expected="NumPy arrays or tensors, in tuples and dicts",
-            received=f"{type(leaf).__name__}: {leaf!r:.60}",
-            fix="convert it with np.asarray(...)",
-        )
-    if len(leaf.shape) == 0:
-        raise UserError(
-            "Among the arrays is a single value.",
-            expected="arrays whose first dimension counts the examples",
-            received=f"a scalar {leaf.dtype}",
-        )
-    if holds_objects(leaf):
-        raise UserError(
-            "An array holds Python objects.",
-            expected="numbers or text; every example of the same shape",
-            received="dtype object",
-            fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
-        )
+        return Arrays(tf.nest.map_structure(_as_fit_casts, self.structure), self.count)
+
+    def sample(self) -> Any:
+        return self.structure
+
+    def steps(self, batch: int | None) -> int:
+        return math.ceil(self.count / (batch or DEFAULT_BATCH))
+
+    def extent(self) -> str:
+        return f"{self.count} examples of {_shapes(self.structure, first=1)}"
+
+    def named(self) -> dict[str, Any]:
+        """Return the arrays by the names that ``fit`` gives them."""
+        parts = self.given if isinstance(self.given, tuple) else (self.given,)
+        return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
 
 def _as_fit_casts(leaf: Any) -> Any:
@@ -290,66 +284,171 @@ def _as_fit_casts(leaf: Any) -> Any:
     return cast(leaf, keras.config.floatx()) if different else leaf
 
 
-def _dataset(data: Any) -> Batches:
+class DatasetExamples(Examples):
+    """A ``tf.data.Dataset`` of batches."""
+
+    kind = "dataset"
+
+    @cached_property
+    def count(self) -> int:
+        """Return how many batches it says that it has."""
+        return int(self.given.cardinality())
+
+    @property
+    def endless(self) -> bool:
+        return self.count == INFINITE
+
+    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+        import tensorflow as tf
+
+        spec = self.given.element_spec
+        for leaf in tf.nest.flatten(spec):
+            if getattr(leaf, "shape", None) is not None and leaf.shape.rank == 0:
+                raise UserError(
+                    "The dataset yields single examples, not batches.",
+                    expected="a batched dataset, as fit takes it",
+                    received=f"elements {spec}",
+                    fix="call .batch(...) on it; pipeline(batch_size=...) can change the size",
+                )
+        if self.count == 0:
+            raise yields_nothing("The dataset")
+        return Batches(self.given, self.count, "dataset")
+
+    def sample(self) -> Any:
+        return next(iter(self.given.take(1)), None)
+
+    def steps(self, batch: int | None) -> int | None:
+        return self.count if self.count > 0 else None
+
+    def extent(self) -> str:
+        many = {INFINITE: "endless", UNKNOWN: "some"}.get(self.count, str(self.count))
+        return f"{many} batches of {_shapes(self.given.element_spec, first=0)}"
+
+
+def source_batches(source: Source, batch_size: int, how: Reading, *, whole: bool = True) -> Batches:
+    """Return a source of files or tables as batches of a size, of known length if it is whole.
+
+    ``whole=False`` is for one that others read in parts, each of which knows no length.
+    """
     import tensorflow as tf
 
-    for leaf in tf.nest.flatten(data.element_spec):
-        if getattr(leaf, "shape", None) is not None and leaf.shape.rank == 0:
+    dataset = source.batches(batch_size, how)
+    if how.share.count > 1:
+        origin = f"{source.fingerprint()} {how.share}"
+        return Batches(dataset, UNKNOWN, "source", size=batch_size, origin=origin)
+    rows = source.count()
+    if rows == 0:
+        raise yields_nothing(f"The {type(source).__name__}")
+    count = rows // batch_size if how.drop_remainder else math.ceil(rows / batch_size)
+    if whole:
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
+    return Batches(
+        dataset, count, "source", rows=rows, size=batch_size, origin=source.fingerprint()
+    )
+
+
+class SourceExamples(Examples):
+    """A source of files or tables, read in batches of any size."""
+
+    kind = "source"
+    keeps_batches = False
+
+    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+        return source_batches(self.given, DEFAULT_BATCH, Reading())
+
+    def sample(self) -> Any:
+        return next(iter(self.read().dataset.take(1)), None)
+
+    def steps(self, batch: int | None) -> int:
+        return math.ceil(int(self.given.count()) / (batch or DEFAULT_BATCH))
+
+    def extent(self) -> str:
+        return f"{self.given.count()} examples of {self.given!r}"
+
+
+class GeneratorExamples(Examples):
+    """A function that returns a generator of batches."""
+
+    kind = "generator"
+
+    @cached_property
+    def _first(self) -> list[Any]:
+        """Return the first batches, of which the others are of a kind."""
+        running = self._started()
+        try:
+            return [standardised(each) for each in islice(running, BATCHES_FOR_SIGNATURE)]
+        finally:
+            getattr(running, "close", lambda: None)()
+
+    def _started(self) -> Iterator[Any]:
+        try:
+            return iter(self.given())
+        except TypeError as error:
+            name = getattr(self.given, "__name__", type(self.given).__name__)
             raise UserError(
-                "The dataset yields single examples, not batches.",
-                expected="a batched dataset, as fit takes it",
-                received=f"elements {data.element_spec}",
-                fix="call .batch(...) on it; pipeline(batch_size=...) can change the size",
-            )
-    count = int(data.cardinality())
-    if count == 0:
-        raise yields_nothing("dataset")
-    return Batches(data, count, "dataset")
+                "The generator function cannot be started.",
+                expected="a function without arguments that returns an iterator over batches",
+                received=f"{name}: {error}",
+                fix="bind its arguments: functools.partial(function, ...)",
+            ) from error
+
+    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+        owner = "The generator function"
+        if not self._first:
+            raise yields_nothing(owner)
+        signature = batch_signature(self._first, owner)
+
+        def epoch() -> Iterator[Any]:
+            for batch in self.given():
+                yield conform(batch, signature, owner)
+
+        return Batches(_from_generator(epoch, signature), UNKNOWN, "generator")
+
+    def sample(self) -> Any:
+        return next(iter(self._first), None)
+
+    def steps(self, batch: int | None) -> None:
+        return None
+
+    def extent(self) -> str:
+        return "a generator"
 
 
-def _generator(function: Callable[[], Any]) -> Batches:
-    owner = "The generator function"
-    running = started(function, owner)
-    try:
-        sample = [standardised(batch) for batch in itertools.islice(running, BATCHES_FOR_SIGNATURE)]
-    finally:
-        getattr(running, "close", lambda: None)()
-    if not sample:
-        raise yields_nothing("generator function")
-    signature = batch_signature(sample, owner)
+class PyDatasetExamples(Examples):
+    """A ``keras.utils.PyDataset``, whose batches are made by threads."""
 
-    def epoch() -> Iterator[Any]:
-        for batch in function():
-            yield conform(batch, signature, owner)
+    kind = "pydataset"
 
-    return Batches(_from_generator(epoch, signature), UNKNOWN, "generator")
+    @property
+    def endless(self) -> bool:
+        return self.given.num_batches is None
 
+    @cached_property
+    def _first(self) -> list[Any]:
+        count = self.given.num_batches
+        number = BATCHES_FOR_SIGNATURE if count is None else min(count, BATCHES_FOR_SIGNATURE)
+        return [standardised(self.given[index]) for index in range(number)]
 
-def started(function: Callable[[], Any], owner: str) -> Iterator[Any]:
-    """Return a fresh iterator from a generator function."""
-    try:
-        return iter(function())
-    except TypeError as error:
-        raise UserError(
-            f"{owner} cannot be started.",
-            expected="a function without arguments that returns an iterator over batches",
-            received=f"{getattr(function, '__name__', type(function).__name__)}: {error}",
-            fix="bind its arguments: functools.partial(function, ...)",
-        ) from error
+    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+        data, count, owner = self.given, self.given.num_batches, type(self.given).__name__
+        if not self._first:
+            raise yields_nothing(owner)
+        signature = batch_signature(self._first, owner)
+        orders = _epoch_orders(count, seed) if shuffle_batches and count is not None else None
+        dataset = _from_generator(partial(_epoch, data, count, orders, signature), signature)
+        notes: tuple[str, ...] = ()
+        if data.use_multiprocessing:
+            notes = (f"{owner}'s own worker processes are left off: its batches come from threads",)
+        return Batches(dataset, INFINITE if count is None else count, "pydataset", notes)
 
+    def sample(self) -> Any:
+        return next(iter(self._first), None)
 
-def _py_dataset(data: Any, shuffle: bool, seed: int) -> Batches:
-    count, owner = data.num_batches, type(data).__name__
-    if count == 0:
-        raise yields_nothing("PyDataset")
-    number = BATCHES_FOR_SIGNATURE if count is None else min(count, BATCHES_FOR_SIGNATURE)
-    signature = batch_signature([standardised(data[i]) for i in range(number)], owner)
-    orders = _epoch_orders(count, seed) if shuffle and count is not None else None
-    dataset = _from_generator(partial(_epoch, data, count, orders, signature), signature)
-    notes: tuple[str, ...] = ()
-    if data.use_multiprocessing:
-        notes = (f"{owner}'s own worker processes are left off: its batches come from threads",)
-    return Batches(dataset, INFINITE if count is None else count, "pydataset", notes)
+    def steps(self, batch: int | None) -> int | None:
+        return self.given.num_batches or None
+
+    def extent(self) -> str:
+        return "endless batches" if self.endless else f"{self.given.num_batches} batches"
 
 
 def _epoch_orders(count: int, seed: int) -> Callable[[], Iterator[np.ndarray[Any, Any]]]:
@@ -403,13 +502,3 @@ def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:
     import tensorflow as tf
 
     return tf.data.Dataset.from_generator(epoch, output_signature=signature)
-
-
-def _not_a_source(data: Any, fix: str | None) -> UserError:
-    return UserError(
-        "The examples are of a kind that cannot be read.",
-        expected="a tuple of arrays, a tf.data.Dataset, a keras.utils.PyDataset, a source such as "
-        "tfopt.data.Parquet, or a function returning a generator of batches",
-        received=type(data).__name__,
-        fix=fix,
-    )

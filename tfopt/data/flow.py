@@ -24,8 +24,8 @@ from tfopt.data.fit_data import (
     INFINITE,
     Arrays,
     Batches,
-    kind_of,
-    read_source,
+    SourceExamples,
+    examples_of,
     source_batches,
 )
 from tfopt.data.host_memory import require_fits
@@ -53,17 +53,18 @@ def build(
         flow = _Flow(plan, seed, endless=endless)
         steps: int | None
         source: Arrays | Batches
-        if kind_of(data) == "source":
-            source = flow.of_source(data)
+        examples = examples_of(data)
+        if isinstance(examples, SourceExamples):
+            source = flow.of_source(examples.given)
         elif plan.options.autoshard == "split":
             raise CannotCombine(
                 'autoshard="split" is for sources: it shares out their row groups or files.',
                 expected="a path, or a source such as tfopt.data.Parquet",
-                received=type(data).__name__,
+                received=type(examples.given).__name__,
                 fix='PipelineOptions(autoshard="data")',
             )
         else:
-            source = read_source(data, shuffle_batches=in_new_orders, seed=seed)
+            source = examples.read(shuffle_batches=in_new_orders, seed=seed)
         if isinstance(source, Arrays):
             dataset, steps = flow.from_arrays(source)
         else:

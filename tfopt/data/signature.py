@@ -6,7 +6,7 @@ a smaller last batch fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,13 +41,70 @@ def tuples_for_lists(structure: Any) -> Any:
     return structure
 
 
+def leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each array of a structure behind its place in words: "x", "y", "x['age']"."""
+    if isinstance(structure, Mapping):
+        for key, value in structure.items():
+            yield from leaves(value, f"{path}[{key!r}]" if path else f"x[{key!r}]")
+    elif isinstance(structure, tuple):
+        names = ("x", "y", "sample_weight") if not path and len(structure) <= 3 else None
+        for position, value in enumerate(structure):
+            yield from leaves(value, names[position] if names else f"{path}[{position}]")
+    else:
+        yield path or "x", structure
+
+
+def check_leaves(found: Iterable[tuple[str, Any]], owner: str) -> None:
+    """Refuse what is no array of examples, and arrays of Python objects."""
+    for place, leaf in found:
+        shape = getattr(leaf, "shape", None)
+        if shape is None or len(shape) == 0:
+            raise UserError(
+                f"{owner}: {place} is not an array of examples.",
+                expected="arrays or tensors, in tuples and dicts, whose first dimension counts the "
+                "examples",
+                received=f"{type(leaf).__name__}: {leaf!r:.60}",
+                fix="convert it with np.asarray(...)",
+            )
+        if holds_objects(leaf):
+            raise UserError(
+                f"{owner}: {place} has dtype object.",
+                expected="numbers or text; every example of the same shape",
+                received=f"Python objects, the first a {type(np.ravel(leaf)[0]).__name__}",
+                fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
+            )
+
+
+def length_of(found: Iterable[tuple[str, Any]], owner: str) -> int:
+    """Return the number of examples; refuse none, and arrays of different lengths."""
+    lengths = {place: int(leaf.shape[0]) for place, leaf in found}
+    if not any(lengths.values()):
+        raise yields_nothing(owner)
+    if len(set(lengths.values())) > 1:
+        raise UserError(
+            f"{owner}: the arrays differ in length.",
+            expected="one row an example in every array",
+            received=", ".join(f"{place} has {length:,}" for place, length in lengths.items()),
+        )
+    return max(lengths.values())
+
+
+def yields_nothing(owner: str) -> UserError:
+    """Return the error for data without examples."""
+    return UserError(
+        f"{owner} yields nothing.",
+        expected="at least one example",
+        received="an empty source",
+        fix="check its path, its filter and its split",
+    )
+
+
 def batch_signature(batches: Sequence[Any], owner: str) -> Any:
     """Return the TensorSpecs that all these standardised batches satisfy."""
     import tensorflow as tf
 
     for batch in batches:
-        for leaf in tf.nest.flatten(batch):
-            _check_leaf(leaf, owner)
+        check_leaves(leaves(batch), owner)
     for batch in batches[1:]:
         _same_structure(batches[0], batch, owner)
     return tf.nest.map_structure(_common_spec, *batches)
@@ -110,7 +167,7 @@ def value_bytes(element: Any) -> int:
 
 def holds_objects(array: Any) -> bool:
     """Return whether an array holds Python objects other than texts."""
-    is_object = array.dtype == object
+    is_object = getattr(array, "dtype", None) == np.dtype(object)
     return is_object and not all(isinstance(v, str | bytes) for v in np.ravel(array))
 
 
@@ -119,23 +176,6 @@ def _dtype(leaf: Any) -> Any:
 
     text = leaf.dtype.kind in "US" or (leaf.dtype == object and not holds_objects(leaf))
     return tf.string if text else tf.as_dtype(leaf.dtype)
-
-
-def _check_leaf(leaf: Any, owner: str) -> None:
-    if holds_objects(leaf):
-        raise UserError(
-            f"{owner} yields Python objects.",
-            expected="arrays of numbers or of text; every example of the same shape",
-            received=f"an array of dtype object holding {type(leaf.reshape(-1)[0]).__name__}",
-            fix="convert with np.asarray(..., dtype=...); pad examples of different lengths",
-        )
-    if not leaf.shape:
-        raise UserError(
-            f"{owner} yields single values, not batches.",
-            expected="batches: arrays whose first dimension counts the examples",
-            received=f"a scalar {leaf.dtype}",
-            fix="yield arrays of several examples at a time",
-        )
 
 
 def _same_structure(first: Any, other: Any, owner: str) -> None:
@@ -159,18 +199,18 @@ def _outline(structure: Any) -> str:
     return f"{np.dtype(getattr(structure.dtype, 'as_numpy_dtype', structure.dtype))}"
 
 
-def _common_spec(*leaves: Any) -> Any:
+def _common_spec(*arrays: Any) -> Any:
     import tensorflow as tf
 
-    dtypes = {_dtype(leaf) for leaf in leaves}
+    dtypes = {_dtype(leaf) for leaf in arrays}
     if len(dtypes) > 1:
         raise UserError(
             "The first batches differ in dtype.",
             expected="one dtype",
             received=" and ".join(sorted(dtype.name for dtype in dtypes)),
         )
-    if len({leaf.ndim for leaf in leaves}) > 1:
+    if len({leaf.ndim for leaf in arrays}) > 1:
         return tf.TensorSpec(None, dtypes.pop())
-    sizes = zip(*(leaf.shape[1:] for leaf in leaves), strict=True)
+    sizes = zip(*(leaf.shape[1:] for leaf in arrays), strict=True)
     inner = [size[0] if len(set(size)) == 1 else None for size in sizes]
     return tf.TensorSpec([None, *inner], dtypes.pop())

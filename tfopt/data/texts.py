@@ -37,11 +37,11 @@ def load_texts(source: str = "auto") -> Data:
     if source not in TEXT_SOURCES:
         *folders, classes = class_folders(source)
         note = f"{len(classes)} classes in {folders[0]}"
-        parts = [_files(folder, classes) for folder in folders if folder is not None]
-        return _data("texts of a folder", note, *parts)
+        read = [_files(folder, classes) for folder in folders if folder is not None]
+        return _data("texts of a folder", note, *read)
     parts, reason = prepared_parts(source, "imdb_reviews", "text")
     if parts is not None:
-        reviews = (zip(map(bytes.decode, x), y, strict=True) for x, y in parts)
+        reviews = (((text.decode(), y) for text, y in zip(*part, strict=True)) for part in parts)
         return _data("TFDS imdb_reviews", "reviews of films", *reviews)
     versions = " and ".join(f"{name} {version(name)}" for name in DOCUMENTED)
     note = f"paragraphs of the docstrings of {versions} ({reason})"

@@ -14,7 +14,6 @@ from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from tfopt.data.fit_data import kind_of
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.stages import CHANGES, Stage, applicable
 from tfopt.errors import UserError
@@ -321,15 +320,15 @@ def _why_not(candidates: Sequence[Candidate]) -> str:
 
 def _changes(ready: Prepared) -> Iterator[Changed]:
     """Yield the ways to ``fit`` under each change that can be made."""
-    job, train, facts = ready.job, ready.data.train, facts_of(ready)
+    job, train, facts = ready.job, ready.examples["train"], facts_of(ready)
     given = next((each for each in job.applied if isinstance(each, Pipeline)), None)
-    if given is None and kind_of(train) == "dataset" and job.input is None:
-        yield from (Changed((name,)) for name in applicable(train))
+    if given is None and train.kind == "dataset" and job.input is None:
+        yield from (Changed((name,)) for name in applicable(train.given))
     elif given is not None or job.input is None:
         base = given or Pipeline(examples=None if facts.endless else facts.generated)
         if given is None:
             yield Changed(("pipeline",), base)
-        if base.cache is None and not facts.endless and kind_of(train) != "arrays":
+        if base.cache is None and not facts.endless and train.kind != "arrays":
             yield Changed(("pipeline", "cache"), replace(base, cache="memory"))
 
 

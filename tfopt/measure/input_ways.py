@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.data.feeding import lasting
-from tfopt.data.fit_data import Batches, kind_of, read_source
+from tfopt.data.fit_data import Batches, examples_of
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.stages import Stage, changed, stages_of
 from tfopt.errors import UserError
@@ -74,7 +74,7 @@ class Drained(Way):
 
         stage, model, steps = stages_in(ready)[self.stage], ready.model, ready.facts.steps_per_epoch
         own = None
-        if kind_of(stage.dataset) == "dataset":
+        if stage.kind != "pydataset":
             # As many elements as make a batch; without a step for each of them: sharding passes
             # over the others in C++.
             elements = max(round((ready.facts.batch_size or 1) / stage.examples), 1)
@@ -126,7 +126,7 @@ class Changed(Way):
 
 def stages_in(ready: Prepared) -> tuple[Stage, ...]:
     """Return the stages of a job's input; none of arrays."""
-    kind, batch = kind_of(ready.train_input), ready.facts.batch_size
+    kind, batch = examples_of(ready.train_input).kind, ready.facts.batch_size
     if kind == "dataset":
         return stages_of(ready.train_input, batch)
     if kind == "pydataset":
@@ -140,7 +140,7 @@ def first_batch(ready: Prepared) -> Any:
     endless = lasting(
         ready.train_input, steps=ENDLESS, epochs=ENDLESS, batch=facts.batch_size, seed=facts.seed
     )
-    source = read_source(endless)
+    source = examples_of(endless).read()
     assert isinstance(source, Batches)
     return source.first
 

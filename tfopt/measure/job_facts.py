@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.feeding import steps_in
-from tfopt.data.fit_data import INFINITE, Arrays, Kind, describe_data, kind_of, read_source
+from tfopt.data.fit_data import Arrays, Examples, Kind, describe_data
 from tfopt.job.job import Job, Transform
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
@@ -78,7 +77,7 @@ def facts_of(ready: Prepared) -> JobFacts:
     import tensorflow as tf
 
     job, facts, data, model = ready.job, ready.facts, ready.data, ready.model
-    source, (optimizer, rate) = kind_of(data.train), _optimizer_of(model)
+    train, (optimizer, rate) = ready.examples["train"], _optimizer_of(model)
     assert facts.update_batch is not None
     return JobFacts(
         replicas=facts.replicas,
@@ -88,17 +87,17 @@ def facts_of(ready: Prepared) -> JobFacts:
         jit_compile=bool(model.jit_compile),
         eager=bool(model.run_eagerly),
         half=_half(model, facts.replicas),
-        source=source,
-        endless=_is_endless(data.train),
+        source=train.kind,
+        endless=train.endless,
         generated=_generated(ready),
         own_input=makes_its_input(job),
         batch_size=facts.update_batch,
         tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
-        examples=None if source == "generator" else _examples(data.train),
+        examples=None if train.kind == "generator" else _examples(train),
         epoch_examples=epoch_examples(ready),
-        rebatch=source not in ("arrays", "source") and job.input is None,
+        rebatch=train.keeps_batches and job.input is None,
         accumulate=facts.accumulate,
         optimizer=optimizer,
         rate=rate,
@@ -113,17 +112,11 @@ def makes_its_input(job: Job) -> bool:
     return job.input is not None and not isinstance(owner, Transform)
 
 
-def _is_endless(part: Any) -> bool:
-    kind = kind_of(part)
-    if kind == "pydataset":
-        return part.num_batches is None
-    return kind == "dataset" and int(part.cardinality()) == INFINITE
-
-
 def _generated(ready: Prepared) -> int | None:
     """Return the count of a generator that has been read through once, without a pipeline."""
     facts = ready.facts
-    counted = kind_of(ready.data.train) == "generator" and ready.job.steps_per_epoch is None
+    train = ready.examples["train"]
+    counted = train.kind == "generator" and ready.job.steps_per_epoch is None
     if not counted or facts.steps_per_epoch is None or facts.batch_size is None:
         return None
     return facts.steps_per_epoch * facts.batch_size
@@ -152,8 +145,8 @@ def _optimizer_of(model: Any) -> tuple[str, float | None]:
     return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
 
 
-def _examples(part: Any) -> int | None:
-    source = read_source(part)
+def _examples(part: Examples) -> int | None:
+    source = part.read()
     return source.examples if isinstance(source, Arrays) or source.count > 0 else None
 
 
@@ -162,8 +155,8 @@ def epoch_examples(ready: Prepared) -> int | None:
     steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
     if steps is None or batch is None:
         return None
-    part, most = ready.data.train, steps * batch
-    alone = steps_in(part, 1) if kind_of(part) in ("arrays", "source") else None
+    train, most = ready.examples["train"], steps * batch
+    alone = None if train.keeps_batches else train.steps(1)
     return alone if alone is not None and most - alone < batch else most
 
 

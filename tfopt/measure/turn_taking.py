@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tfopt.data.caching import fills_a_cache
-from tfopt.data.fit_data import INFINITE, describe_data, kind_of
+from tfopt.data.fit_data import INFINITE, describe_data
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.measure.job_facts import JobFacts, epoch_examples, facts_of
@@ -185,7 +185,7 @@ def _keep_iterators(model: Any) -> None:
 
 def fill(part: Any, elements: int | None, limit_s: float = FILLS_S) -> bool:
     """Read an epoch where that fills a cache; return whether it is full in time."""
-    if kind_of(part) != "dataset" or not fills_a_cache(part):
+    if not fills_a_cache(part):
         return True
     if elements is None and int(part.cardinality()) == INFINITE:
         return True
@@ -201,7 +201,7 @@ def fill(part: Any, elements: int | None, limit_s: float = FILLS_S) -> bool:
 def _filled_s(ready: Prepared) -> float:
     """Return the seconds of the epoch that filled a cache; 0 without one, or where it is long."""
     part, begun = ready.train_input, time.perf_counter()
-    if kind_of(part) != "dataset" or not fills_a_cache(part):
+    if not fills_a_cache(part):
         return 0.0
     full = fill(part, ready.facts.steps_per_epoch, _SHORT_FILL_S)
     return time.perf_counter() - begun if full else 0.0

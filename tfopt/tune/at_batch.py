@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from tfopt.data.feeding import fit_input, lasting, readable
-from tfopt.data.fit_data import kind_of
+from tfopt.data.fit_data import examples_of
 from tfopt.data.host_memory import MIB
 from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
@@ -99,7 +99,7 @@ class AtBatch(Way):
             part = fit_input(readable(validation, made), made)
             ready.model.evaluate(**part, steps=1, verbose=0)
         part, steps = ready.train_input, _EPOCH * ready.model.steps_per_execution
-        if kind_of(part) == "arrays":
+        if examples_of(part).kind == "arrays":
             part = _whole_batches(part, made)
         part = lasting(part, steps=steps, epochs=ENDLESS, batch=made, seed=ready.job.seed)
         job, facts = ready.job.with_(steps_per_epoch=steps), replace(facts, steps_per_epoch=steps)

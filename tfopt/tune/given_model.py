@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.fit_data import kind_of
+from tfopt.data.fit_data import examples_of
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
@@ -139,7 +139,7 @@ def _write(place: Path, name: str, part: Any) -> bool:
 
     if part is None:
         return False
-    kind = kind_of(part)
+    kind = examples_of(part).kind
     if kind == "arrays":
         import keras
 
