@@ -14,7 +14,6 @@ from allpairspy import AllPairs
 import tfopt
 from tfopt import Data, Job, Pipeline, UserError, chain, run
 from tfopt.data import PipelineOptions
-from tfopt.errors import CannotCombine
 from tfopt.job.parts import Facts
 
 N = 100
@@ -292,21 +291,16 @@ def test_a_parallel_map_keeps_the_order():
         )
         return x + 0 * tf.cast(spin[0], tf.float32), y
 
-    options = PipelineOptions(parallel_calls=4)
-    made = tfopt.pipeline((X, Y), map=slow, shuffle=False, options=options)
+    made = tfopt.pipeline((X, Y), map=slow, shuffle=False)
     assert flat(epoch(made)) == Y.tolist()
     assert made.options().deterministic is True
-    loose = tfopt.pipeline((X, Y), map=slow, deterministic=False, options=options)
+    loose = tfopt.pipeline((X, Y), map=slow, deterministic=False)
     assert loose.options().deterministic is False
     assert sorted(flat(epoch(loose))) == Y.tolist()
 
 
 def test_options_reach_tf_data():
-    options = PipelineOptions(threads=3, autotune=True, ram_budget_mib=64, autoshard="off")
-    made = tfopt.pipeline((X, Y), options=options).options()
-    assert made.autotune.enabled is True
-    assert made.threading.private_threadpool_size == 3
-    assert made.autotune.ram_budget == 64 * 1024**2
+    made = tfopt.pipeline((X, Y), options=PipelineOptions(autoshard="off")).options()
     policies = tf.data.experimental.AutoShardPolicy
     assert made.experimental_distribute.auto_shard_policy == policies.OFF
 
@@ -314,8 +308,6 @@ def test_options_reach_tf_data():
 def test_the_autotuner_is_off_since_an_iterator_may_wait_for_it():
     tuned = tf.data.Dataset.range(8).batch(4).prefetch(tf.data.AUTOTUNE)
     assert tfopt.pipeline(tuned).options().autotune.enabled is False
-    with pytest.raises(UserError, match="autotune=True"):
-        PipelineOptions(ram_budget_mib=64)
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_figures():
@@ -395,11 +387,10 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
         ({"cache": "file:"}, "cache"),
         ({"prefetch": -1}, "prefetch"),
         ({"examples": 0}, "examples"),
-        ({"device": 0}, "device"),
         ({"deterministic": "yes"}, "deterministic"),
         ({"map": 3}, "function"),
         ({"map": "no reference"}, "malformed"),
-        ({"options": {"threads": 2}}, "options"),
+        ({"options": {"buffer": 2}}, "options"),
     ],
 )
 def test_a_wrong_setting_is_refused_when_it_is_made(settings, words):
@@ -411,7 +402,7 @@ def test_a_wrong_setting_is_refused_when_it_is_made(settings, words):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"buffer": 1}, {"threads": -1}, {"autoshard": "file"}, {"autotune": 1}],
+    [{"buffer": 1}, {"drop_remainder": 1}, {"autoshard": "file"}],
 )
 def test_a_wrong_option_is_refused(setting):
     with pytest.raises(UserError, match=next(iter(setting))):
@@ -538,19 +529,10 @@ def test_new_batches_keep_the_length_where_it_follows(stream, length):
 
 
 def test_what_was_not_done_is_told():
-    _, effect = Pipeline(cache="memory", device="auto").read((X, Y), facts())
+    _, effect = Pipeline(cache="memory").read((X, Y), facts())
     assert "nothing to cache" in effect.note
-    if not tf.config.list_logical_devices("GPU"):
-        assert "TensorFlow sees no GPU" in effect.note
-    _, effect = Pipeline(device="auto").read((X, Y), facts(replicas=2))
-    assert "the strategy does that" in effect.note
     _, effect = Pipeline().read(Batches(workers=2, use_multiprocessing=True), facts())
     assert "left off" in effect.note
-
-
-def test_a_device_under_replicas_is_refused_by_name():
-    with pytest.raises(CannotCombine, match=r"Pipeline.*Distribute"):
-        Pipeline(device="GPU:0").read((X, Y), facts(replicas=2))
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ def a_job(**changes):
 
 
 def test_a_transform_is_written_without_what_it_leaves_at_its_default():
-    options = PipelineOptions(autotune=True)
+    options = PipelineOptions(drop_remainder=True)
     assert repr(Pipeline()) == "Pipeline()"
-    written = "Pipeline(batch_size=50, options=PipelineOptions(autotune=True))"
+    written = "Pipeline(batch_size=50, options=PipelineOptions(drop_remainder=True))"
     assert repr(Pipeline(batch_size=50, options=options)) == written
     assert repr(chain(Place(), Place("none"))) == "chain(Place(), Place(gpus='none'))"
 

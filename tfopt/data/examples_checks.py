@@ -41,15 +41,18 @@ def check_examples(
         sample = examples.sample()
     if sample is None:
         raise yields_nothing(owner)
+    where = "example"
+    if examples.kind != "arrays":
+        where = "example of the first batch, number"
     batch = _with_dense_leaves(sample)
     found = [(place, leaf) for place, leaf in leaves(batch) if leaf is not None]
     check_leaves(found, owner)
     count = length_of(found, owner)
     for place, leaf in found:
-        _check_finite(leaf, f"{owner}: {place}", examples.place)
+        _check_finite(leaf, f"{owner}: {place}", where)
     labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
     if classes is not None and hasattr(labels, "shape"):
-        _check_labels(labels, classes, ignored, name, examples.place)
+        _check_labels(labels, classes, ignored, name, where)
     return count
 
 

@@ -41,7 +41,7 @@ def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int)
         # The dataset that ``fit`` itself makes: repeating it must not change its speed.
         adapter = ArrayDataAdapter(**examples.named(), batch_size=batch, shuffle=True)
         return adapter.get_tf_dataset().repeat()
-    if examples.endless:
+    if examples.count == INFINITE:
         return examples.given
     source = examples.read(shuffle_batches=True, seed=seed)
     assert isinstance(source, Batches)

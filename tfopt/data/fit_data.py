@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -107,26 +107,24 @@ class Batches:
 
 
 class Examples(ABC):
-    """A part of a job's data, which Keras's ``fit`` takes: whoever is handed one asks no more.
+    """A part of a job's data, in one type for all that Keras's ``fit`` takes.
 
     Attributes:
         given: What the user gave.
         kind: What that is.
-        place: What a number in an error counts.
         keeps_batches: Whether it yields batches of a size of its own.
+        count: How many of these in one pass, or ``INFINITE``, or ``UNKNOWN``.
     """
 
     kind: ClassVar[Kind]
-    place: ClassVar[str] = "example of the first batch, number"
     keeps_batches: ClassVar[bool] = True
 
     def __init__(self, given: Any) -> None:
         self.given = given
 
     @property
-    def endless(self) -> bool:
-        """Return whether it is known to have no end."""
-        return False
+    def count(self) -> int:
+        return UNKNOWN
 
     @abstractmethod
     def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays | Batches:
@@ -142,13 +140,14 @@ class Examples(ABC):
     def sample(self) -> Any:
         """Return the arrays, or the first batch; None where there is none."""
 
-    @abstractmethod
     def steps(self, batch: int | None) -> int | None:
         """Return the batches in one pass; None where only reading it through would show them."""
+        return self.count if self.count > 0 else None
 
-    @abstractmethod
     def extent(self) -> str:
         """Return length and shapes in words, as far as they show unread."""
+        many = {INFINITE: "endless", UNKNOWN: "some"}.get(self.count, str(self.count))
+        return f"{many} batches"
 
 
 def examples_of(data: Any) -> Examples:
@@ -224,7 +223,6 @@ class ArrayExamples(Examples):
     """Arrays: x, (x, y) or (x, y, sample_weight), each possibly nested."""
 
     kind = "arrays"
-    place = "example"
     keeps_batches = False
 
     @cached_property
@@ -247,23 +245,23 @@ class ArrayExamples(Examples):
         return structure
 
     @cached_property
-    def count(self) -> int:
+    def rows(self) -> int:
         """Return the number of examples."""
         return length_of(leaves(self.structure), "The data")
 
     def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays:
         import tensorflow as tf
 
-        return Arrays(tf.nest.map_structure(_as_fit_casts, self.structure), self.count)
+        return Arrays(tf.nest.map_structure(_as_fit_casts, self.structure), self.rows)
 
     def sample(self) -> Any:
         return self.structure
 
     def steps(self, batch: int | None) -> int:
-        return math.ceil(self.count / (batch or DEFAULT_BATCH))
+        return math.ceil(self.rows / (batch or DEFAULT_BATCH))
 
     def extent(self) -> str:
-        return f"{self.count} examples of {_shapes(self.structure, first=1)}"
+        return f"{self.rows} examples of {_shapes(self.structure, first=1)}"
 
     def named(self) -> dict[str, Any]:
         """Return the arrays by the names that ``fit`` gives them."""
@@ -289,14 +287,9 @@ class DatasetExamples(Examples):
 
     kind = "dataset"
 
-    @cached_property
-    def count(self) -> int:
-        """Return how many batches it says that it has."""
-        return int(self.given.cardinality())
-
     @property
-    def endless(self) -> bool:
-        return self.count == INFINITE
+    def count(self) -> int:
+        return int(self.given.cardinality())
 
     def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
         import tensorflow as tf
@@ -317,12 +310,8 @@ class DatasetExamples(Examples):
     def sample(self) -> Any:
         return next(iter(self.given.take(1)), None)
 
-    def steps(self, batch: int | None) -> int | None:
-        return self.count if self.count > 0 else None
-
     def extent(self) -> str:
-        many = {INFINITE: "endless", UNKNOWN: "some"}.get(self.count, str(self.count))
-        return f"{many} batches of {_shapes(self.given.element_spec, first=0)}"
+        return f"{super().extent()} of {_shapes(self.given.element_spec, first=0)}"
 
 
 def source_batches(source: Source, batch_size: int, how: Reading, *, whole: bool = True) -> Batches:
@@ -374,15 +363,8 @@ class GeneratorExamples(Examples):
     @cached_property
     def _first(self) -> list[Any]:
         """Return the first batches, of which the others are of a kind."""
-        running = self._started()
         try:
-            return [standardised(each) for each in islice(running, BATCHES_FOR_SIGNATURE)]
-        finally:
-            getattr(running, "close", lambda: None)()
-
-    def _started(self) -> Iterator[Any]:
-        try:
-            return iter(self.given())
+            running = iter(self.given())
         except TypeError as error:
             name = getattr(self.given, "__name__", type(self.given).__name__)
             raise UserError(
@@ -391,6 +373,10 @@ class GeneratorExamples(Examples):
                 received=f"{name}: {error}",
                 fix="bind its arguments: functools.partial(function, ...)",
             ) from error
+        try:
+            return [standardised(batch) for batch in islice(running, BATCHES_FOR_SIGNATURE)]
+        finally:
+            getattr(running, "close", lambda: None)()
 
     def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
         owner = "The generator function"
@@ -407,9 +393,6 @@ class GeneratorExamples(Examples):
     def sample(self) -> Any:
         return next(iter(self._first), None)
 
-    def steps(self, batch: int | None) -> None:
-        return None
-
     def extent(self) -> str:
         return "a generator"
 
@@ -420,55 +403,50 @@ class PyDatasetExamples(Examples):
     kind = "pydataset"
 
     @property
-    def endless(self) -> bool:
-        return self.given.num_batches is None
+    def count(self) -> int:
+        batches = self.given.num_batches
+        return INFINITE if batches is None else int(batches)
 
     @cached_property
     def _first(self) -> list[Any]:
-        count = self.given.num_batches
-        number = BATCHES_FOR_SIGNATURE if count is None else min(count, BATCHES_FOR_SIGNATURE)
-        return [standardised(self.given[index]) for index in range(number)]
+        number = BATCHES_FOR_SIGNATURE if self.count == INFINITE else self.count
+        return [standardised(self.given[at]) for at in range(min(number, BATCHES_FOR_SIGNATURE))]
 
     def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
-        data, count, owner = self.given, self.given.num_batches, type(self.given).__name__
+        data, count, owner = self.given, self.count, type(self.given).__name__
         if not self._first:
             raise yields_nothing(owner)
         signature = batch_signature(self._first, owner)
-        orders = _epoch_orders(count, seed) if shuffle_batches and count is not None else None
+        orders = _epoch_orders(count, seed) if shuffle_batches and count != INFINITE else None
         dataset = _from_generator(partial(_epoch, data, count, orders, signature), signature)
         notes: tuple[str, ...] = ()
         if data.use_multiprocessing:
             notes = (f"{owner}'s own worker processes are left off: its batches come from threads",)
-        return Batches(dataset, INFINITE if count is None else count, "pydataset", notes)
+        return Batches(dataset, count, "pydataset", notes)
 
     def sample(self) -> Any:
         return next(iter(self._first), None)
 
-    def steps(self, batch: int | None) -> int | None:
-        return self.given.num_batches or None
 
-    def extent(self) -> str:
-        return "endless batches" if self.endless else f"{self.given.num_batches} batches"
-
-
-def _epoch_orders(count: int, seed: int) -> Callable[[], Iterator[np.ndarray[Any, Any]]]:
-    """Return a function that yields an order for each epoch, the n-th always the same."""
+def _epoch_orders(count: int, seed: int) -> Callable[[], np.ndarray[Any, Any]]:
+    """Return a function that returns an order for each epoch, the n-th always the same."""
     epochs = itertools.count()
 
-    def order() -> Iterator[np.ndarray[Any, Any]]:
-        yield np.random.default_rng((abs(seed), int(seed < 0), next(epochs))).permutation(count)
+    def order() -> np.ndarray[Any, Any]:
+        seeds = (abs(seed), int(seed < 0), next(epochs))
+        return np.random.default_rng(seeds).permutation(count)
 
     return order
 
 
-def _epoch(data: Any, count: int | None, orders: Any, signature: Any) -> Iterator[Any]:
+def _epoch(data: Any, count: int, orders: Any, signature: Any) -> Iterator[Any]:
     """Yield one epoch, in which on_epoch_end comes before the last batch is handed out.
 
     ``fit`` knows the length and never asks for more, so nothing after the last batch would run.
     """
-    numbers = (
-        itertools.count() if count is None else iter(next(orders()) if orders else range(count))
-    )
+    numbers: Iterable[Any] = range(count) if count != INFINITE else itertools.count()
+    if orders is not None:
+        numbers = orders()
     data.on_epoch_begin()
     batches = _fetched(data, map(int, numbers), max(data.workers, 1))
     for position, batch in enumerate(batches, start=1):

@@ -1,7 +1,7 @@
 """Build the dataset that ``fit`` reads from a source and a plan.
 
-Every example comes once an epoch. The order is map, cache, shuffle, batch, map_batch, prefetch,
-device; steps not asked for cost nothing, and what was asked for and not done is in the notes.
+Every example comes once an epoch. The order is map, cache, shuffle, batch, map_batch, prefetch;
+steps not asked for cost nothing, and what was asked for and not done is in the notes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cluster_place import place_in_cluster, usable_cores
 
 
-def build(
-    plan: Plan, data: Any, *, seed: int, replicas: int = 1, endless: bool = False
-) -> tuple[Any, list[str]]:
+def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[Any, list[str]]:
     """Return the dataset, and notes of what it does and what it leaves undone.
 
     ``endless``: one epoch follows the other, for a ``fit`` that counts its steps itself.
@@ -96,9 +94,6 @@ def build(
             dataset = dataset.prefetch(ahead)
             flow.notes.append("prefetched" if plan.prefetch == "auto" else f"prefetched by {ahead}")
         dataset = dataset.with_options(_options(plan))
-    if plan.device is not None:
-        dataset, note = _ahead_on_device(dataset, plan.device, replicas)
-        flow.notes.append(note)
     return dataset, flow.notes
 
 
@@ -223,14 +218,8 @@ class _Flow:
 
     def mapped(self, dataset: Any, function: Any) -> Any:
         """Call the function for each element, in parallel."""
-        import tensorflow as tf
-
-        options = self.plan.options
-        by_itself = tf.data.AUTOTUNE if options.autotune else usable_cores()
-        calls = options.parallel_calls or by_itself
-        return dataset.map(
-            function, num_parallel_calls=calls, deterministic=self.plan.deterministic
-        )
+        calls, order = usable_cores(), self.plan.deterministic
+        return dataset.map(function, num_parallel_calls=calls, deterministic=order)
 
     def augmented(self, dataset: Any) -> Any:
         """Augment whole batches by Keras's layers."""
@@ -408,43 +397,7 @@ def _options(plan: Plan) -> Any:
     policy = {"split": "off"}.get(plan.options.autoshard, plan.options.autoshard)
     policies = tf.data.experimental.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = policies[policy.upper()]
-    if plan.options.threads:
-        options.threading.private_threadpool_size = plan.options.threads
     # The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may
     # miss that its iterator ends: the iterator then waits for it.
-    options.autotune.enabled = plan.options.autotune
-    if plan.options.ram_budget_mib:
-        options.autotune.ram_budget = plan.options.ram_budget_mib * 1024**2
+    options.autotune.enabled = False
     return options
-
-
-def _ahead_on_device(dataset: Any, device: str, replicas: int) -> tuple[Any, str]:
-    """Return the dataset with its batches prefetched to a GPU, "auto" being the first; a note."""
-    import tensorflow as tf
-
-    if replicas > 1:
-        if device != "auto":
-            raise CannotCombine(
-                f"Pipeline (device={device!r}) and Distribute ({replicas} replicas) cannot be "
-                "combined: the strategy itself brings every replica its part of a batch.",
-                fix='drop device, or use device="auto"',
-            )
-        return dataset, "not prefetched to a device: the strategy does that for its replicas"
-    gpus = [each.name for each in tf.config.list_logical_devices("GPU")]
-    if not gpus:
-        return dataset, "not prefetched to a device: TensorFlow sees no GPU here"
-    name = gpus[0] if device == "auto" else _named(device, gpus)
-    ahead = tf.data.experimental.prefetch_to_device(name)
-    return dataset.apply(ahead), f"prefetched to {name.removeprefix('/device:')}"
-
-
-def _named(device: str, gpus: list[str]) -> str:
-    short = device.upper().removeprefix("/").removeprefix("DEVICE:")
-    for name in gpus:
-        if short in (name.removeprefix("/device:"), name.rpartition("/")[2].upper()):
-            return name
-    raise UserError(
-        f"There is no device {device!r} to prefetch to.",
-        expected="auto, or one of " + ", ".join(name.removeprefix("/device:") for name in gpus),
-        received=repr(device),
-    )

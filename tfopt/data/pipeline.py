@@ -37,7 +37,6 @@ def pipeline(
     augment: Any = None,
     deterministic: bool = True,
     prefetch: Prefetch = "auto",
-    device: str | None = None,
     service: str | None = None,
     examples: int | None = None,
     seed: int = 0,
@@ -45,7 +44,7 @@ def pipeline(
 ) -> Any:
     """Return a ``tf.data.Dataset`` of batches to give to ``fit``; ``data`` is only read.
 
-    The order is: map, cache, shuffle, batch, map_batch, augment, prefetch to host and to device.
+    The order is: map, cache, shuffle, batch, map_batch, augment, prefetch.
 
     Args:
         data: A path (Parquet, CSV, TFRecord, a folder of images), a source with more settings
@@ -66,7 +65,6 @@ def pipeline(
             that returns them; called on whole batches in every epoch.
         deterministic: Keeps the order when functions run in parallel.
         prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
-        device: "auto" or "GPU:0": also prefetches into that GPU's memory.
         service: "grpc://host:port" as ``tfopt launch --data-workers`` prints it, or "auto" under
             it: other processes read, map and batch, in an order that varies.
         examples: How many there are, for a source of unknown length.
@@ -86,7 +84,6 @@ def pipeline(
         augment=augment,
         deterministic=deterministic,
         prefetch=prefetch,
-        device=device,
         service=service,
         examples=examples,
         options=PipelineOptions() if options is None else options,
@@ -122,7 +119,6 @@ class Pipeline(Transform):
     augment_in: Literal["input", "model"] = "input"
     deterministic: bool = True
     prefetch: Prefetch = "auto"
-    device: str | None = None
     service: str | None = None
     examples: int | None = None
     options: PipelineOptions = field(default_factory=PipelineOptions)
@@ -200,7 +196,6 @@ class Pipeline(Transform):
             plan,
             train,
             seed=facts.seed,
-            replicas=facts.replicas,
             endless=facts.steps_per_epoch is not None,
         )
         if facts.update_batch != facts.tuned_batch_size:

@@ -32,12 +32,6 @@ class PipelineOptions:
     Attributes:
         buffer: Examples among which a stream is shuffled; arrays are shuffled whole.
         drop_remainder: Leave out a last batch that is smaller, so that every step has one shape.
-        parallel_calls: Calls of ``map`` and ``map_batch`` at a time; 0 is one a core, or what
-            the autotuner finds.
-        threads: Size of a thread pool of its own; 0 takes TensorFlow's.
-        autotune: Let TensorFlow tune parallelism and buffers while it trains. Off, since its
-            tuner can hold up the end of every epoch for about as long as the epoch took.
-        ram_budget_mib: What the autotuner may spend on buffers; 0 leaves it to TensorFlow.
         autoshard: How several workers divide the data. With "data" each reads everything and
             takes its part of every batch; with "split" the row groups, partitions or files of a
             source (Parquet, TFRecord, Dask …) are dealt out by the worker's place in the cluster.
@@ -46,10 +40,6 @@ class PipelineOptions:
 
     buffer: int = 10_000
     drop_remainder: bool = False
-    parallel_calls: int = 0
-    threads: int = 0
-    autotune: bool = False
-    ram_budget_mib: int = 0
     autoshard: Literal["data", "split", "off"] = "data"
 
     def __repr__(self) -> str:
@@ -59,17 +49,7 @@ class PipelineOptions:
         keep_plain(self)
         # A buffer of one would not shuffle.
         require_count("PipelineOptions.buffer", self.buffer, minimum=2)
-        for name in ("parallel_calls", "threads", "ram_budget_mib"):
-            require_count(f"PipelineOptions.{name}", getattr(self, name), minimum=0)
-        for name in ("drop_remainder", "autotune"):
-            require_switch(f"PipelineOptions.{name}", getattr(self, name))
-        if self.ram_budget_mib and not self.autotune:
-            raise UserError(
-                "PipelineOptions.ram_budget_mib is a budget of the autotuner, which is off.",
-                expected="autotune=True beside it",
-                received=f"ram_budget_mib={self.ram_budget_mib}, autotune=False",
-                fix=f"PipelineOptions(autotune=True, ram_budget_mib={self.ram_budget_mib})",
-            )
+        require_switch("PipelineOptions.drop_remainder", self.drop_remainder)
         if self.autoshard not in ("data", "split", "off"):
             raise UserError(
                 "PipelineOptions.autoshard has an unknown value.",
@@ -90,7 +70,6 @@ class Plan:
     augment: Any = None
     deterministic: bool = True
     prefetch: Prefetch = "auto"
-    device: str | None = None
     service: str | None = None
     examples: int | None = None
     options: PipelineOptions = field(default_factory=PipelineOptions)
@@ -114,12 +93,6 @@ class Plan:
         if self.prefetch != "auto":
             require_count("prefetch", self.prefetch, minimum=0)
         _check_cache(self.cache)
-        if self.device is not None and (not isinstance(self.device, str) or not self.device):
-            raise UserError(
-                "device names no device.",
-                expected='"auto", the name of a GPU such as "GPU:0", or None',
-                received=repr(self.device),
-            )
         if not isinstance(self.options, PipelineOptions):
             raise UserError(
                 "options are of the wrong type.",

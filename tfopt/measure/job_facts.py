@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.fit_data import Arrays, Examples, Kind, describe_data
+from tfopt.data.fit_data import INFINITE, Arrays, Examples, Kind, describe_data
 from tfopt.job.job import Job, Transform
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
@@ -88,7 +88,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         eager=bool(model.run_eagerly),
         half=_half(model, facts.replicas),
         source=train.kind,
-        endless=train.endless,
+        endless=train.count == INFINITE,
         generated=_generated(ready),
         own_input=makes_its_input(job),
         batch_size=facts.update_batch,
