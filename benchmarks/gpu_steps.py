@@ -27,8 +27,8 @@ from tfopt.job.job import Transform
 from tfopt.job.references import resolve_job
 from tfopt.measure.engine import Engine, timed_process
 from tfopt.measure.targets import Variant
-from tfopt.monitor.metrics import GPU_METRICS
 from tfopt.monitor.nvml import why_no_gpu
+from tfopt.monitor.readings import GPU_METRICS
 from tfopt.report.statistics import LEAST, compare_pairs
 from tfopt.report.timed_process import TimedProcess
 

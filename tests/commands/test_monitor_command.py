@@ -63,7 +63,7 @@ def running():
 def test_without_a_driver_one_line_says_so_and_the_host_is_shown():
     done = ended("--once", code=3)
     assert done.stdout.count("No GPU to show: NVML:") == 1
-    assert re.search(r"CPU .*%", done.stdout)
+    assert re.search(r"host, .* %", done.stdout)
     assert "Traceback" not in done.stdout + done.stderr
     sample = json.loads(ended("--once", "--json", code=3).stdout)
     assert (sample["gpus"], sample["no_gpu_reason"][:5]) == ([], "NVML:")
@@ -75,8 +75,8 @@ def test_once_with_gpus_at_80_columns(nvml_stand_in):
     done = ended("--once", env=nvml_stand_in(TRACE))
     assert "GPU 0 NVIDIA Stand-In" in done.stdout
     assert "held down by heat, seen by the driver" in done.stdout
-    assert "29.3/40.0 GiB" in done.stdout
-    assert "312/400 W" in done.stdout
+    assert "29.3/40.0" in done.stdout
+    assert "312/400" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
@@ -156,10 +156,7 @@ def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, 
     for _ in range(4):
         process.stdout.readline()
     page = urllib.request.urlopen(where, timeout=LONG_S).read().decode()
-    assert (
-        'tfopt_gpu_throttled{index="1",name="NVIDIA Stand-In",part_of="",uuid="GPU-bbbb"} 1.0'
-        in page
-    )
+    assert 'tfopt_gpu_throttled{index="1",name="NVIDIA Stand-In",uuid="GPU-bbbb"} 1.0' in page
     process.send_signal(signal.SIGINT)
     process.wait(LONG_S)
     with path.open(encoding="utf-8", newline="") as file:

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from tfopt.errors import UserError
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
 from tfopt.monitor.readings import (
+    GPU_METRICS,
+    HOST_METRICS,
     ClockReason,
     GpuProcess,
     GpuReading,
@@ -39,7 +40,7 @@ def full():
     host |= {"cpu_percent": (1 / 3, 100.0, 0.0)}
     gpus = (
         SampledGpu("GPU-a", "Ä, board", {"fan_percent": "NVML: Not Supported"}),
-        SampledGpu("MIG-b", "Part", {}, part_of="GPU-a"),
+        SampledGpu("GPU-b", "Other", {}),
     )
     return Recording(
         samples=(
@@ -170,7 +171,7 @@ def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(
         # A line begins, and does not end: there is room for some of it.
         room = log.path.stat().st_size + 3
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-        with pytest.warns(RuntimeWarning, match="File too large"):
+        with pytest.warns(RuntimeWarning, match="is the disk full"):
             turned.take_at(1.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

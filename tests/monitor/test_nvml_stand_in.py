@@ -245,13 +245,12 @@ def test_boards_of_several_kinds_are_not_mixed_up(played, monkeypatch):
         + gpu(2, {"uuid": "GPU-t", "name": "Slow"})
     )
     unsure = "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    # TensorFlow knows its GPUs by place and name, which NVML may count otherwise.
-    assert gpus.chosen({0: "Fast"}) == ["GPU-f"]
-    assert unsure in gpus.chosen({1: "Slow"})
-    assert gpus.chosen({0: "Slow"}) == gpus.chosen({0: "Slow GPU"}) == ["GPU-s"]
-    assert "not number 3" in gpus.chosen({3: "Slow"})
+    # TensorFlow knows its GPUs by their places, which NVML may count otherwise.
+    assert unsure in gpus.chosen([0])
+    assert gpus.chosen() == ["GPU-s", "GPU-f", "GPU-t"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-f")
-    assert gpus.chosen() == ["GPU-f"]
+    assert gpus.chosen() == gpus.chosen([0]) == ["GPU-f"]
+    assert "not number 3" in gpus.chosen([3])
     # A place is certain in the order of the bus only.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert unsure in gpus.chosen()
@@ -288,14 +287,15 @@ def test_a_part_of_a_gpu_is_found_by_its_name_and_is_the_only_one(played, monkey
     assert gpus.chosen("all") == ["GPU-whole", "GPU-apart", "MIG-1111", "MIG-2222"]
 
 
-def test_of_a_part_memory_is_its_own_and_power_the_whole_gpu_s(played, monkeypatch):
+def test_a_part_has_its_own_memory_and_the_divided_gpu_the_clocks(played, monkeypatch):
+    recording = played(DIVIDED).samples([0.0], "all")
+    whole, divided, part, _ = recording.samples[0].gpus
+    assert (part.device_mib, part.total_mib, part.processes) == (1000, 4864, ())
+    assert (part.power_w, divided.power_w, divided.device_mib) == (None, 312.45, None)
+    assert (whole.power_w, whole.device_mib) == (312.45, 30000)
+    assert "MIG" in recording.gpus[2].missing["power_w"]
+    assert recording.gpus[2].missing["utilisation_percent"] == "NVML: Not Supported"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2222")
-    recording = played(DIVIDED).samples([0.0])
-    reading, sampled = recording.samples[0].gpus[0], recording.gpus[0]
-    assert (reading.device_mib, reading.total_mib, reading.processes) == (1000, 4864, ())
-    assert (reading.power_w, reading.temperature_c) == (312.45, 61)
-    assert (reading.utilisation_percent, sampled.part_of) == (None, "GPU-apart")
-    assert sampled.missing["utilisation_percent"] == "NVML: Not Supported"
     assert [each.total_mib for each in nvml.gpu_memories()] == [4864]
 
 

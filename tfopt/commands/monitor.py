@@ -10,7 +10,6 @@ import platform
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,15 @@ from tfopt.commands.arguments import add_command
 from tfopt.recipes.flags import duration
 
 if TYPE_CHECKING:
-    from tfopt.monitor.findings.findings import Finding
-    from tfopt.monitor.outlets.live_view import LiveView, Processes
     from tfopt.monitor.outlets.watching import Watch
-    from tfopt.monitor.readings import Recording
 
 WELL = 0
 NO_GPU = 3
 
 _DESCRIPTION = """\
-Shows all GPUs of this machine with the last minute, the host, the processes, and what tfopt's rules
-find in the last ten minutes. In a terminal it is a picture that stays; elsewhere a line for each
-sample, and for each new finding. Ctrl-C ends it.
+Shows all GPUs of this machine and the host, and what tfopt's rules find in the last ten minutes. In
+a terminal it is a table that is updated; elsewhere a line for each sample, and for each new
+finding. Ctrl-C ends it.
 
 Steps of a training and its wait for input are only seen from inside: tfopt.Monitor is a callback
 that marks them.
@@ -40,9 +36,6 @@ exit codes:
   2     wrong arguments
   3     there is no GPU to show (no NVIDIA driver, no permission); the host was shown
 """
-_SHOWN_PROCESSES = 5
-# Of a window with fewer lines than this, processes take fewer.
-_LOW_WINDOW, _SHOWN_IN_LOW_WINDOW = 36, 2
 
 
 def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -102,10 +95,12 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
         with ended_by_signals():
             if options.json:
                 _print_json(watch, options.once)
-            elif options.once or not sys.stdout.isatty():
-                _print_lines(watch, options.once)
+            elif options.once:
+                _print_once(watch)
+            elif sys.stdout.isatty():
+                _show(watch)
             else:
-                _show(watch, options.interval)
+                _print_lines(watch)
         return WELL if watch.recording().gpus else NO_GPU
 
 
@@ -131,72 +126,62 @@ def _print_json(watch: Watch, once: bool) -> None:
         # The first one has no rates yet.
         if once and number == 0:
             continue
-        print(json_line(sample, watch.recording(0.0), _now()), flush=True)
+        print(json_line(sample, watch.recording(), _now()), flush=True)
         if once:
             return
 
 
-def _print_lines(watch: Watch, once: bool) -> None:
+def _print_once(watch: Watch) -> None:
     from rich.console import Console
 
-    from tfopt.monitor.findings.findings import findings
-    from tfopt.monitor.outlets.live_view import Processes
+    from tfopt.monitor.outlets.terminal import live_view
+
+    samples = watch.samples()
+    next(samples)  # it has no rates yet
+    next(samples)
+    Console().print(live_view(watch.recording(), _title()))
+
+
+def _print_lines(watch: Watch) -> None:
+    from tfopt.monitor.findings import findings
     from tfopt.monitor.outlets.watching import plain_line
 
-    processes, printed = Processes(), set()
+    printed = set()
     for number, sample in enumerate(watch.samples()):
         recording = watch.recording()
-        if once:
-            view = _view(recording, processes, None)
-            if number == 1:
-                Console().print(view)
-                return
-            continue
         if number == 0 and not recording.gpus:
             print(f"No GPU to show: {recording.no_gpu_reason}.", flush=True)
         print(plain_line(sample, _now()), flush=True)
-        for each in findings(recording):
-            if each.severity != "not judged" and (each.rule, each.gpu) not in printed:
-                printed.add((each.rule, each.gpu))
-                print(f"{each} Do: {each.action}.", flush=True)
+        for finding in findings(recording):
+            if finding.severity != "not judged" and (finding.rule, finding.gpu) not in printed:
+                printed.add((finding.rule, finding.gpu))
+                print(f"{finding} Do: {finding.action}.", flush=True)
 
 
-def _show(watch: Watch, interval_s: float) -> None:
+def _show(watch: Watch) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from tfopt.monitor.findings.findings import findings
-    from tfopt.monitor.outlets.live_view import Processes
+    from tfopt.monitor.findings import findings
+    from tfopt.monitor.outlets.terminal import live_view
 
-    console, processes = Console(), Processes()
-    shown: LiveView | None = None
+    console, view = Console(), None
     try:
         with Live(
             console=console, screen=True, auto_refresh=False, vertical_overflow="crop"
         ) as live:
             for _ in watch.samples():
                 recording = watch.recording()
-                low = console.height < _LOW_WINDOW
-                count = _SHOWN_IN_LOW_WINDOW if low else _SHOWN_PROCESSES
-                shown = _view(recording, processes, findings(recording), count)
-                live.update(replace(shown, short=True), refresh=True)
+                view = live_view(recording, _title(), findings(recording))
+                live.update(view, refresh=True)
     finally:
         # What was there last stays in the terminal.
-        if shown is not None:
-            console.print(shown)
+        if view is not None:
+            console.print(view)
 
 
-def _view(
-    recording: Recording,
-    processes: Processes,
-    found: list[Finding] | None,
-    count: int = _SHOWN_PROCESSES,
-) -> LiveView:
-    from tfopt.monitor.outlets.live_view import LiveView
-
-    gpus = recording.samples[-1].gpus if recording.samples else ()
-    title = f"tfopt monitor   {platform.node()}   {_now():%H:%M:%S}"
-    return LiveView(recording, title, processes.top(gpus, count), found)
+def _title() -> str:
+    return f"tfopt monitor   {platform.node()}   {_now():%H:%M:%S}"
 
 
 def _now() -> datetime:

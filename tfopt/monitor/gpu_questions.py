@@ -1,7 +1,7 @@
 """Define the questions that NVML is asked of one GPU, one for each metric.
 
-Of a part of a GPU (MIG), memory, processes and utilisation are those of the part; all else is that
-of the whole GPU, which the part shares with its neighbours.
+A part of a GPU (MIG) has its own memory, processes and utilisation. Clocks, power and temperature
+are those of the whole board: they are asked of a divided GPU, and not of its parts.
 """
 
 from __future__ import annotations
@@ -30,45 +30,55 @@ _CLOCK_REASONS: Mapping[int, ClockReason] = {
 }
 
 
-def questions(nvml: Any, gpu: ListedGpu, process_id: int) -> dict[str, Question]:
+def questions(nvml: Any, gpu: ListedGpu, process_id: int | None) -> dict[str, Question]:
     """Return the questions by metric, with ``clock_reasons`` and ``processes``."""
-    handle = gpu.handle
-    board = handle if gpu.whole is None else gpu.whole.handle
+    if gpu.divided:
+        return _of_the_board(nvml, gpu.handle)
+    own = _of_a_part(nvml, gpu.handle, process_id)
+    return own if gpu.whole is not None else own | _of_the_board(nvml, gpu.handle)
+
+
+def _of_a_part(nvml: Any, handle: Any, process_id: int | None) -> dict[str, Question]:
     memory = Shared(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     busy = Shared(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
     listed = Shared(lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-    # Drivers, and pynvml, drop the older of two names.
-    clock_reasons = _NewestName(
-        nvml,
-        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-        board,
-    )
-    temperature = _NewestName(
-        nvml,
-        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
-        board,
-        nvml.NVML_TEMPERATURE_GPU,
-    )
     return {
         "device_mib": lambda: memory.new().used / MIB,
         "total_mib": lambda: memory.last().total / MIB,
         "process_mib": lambda: _held(listed.new(), process_id) / MIB,
         "utilisation_percent": lambda: busy.new().gpu,
         "memory_utilisation_percent": lambda: busy.last().memory,
-        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM),
-        "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(board, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_MEM),
-        "temperature_c": temperature,
-        "memory_temperature_c": lambda: _memory_temperature(nvml, board),
-        "slowdown_temperature_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(
-            board, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-        ),
-        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(board) / 1000,
-        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1000,
-        "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(board) / 1000,
-        "fan_percent": lambda: nvml.nvmlDeviceGetFanSpeed(board),
-        "clock_reasons": lambda: _clock_reasons(clock_reasons()),
         "processes": lambda: _processes(nvml, listed.last()),
+    }
+
+
+def _of_the_board(nvml: Any, handle: Any) -> dict[str, Question]:
+    # Drivers, and pynvml, drop the older of two names.
+    clock_reasons = _NewestName(
+        nvml,
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+        handle,
+    )
+    temperature = _NewestName(
+        nvml,
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
+        handle,
+        nvml.NVML_TEMPERATURE_GPU,
+    )
+    return {
+        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "temperature_c": temperature,
+        "memory_temperature_c": lambda: _memory_temperature(nvml, handle),
+        "slowdown_temperature_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(
+            handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        ),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        "fan_percent": lambda: nvml.nvmlDeviceGetFanSpeed(handle),
+        "clock_reasons": lambda: _clock_reasons(clock_reasons()),
     }
 
 
@@ -109,7 +119,9 @@ def _name_of(nvml: Any, process_id: int) -> str | None:
         return None  # it has ended, or belongs to another user
 
 
-def _held(processes: Sequence[Any], process_id: int) -> int:
+def _held(processes: Sequence[Any], process_id: int | None) -> int:
+    if process_id is None:
+        raise UnavailableError("no process is watched")
     own = [process.usedGpuMemory for process in processes if process.pid == process_id]
     if processes and not own:
         # Zero would be a claim: the driver's numbers are those of outside of a container.

@@ -6,15 +6,14 @@ while the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfopt.monitor.gpu_questions import questions
-from tfopt.monitor.metrics import GPU_METRICS
 from tfopt.monitor.polling import Poller
-from tfopt.monitor.readings import GpuReading, SampledGpu
+from tfopt.monitor.readings import GPU_METRICS, GpuReading, SampledGpu
 from tfopt.monitor.visible_gpus import (
     ListedGpu,
     UnavailableError,
@@ -34,7 +33,7 @@ _PERMANENT = (
     "NVML_ERROR_DEPRECATED",
 )
 
-Wanted = Mapping[int, str] | Literal["visible", "all"]
+Wanted = Collection[int] | Literal["visible", "all"]
 
 
 @dataclass(eq=False)
@@ -49,7 +48,7 @@ class _WatchedGpu:
 class GpuWatch:
     """Read the GPUs of one sampler; without any, ``no_gpu_reason`` says why."""
 
-    def __init__(self, process_id: int, wanted: Wanted, clock: Callable[[], float]) -> None:
+    def __init__(self, process_id: int | None, wanted: Wanted, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._stack = ExitStack()
         self._abandoned = False
@@ -74,13 +73,7 @@ class GpuWatch:
     def gpus(self) -> tuple[SampledGpu, ...]:
         """Return which GPUs these are, and what each does not report."""
         return tuple(
-            SampledGpu(
-                gpu.listed.uuid,
-                gpu.listed.name,
-                dict(gpu.missing),
-                None if gpu.listed.whole is None else gpu.listed.whole.uuid,
-            )
-            for gpu in self._gpus
+            SampledGpu(gpu.listed.uuid, gpu.listed.name, dict(gpu.missing)) for gpu in self._gpus
         )
 
     def close(self) -> None:
@@ -94,7 +87,7 @@ class GpuWatch:
         self._abandoned = True
 
 
-def _watched(nvml: Any, gpu: ListedGpu, process_id: int) -> _WatchedGpu:
+def _watched(nvml: Any, gpu: ListedGpu, process_id: int | None) -> _WatchedGpu:
     permanent = {getattr(nvml, name) for name in _PERMANENT}
 
     def explain(error: Exception) -> tuple[str, bool]:
@@ -105,10 +98,9 @@ def _watched(nvml: Any, gpu: ListedGpu, process_id: int) -> _WatchedGpu:
             return f"NVML: {error}", True
         return f"NVML: {error}", getattr(error, "value", None) in permanent
 
-    missing: dict[str, str] = {}
     asked = {} if gpu.lost else questions(nvml, gpu, process_id)
-    if gpu.lost:
-        missing |= dict.fromkeys((metric.name for metric in GPU_METRICS), gpu.lost)
+    why = gpu.lost or "it is not of a part of a GPU (MIG), or not of the divided GPU"
+    missing = {metric.name: why for metric in GPU_METRICS if metric.name not in asked}
     return _WatchedGpu(gpu, Poller(asked, missing, explain), missing)
 
 
@@ -116,34 +108,19 @@ def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:
     """Return the wanted GPUs; raise UnavailableError where they are not certain."""
     listed = listed_gpus(nvml)
     if wanted == "all":
-        chosen = listed
-    else:
-        chosen = visible_gpus(nvml)
-        if not isinstance(wanted, str):
-            chosen = [_at(place, name, chosen, listed) for place, name in wanted.items()]
-        elif not order_is_known(listed):
-            raise UnavailableError(
-                "CUDA_VISIBLE_DEVICES names GPUs of several kinds by their places, which CUDA "
-                "counts from the fastest and NVML along the bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-            )
+        return listed
+    if not order_is_known(listed, by_place=not isinstance(wanted, str)):
+        raise UnavailableError(
+            "GPUs of several kinds are named by their places, which CUDA counts from the fastest "
+            "and NVML along the bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    visible = visible_gpus(nvml)
+    if not isinstance(wanted, str) and visible and max(wanted) >= len(visible):
+        unknown = max(wanted)
+        raise UnavailableError(
+            f"NVML lists {len(visible)} visible GPU(s), and not number {unknown}"
+        )
+    chosen = visible if isinstance(wanted, str) else [visible[place] for place in wanted if visible]
     if not chosen:
         raise UnavailableError("NVML lists no visible GPU")
     return chosen
-
-
-def _at(
-    place: int, name: str, visible: Sequence[ListedGpu], listed: Sequence[ListedGpu]
-) -> ListedGpu:
-    """Return CUDA's GPU at this place, which CUDA knows by this name."""
-    if place >= len(visible):
-        raise UnavailableError(f"NVML lists {len(visible)} visible GPU(s), and not number {place}")
-    called = [gpu for gpu in listed if gpu.name == name]
-    # A name that no board has is another spelling, not another board.
-    if visible[place].name == name or not called:
-        return visible[place]
-    if len(called) == 1:
-        return called[0]  # counted in another order, and only this one has the name
-    raise UnavailableError(
-        f"NVML's GPU {place} is a {visible[place].name} and CUDA's a {name}: "
-        "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the same order in both"
-    )

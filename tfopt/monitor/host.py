@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,16 +15,22 @@ from tfopt.monitor.polling import NotYet, Poller, Question, Rate, Shared
 from tfopt.monitor.readings import HostReading
 
 _MIB = 1024**2
+_OF_A_PROCESS = ("process_cpu_percent", "rss_mib")
 T = TypeVar("T")
 
 
 class WatchedHost:
     """Read the host as a process sees it; ``missing`` says why a metric is None."""
 
-    def __init__(self, process_id: int, clock: Callable[[], float]) -> None:
+    def __init__(self, process_id: int | None, clock: Callable[[], float]) -> None:
         self.missing: dict[str, str] = {}
         self._clock = clock
-        self._poller = Poller(_questions(process_id, clock), self.missing, _explain)
+        questions = _questions(os.getpid() if process_id is None else process_id, clock)
+        if process_id is None:
+            for name in _OF_A_PROCESS:
+                del questions[name]
+                self.missing[name] = "no process is watched"
+        self._poller = Poller(questions, self.missing, _explain)
 
     def read(self) -> HostReading:
         """Return a reading of now; it never raises."""
@@ -40,7 +47,7 @@ def _questions(process_id: int, clock: Callable[[], float]) -> dict[str, Questio
         return 100 * float(times.user + times.system)
 
     return {
-        "cpu_percent": BusyCores(),
+        "cpu_percent": _BusyCores(),
         "process_cpu_percent": Rate(cpu_percent_s, clock),
         "rss_mib": lambda: psutil.Process(process_id).memory_info().rss / _MIB,
         "memory_used_mib": lambda: ((now := memory.new()).total - now.available) / _MIB,
@@ -56,13 +63,14 @@ def _questions(process_id: int, clock: Callable[[], float]) -> dict[str, Questio
     }
 
 
-class BusyCores:
+class _BusyCores:
     """Return for each core the percentage of time in which it was not idle, since the last call."""
 
     def __init__(self) -> None:
         self._before: list[tuple[float, float]] = []
 
     def __call__(self) -> tuple[float, ...]:
+        # psutil.cpu_percent remembers the last reading of each thread, and says 0 in a new one.
         now = [_busy_and_all(core) for core in psutil.cpu_times(percpu=True)]
         before, self._before = self._before, now
         if len(before) != len(now):

@@ -24,7 +24,7 @@ from tfopt.distribute.input_wait import count_input_wait, seconds_waited
 from tfopt.errors import UserError, within
 from tfopt.files import target_of
 from tfopt.job.cluster_place import place_in_cluster
-from tfopt.monitor.findings.findings import Finding, findings
+from tfopt.monitor.findings import Finding, findings
 from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
 from tfopt.monitor.outlets.tensorboard import TensorBoardScalars
 from tfopt.monitor.readings import Recording, StepMark
@@ -214,7 +214,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     def _show(self) -> None:
         from rich.console import Console
 
-        from tfopt.monitor.outlets.live_view import findings_view
+        from tfopt.monitor.outlets.terminal import findings_view
 
         Console().print(findings_view(self.findings()))
 

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfopt.monitor.metrics import BY_NAME
+from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS
+
+_PERIODS_S = {metric.name: metric.every_s for metric in (*GPU_METRICS, *HOST_METRICS)}
 
 Question = Callable[[], Any]
 """Return a metric in its unit, or raise what its source raises."""
@@ -43,7 +45,7 @@ class Poller:
         return dict(self._values)
 
     def _poll(self, name: str, now_s: float) -> None:
-        self._due_s[name] = now_s + _period_s(name)
+        self._due_s[name] = now_s + _PERIODS_S.get(name, 0.0)
         try:
             self._values[name] = _rounded(self._questions[name]())
         except Exception as error:
@@ -51,10 +53,6 @@ class Poller:
             self._missing[name], for_good = self._explain(error)
             if for_good:
                 self._due_s[name] = math.inf
-
-
-def _period_s(name: str) -> float:
-    return BY_NAME[name].every_s if name in BY_NAME else 0.0
 
 
 def _rounded(value: Any) -> Any:

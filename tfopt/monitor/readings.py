@@ -1,13 +1,27 @@
-"""Define what is sampled: readings of the host and of each GPU, samples, and a recording of them.
+"""Define what is sampled: each metric with its unit, samples, and a recording of them.
 
-None means that a value is not known; the recording says why. Names and units of the numbers are
-those of ``tfopt.monitor.metrics``.
+A metric's unit is the ending of its name. None means that a value is not known; the recording says
+why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+_EACH_SECOND_S = 1.0
+_SELDOM_S = 10.0
+
+
+def _metric(description: str, *, counter: bool = False, every_s: float = 0.0) -> Any:
+    """Return a field that is None until it is read, and at most once in ``every_s`` seconds.
+
+    A counter only grows, until a driver is loaded anew: only its differences count.
+    """
+    told = {"description": description, "is_counter": counter, "every_s": every_s}
+    return field(default=None, metadata=told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +50,117 @@ class GpuReading:
         processes: Those of all users, the largest first.
     """
 
-    device_mib: float | None = None
-    total_mib: float | None = None
-    process_mib: float | None = None
-    utilisation_percent: float | None = None
-    memory_utilisation_percent: float | None = None
-    sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    memory_temperature_c: float | None = None
-    slowdown_temperature_c: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    energy_j: float | None = None
-    fan_percent: float | None = None
+    device_mib: float | None = _metric(
+        "Memory that everybody holds, with what the driver keeps for itself"
+    )
+    total_mib: float | None = _metric("Memory there is")
+    process_mib: float | None = _metric(
+        "Memory that the watched process holds; 0 where the driver does not list it"
+    )
+    utilisation_percent: float | None = _metric(
+        "Share of the last moment (1/6 to 1 s, by GPU) in which any kernel ran"
+    )
+    memory_utilisation_percent: float | None = _metric(
+        "Share of the last moment in which device memory was read or written"
+    )
+    sm_clock_mhz: float | None = _metric("Clock of the multiprocessors")
+    max_sm_clock_mhz: float | None = _metric(
+        "Highest clock of the multiprocessors", every_s=_SELDOM_S
+    )
+    memory_clock_mhz: float | None = _metric("Clock of the device memory")
+    temperature_c: float | None = _metric("Temperature of the GPU", every_s=_EACH_SECOND_S)
+    memory_temperature_c: float | None = _metric(
+        "Temperature of the device memory", every_s=_EACH_SECOND_S
+    )
+    # Drivers that do not report it (Ada and newer) may report T.Limits instead (fields 193 to
+    # 196): those are distances, such as -2, and no temperatures. It is None there.
+    slowdown_temperature_c: float | None = _metric(
+        "Temperature at which the hardware slows the GPU down", every_s=_SELDOM_S
+    )
+    power_w: float | None = _metric(
+        "Power drawn (a mean over a second, but on A100, A30 and older GPUs the moment's)"
+    )
+    power_limit_w: float | None = _metric("Power that may be drawn", every_s=_SELDOM_S)
+    energy_j: float | None = _metric("Energy since the driver was loaded", counter=True)
+    fan_percent: float | None = _metric(
+        "Intended fan speed, of its highest", every_s=_EACH_SECOND_S
+    )
     clock_reasons: tuple[ClockReason, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
+
+    @property
+    def throttled_by(self) -> list[str]:
+        """Return the heat, power or hardware that holds the clocks down; empty where none does."""
+        return [each.description for each in self.clock_reasons or () if each.throttles]
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
     """The machine and the watched process at one moment; a first reading has no rates."""
 
-    cpu_percent: tuple[float, ...] | None = None
-    process_cpu_percent: float | None = None
-    rss_mib: float | None = None
-    memory_used_mib: float | None = None
-    memory_total_mib: float | None = None
-    memory_limit_mib: float | None = None
-    memory_in_limit_mib: float | None = None
-    cpu_limit_cores: float | None = None
-    cpu_throttled_s: float | None = None
-    disk_read_mib_per_s: float | None = None
-    disk_write_mib_per_s: float | None = None
-    network_received_mib_per_s: float | None = None
-    network_sent_mib_per_s: float | None = None
+    cpu_percent: tuple[float, ...] | None = _metric(
+        "Of each core in turn, how busy it was since the value before"
+    )
+    process_cpu_percent: float | None = _metric(
+        "Of the watched process alone, without its children; 100 is one core"
+    )
+    rss_mib: float | None = _metric("Resident memory of the watched process")
+    memory_used_mib: float | None = _metric(
+        "Memory of the machine that nothing else could have", every_s=_EACH_SECOND_S
+    )
+    memory_total_mib: float | None = _metric("Memory of the machine", every_s=_EACH_SECOND_S)
+    memory_limit_mib: float | None = _metric(
+        "Memory that the process's control group (container) may use", every_s=_SELDOM_S
+    )
+    memory_in_limit_mib: float | None = _metric(
+        "What counts against that limit, without file pages that can be given back",
+        every_s=_EACH_SECOND_S,
+    )
+    cpu_limit_cores: float | None = _metric(
+        "Cores that the process may use: its affinity, and its control group's quota",
+        every_s=_SELDOM_S,
+    )
+    cpu_throttled_s: float | None = _metric(
+        "Time for which that quota has held tasks of the group back",
+        counter=True,
+        every_s=_EACH_SECOND_S,
+    )
+    disk_read_mib_per_s: float | None = _metric(
+        "Read from all the machine's disks, since the value before", every_s=_EACH_SECOND_S
+    )
+    disk_write_mib_per_s: float | None = _metric(
+        "Written to all the machine's disks, since the value before", every_s=_EACH_SECOND_S
+    )
+    network_received_mib_per_s: float | None = _metric(
+        "Received on all network interfaces but loopback, since the value before",
+        every_s=_EACH_SECOND_S,
+    )
+    network_sent_mib_per_s: float | None = _metric(
+        "Sent on all network interfaces but loopback, since the value before",
+        every_s=_EACH_SECOND_S,
+    )
+
+    @property
+    def mean_cpu_percent(self) -> float | None:
+        """Return how busy the cores were, all together."""
+        return statistics.fmean(self.cpu_percent) if self.cpu_percent else None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric as outlets name it; ``every_s`` is the shortest time between two polls."""
+
+    name: str
+    description: str
+    is_counter: bool
+    every_s: float
+
+
+def _metrics(reading: type[GpuReading | HostReading]) -> tuple[Metric, ...]:
+    return tuple(Metric(each.name, **each.metadata) for each in fields(reading) if each.metadata)
+
+
+GPU_METRICS, HOST_METRICS = _metrics(GpuReading), _metrics(HostReading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +178,11 @@ class SampledGpu:
 
     Attributes:
         missing: By metric, why it is None in some samples.
-        part_of: The UUID of the GPU that it is a part of. Memory, processes and utilisation are
-            then the part's; all else is the whole GPU's, shared with its other parts.
     """
 
     uuid: str
     name: str
     missing: Mapping[str, str]
-    part_of: str | None = None
-
-
-def board_places(gpus: Sequence[SampledGpu]) -> list[int]:
-    """Return one place for each board: the whole GPU's, or else that of the first of its parts."""
-    whole = {gpu.uuid for gpu in gpus}
-    places: dict[str, int] = {}
-    for place, gpu in enumerate(gpus):
-        if gpu.part_of not in whole:
-            places.setdefault(gpu.part_of or gpu.uuid, place)
-    return list(places.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.files import target_of, write_atomically
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
-from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample, StepMark
+from tfopt.monitor.readings import (
+    GPU_METRICS,
+    HOST_METRICS,
+    GpuReading,
+    HostReading,
+    Recording,
+    Sample,
+    StepMark,
+)
 from tfopt.monitor.sampler import Sampler
 
 FORMAT = 1
@@ -51,8 +58,7 @@ Row = Mapping[str, Any]
 class CsvLog:
     """Write each sample to a CSV file as soon as it is taken, so that a killed run leaves them.
 
-    A write that fails (a full disk) leaves a warning of the sampler, and nothing more is written,
-    also when there is room again.
+    A write that fails (a full disk) leaves a warning of the sampler, and nothing more is written.
     """
 
     def __init__(self, path: str | os.PathLike[str], sampler: Sampler) -> None:
@@ -60,7 +66,7 @@ class CsvLog:
         self._sampler = sampler
         self._about: tuple[Row, ...] = ()
         self._sampled_s = self._marked_s = -math.inf
-        self._file: io.FileIO | None = self.path.open("ab", buffering=0)
+        self._file = self.path.open("ab", buffering=0)
         self._busy = threading.Lock()
         self._write()
         sampler.listen(self)
@@ -74,27 +80,18 @@ class CsvLog:
         try:
             self._write()
         finally:
-            with self._busy:
-                self._end()
+            self._file.close()
         return self.path
 
     def _write(self) -> None:
         with self._busy:
-            if self._file is None:
+            if self._file.closed:
                 return
-            data = memoryview(self._new_lines().encode())
-            try:
-                while data:
-                    data = data[self._file.write(data) or 0 :]
-            except OSError:
+            data = self._new_lines().encode()
+            if self._file.write(data) != len(data):
                 # Another line after half of one would be a file that nobody can read.
-                self._end()
-                raise
-
-    def _end(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
+                self._file.close()
+                raise OSError(f"{self.path} could be written in part only: is the disk full?")
 
     def _new_lines(self) -> str:
         new = self._sampler.recording(math.nextafter(self._sampled_s, math.inf))
@@ -122,7 +119,7 @@ def _about(recording: Recording) -> Iterator[Row]:
     }
     yield {"row": "about", "told": _json(about)}
     for gpu in recording.gpus:
-        about = {"name": gpu.name, "missing": dict(gpu.missing), "part_of": gpu.part_of}
+        about = {"name": gpu.name, "missing": dict(gpu.missing)}
         yield {"row": "about", "device": gpu.uuid, "told": _json(about)}
 
 

@@ -12,7 +12,7 @@ import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from tfopt.monitor.gpus import GpuWatch, Wanted
 from tfopt.monitor.host import WatchedHost
@@ -29,6 +29,7 @@ _LAST_ANSWER_S = 10.0
 MOST = 20_000
 
 Listener = Callable[[Sample], object]
+T = TypeVar("T")
 
 
 class History:
@@ -47,35 +48,40 @@ class History:
     def add(self, sample: Sample) -> None:
         """Keep a sample."""
         if len(self._samples) >= self._most:
-            old = self._most // 2
-            # One assignment: a reader sees the list before it or after it.
-            self._samples = self._samples[:old:2] + self._samples[old:]
+            self._samples = _thinned(self._samples, lambda first, second: first)
         self._samples.append(sample)
 
     def mark(self, mark: StepMark) -> None:
         """Keep a mark."""
         if len(self._marks) >= self._most:
-            old = self._most // 2 // 2 * 2
-            pairs = zip(self._marks[:old:2], self._marks[1:old:2], strict=True)
-            self._marks = [_joined(*pair) for pair in pairs] + self._marks[old:]
+            self._marks = _thinned(self._marks, _joined)
         self._marks.append(mark)
 
     def samples(self, begun_s: float, ended_s: float) -> tuple[Sample, ...]:
         """Return the samples between two moments, these included."""
-        samples = self._samples
-        first = bisect_left(samples, begun_s, key=lambda each: each.at_s)
-        return tuple(samples[first : bisect_right(samples, ended_s, key=lambda each: each.at_s)])
+        return _between(self._samples, lambda sample: sample.at_s, begun_s, ended_s)
 
     def marks(self, begun_s: float, ended_s: float) -> tuple[StepMark, ...]:
         """Return the marks that ended between two moments, these included."""
-        marks = self._marks
-        first = bisect_left(marks, begun_s, key=lambda each: each.ended_s)
-        return tuple(marks[first : bisect_right(marks, ended_s, key=lambda each: each.ended_s)])
+        return _between(self._marks, lambda mark: mark.ended_s, begun_s, ended_s)
 
     def newest(self) -> Sample | None:
         """Return the last sample, if there is one."""
-        samples = self._samples
-        return samples[-1] if samples else None
+        return self._samples[-1] if self._samples else None
+
+
+def _thinned(items: list[T], join: Callable[[T, T], T]) -> list[T]:
+    """Return a new list, in which pairs of the older half are one: a reader sees either list."""
+    old = len(items) // 4 * 2
+    pairs = zip(items[:old:2], items[1:old:2], strict=True)
+    return [join(*pair) for pair in pairs] + items[old:]
+
+
+def _between(
+    items: list[T], moment: Callable[[T], float], begun_s: float, ended_s: float
+) -> tuple[T, ...]:
+    first = bisect_left(items, begun_s, key=moment)
+    return tuple(items[first : bisect_right(items, ended_s, key=moment)])
 
 
 def _joined(first: StepMark, second: StepMark) -> StepMark:
@@ -94,7 +100,7 @@ class Sampler:
 
     def __init__(
         self,
-        process_id: int,
+        process_id: int | None,
         clock: Callable[[], float],
         gpus: GpuWatch | None = None,
         listeners: Sequence[Listener] = (),
@@ -204,7 +210,7 @@ def _warn(message: str) -> None:
 
 @contextmanager
 def sampling(
-    process_id: int,
+    process_id: int | None,
     *,
     clock: Callable[[], float],
     wanted: Wanted = "visible",
@@ -217,11 +223,10 @@ def sampling(
     that hangs already then holds up the caller, as it would hold up TensorFlow.
 
     Args:
-        process_id: The process whose memory and time are sampled.
+        process_id: The process whose memory and time are sampled; None samples none.
         clock: Returns seconds from any moment; it is called from the thread too.
-        wanted: The GPUs by their place in CUDA's order, with the name that CUDA knows them by;
-            or "visible", those that CUDA_VISIBLE_DEVICES leaves; or "all" of the machine, parts
-            of GPUs (MIG) included.
+        wanted: The GPUs by their places in CUDA's order; or "visible", those that
+            CUDA_VISIBLE_DEVICES leaves; or "all" of the machine, parts of GPUs (MIG) included.
         period_s: From the end of one sample to the next.
         listeners: See ``Sampler.listen``.
 

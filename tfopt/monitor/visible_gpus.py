@@ -101,13 +101,15 @@ def visible_gpus(nvml: Any) -> list[ListedGpu]:
     return parts[:1] or [gpu for gpu in used if gpu is not None]
 
 
-def order_is_known(listed: Sequence[ListedGpu]) -> bool:
-    """Return whether the places in CUDA_VISIBLE_DEVICES are certain to be those of NVML."""
-    if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        return True
-    entries = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+def order_is_known(listed: Sequence[ListedGpu], by_place: bool) -> bool:
+    """Return whether CUDA's places of GPUs, in its variable or ``by_place``, are those of NVML."""
     kinds = {gpu.name for gpu in listed if gpu.whole is None and not gpu.lost}
-    return len(kinds) < 2 or not any(entry.strip().isdecimal() for entry in entries)
+    if len(kinds) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return True
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return not by_place
+    return not any(entry.strip().isdecimal() for entry in visible.split(","))
 
 
 def _as_used(gpu: ListedGpu, listed: Sequence[ListedGpu]) -> ListedGpu | None:

@@ -14,14 +14,13 @@ import pytest
 from traces import HEAT, marks, trace
 
 from tfopt import UserError
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
 from tfopt.monitor.outlets import prometheus
 from tfopt.monitor.outlets.prometheus import (
     NewestSample,
     prometheus_name,
     serving,
 )
-from tfopt.monitor.readings import Recording
+from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Recording
 
 pytest.importorskip("prometheus_client")
 import prometheus_client
@@ -51,9 +50,9 @@ def test_every_metric_of_the_table_is_served_in_base_units():
     served = families(full())
     for device, metrics in (("gpu", GPU_METRICS), ("host", HOST_METRICS)):
         for metric in metrics:
-            name = prometheus_name(metric, device)
+            name, _ = prometheus_name(metric, device)
             assert name.removesuffix("_total") in served, name
-            assert name.endswith("_total") == (metric.kind == "counter")
+            assert name.endswith("_total") == metric.is_counter
             assert not re.search(r"_(mib|mhz|percent|mib_per_s)\b", name), name
     samples = [s for family in served.values() for s in family.samples]
     values = {s.name: s.value for s in samples if s.labels.get("index") == "0"}
@@ -64,29 +63,14 @@ def test_every_metric_of_the_table_is_served_in_base_units():
     cores = {s.labels["core"]: s.value for s in samples if s.name == "tfopt_host_cpu_ratio"}
     assert cores == {"0": 0.1, "1": 0.9}
     assert [s.labels for s in samples if s.name == "tfopt_gpu_power_watts"] == [
-        {"uuid": "GPU-0", "name": "NVIDIA Trace", "index": "0", "part_of": ""},
-        {"uuid": "GPU-1", "name": "NVIDIA Trace", "index": "1", "part_of": ""},
+        {"uuid": "GPU-0", "name": "NVIDIA Trace", "index": "0"},
+        {"uuid": "GPU-1", "name": "NVIDIA Trace", "index": "1"},
     ]
     # Training counters are the sums of all marks.
     sums = {s.name: s.value for s in samples if s.name.startswith("tfopt_training")}
     assert sums["tfopt_training_steps_total"] == 600
     assert sums["tfopt_training_examples_total"] == 60 * 320
     assert sums["tfopt_training_input_wait_seconds_total"] == pytest.approx(6)
-
-
-def test_what_the_parts_of_a_gpu_share_is_served_once():
-    recording = trace(gpu=[{"energy_j": 100}] * 3)
-    whole, *parts = recording.gpus
-    parts = [dataclasses.replace(part, part_of=whole.uuid) for part in parts]
-
-    def served(gpus, samples):
-        found = families(dataclasses.replace(recording, gpus=gpus, samples=samples))
-        names = ("tfopt_gpu_energy_joules", "tfopt_gpu_throttled", "tfopt_gpu_device_bytes")
-        return [[s.labels["part_of"] for s in found[name].samples] for name in names]
-
-    assert served((whole, *parts), recording.samples) == [[""], [""], ["", "GPU-0", "GPU-0"]]
-    alone = tuple(dataclasses.replace(s, gpus=s.gpus[1:]) for s in recording.samples)
-    assert served(tuple(parts), alone) == [["GPU-0"], ["GPU-0"], ["GPU-0", "GPU-0"]]
 
 
 def test_what_is_not_known_is_left_out_and_never_0():

@@ -12,38 +12,34 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, within
-from tfopt.monitor.findings.finding import is_throttled
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART, Metric
-from tfopt.monitor.readings import Recording, board_places
+from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Metric, Recording, Sample
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 LOOPBACK = "127.0.0.1"
-_GPU_LABELS = ("uuid", "name", "index", "part_of")
-# By unit, the base unit as it stands in a name, and the factor.
+_GPU_LABELS = ("uuid", "name", "index")
+# By the ending of a metric's name, that of Prometheus's base unit, and the factor.
 _BASE_UNITS = {
-    "MiB": ("bytes", 2.0**20),
-    "MiB/s": ("bytes_per_second", 2.0**20),
-    "%": ("ratio", 0.01),
-    "MHz": ("hertz", 1e6),
-    "°C": ("celsius", 1.0),
-    "W": ("watts", 1.0),
-    "J": ("joules", 1.0),
-    "s": ("seconds", 1.0),
-    "": ("", 1.0),
+    "_mib_per_s": ("_bytes_per_second", 2.0**20),
+    "_mib": ("_bytes", 2.0**20),
+    "_percent": ("_ratio", 0.01),
+    "_mhz": ("_hertz", 1e6),
+    "_c": ("_celsius", 1.0),
+    "_w": ("_watts", 1.0),
+    "_j": ("_joules", 1.0),
+    "_s": ("_seconds", 1.0),
 }
-_ENDINGS = ("_mib_per_s", "_percent", "_mhz", "_mib", "_c", "_w", "_j", "_s")
 
 
-def prometheus_name(metric: Metric, device: str) -> str:
-    """Return a metric's name, such as ``tfopt_gpu_sm_clock_hertz`` for ``sm_clock_mhz``."""
-    bare = metric.name
-    if metric.unit:
-        bare = next((bare[: -len(end)] for end in _ENDINGS if bare.endswith(end)), bare)
-    unit = _BASE_UNITS[metric.unit][0]
-    parts = ["tfopt", device, bare, unit, "total" if metric.kind == "counter" else ""]
-    return "_".join(part for part in parts if part)
+def prometheus_name(metric: Metric, device: str) -> tuple[str, float]:
+    """Return a metric's name and factor: for ``sm_clock_mhz`` ``tfopt_gpu_sm_clock_hertz``, 1e6."""
+    bare, unit, factor = metric.name, "", 1.0
+    for ending, base in _BASE_UNITS.items():
+        if metric.name.endswith(ending):
+            bare, (unit, factor) = metric.name.removesuffix(ending), base
+            break
+    return f"tfopt_{device}_{bare}{unit}{'_total' if metric.is_counter else ''}", factor
 
 
 class NewestSample:
@@ -65,26 +61,17 @@ class NewestSample:
                 yield _family(metric, "host", ("core",), labelled)
             elif value is not None:
                 yield _family(metric, "host", (), [((), value)])
-        devices = [
-            (gpu.uuid, gpu.name, str(place), gpu.part_of or "")
-            for place, gpu in enumerate(recording.gpus)
-        ]
-        # What the parts of a GPU share is served once, so that sums are right.
-        boards = {devices[place] for place in board_places(recording.gpus)}
+        gpus = [(gpu.uuid, gpu.name, str(place)) for place, gpu in enumerate(recording.gpus)]
         for metric in GPU_METRICS:
             values = [
                 (labels, value)
-                for labels, reading in zip(devices, newest.gpus, strict=False)
+                for labels, reading in zip(gpus, newest.gpus, strict=False)
                 if (value := getattr(reading, metric.name)) is not None
-                and (labels in boards or metric.name in OF_A_PART)
             ]
             if values:
                 yield _family(metric, "gpu", _GPU_LABELS, values)
-        yield _throttled(devices, boards, recording)
+        yield _throttled(gpus, newest)
         yield from _training(recording)
-
-
-_Labels = tuple[str, str, str, str]
 
 
 def _family(
@@ -92,21 +79,22 @@ def _family(
 ) -> Family:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(prometheus_name(metric, device), metric.description, labels=labels)
+    kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+    name, factor = prometheus_name(metric, device)
+    family = kind(name, metric.description, labels=labels)
     for of, value in values:
-        family.add_metric(of, value * _BASE_UNITS[metric.unit][1])
+        family.add_metric(of, value * factor)
     return family
 
 
-def _throttled(devices: list[_Labels], boards: set[_Labels], recording: Recording) -> Family:
+def _throttled(gpus: list[tuple[str, str, str]], newest: Sample) -> Family:
     from prometheus_client.core import GaugeMetricFamily
 
     description = "Whether heat, power or hardware holds the clocks down"
     family = GaugeMetricFamily("tfopt_gpu_throttled", description, labels=_GPU_LABELS)
-    for labels, reading in zip(devices, recording.samples[-1].gpus, strict=False):
-        if reading.clock_reasons is not None and labels in boards:
-            family.add_metric(labels, float(is_throttled(reading)))
+    for labels, reading in zip(gpus, newest.gpus, strict=False):
+        if reading.clock_reasons is not None:
+            family.add_metric(labels, float(bool(reading.throttled_by)))
     return family
 
 
@@ -174,7 +162,7 @@ def require_port(port: object) -> None:
     """Refuse what is no port."""
     if isinstance(port, bool) or not isinstance(port, int) or not within(port, 0, 65536):
         raise UserError(
-            "The Prometheus endpoint's port is none.",
+            "Invalid Prometheus port.",
             expected="a whole number from 0 (any free one) to 65535",
             received=repr(port),
         )

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
-from tfopt.monitor.readings import Sample, StepMark
+from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Sample, StepMark
 
 
 class TensorBoardScalars:

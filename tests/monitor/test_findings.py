@@ -7,9 +7,8 @@ import pytest
 from traces import BRAKE, HEALTHY, HEAT, POWER, GpuProcess, marks, not_judged, rules, trace
 
 import tfopt
-from tfopt.monitor import findings as package
-from tfopt.monitor.findings.finding import SEVERITIES, number
-from tfopt.monitor.findings.findings import RULES, findings
+from tfopt.monitor import findings as module
+from tfopt.monitor.findings import RULES, SEVERITIES, findings
 
 SHARED = (GpuProcess(1, "a", 900), GpuProcess(2, "b", 900))
 
@@ -47,7 +46,6 @@ def test_every_finding_has_evidence_with_units_times_and_what_to_do():
         trace(gpu={"clock_reasons": (BRAKE,)}),
         trace(gpu={"sm_clock_mhz": 900}),
         trace(gpu=[{}, {"utilisation_percent": 0}]),
-        trace(gpu=[{}, {"utilisation_percent": 70}]),
         trace(gpu={"processes": SHARED}),
         trace(host={"memory_used_mib": 63000, "cpu_percent": (99, 98, 97, 99)}),
         trace(host={"cpu_throttled_s": lambda t: t / 2, **limit}),
@@ -57,12 +55,11 @@ def test_every_finding_has_evidence_with_units_times_and_what_to_do():
     for each in judged:
         assert each.message.endswith(".")
         assert each.evidence, each.rule
-        assert each.sure, each.rule
         assert each.action, each.rule
         if each.transform is not None:
             made = eval(each.transform, {"tfopt": tfopt})
             assert isinstance(made, tfopt.job.Transform), each.transform
-    assert len({each.rule for each in judged}) >= 10
+    assert len({each.rule for each in judged}) >= 9
 
 
 @pytest.mark.parametrize(
@@ -113,30 +110,29 @@ def test_too_little_is_no_ground_for_a_verdict(rule):
         trace(gpu=[nothing, nothing], host={"cpu_percent": None, "rss_mib": None}),
         trace(gpu=[seldom, seldom]),
     ):
-        assert rules(rule(recording)) == {}
+        assert rules(list(rule(recording))) == {}
 
 
 def test_what_was_sampled_before_the_first_step_does_not_count():
-    """Building and compiling is no idle GPU of a training."""
-    gpu = [{}, {"utilisation_percent": lambda t: 0 if t < 200 else 97}]
+    gpu = {"processes": lambda t: SHARED if t < 200 else SHARED[:1]}
     late = [m for m in marks(300) if m.ended_s > 200]
     assert rules(findings(trace(300, gpu=gpu, steps=late))) == {}
-    assert rules(findings(trace(300, gpu=gpu))) == {"out_of_balance": "warning"}
+    assert rules(findings(trace(300, gpu=gpu))) == {"another_process": "warning"}
 
 
 def test_numbers_are_written_as_people_read_them():
-    written = [number(value) for value in (0.123, 4.56, 83.4, 12345.6, 0)]
-    assert written == ["0.12", "4.6", "83", "12346", "0.00"]
+    written = [module._figure("step", value, "ms") for value in (0.123, 4.56, 83.4, 12345.6, 0)]
+    assert written == ["step 0.12 ms", "step 4.6 ms", "step 83 ms", "step 12346 ms", "step 0.00 ms"]
 
 
 def test_every_threshold_has_its_reason_in_a_comment():
-    for path in pathlib.Path(package.__file__).parent.glob("*.py"):
-        lines = path.read_text().splitlines()
-        for node in ast.parse("\n".join(lines)).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                above = next(
-                    line
-                    for line in reversed(lines[: node.lineno - 1])
-                    if not line.split(" = ")[0].isupper()
-                )
-                assert above.startswith("#"), f"{path.name}:{node.lineno}"
+    path = pathlib.Path(module.__file__)
+    lines = path.read_text().splitlines()
+    for node in ast.parse("\n".join(lines)).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            above = next(
+                line
+                for line in reversed(lines[: node.lineno - 1])
+                if not line.split(" = ")[0].isupper()
+            )
+            assert above.startswith("#"), node.lineno

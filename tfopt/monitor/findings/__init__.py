@@ -1,1 +1,0 @@
-"""Turn a recording into findings, each with its evidence and what to try."""

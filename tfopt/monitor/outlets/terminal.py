@@ -1,0 +1,128 @@
+"""Show a recording as a table: a row for each GPU and for the host, and the findings below it.
+
+A figure that is not known is a dash, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tfopt.monitor.findings import Finding, Severity
+from tfopt.monitor.readings import GpuReading, HostReading, Recording
+
+_GIB = 1024.0
+_NEARLY_FULL, _FULL = 0.90, 0.97
+_STYLES: dict[Severity, str] = {
+    "serious": "bold red",
+    "warning": "yellow",
+    "hint": "cyan",
+    "not judged": "dim",
+}
+
+
+def live_view(
+    recording: Recording, title: str, findings: Sequence[Finding] | None = None
+) -> RenderableType:
+    """Return the newest sample as a table, with the findings of the last minutes if given."""
+    heading = _one_line(title, "bold")
+    if not recording.samples:
+        return Group(heading, Text("nothing was sampled yet"))
+    parts: list[RenderableType] = [heading, _table(recording)]
+    if not recording.gpus:
+        parts.append(Text(f"No GPU to show: {recording.no_gpu_reason}.", style="yellow"))
+    for place, gpu in enumerate(recording.samples[-1].gpus):
+        if gpu.throttled_by:
+            held = f"GPU {place} is held down by {', '.join(gpu.throttled_by)}"
+            parts.append(Text(held, style="bold red"))
+    if findings is not None:
+        parts += [Text(""), findings_view(findings)]
+    return Group(*parts)
+
+
+def findings_view(findings: Sequence[Finding]) -> RenderableType:
+    """Return the findings with their evidence and what to do."""
+    lines = [line for finding in findings for line in _lines(finding)]
+    if all(finding.rule == "not_judged" for finding in findings):
+        lines.insert(0, Text("Nothing found in what could be judged.", style="dim"))
+    return Group(*lines)
+
+
+def _lines(finding: Finding) -> Iterator[RenderableType]:
+    style = _STYLES[finding.severity]
+    if finding.severity == "not judged":
+        yield Text(finding.message, style=style)
+        return
+    yield Text.assemble((f"{finding.severity}: ", style), finding.message)
+    yield _indented("; ".join(finding.evidence), "dim")
+    yield _indented(f"do: {finding.action}")
+    if finding.transform is not None:
+        yield _indented(f"try: {finding.transform}", "bold")
+
+
+def _indented(text: str, style: str = "") -> Padding:
+    return Padding(Text(text, style=style), (0, 0, 0, 2))
+
+
+def _table(recording: Recording) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("", min_width=6)
+    for name in ("used", "memory GiB", "power W", "°C", "MHz"):
+        table.add_column(name, justify="right", no_wrap=True)
+    newest = recording.samples[-1]
+    # A driver that has just gone away leaves a sample without GPUs.
+    for place, (gpu, reading) in enumerate(zip(recording.gpus, newest.gpus, strict=False)):
+        table.add_row(_one_line(f"GPU {place} {gpu.name}"), *_gpu_cells(reading))
+    table.add_row(_one_line(_host_name(newest.host)), *_host_cells(newest.host), "", "", "")
+    return table
+
+
+def _one_line(text: str, style: str = "") -> Text:
+    """Return a text that is shortened where there is no room, before any figure is."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _gpu_cells(gpu: GpuReading) -> Iterator[Text]:
+    yield _percent(gpu.utilisation_percent)
+    yield _memory(gpu.device_mib, gpu.total_mib)
+    yield Text(f"{_whole(gpu.power_w)}/{_whole(gpu.power_limit_w)}")
+    yield Text(_whole(gpu.temperature_c))
+    yield Text(_whole(gpu.sm_clock_mhz), style="bold red" if gpu.throttled_by else "")
+
+
+def _host_name(host: HostReading) -> str:
+    cores, limit = host.cpu_percent, host.cpu_limit_cores
+    if cores is None:
+        return "host"
+    if limit is not None and limit < len(cores):
+        return f"host, {limit:g} of {len(cores)} cores"
+    return f"host, {len(cores)} cores"
+
+
+def _host_cells(host: HostReading) -> Iterator[Text]:
+    yield _percent(host.mean_cpu_percent)
+    # A container's limit, where there is one, comes before the machine's memory.
+    if host.memory_limit_mib is not None:
+        yield _memory(host.memory_in_limit_mib, host.memory_limit_mib)
+    else:
+        yield _memory(host.memory_used_mib, host.memory_total_mib)
+
+
+def _percent(value: float | None) -> Text:
+    return Text("-" if value is None else f"{value:.0f} %")
+
+
+def _memory(used_mib: float | None, total_mib: float | None) -> Text:
+    if used_mib is None or not total_mib:
+        return Text("-")
+    share = used_mib / total_mib
+    style = "red" if share >= _FULL else "yellow" if share >= _NEARLY_FULL else ""
+    return Text(f"{used_mib / _GIB:.1f}/{total_mib / _GIB:.1f}", style=style)
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
