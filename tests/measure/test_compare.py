@@ -191,7 +191,7 @@ def test_in_a_terminal_nothing_is_lost_at_any_width(found, width):
     text = as_terminal_text(found, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
-    for part in ("10.5", "slower", "1.00 -> 2.00", "n/a [1] -> 512", "6 -> 7"):
+    for part in ("10.5", "slower", "1.00 -> 2.00", "n/a -> 512 [1]", "6 -> 7"):
         assert part in words
     assert f"[1] {NOT_ASKED}" in words
     assert "git: 1a2b3c4 against 9f8e7d6" in words

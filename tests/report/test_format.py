@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfopt.report import format as fmt
-from tfopt.report.columns import is_change, size_tone
 from tfopt.report.footprint import Comparison
+from tfopt.report.table import is_change, size_tone
 
 
 def test_what_counts_as_a_change():
@@ -60,8 +60,7 @@ def test_words_for_numbers():
     assert fmt.share(0.97812) == "97.81 %"
     assert fmt.signed_points(-0.0) == "+0.00"
     assert fmt.signed_points(-0.214) == "-0.21"
-    assert fmt.times(2.5, "as fast", "as slow") == "2.50\N{MULTIPLICATION SIGN} as fast"
-    assert fmt.times(0.8, "as fast", "as slow") == "1.25\N{MULTIPLICATION SIGN} as slow"
+    assert fmt.factor(0.8) == "0.800\N{MULTIPLICATION SIGN}"
     assert fmt.moment("2025-01-31T12:00:59Z") == "2025-01-31 12:00 UTC"
 
 

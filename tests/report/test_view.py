@@ -65,10 +65,10 @@ def test_lost_quality_is_never_recommended(lossy):
         "Quality is lost, not recommended: chains up to + Prune (-1.20 points)."
         in view.summary.warning
     )
-    assert not any(row.kept for row in view.rows)
+    assert not any(row.kept for row in view.table.rows)
     assert view.keep == view.brought == ""
-    assert "quality lost: not recommended" in view.rows[-1].flags
-    (cell,) = (cell for cell in view.rows[-1].cells if "lost" in cell.text)
+    assert "quality lost: not recommended" in view.table.rows[-1].flags
+    (cell,) = (cell for cell in view.table.rows[-1].cells if "lost" in cell.text)
     assert (cell.text, cell.tone) == ("-1.20 lost", "worse")
 
 
@@ -81,12 +81,8 @@ def test_a_quick_measurement_is_called_so_once(quick, cpu):
 def test_nothing_to_compare_with_is_said(single):
     view = view_of(single)
     assert view.summary.headline.endswith("One job alone: there is nothing to compare it with.")
-    assert [tile.label for tile in view.summary.tiles] == [
-        "Step, median",
-        "Step, p90",
-        "Peak host memory",
-    ]
-    assert "Batch: a generator does not tell" in view.left_out
+    assert [tile.label for tile in view.tiles] == ["Step, ms", "Host peak, MiB", "First step, s"]
+    assert "Not measured: Batch: a generator does not tell" in view.table.notes
 
 
 def test_the_job_as_it_is_may_be_best(cpu):
@@ -170,28 +166,30 @@ def test_a_bad_day(rough_bench):
     assert view.summary.warning == (
         "Incomplete: the measurement stopped before its end. Failed: + Prune."
     )
-    statuses = [row.status_text for row in view.rows]
+    statuses = [row.status_text for row in view.table.rows]
     assert statuses == ["measured", "measured", "no effect", "refused", "failed", "interrupted"]
-    assert view.rows[4].story == ("MemoryError: no room",)
-    assert view.rows[1].processes[3][-1] == "GPU throttled: heat: the hardware slows down"
+    assert view.table.rows[4].story == ("MemoryError: no room",)
+    assert (
+        view.table.rows[1].listings[1].rows[3][-1] == "GPU throttled: heat: the hardware slows down"
+    )
     assert view.notes == rough_bench.notes
 
 
 def test_every_gap_has_its_reason(cpu, single, gpu):
     for report in (cpu, single, gpu):
         view = view_of(report)
-        for row in view.rows:
+        for row in view.table.rows:
             for cell in row.cells:
                 assert ("n/a" in (cell.text, cell.detail)) == (cell.footnote is not None)
-    assert view_of(cpu).footnotes == ("it is the reference",)
+    assert view_of(cpu).table.footnotes == ("it is the reference",)
     assert len(columns_of(gpu)[0]) == 9
     assert columns_of(gpu)[1] == ()
-    assert [text.split(":")[0] for text in columns_of(cpu)[1]] == ["GPU peak, MiB"]
+    assert [text.split(": ")[1] for text in columns_of(cpu)[1]] == ["GPU peak, MiB"]
 
 
 def test_the_figures_are_those_of_the_report(cpu):
     kept = cpu.variants[-1]
-    *_, row = view_of(cpu).rows
+    *_, row = view_of(cpu).table.rows
     texts = [(cell.text, cell.detail) for cell in row.cells]
     ratio = kept.against_reference
     assert texts[0][0] == f"{kept.percentile_ms(50):.2f}"
@@ -205,7 +203,7 @@ def test_the_figures_are_those_of_the_report(cpu):
 def test_a_long_name_is_short_in_the_headline_alone(endless_bench):
     view = view_of(endless_bench)
     assert len(view.summary.headline) < 1000
-    assert view.rows[0].name == "baseline" + "W" * 400
+    assert view.table.rows[0].name == "baseline" + "W" * 400
 
 
 @pytest.mark.parametrize(
@@ -217,8 +215,8 @@ def test_durations_have_the_unit_that_suits_them(milliseconds, told):
 
 
 def test_the_energy_of_an_example_is_told_where_a_gpu_tells_it(gpu, cpu):
-    assert dict(view_of(gpu).rows[0].facts)["Energy an example"] == "21.3 mJ"
-    assert "Energy an example" not in dict(view_of(cpu).rows[0].facts)
+    assert dict(view_of(gpu).table.rows[0].facts)["Energy an example"] == "21.3 mJ"
+    assert "Energy an example" not in dict(view_of(cpu).table.rows[0].facts)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import peak, phase_s
 from tfopt.report.bench_report import VariantReport
-from tfopt.report.columns import Cell, Column, Footnotes, TableRow, absent
 from tfopt.report.footprint import Comparison
 from tfopt.report.strict import ReportError, Status
+from tfopt.report.table import Cell, Column, Row, Table, absent, table_of
 
+_TITLE = "Side by side"
 _PEAKS = {"Peak host, MiB": "host_peak_mib", "Peak GPU, MiB": "gpu_peak_mib"}
 Presence = Status | Literal["absent"]
 
@@ -143,34 +145,19 @@ class SideBySide:
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The same words for both renderers: a table, and titled lists below."""
-
-    title: str
-    sides: tuple[str, str]
-    columns: tuple[Column, ...]
-    rows: tuple[TableRow, ...]
-    footnotes: tuple[str, ...]
-    lists: tuple[tuple[str, tuple[str, ...]], ...]
-
-
 def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
     """Return plain text, as wide as the terminal unless ``width`` is given."""
     from rich.console import Console
     from rich.text import Text
 
-    from tfopt.report.terminal import Tables, listed, not_available
+    from tfopt.report.terminal import listed, table
 
-    layout = _layout(found)
     console = Console(width=width, color_system=None)
     with console.capture() as shown:
-        for line in (layout.title, *layout.sides):
+        for line in (_TITLE, *_sides(found)):
             console.print(Text(line))
-        if layout.rows:
-            console.print(Tables(layout.columns, layout.rows))
-        console.print(not_available(layout.footnotes))
-        for title, items in layout.lists:
+        console.print(*table(_table(found)))
+        for title, items in _lists(found):
             console.print(listed(title, map(Text, items)))
     return "\n".join(line.rstrip() for line in shown.get().splitlines()) + "\n"
 
@@ -179,83 +166,50 @@ def as_markdown(found: SideBySide) -> str:
     """Return Markdown that no text of a report can break out of."""
     from tfopt.report.markdown import document
 
-    return document(_markdown(_layout(found)))
+    return document(_markdown(found))
 
 
-def _markdown(layout: _Layout) -> Iterator[str]:
+def _markdown(found: SideBySide) -> Iterator[str]:
     from tfopt.report.markdown import heading, item, table
 
-    yield from heading(layout.title, "")
-    yield from map(item, layout.sides)
+    yield from heading(_TITLE, "")
+    yield from map(item, _sides(found))
     yield ""
-    if layout.rows:
-        yield from table(layout.columns, layout.rows, layout.footnotes)
-    for title, items in layout.lists:
+    yield from table(_table(found))
+    for title, items in _lists(found):
         yield f"{title}:"
         yield ""
         yield from map(item, items)
         yield ""
 
 
-def _layout(found: SideBySide) -> _Layout:
-    footnotes = Footnotes()
-    columns = _columns(footnotes)
-    rows = tuple(
-        TableRow(
-            name=line.name,
-            status="measured",
-            kept=False,
-            cells=tuple(footnotes.numbered(column.make(line)) for column in columns),
-            story=(),
+def _sides(found: SideBySide) -> Iterator[str]:
+    for letter, side in (("A", found.first), ("B", found.second)):
+        words = (
+            fmt.one_line(side.title),
+            f"measured {fmt.moment(side.created)}",
+            "quick: less was measured than by default" if side.quick else "",
+            "" if side.complete else "not complete",
         )
-        for line in found.lines
-    )
-    return _Layout(
-        title="Side by side",
-        sides=(_side("A", found.first), _side("B", found.second)),
-        columns=columns,
-        rows=rows,
-        footnotes=footnotes.texts,
-        lists=tuple((title, items) for title, items in _lists(found) if items),
-    )
+        yield f"{letter}: {side.name} ({', '.join(filter(None, words))})"
 
 
-def _lists(found: SideBySide) -> Iterator[tuple[str, tuple[str, ...]]]:
-    of_lines = [
-        f"{line.name}: {_difference(each)}" for line in found.lines for each in line.differences
-    ]
-    yield "What differs", (*map(_difference, found.differences), *of_lines)
-    yield "Not in both", tuple(f"{left.name}: {left.told}" for left in found.left_out)
-    yield "Notes", found.notes
-
-
-def _difference(difference: Difference) -> str:
-    return difference.told + (" (stops a comparison)" if difference.blocks else "")
-
-
-def _columns(footnotes: Footnotes) -> tuple[Column, ...]:
-    def both(make: Callable[[VariantFigures], str]) -> Callable[[Line], Cell]:
-        return lambda line: Cell(f"{make(line.first)} -> {make(line.second)}")
-
-    def peak(name: str) -> Callable[[VariantFigures], str]:
-        def text(figures: VariantFigures) -> str:
-            value = figures.peaks_mib[name]
-            if value is not None:
-                return fmt.quantity(value)
-            reason = fmt.one_line(figures.unavailable[name])
-            return f"{fmt.NOT_AVAILABLE} [{footnotes.number(reason)}]"
-
-        return text
-
-    return (
+def _table(found: SideBySide) -> Table[Row]:
+    columns = (
         Column("A: step, ms", "p90", lambda line: _step(line.first)),
         Column("B: step, ms", "p90", lambda line: _step(line.second)),
         Column("Speed of B", "95 %", _speed),
-        Column("Processes", "", both(lambda figures: str(figures.processes))),
-        Column("Build, s", "", both(lambda figures: fmt.quantity(figures.build_s))),
-        Column("First step, s", "", both(lambda figures: fmt.quantity(figures.first_step_s))),
-        *(Column(title, "", both(peak(name))) for title, name in _PEAKS.items()),
+        Column("Processes", "", partial(_both, lambda figures: str(figures.processes))),
+        Column("Build, s", "", partial(_both, lambda figures: fmt.quantity(figures.build_s))),
+        Column("First step, s", "", partial(_both, lambda each: fmt.quantity(each.first_step_s))),
+        *(Column(title, "", partial(_peaks, name)) for title, name in _PEAKS.items()),
     )
+    rows = (Row(line.name, tuple(column.make(line) for column in columns)) for line in found.lines)
+    return table_of(columns, rows)
+
+
+def _step(figures: VariantFigures) -> Cell:
+    return Cell(fmt.quantity(figures.step_ms), fmt.quantity(figures.p90_ms))
 
 
 def _speed(line: Line) -> Cell:
@@ -266,15 +220,31 @@ def _speed(line: Line) -> Cell:
     )
 
 
-def _step(figures: VariantFigures) -> Cell:
-    return Cell(fmt.quantity(figures.step_ms), fmt.quantity(figures.p90_ms))
+def _both(text: Callable[[VariantFigures], str], line: Line) -> Cell:
+    return Cell(f"{text(line.first)} -> {text(line.second)}")
 
 
-def _side(letter: str, side: Side) -> str:
-    words = (
-        fmt.one_line(side.title),
-        f"measured {fmt.moment(side.created)}",
-        "quick: less was measured than by default" if side.quick else "",
-        "" if side.complete else "not complete",
+def _peaks(name: str, line: Line) -> Cell:
+    sides = line.first, line.second
+    texts = [
+        fmt.NOT_AVAILABLE if (mib := side.peaks_mib[name]) is None else fmt.quantity(mib)
+        for side in sides
+    ]
+    reasons = dict.fromkeys(fmt.one_line(side.unavailable.get(name, "")) for side in sides)
+    return Cell(" -> ".join(texts), reason="; ".join(filter(None, reasons)))
+
+
+def _lists(found: SideBySide) -> Iterator[tuple[str, tuple[str, ...]]]:
+    of_lines = (
+        f"{line.name}: {_difference(each)}" for line in found.lines for each in line.differences
     )
-    return f"{letter}: {side.name} ({', '.join(filter(None, words))})"
+    lists = {
+        "What differs": (*map(_difference, found.differences), *of_lines),
+        "Not in both": tuple(f"{left.name}: {left.told}" for left in found.left_out),
+        "Notes": found.notes,
+    }
+    return ((title, items) for title, items in lists.items() if items)
+
+
+def _difference(difference: Difference) -> str:
+    return difference.told + (" (stops a comparison)" if difference.blocks else "")

@@ -116,11 +116,6 @@ def factor(value: float) -> str:
     return f"{quantity(value)}{_TIMES}"
 
 
-def times(ratio: float, more: str, less: str) -> str:
-    """Return a ratio in words: 2.67x as fast, and 1.25x as slow where it is 0.8."""
-    return f"{factor(ratio)} {more}" if ratio >= 1 else f"{factor(1 / ratio)} {less}"
-
-
 def speed(comparison: Comparison) -> str:
     """Return how many times as fast as the reference: 1.42x, and 0.80x where it is slower."""
     return factor(1 / comparison.ratio)

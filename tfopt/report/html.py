@@ -14,8 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.plots import plots_of
-from tfopt.report.training_view import TRAINING_HEADINGS
-from tfopt.report.view import PROCESS_HEADINGS, view_of
+from tfopt.report.view import view_of
 
 
 def as_html(report: BenchReport) -> str:
@@ -31,7 +30,5 @@ def as_html(report: BenchReport) -> str:
     return environment.get_template("bench.html.j2").render(
         view=view_of(report),
         plots=plots_of(report),
-        process_headings=PROCESS_HEADINGS,
-        training_headings=TRAINING_HEADINGS,
         packed=base64.b64encode(gzip.compress(report.to_json().encode(), mtime=0)).decode(),
     )

@@ -6,14 +6,13 @@ No text of the report can start markup, end a table cell, mention anybody or run
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import BenchReport
-from tfopt.report.columns import Column, TableRow
-from tfopt.report.serving_view import ServingView
-from tfopt.report.summary import Summary
-from tfopt.report.view import RowView, View, view_of
+from tfopt.report.table import Row, Table
+from tfopt.report.view import VariantRow, View, view_of
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
 _LIST_MARK = re.compile(r"^[+-](?=\s)")
@@ -35,8 +34,8 @@ def _lines(view: View) -> Iterator[str]:
     yield from heading(view.title, view.summary.warning)
     yield f"**{escape(view.summary.headline)}**"
     yield ""
-    if view.summary.tiles:
-        yield from _tiles(view.summary)
+    if view.tiles:
+        yield from _tiles(view)
     if view.keep:
         yield f"- Keep: {code(view.keep)}"
         yield f"- Brought: {escape(view.brought)}"
@@ -45,14 +44,10 @@ def _lines(view: View) -> Iterator[str]:
     yield from (f"- Not kept: {escape(text)}" for text in view.dropped)
     yield from (f"- {escape(note)}" for note in view.notes)
     yield ""
-    yield escape(view.caption)
-    yield ""
-    yield from table(view.columns, view.rows, view.footnotes)
-    yield from (f"Not measured: {escape(text)}<br>" for text in view.left_out)
-    yield ""
+    yield from table(view.table)
     if view.serving is not None:
-        yield from _serving(view.serving)
-    yield from _folded("Each variant", map(_variant, view.rows))
+        yield from table(view.serving)
+    yield from _folded("Each variant", map(_variant, view.table.rows))
     facts = (
         f"{name}: {code(value) if name == 'Command' else escape(value)}"
         for name, value in view.facts
@@ -69,40 +64,36 @@ def heading(title: str, warning: str) -> Iterator[str]:
         yield ""
 
 
-def _tiles(summary: Summary) -> Iterator[str]:
+def _tiles(view: View) -> Iterator[str]:
     """Yield the few figures before and after."""
-    yield f"| | Reference | {escape(summary.subject)} | |"
+    yield f"| | Reference | {escape(view.summary.subject or '')} | |"
     yield "|---|---:|---:|---|"
-    for tile in summary.tiles:
+    for tile in view.tiles:
         cells = (tile.label, tile.before, tile.after, tile.change)
         yield f"| {' | '.join(map(escape, cells))} |"
     yield ""
 
 
-def _serving(serving: ServingView) -> Iterator[str]:
-    yield f"**{serving.title}**"
-    yield ""
-    yield from table(serving.columns, serving.rows, serving.footnotes)
-    yield from (f"{escape(text)}<br>" for text in (serving.caption, *serving.notes))
-    yield ""
-
-
-def table(
-    columns: Sequence[Column], rows: Sequence[TableRow], footnotes: Sequence[str]
-) -> Iterator[str]:
-    """Yield a table of figures with its footnotes."""
-    headings = [escape(column.heading) for column in columns]
-    yield f"| | {' | '.join(headings)} |"
-    yield f"|---|{'---:|' * len(headings)}"
-    for row in rows:
-        yield f"| {escape(row.name)} | {' | '.join(_cells(row, len(headings)))} |"
-    yield ""
-    for number, text in enumerate(footnotes, start=1):
+def table(figures: Table[Any]) -> Iterator[str]:
+    """Yield a table of figures, and what is to be said of it."""
+    if figures.title:
+        yield from (f"**{escape(figures.title)}**", "")
+    if figures.caption:
+        yield from (escape(figures.caption), "")
+    if figures.rows:
+        headings = [escape(column.heading) for column in figures.columns]
+        yield f"| | {' | '.join(headings)} |"
+        yield f"|---|{'---:|' * len(headings)}"
+        for row in figures.rows:
+            yield f"| {escape(row.name)} | {' | '.join(_cells(row, len(headings)))} |"
+        yield ""
+    for number, text in enumerate(figures.footnotes, start=1):
         yield f"\\[{number}\\] {escape(text)}<br>"
+    yield from (f"{escape(text)}<br>" for text in figures.notes)
     yield ""
 
 
-def _cells(row: TableRow, width: int) -> list[str]:
+def _cells(row: Row, width: int) -> list[str]:
     if not row.measured:
         return [f"*{row.status_text}*", *[fmt.NOTHING] * (width - 1)]
     cells = []
@@ -115,7 +106,7 @@ def _cells(row: TableRow, width: int) -> list[str]:
     return cells
 
 
-def _variant(row: RowView) -> str:
+def _variant(row: VariantRow) -> str:
     """Return a row's name, status, flags, transform, story and facts as one item."""
     status = "" if row.measured else f" ({row.status_text})"
     parts = [f"**{escape(row.name)}**{status}"]

@@ -3,61 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from tfopt.report import format as fmt
-from tfopt.report.columns import (
+from tfopt.report.footprint import Footprint, Footprints, flops_in_words
+from tfopt.report.table import (
     Cell,
     Column,
-    Footnotes,
-    TableRow,
+    Row,
+    Table,
     absent,
+    is_change,
     size_tone,
+    table_of,
     verdict_tone,
 )
-from tfopt.report.footprint import Footprint, Footprints, flops_in_words
 
 
-@dataclass(frozen=True)
-class ServingView:
-    """The table of what the rows would serve, with what is to be said below it."""
-
-    title: str
-    caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[TableRow, ...]
-    footnotes: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def serving_view(serving: Footprints | None, kept: str | None) -> ServingView | None:
-    """Return the table of what the variants would serve; None where nothing was compared.
-
-    ``kept`` is the name of the variant that is kept.
-    """
-    if serving is None:
-        return None
-    footnotes = Footnotes()
+def serving_table(serving: Footprints, kept: str | None) -> Table[Row]:
+    """Return the table of what the variants would serve; ``kept`` is the name of the kept one."""
     columns = tuple(_columns(serving))
-    rows = tuple(
-        TableRow(
-            name=fmt.one_line(row.name),
-            status="measured",
+    rows = (
+        Row(
+            fmt.one_line(row.name),
+            tuple(column.make(row) for column in columns),
             kept=row.name == kept,
-            cells=tuple(footnotes.numbered(column.make(row)) for column in columns),
-            story=(),
         )
         for row in serving.rows
     )
-    notes = tuple(f"{row.name}: {note}" for row in serving.rows for note in row.notes)
-    return ServingView(
+    notes = (f"{row.name}: {note}" for row in serving.rows for note in row.notes)
+    return table_of(
+        columns,
+        rows,
         title="Size and speed when it serves",
         caption=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
         "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights.",
-        columns=columns,
-        rows=rows,
-        footnotes=footnotes.texts,
         notes=tuple(map(fmt.one_line, (*notes, *serving.missing))),
     )
 
@@ -66,8 +46,8 @@ def _columns(serving: Footprints) -> Iterator[Column]:
     first = serving.rows[0] if serving.compared else None
     yield Column("Weights", "zeros", _weights)
     yield Column("Arithmetic an example", "", _arithmetic)
-    yield Column("File, KiB", "times smaller", partial(_size, "kib", first))
-    yield Column("Gzipped, KiB", "times smaller", partial(_size, "gzip_kib", first))
+    yield Column("File, KiB", "", partial(_size, "kib", first))
+    yield Column("Gzipped, KiB", "", partial(_size, "gzip_kib", first))
     yield Column("Sparse file, KiB", "", _sparse)
     yield Column("Latency, ms", "speed", _latency)
 
@@ -90,7 +70,10 @@ def _size(name: str, first: Footprint | None, row: Footprint) -> Cell:
     if first is None or row is first:
         return Cell(fmt.quantity(kib))
     smaller = getattr(first, name) / kib
-    return Cell(fmt.quantity(kib), fmt.factor(smaller), size_tone(smaller))
+    if not is_change(smaller):
+        return Cell(fmt.quantity(kib), "the same")
+    told = f"{fmt.factor(max(smaller, 1 / smaller))} {'smaller' if smaller > 1 else 'larger'}"
+    return Cell(fmt.quantity(kib), told, size_tone(smaller))
 
 
 def _sparse(row: Footprint) -> Cell:

@@ -1,49 +1,32 @@
-"""Sum a bench report up in ten seconds: one sentence, a few figures before and after.
+"""Sum a bench report up in one sentence.
 
-The sentence says what is certain, and a variant that loses quality is never recommended.
+It says what is certain, and a variant that loses quality is never recommended.
 """
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import (
     decisive,
-    example_ms,
     is_faster,
     kept,
     lost,
-    peak,
-    phase_s,
     served_by,
     sizes,
     target,
     to_target_s,
-    whole_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.columns import Tone, is_change, size_tone, verdict_tone
 from tfopt.report.footprint import Comparison
+from tfopt.report.table import is_change
 
-_MOST_TILES = 6
 _SPOKEN = {
     "whole": "trains {}",
     "to_accuracy": "trains {} to the same accuracy",
     "against_reference": "runs an example {}",
 }
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One figure before and after, with units."""
-
-    label: str
-    before: str
-    after: str
-    change: str
-    tone: Tone
 
 
 @dataclass(frozen=True)
@@ -53,9 +36,8 @@ class Summary:
     headline: str
     warning: str
     """What a reader must know first: incomplete, or rows that failed."""
-    subject: str
-    """The variant that the tiles compare with the reference; empty without tiles."""
-    tiles: tuple[Tile, ...]
+    subject: str | None
+    """The variant that it is about; None where nothing is compared."""
 
 
 def summarise(report: BenchReport) -> Summary:
@@ -64,8 +46,7 @@ def summarise(report: BenchReport) -> Summary:
     return Summary(
         headline=_headline(report, subject),
         warning=" ".join(_warnings(report)),
-        subject=fmt.one_line(subject.name) if subject else "",
-        tiles=_tiles(report, subject),
+        subject=fmt.one_line(subject.name) if subject else None,
     )
 
 
@@ -218,136 +199,3 @@ def _served_words(report: BenchReport, subject: VariantReport) -> str:
     if latency is not None and latency.verdict in ("faster", "slower"):
         parts.append(f"answers {fmt.speed_in_words(latency)}")
     return " and ".join(parts)
-
-
-def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ...]:
-    """Return the subject beside the reference, or the reference's own figures where it is alone."""
-    reference = report.reference
-    if reference.status != "measured":
-        return ()
-    if subject is None:
-        return _alone(reference)
-    until = tuple(to_target_s(report, each) for each in (reference, subject))
-    whole = tuple(whole_s(each) for each in (reference, subject))
-    tiles = (
-        _seconds("Time to the reference's accuracy", until, subject, "to_accuracy"),
-        _seconds("Training at equal epochs", whole, subject, "whole"),
-        _size(report, subject),
-        _latency(report, subject),
-        _time(reference, subject),
-        _examples(reference, subject),
-        _quality(subject),
-        _peak("Peak GPU memory", "gpu_peak_mib", reference, subject),
-        _peak("Peak host memory", "host_peak_mib", reference, subject),
-        _first_step(reference, subject),
-    )
-    return tuple(tile for tile in tiles if tile is not None)[:_MOST_TILES]
-
-
-def _alone(reference: VariantReport) -> tuple[Tile, ...]:
-    speed = reference.examples_per_s
-    host = peak(reference, "host_peak_mib").mib
-    gpu = peak(reference, "gpu_peak_mib").mib
-    found = (
-        ("Step, median", fmt.duration(reference.step_ms)),
-        ("Step, p90", fmt.duration(reference.percentile_ms(90))),
-        ("Throughput", None if speed is None else f"{fmt.quantity(speed)}/s"),
-        ("Peak GPU memory", None if gpu is None else f"{fmt.quantity(gpu)} MiB"),
-        ("Peak host memory", None if host is None else f"{fmt.quantity(host)} MiB"),
-    )
-    return tuple(Tile(label, "", text, "", "plain") for label, text in found if text is not None)
-
-
-def _timed(label: str, before: float, after: float, comparison: Comparison) -> Tile:
-    """Return a tile of two times in milliseconds, with the speed, its interval and the verdict."""
-    change = f"{fmt.speed_and_interval(comparison)} {comparison.verdict}"
-    texts = fmt.duration(before), fmt.duration(after)
-    return Tile(label, *texts, change, verdict_tone(comparison))
-
-
-def _time(reference: VariantReport, subject: VariantReport) -> Tile | None:
-    before, after = example_ms(reference), example_ms(subject)
-    comparison = subject.against_reference
-    if before is None or after is None or comparison is None:
-        return None
-    return _timed("Time an example", before, after, comparison)
-
-
-def _seconds(
-    label: str, values: tuple[float | None, ...], subject: VariantReport, name: str
-) -> Tile | None:
-    before, after = values
-    if before is None or not subject.trainings:
-        return None
-    if after is None:
-        return Tile(label, fmt.duration(1000 * before), "not reached", "", "worse")
-    comparison: Comparison | None = getattr(subject, name)
-    if comparison is None:
-        texts = fmt.duration(1000 * before), fmt.duration(1000 * after)
-        return Tile(label, *texts, "no interval", "plain")
-    return _timed(label, 1000 * before, 1000 * after, comparison)
-
-
-def _size(report: BenchReport, subject: VariantReport) -> Tile | None:
-    found = sizes(report.reference, subject, report.serving)
-    if found is None:
-        return None
-    label, before, after = found
-    return _ratio_tile(label.capitalize(), before, after, "KiB", "smaller", "larger")
-
-
-def _latency(report: BenchReport, subject: VariantReport) -> Tile | None:
-    served = served_by(report.reference, subject, report.serving)
-    if served is None or served[1].latency is None:
-        return None
-    before, after = (row.latency_ms for row in served)
-    if before is None or after is None:
-        return None
-    return _timed("Latency to serve", before, after, served[1].latency)
-
-
-def _examples(reference: VariantReport, subject: VariantReport) -> Tile | None:
-    before, after = reference.examples_per_s, subject.examples_per_s
-    if before is None or after is None:
-        return None
-    batches = f"batch {reference.batch_size:,} to {subject.batch_size:,}"
-    changed = "" if reference.batch_size == subject.batch_size else batches
-    return Tile(
-        "Throughput", f"{fmt.quantity(before)}/s", f"{fmt.quantity(after)}/s", changed, "plain"
-    )
-
-
-def _quality(subject: VariantReport) -> Tile | None:
-    quality = subject.quality
-    if quality is None:
-        return None
-    tone: Tone = "worse" if quality.lost else "plain"
-    change = f"{fmt.signed_points(quality.points)} points"
-    return Tile(
-        fmt.short(quality.metric).capitalize(),
-        fmt.share(statistics.mean(quality.reference)),
-        fmt.share(statistics.mean(quality.variant)),
-        f"{change}, lost" if quality.lost else change,
-        tone,
-    )
-
-
-def _peak(label: str, name: str, reference: VariantReport, subject: VariantReport) -> Tile | None:
-    peaks = peak(reference, name).mib, peak(subject, name).mib
-    return _ratio_tile(label, *peaks, "MiB", "smaller", "larger")
-
-
-def _first_step(reference: VariantReport, subject: VariantReport) -> Tile | None:
-    before, after = (phase_s(variant, "first_step_s") for variant in (reference, subject))
-    return _ratio_tile("First step", before, after, "s", "as fast", "as slow")
-
-
-def _ratio_tile(
-    label: str, before: float | None, after: float | None, unit: str, more: str, less: str
-) -> Tile | None:
-    if not before or not after:
-        return None
-    ratio = before / after
-    change = fmt.times(ratio, more, less) if is_change(ratio) else "about the same"
-    texts = f"{fmt.quantity(before)} {unit}", f"{fmt.quantity(after)} {unit}"
-    return Tile(label, *texts, change, size_tone(ratio))

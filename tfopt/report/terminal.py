@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,9 +16,9 @@ from rich.text import Text
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import BenchReport
-from tfopt.report.columns import Column, TableRow
-from tfopt.report.serving_view import ServingView
-from tfopt.report.view import RowView, View, view_of
+from tfopt.report.table import Column, Row
+from tfopt.report.table import Table as Figures
+from tfopt.report.view import VariantRow, View, view_of
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
@@ -34,12 +35,10 @@ def _blocks(view: View) -> Iterator[RenderableType]:
     if view.summary.warning:
         yield Text(view.summary.warning, style="bold yellow")
     yield Text(view.summary.headline, style="bold")
-    yield Text(view.caption, style="dim")
-    yield Tables(view.columns, view.rows)
-    yield listed("Each variant", map(_variant, view.rows))
-    yield not_available(view.footnotes, *view.left_out)
+    yield from table(view.table)
+    yield listed("Each variant", map(_variant, view.table.rows))
     if view.serving is not None:
-        yield from _serving(view.serving)
+        yield from table(view.serving)
     facts = (Text.assemble((f"{name}: ", "dim"), value) for name, value in view.facts)
     yield listed("Where it comes from", facts)
     yield listed("Notes", map(Text, (view.method, *view.notes)))
@@ -48,7 +47,7 @@ def _blocks(view: View) -> Iterator[RenderableType]:
     yield _what_to_keep(view)
 
 
-def _variant(row: RowView) -> Text:
+def _variant(row: VariantRow) -> Text:
     """Return the story and the flags; the page has the rest."""
     text = Text(row.name, style="bold")
     if not row.measured:
@@ -61,11 +60,17 @@ def _variant(row: RowView) -> Text:
     return text
 
 
-def _serving(serving: ServingView) -> Iterator[RenderableType]:
-    yield listed(serving.title, [Text(serving.caption)])
-    yield Tables(serving.columns, serving.rows)
-    yield not_available(serving.footnotes)
-    yield listed("Notes", map(Text, serving.notes))
+def table(figures: Figures[Any]) -> Iterator[RenderableType]:
+    """Yield a table as wide as the console allows, and what is to be said of it."""
+    if figures.title:
+        yield Text(f"\n{figures.title}", style="bold")
+    if figures.caption:
+        yield Text(figures.caption, style="dim")
+    if figures.rows:
+        yield _Tables(figures.columns, figures.rows)
+    footnotes = (f"[{n}] {text}" for n, text in enumerate(figures.footnotes, start=1))
+    yield listed("Not available", map(Text, footnotes))
+    yield listed("Notes", map(Text, figures.notes))
 
 
 def _what_to_keep(view: View) -> RenderableType:
@@ -74,12 +79,6 @@ def _what_to_keep(view: View) -> RenderableType:
         return Text(view.as_it_is or view.summary.headline, style="bold")
     lines = (("Keep:", view.keep), ("Brought:", view.brought))
     return _hanging((Text(label, style="bold green"), Text(text)) for label, text in lines)
-
-
-def not_available(footnotes: Sequence[str], *others: str) -> RenderableType:
-    """Return the reasons of what is not there: the footnotes, and others without a number."""
-    notes = (Text(f"[{n}] {text}") for n, text in enumerate(footnotes, start=1))
-    return listed("Not available", (*notes, *map(Text, others)))
 
 
 def listed(title: str, lines: Iterable[Text]) -> RenderableType:
@@ -102,11 +101,11 @@ def _hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
 
 
 @dataclass(frozen=True)
-class Tables:
+class _Tables:
     """Rows, broken into as few tables as the console is wide enough for."""
 
     columns: Sequence[Column]
-    rows: Sequence[TableRow]
+    rows: Sequence[Row]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [
@@ -116,7 +115,7 @@ class Tables:
         widths = [max(map(_width, column)) + _BETWEEN for column in columns]
         names = max(_width(Text(row.name)) for row in self.rows)
         taken = 0
-        for size in _pack(widths, options.max_width - min(names, options.max_width // 2)):
+        for size in _fill(widths, options.max_width - min(names, options.max_width // 2)):
             yield Text()
             yield self._table(columns[taken : taken + size])
             taken += size
@@ -136,16 +135,8 @@ def _width(text: Text) -> int:
     return max((line.cell_len for line in text.split()), default=0)
 
 
-def _pack(widths: Sequence[int], room: int) -> list[int]:
-    """Return how many columns go into each table: few tables, about equally wide."""
-    sizes = _fill(widths, room)
-    narrower = room
-    while len(_fill(widths, narrower - 1)) == len(sizes) and narrower > max(widths):
-        narrower -= 1
-    return _fill(widths, narrower)
-
-
 def _fill(widths: Sequence[int], room: int) -> list[int]:
+    """Return how many columns go into each table."""
     sizes: list[int] = []
     used = 0
     for width in widths:
@@ -166,7 +157,7 @@ def _heading(column: Column) -> Text:
     return Text("\n".join(min(breaks, key=lambda lines: max(map(len, lines)))))
 
 
-def _cell(row: TableRow, number: int) -> Text:
+def _cell(row: Row, number: int) -> Text:
     if not row.measured:
         return Text(row.status_text if number == 0 else fmt.NOTHING, style="dim")
     cell = row.cells[number]

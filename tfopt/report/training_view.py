@@ -15,7 +15,7 @@ from tfopt.report.bench_figures import (
     whole_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.columns import Cell, Column, absent, verdict_tone
+from tfopt.report.table import Cell, Column, absent, verdict_tone
 from tfopt.report.training import Training
 
 TRAINING_HEADINGS = (

@@ -11,20 +11,27 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept, lost, peak, phase_s
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
-from tfopt.report.columns import Cell, Column, Footnotes, TableRow, Tone, absent, verdict_tone
 from tfopt.report.footprint import Comparison
-from tfopt.report.serving_view import ServingView, serving_view
+from tfopt.report.serving_view import serving_table
 from tfopt.report.summary import Summary, summarise
+from tfopt.report.table import Cell, Column, Row, Table, Tone, absent, table_of, verdict_tone
+from tfopt.report.tiles import Tile, tiles_of
 from tfopt.report.timed_process import TimedProcess
-from tfopt.report.training_view import how_often, training_columns, training_rows
+from tfopt.report.training_view import (
+    TRAINING_HEADINGS,
+    how_often,
+    training_columns,
+    training_rows,
+)
 
 _UNKNOWN = "unknown"
 _NO_BATCH = "the data do not tell the batch size"
-PROCESS_HEADINGS = (
+_PROCESS_HEADINGS = (
     "Process",
     "Median step, ms",
     "Turns",
@@ -44,65 +51,79 @@ _CAPTIONS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class RowView(TableRow):
-    """One variant."""
+class Listing:
+    """A table of plain texts: what each process, or each training, of a variant gave."""
 
-    transform: str
-    chain: str
-    flags: tuple[str, ...]
-    """What a reader must not overlook, each in a few words."""
-    facts: tuple[tuple[str, str], ...]
-    """What was found beside the figures of the table: name and words."""
-    processes: tuple[tuple[str, ...], ...]
-    """Under ``PROCESS_HEADINGS``."""
-    trainings: tuple[tuple[str, ...], ...]
-    """Under ``TRAINING_HEADINGS``."""
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class VariantRow(Row):
+    """One variant: its row of the table, and what the page says of it below.
+
+    Attributes:
+        flags: What a reader must not overlook, each in a few words.
+        facts: What was found beside the figures of the table: name and words.
+    """
+
+    transform: str = ""
+    chain: str = ""
+    flags: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    listings: tuple[Listing, ...] = ()
 
 
 @dataclass(frozen=True)
 class View:
-    """A report, ready to be laid out."""
+    """A report, ready to be laid out.
+
+    Attributes:
+        headed: When and where, in a line.
+        as_it_is: Shown instead of ``keep`` and ``brought`` where no link is worth keeping.
+        facts: Where the figures come from: name and value.
+        method: How the comparisons were made.
+    """
 
     title: str
     headed: str
-    """When and where, in a line."""
     summary: Summary
-    columns: tuple[Column, ...]
-    footnotes: tuple[str, ...]
-    """Footnote n is ``footnotes[n - 1]``."""
+    tiles: tuple[Tile, ...]
     keep: str
     brought: str
     as_it_is: str
-    """Shown instead of these two where no link is worth keeping."""
     dropped: tuple[str, ...]
     notes: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
-    """Where the figures come from: name and value."""
-    rows: tuple[RowView, ...]
-    serving: ServingView | None
-    caption: str
-    """What the rows of the table are."""
-    left_out: tuple[str, ...]
-    """Columns for which nobody has a figure, with the reason."""
+    table: Table[VariantRow]
+    serving: Table[Row] | None
     method: str
-    """How the comparisons were made."""
 
 
 def view_of(report: BenchReport) -> View:
     """Return everything in ``report``, formatted."""
-    footnotes = Footnotes()
     columns, left_out = columns_of(report)
+    table = table_of(
+        columns,
+        (_row(report, variant, columns) for variant in report.variants),
+        caption=_caption(report),
+        notes=left_out,
+    )
+    summary = summarise(report)
     recommended, own = report.recommendation, kept(report)
     quick = " (quick)" if report.asked.quick else ""
+    serving: Table[Row] | None = None
+    tables: list[Table[Any]] = [table]
+    if report.serving is not None:
+        serving = serving_table(report.serving, own.name if own is not None else None)
+        tables.insert(0, serving)
     return View(
         title=(fmt.one_line(report.title) or "Benchmark") + quick,
         headed=headed(report.created, report.provenance, report.data),
-        summary=summarise(report),
-        caption=_caption(report),
-        columns=columns,
-        rows=tuple(_row(report, variant, columns, footnotes) for variant in report.variants),
-        footnotes=footnotes.texts,
-        left_out=left_out,
+        summary=summary,
+        tiles=tiles_of(tables, table.rows[0].name, summary.subject),
+        table=table,
         method=_method(report),
         keep=fmt.one_line(own.chain) if own is not None else "",
         brought=fmt.one_line(recommended.brought) if own is not None and recommended else "",
@@ -110,7 +131,7 @@ def view_of(report: BenchReport) -> View:
         dropped=tuple(map(fmt.one_line, recommended.dropped)) if recommended else (),
         notes=tuple(map(fmt.clean, report.notes)),
         facts=_machine_facts(report),
-        serving=serving_view(report.serving, own.name if own is not None else None),
+        serving=serving,
     )
 
 
@@ -236,7 +257,7 @@ def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]
             shown.append(column)
         else:
             reasons = "; ".join(dict.fromkeys(cell.reason for cell in cells))
-            left_out.append(f"{column.heading}: {reasons}")
+            left_out.append(f"Not measured: {column.heading}: {reasons}")
     return tuple(shown), tuple(left_out)
 
 
@@ -286,29 +307,24 @@ def _first_step(variant: VariantReport) -> Cell:
     return Cell(fmt.quantity(phase_s(variant, "first_step_s")))
 
 
-def _row(
-    report: BenchReport,
-    variant: VariantReport,
-    columns: tuple[Column, ...],
-    footnotes: Footnotes,
-) -> RowView:
+def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...]) -> VariantRow:
     measured = variant.status == "measured"
-    cells = (
-        tuple(footnotes.numbered(column.make(variant)) for column in columns) if measured else ()
-    )
     plain = "what everything is compared with" if variant is report.reference else ""
-    return RowView(
+    processes = tuple(map(_process, range(1, len(variant.processes) + 1), variant.processes))
+    return VariantRow(
         name=fmt.one_line(variant.name),
+        cells=tuple(column.make(variant) for column in columns) if measured else (),
         status=variant.status,
         kept=variant is kept(report),
-        cells=cells,
         story=story_of(variant.reason, plain, *variant.changed),
         flags=_flags(variant),
         transform=fmt.one_line(variant.transform or ""),
         chain=fmt.one_line(variant.chain),
         facts=_facts(variant),
-        processes=tuple(map(_process, range(1, len(variant.processes) + 1), variant.processes)),
-        trainings=training_rows(variant),
+        listings=(
+            Listing("Trainings", TRAINING_HEADINGS, training_rows(variant)),
+            Listing("Processes", _PROCESS_HEADINGS, processes),
+        ),
     )
 
 

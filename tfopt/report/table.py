@@ -6,9 +6,9 @@ the noise has a colour.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from tfopt.report import format as fmt
 from tfopt.report.footprint import Comparison
@@ -32,26 +32,6 @@ class Cell:
     badge: str = ""
 
 
-class Footnotes:
-    """The reasons of a table, numbered in the order in which they first appear."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, reason: str) -> int:
-        """Return the number of the footnote with this reason."""
-        return self._numbers.setdefault(reason, len(self._numbers) + 1)
-
-    def numbered(self, cell: Cell) -> Cell:
-        """Return the cell with the footnote of its reason, if it has one."""
-        return replace(cell, footnote=self.number(cell.reason)) if cell.reason else cell
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Return all reasons; the first is footnote 1."""
-        return tuple(self._numbers)
-
-
 def absent(reason: str) -> Cell:
     """Return the cell of a figure that is not there."""
     return Cell(fmt.NOT_AVAILABLE, reason=fmt.one_line(reason))
@@ -72,14 +52,14 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TableRow:
+class Row:
     """A row of the table: its cells, or what became of it where it has none."""
 
     name: str
-    status: Status
-    kept: bool
     cells: tuple[Cell, ...]
-    story: tuple[str, ...]
+    status: Status = "measured"
+    kept: bool = False
+    story: tuple[str, ...] = ()
     """Why it was not measured, and what its transform did."""
 
     @property
@@ -91,6 +71,47 @@ class TableRow:
     def status_text(self) -> str:
         """Return the status in words."""
         return self.status.replace("_", " ")
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+@dataclass(frozen=True)
+class Table(Generic[AnyRow]):
+    """A table of figures, as every renderer shows it.
+
+    Attributes:
+        caption: What its rows are.
+        footnotes: Footnote n is ``footnotes[n - 1]``.
+        notes: What else is to be said below it.
+    """
+
+    title: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[AnyRow, ...]
+    footnotes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def table_of(
+    columns: Sequence[Column],
+    rows: Iterable[AnyRow],
+    *,
+    title: str = "",
+    caption: str = "",
+    notes: Sequence[str] = (),
+) -> Table[AnyRow]:
+    """Return a table whose reasons are numbered in the order in which they first appear."""
+    footnotes: dict[str, int] = {}
+
+    def numbered(cell: Cell) -> Cell:
+        if not cell.reason:
+            return cell
+        return replace(cell, footnote=footnotes.setdefault(cell.reason, len(footnotes) + 1))
+
+    with_numbers = tuple(replace(row, cells=tuple(map(numbered, row.cells))) for row in rows)
+    return Table(title, caption, tuple(columns), with_numbers, tuple(footnotes), tuple(notes))
 
 
 LEAST_CHANGE = 0.03
