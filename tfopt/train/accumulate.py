@@ -23,7 +23,7 @@ schedules = keras.optimizers.schedules
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
-class UpdateSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
+class UpdateSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """Give the rate of a schedule by updates, where Keras asks it by steps of ``fit``.
 
     A model saved with it loads where ``tfopt.train.accumulate`` has been imported.

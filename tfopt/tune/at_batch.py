@@ -88,7 +88,7 @@ class AtBatch(Way):
         """
         facts, validation = ready.facts, ready.data.validation
         made = facts.batch_size
-        if facts.update_batch != self.batch:
+        if made is None or facts.update_batch != self.batch:
             name = getattr(ready.job.input, "__qualname__", None) or repr(ready.job.input)
             raise UserError(
                 f"Job.input ({name}) makes batches of {made}, whatever it is told.",
