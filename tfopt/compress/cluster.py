@@ -122,10 +122,10 @@ def _obstacle(site: Site, clusters: int, *, named: bool = False) -> str | None:
 def clustering_report(model: Any) -> ClustersReport:
     """Return values and clusters, kernel by kernel, with a row for every layer left alone.
 
-    Rows have ``path``, ``weights``, ``values``, ``clusters`` and ``remark``; printed, a table.
+    Rows have ``path``, ``weights``, ``values``, ``clusters`` and ``remark``.
 
     Example:
-        print(tfopt.compress.clustering_report(model))
+        print(tfopt.compress.clustering_report(model))  # a table
     """
     if keras2.is_keras2(model):
         return ClustersReport(keras2.clustering_report(model))
@@ -145,8 +145,7 @@ def take_clusters_off(model: keras.Model) -> bool:
     from tfopt.compress.weight_clusters import WeightClusters
     from tfopt.compress.weight_mask import WeightMask
 
-    found = [remove(model, kind) for kind in (WeightClusters, WeightMask)]
-    return any(found)
+    return any([remove(model, kind) for kind in (WeightClusters, WeightMask)])
 
 
 def _all_clusters(model: keras.Model) -> list[Any]:
