@@ -145,7 +145,7 @@ def take_clusters_off(model: keras.Model) -> bool:
     from tfopt.compress.weight_clusters import WeightClusters
     from tfopt.compress.weight_mask import WeightMask
 
-    return any([remove(model, kind) for kind in (WeightClusters, WeightMask)])
+    return remove(model, (WeightClusters, WeightMask))
 
 
 def _all_clusters(model: keras.Model) -> list[Any]:

@@ -13,6 +13,8 @@ from tfopt.errors import UserError, real
 from tfopt.job.parts import Facts
 from tfopt.job.rebuild import require_keras3
 
+Kinds = type | tuple[type, ...]
+
 
 def hold(model: Any) -> None:
     """Apply the constraints of a model's weights, in place, as a Keras optimizer does itself.
@@ -38,7 +40,7 @@ def hold(model: Any) -> None:
     tf.autograph.experimental.do_not_convert(apply)()
 
 
-def apply_final(model: Any, kind: type | None = None) -> list[str]:
+def apply_final(model: Any, kind: Kinds | None = None) -> list[str]:
     """Write the constrained values into the weights, and return the paths that changed.
 
     Other weights may have been put in place since the last step, by a callback or an average.
@@ -69,7 +71,7 @@ def unconstrained_zeros(model: Any) -> dict[str, float]:
     return found
 
 
-def remove(model: Any, kind: type) -> bool:
+def remove(model: Any, kind: Kinds) -> bool:
     """Write the values of one kind of constraint, take it off, and return whether it was on."""
     from tfopt.compress.saved_class import save_constraints
 
@@ -81,7 +83,7 @@ def remove(model: Any, kind: type) -> bool:
     return bool(held)
 
 
-def _constrained_sites(model: Any, kind: type | None) -> list[Site]:
+def _constrained_sites(model: Any, kind: Kinds | None) -> list[Site]:
     from tfopt.compress.constraints import Constraint
 
     return [site for site in find_sites(model) if isinstance(site.constraint, kind or Constraint)]
