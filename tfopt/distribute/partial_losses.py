@@ -1,7 +1,7 @@
 """Split a loss into a sum and a divisor, which add up over the parts of a batch.
 
 Keras reduces a loss to one number: a weighted sum over the examples, divided by how many there are
-(or by their weight, or by those that a mask leaves). Replicas, and micro-batches, add up both.
+(or by their weight, or by those that a mask leaves). Replicas add up both.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -50,7 +50,12 @@ def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tup
     """
     reduction = keras_loss.standardize_reduction(loss.reduction)
     if reduction in (None, "none"):
-        raise not_reduced(loss)
+        raise UserError(
+            f"The loss {loss.name!r} is not reduced to one number.",
+            expected="a loss that is its values' mean, or their sum",
+            received=f"reduction={loss.reduction!r}",
+            fix="leave the reduction out",
+        )
     in_mask = backend.get_keras_mask(y_pred)
     y_pred, y_true = (
         tree.map_structure(lambda v: ops.convert_to_tensor(v, dtype=loss.dtype), each)
@@ -74,16 +79,6 @@ def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tup
         return numerator, [_size(values, values.dtype)]
     valid = ops.sum(ops.cast(mask, values.dtype))
     return numerator, [_size(values, values.dtype), valid, _size(mask, values.dtype)]
-
-
-def not_reduced(loss: Any) -> UserError:
-    """Return the error for a loss that is several numbers."""
-    return UserError(
-        f"The loss {loss.name!r} is not reduced to one number.",
-        expected="a loss that is its values' mean, or their sum",
-        received=f"reduction={loss.reduction!r}",
-        fix="leave the reduction out",
-    )
 
 
 def loss_of(numerator: Any, divisors: Any) -> Any:
