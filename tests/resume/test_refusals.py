@@ -20,58 +20,19 @@ def broken_off(tmp_path_factory):
     return folder
 
 
-def compiled_with(loss="mse", loss_weights=None, **of_dense):
-    dense = keras.layers.Dense(8, "tanh", **of_dense)
-    model = keras.Sequential([keras.Input((6,)), dense, keras.layers.Dense(1)])
-    model.compile("sgd", loss, loss_weights=loss_weights, jit_compile=False)
-    return model
+def test_another_setting_of_the_loss_or_a_regularizer_is_refused(tmp_path):
+    def training(strength, weight):
+        dense = keras.layers.Dense(8, kernel_regularizer=keras.regularizers.L2(strength))
+        model = keras.Sequential([keras.Input((6,)), dense, keras.layers.Dense(1)])
+        model.compile("sgd", "mse", loss_weights=[weight], jit_compile=False)
+        return lambda: (model, {"x": dataset()})
 
-
-class Scaled(keras.losses.Loss):
-    """Says nothing of its factor."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def call(self, y, p):
-        return self.factor * (y - p) ** 2
-
-
-def steeper(gamma):
-    def loss(y, p):
-        return keras.ops.abs(y - p) ** gamma
-
-    return loss
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "messages"),
-    [
-        (
-            {
-                "loss": keras.losses.Huber(1.0),
-                "loss_weights": [1.0],
-                "kernel_regularizer": keras.regularizers.L2(0.01),
-            },
-            {
-                "loss": keras.losses.Huber(0.1),
-                "loss_weights": [3.0],
-                "kernel_regularizer": keras.regularizers.L2(1.0),
-            },
-            ("kernel_regularizer: config: l2 is 0.01", "loss: delta is 1", "loss_weights 1 is 1"),
-        ),
-        ({"loss": Scaled(1.0)}, {"loss": Scaled(2.0)}, ("loss: factor is 1",)),
-        ({"loss": steeper(2)}, {"loss": steeper(3)}, ("loss: gamma is 2",)),
-    ],
-)
-def test_another_setting_of_the_loss_is_refused(before, after, messages, tmp_path):
-    data = {"x": dataset()}
     with pytest.raises(Crash):
-        fit(lambda: (compiled_with(**before), data), tmp_path, breaks=2)
+        fit(training(0.01, 1.0), tmp_path, breaks=2)
     with pytest.raises(UserError, match="is of another training") as caught:
-        fit(lambda: (compiled_with(**after), data), tmp_path)
-    assert [each for each in messages if each not in str(caught.value)] == []
+        fit(training(1.0, 3.0), tmp_path)
+    for message in ("kernel_regularizer: config: l2 is 0.01", "loss_weights 1 is 1.0"):
+        assert message in str(caught.value)
 
 
 def test_what_trains_no_other_model_is_not_refused(tmp_path):
@@ -134,7 +95,6 @@ ADAM, SGD = keras.optimizers.Adam, keras.optimizers.SGD
             {},
             "policy is 'float32' in the checkpoint, 'mixed_bfloat16' here",
         ),
-        (same, {"seed": 4}, "_ShuffleDataset"),
         (same, {"batch": 4}, "data: batches is 5 in the checkpoint, 10 here"),
         (same, None, "data: kind is 'TFDataset' in the checkpoint, 'ArrayData' here"),
     ],
@@ -152,22 +112,8 @@ def test_another_training_is_refused_and_left_alone(model, data, message, broken
     assert files == {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()}
 
 
-def test_other_examples_of_the_same_shape_are_noticed(tmp_path):
-    def make(x):
-        return lambda: (compiled(), {"x": x, "y": Y, "batch_size": 8})
-
-    with pytest.raises(Crash):
-        fit(make(X), tmp_path, breaks=3)
-    with pytest.raises(UserError, match="data: rows"):
-        fit(make(X + 1), tmp_path)
-
-
 def from_(x, **settings):
     return lambda: (compiled(), {"x": x, **settings})
-
-
-def shuffled(x, y):
-    return tf.data.Dataset.from_tensors((x, y)).shuffle(2)
 
 
 def unchanged(x, y):
@@ -186,12 +132,8 @@ def unchanged(x, y):
         ),
         (lambda: {"x": X, "y": Y}, "shuffle=True without a seed"),
         (
-            lambda: {"x": dataset().interleave(shuffled, cycle_length=1)},
-            "shuffle inside interleave without a seed",
-        ),
-        (
             lambda: {"x": dataset().map(unchanged, 2, deterministic=False)},
-            "map with deterministic=False",
+            "deterministic=False",
         ),
     ],
 )
@@ -203,46 +145,6 @@ def test_an_order_that_cannot_come_back_is_refused_with_the_fix(data, message, t
     with pytest.raises(UserError, match=message) as caught:
         fit(make, tmp_path / "checkpoints")
     assert "seed" in str(caught.value).split("fix:")[1]
-
-
-def batches():
-    while True:
-        yield X[:8], Y[:8]
-
-
-def from_python():
-    spec = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 1)))
-    return tf.data.Dataset.from_generator(batches, output_signature=spec)
-
-
-def augmented(x, y):
-    return x + tf.random.normal(tf.shape(x), seed=1), y
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (lambda: {"x": batches(), "steps_per_epoch": 3, "shuffle": False}, "a Python generator"),
-        (lambda: {"x": from_python(), "steps_per_epoch": 3}, "Python code behind from_generator"),
-        (
-            lambda: {"x": dataset().map(augmented, num_parallel_calls=2)},
-            "RandomStandardNormal inside map, drawn in parallel",
-        ),
-    ],
-)
-def test_examples_that_may_be_others_are_named(data, message, tmp_path):
-    with pytest.warns(RuntimeWarning, match=message):
-        fit(lambda: (compiled(), data()), tmp_path, epochs=1)
-
-
-class OldDropout(keras.layers.Layer):
-    def call(self, x):
-        return tf.nn.dropout(x, 0.2)
-
-
-def test_what_a_step_draws_that_cannot_come_back_is_told(tmp_path):
-    with pytest.warns(RuntimeWarning, match="The training step draws by RandomUniform"):
-        fit(lambda: (compiled(None, OldDropout()), {"x": dataset()}), tmp_path, epochs=1)
 
 
 def test_two_trainings_in_one_folder(tmp_path):
@@ -285,9 +187,6 @@ def test_a_loop_that_is_not_keras_fit_is_refused(tmp_path):
         {"every_seconds": -1},
         {"keep": 0},
         {"keep": None},
-        {"on_nan": "ignore"},
-        {"rollbacks": -1},
-        {"grace_seconds": float("inf")},
     ],
 )
 def test_wrong_settings_are_refused(settings, tmp_path):

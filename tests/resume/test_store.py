@@ -6,12 +6,12 @@ import resource
 import signal
 import time
 from collections import OrderedDict, deque
-from hashlib import sha256
 
 import numpy as np
 import pytest
 
 from tfopt import UserError
+from tfopt.resume import store as store_module
 from tfopt.resume.packing import Unsaveable, pack, unpack
 from tfopt.resume.peers import Alone
 from tfopt.resume.shared_store import SharedStore
@@ -52,13 +52,6 @@ def test_what_is_derived_from_a_dict_or_a_list_is_refused():
             pack(value, [])
 
 
-def test_a_generator_goes_on_drawing_where_it_was():
-    rng = np.random.default_rng(3)
-    rng.normal(size=5)
-    copy = back(rng)
-    assert copy.normal() == rng.normal()
-
-
 def test_what_has_no_value_is_refused_by_its_type():
     with pytest.raises(Unsaveable, match="set"):
         pack([{1, 2}], [])
@@ -81,24 +74,21 @@ def test_the_newest_are_kept_and_read(tmp_path):
     assert state["half"].dtype == ml_dtypes.bfloat16
 
 
-@pytest.mark.parametrize("file", ["arrays.bin", "state.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["cut", "altered", "gone"])
-def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path, file, damage):
+@pytest.mark.parametrize("damage", ["cut", "altered"])
+def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path, damage):
     store = Store(tmp_path, keep=3)
     for number in range(2):
         store.write({"number": number, "weights": np.arange(1000.0)})
-    path = tmp_path / "checkpoint-000002" / file
+    path = tmp_path / "checkpoint-000002"
     content = path.read_bytes()
     if damage == "cut":
         path.write_bytes(content[: len(content) // 2])
-    elif damage == "altered":
-        path.write_bytes(content[:20] + bytes([content[20] ^ 1]) + content[21:])
     else:
-        path.unlink()
-    with pytest.warns(RuntimeWarning, match="checkpoint-000002 cannot be used"):
+        path.write_bytes(content[:2000] + bytes([content[2000] ^ 1]) + content[2001:])
+    with pytest.warns(RuntimeWarning, match="checkpoint-000002: .* cannot be used"):
         name, state = store.read_newest()
     assert (name, state["number"]) == ("checkpoint-000001", 0)
-    assert names(tmp_path) == ["checkpoint-000001", "unreadable-000002"]
+    assert names(tmp_path) == ["checkpoint-000001"]
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -106,59 +96,53 @@ def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path, several):
     store = SharedStore(tmp_path, 3, Alone()) if several else Store(tmp_path, keep=3)
     for number in (1, 2):
         store.write({"trained": number, "variables": []})
-        (tmp_path / f"checkpoint-00000{number}" / "arrays.bin").write_bytes(b"x")
+        (tmp_path / f"checkpoint-00000{number}").write_bytes(b"x")
     # Nor at a second start, as a launcher makes one of its own.
     for _ in range(2):
         with pytest.raises(UserError, match=r"remove .* to train from the start") as caught:
             store.read_newest()
-        assert "has 1 of 0 bytes" in str(caught.value)
+        assert "checkpoint-000002: " in str(caught.value)
     assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_what_was_put_aside_without_anything_before_it_is_a_past_too(tmp_path, several):
-    store = SharedStore(tmp_path, 3, Alone()) if several else Store(tmp_path, keep=3)
-    store.write({"trained": 1, "variables": []})
-    (tmp_path / "checkpoint-000001").rename(tmp_path / "unreadable-000001")
-    with pytest.raises(UserError, match="No checkpoint in"):
-        store.read_newest()
-
-
-def rewritten(folder, change):
-    """Another tfopt's checkpoint: whole, with a description that is not as this one writes it."""
-    described = json.loads((folder / "state.json").read_bytes())
-    change(described)
-    content = json.dumps(described).encode()
-    (folder / "state.json").write_bytes(content)
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    manifest["state.json"] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda described: described.pop("format"), "form none"),
-        (lambda described: described.update(format=99), "form 99"),
-    ],
-)
-def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, change, message):
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, monkeypatch):
     store = Store(tmp_path, keep=3)
-    for number in range(2):
-        store.write({"epoch": number, "logs": {}})
-    rewritten(tmp_path / "checkpoint-000002", change)
+    store.write({"epoch": 1})
+    monkeypatch.setattr(store_module, "FORMAT", 99)
+    store.write({"epoch": 2})
+    monkeypatch.undo()
     with pytest.raises(UserError, match="another version of tfopt") as caught:
         store.read_newest()
-    assert message in str(caught.value)
+    assert "form 99" in str(caught.value)
     assert "train from the start in a folder" in str(caught.value)
     assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
 
 
-def test_one_that_is_spared_stays_however_old(tmp_path):
-    store = Store(tmp_path, keep=2)
-    for _ in range(5):
-        store.write({}, spared=2)
-    assert store.numbers() == [2, 4, 5]
+def test_a_folder_with_checkpoints_of_version_01_is_refused(tmp_path):
+    (tmp_path / "checkpoint-000001").mkdir()
+    with pytest.raises(UserError, match=r"No checkpoint in .* can be read"):
+        Store(tmp_path, keep=3).read_newest()
+
+
+def test_a_worker_keeps_its_parts_of_what_the_chief_has(tmp_path):
+    class Second(Alone):
+        name, writes = "worker 1", False
+
+    chief, other = SharedStore(tmp_path, 1, Alone()), SharedStore(tmp_path, 1, Second())
+    other.folder.mkdir()
+    chiefs, others = Store(chief.folder, 1), Store(other.folder, 1)
+    for _ in range(3):
+        chief.write({})
+        other.write({})
+    for _ in range(5):  # the chief's disk is full
+        other.write({})
+    assert chiefs.numbers() == [1, 2, 3]
+    assert others.numbers() == [1, 2, 3, 4, 5, 6, 7, 8]
+    for _ in range(3):
+        chief.write({})
+    other.write({})
+    assert chiefs.numbers() == [4, 5, 6]
+    assert others.numbers() == [4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
@@ -199,7 +183,7 @@ def test_a_write_for_which_there_is_no_space_leaves_the_others(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(UserError, match="could not be written"):
             store.write(np.zeros(1_000_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

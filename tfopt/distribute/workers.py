@@ -38,7 +38,6 @@ from tfopt.job.cluster_place import (
     key_value_store,
 )
 from tfopt.resume.identity import identity_of
-from tfopt.resume.position import Source
 
 JOINED = "TFOPT_JOINED"
 """The variable that names the file by which a launcher sees that the tasks of a job have met."""
@@ -345,7 +344,7 @@ def _settings(model: Any) -> dict[str, Any]:
     """Describe what the model was compiled with, and digest the settings of each layer."""
     if not getattr(model, "compiled", False):
         return {}
-    found = identity_of(model, [], Source({}, "nothing", ()), workers=1)
+    found = identity_of(model, [], {}, workers=1)
     compiled = {name: found[name] for name in ("optimizer", "loss", "loss_weights")}
     facts: dict[str, Any] = {
         "compile arguments": {**compiled, "steps_per_execution": model.steps_per_execution}

@@ -7,7 +7,7 @@ functions.
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
@@ -22,54 +22,45 @@ def resume(
     every_steps: int | None = None,
     every_seconds: float | None = 300.0,
     keep: int = 3,
-    on_nan: Literal["stop", "rollback"] = "stop",
-    rollbacks: int = 3,
-    grace_seconds: float = 30.0,
 ) -> Resume:
     """Return a callback for ``model.fit``: run the script again after a crash, and it goes on.
 
     It ends with the weights, bit for bit, that it would have ended with undisturbed, on the same
     machine with the same seed. Each epoch's end is saved; ``folder`` belongs to one ``fit``. A
-    checkpoint holds the model, its optimizers, the metrics, the position in the data, all random
-    state, the history, and what the other callbacks remember. Another version of tfopt may refuse
-    it.
+    checkpoint holds the model, its optimizers, the metrics, the position in the data, the random
+    state of Python, NumPy and Keras, the history, and what the other callbacks remember: Keras's
+    own, and those with ``get_state()`` and ``set_state(state)``, whose state is made of numbers,
+    texts, arrays, and lists, tuples and dicts of them. Another version of tfopt may refuse it.
 
     What was read of the data in the interrupted epoch is read again, without being trained. Of the
-    epochs before it nothing is read, except with ``steps_per_epoch``, or where a shuffle is below a
-    ``repeat``, a ``cache`` or Python code.
+    epochs before it nothing is read, except with ``steps_per_epoch``, from a generator, or where a
+    shuffle is below a ``repeat`` or a ``cache``.
 
     On SIGTERM it saves after the batch that is being trained and ends the process with exit status
-    75. Several workers (``tfopt.distribute`` in a cluster) save, stop and go back at the same
-    batch: the chief writes the weights, and each other one what is its own into ``of-worker-N`` in
-    the folder, which all must see; one checkpoint more than ``keep`` stays. A training goes on with
-    as many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
+    75. Several workers (``tfopt.distribute`` in a cluster) save and stop at the same batch: the
+    chief writes the weights, and each other one what is its own into ``of-worker-N`` in the folder,
+    which all must see; up to two checkpoints more than ``keep`` stay. A training goes on with as
+    many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
 
-    Not exact, and not noticed: a PyDataset that draws from the process's random state in
-    ``__getitem__``, a seed that a loss or a metric keeps, variables in a set, in slots, in a class
-    or in a layer that Keras does not track, Python numbers that the model counts in, what can be
-    called and counts in itself, and a GPU without
-    ``tf.config.experimental.enable_op_determinism()``. Named in a warning, and not kept: what a
-    callback holds beside numbers, texts, arrays, NumPy's generators, and lists, tuples and dicts
-    of them. ``CSVLogger`` needs ``append=True``.
+    Not exact, and not noticed: Python code in the data that draws from a state of its own, random
+    operations of TensorFlow without a ``tf.random.Generator`` that the model holds, a validation
+    set that shuffles, a seed that a loss or a metric keeps, variables in a set, in slots, in a
+    class or in a layer that Keras does not track, Python numbers that the model counts in, and a
+    GPU without ``tf.config.experimental.enable_op_determinism()``. ``CSVLogger`` needs
+    ``append=True``.
+
+    Weights that are not finite are never saved: they end the training with an error.
 
     Args:
         folder: Where the checkpoints are; it is made if need be.
         every_steps: Save after so many batches too.
         every_seconds: Save after so many seconds too; None: never by time.
         keep: How many checkpoints stay.
-        on_nan: Where a loss or a weight is not finite, "stop" with an error that names the step, or
-            go back to the newest checkpoint ("rollback") and on with the data that follows. No such
-            state is ever saved.
-        rollbacks: How often it may go back before it stops all the same.
-        grace_seconds: After SIGTERM, the process ends after so long even if no batch has ended.
 
     Example:
         model.fit(data, epochs=10, callbacks=[tfopt.resume("checkpoints")])
     """
-    place = folder_of(folder)
-    return Resume(
-        Settings(place, every_steps, every_seconds, keep, on_nan, rollbacks, grace_seconds)
-    )
+    return Resume(Settings(folder_of(folder), every_steps, every_seconds, keep))
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]

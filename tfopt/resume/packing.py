@@ -5,7 +5,6 @@ What cannot come back as it was is refused by its type, and never left out.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,14 @@ def pack(value: Any, arrays: list[Any]) -> Any:
     if kind is dict:
         of = [[pack(key, arrays), pack(each, arrays)] for key, each in value.items()]
         return {"!": "dict", "of": of}
-    if isinstance(value, np.random.Generator):
-        bits = value.bit_generator
-        return {"!": "generator", "of": type(bits).__name__, "at": pack(bits.state, arrays)}
-    if callable(value):
-        return {"!": "function", "of": _name_in_keras(value)}
-    arrays.append(_as_array(value))
-    plain = "scalar" if isinstance(value, np.generic) else "tensor"
-    return {"!": "array" if kind is np.ndarray else plain, "of": len(arrays) - 1}
+    if kind is not np.ndarray and not isinstance(value, np.generic):
+        raise Unsaveable(kind.__name__)
+    array = np.asarray(value)
+    # Texts are objects to NumPy: their bytes would be addresses.
+    if array.dtype.hasobject or array.dtype.names is not None:
+        raise Unsaveable(f"{kind.__name__} of {array.dtype}")
+    arrays.append(array)
+    return {"!": "array" if kind is np.ndarray else "scalar", "of": len(arrays) - 1}
 
 
 def unpack(packed: Any, arrays: list[Any]) -> Any:
@@ -48,45 +47,4 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
         return tuple(unpack(each, arrays) for each in of)
     if kind == "dict":
         return {unpack(key, arrays): unpack(each, arrays) for key, each in of}
-    if kind == "generator":
-        bits = getattr(np.random, of)()
-        bits.state = unpack(packed["at"], arrays)
-        return np.random.Generator(bits)
-    if kind == "function":
-        module, name = of
-        return getattr(import_module(module), name)
-    if kind == "tensor":
-        import tensorflow as tf
-
-        return tf.constant(arrays[of])
     return arrays[of][()] if kind == "scalar" else arrays[of]
-
-
-def _as_array(value: Any) -> Any:
-    if type(value) is np.ndarray or isinstance(value, np.generic):
-        array = np.asarray(value)
-    elif _is_eager_tensor(value):  # which alone loads TensorFlow
-        array = np.asarray(value.numpy())
-    else:
-        raise Unsaveable(type(value).__name__)
-    # Texts are objects to NumPy: their bytes would be addresses.
-    if array.dtype.hasobject or array.dtype.names is not None:
-        raise Unsaveable(f"{type(value).__name__} of {array.dtype}")
-    return array
-
-
-def _is_eager_tensor(value: Any) -> bool:
-    import tensorflow as tf
-
-    variable = isinstance(value, tf.Variable)  # which is more than its value
-    return isinstance(value, tf.Tensor) and hasattr(value, "numpy") and not variable
-
-
-def _name_in_keras(function: Any) -> list[str]:
-    # Only Keras's, so that a checkpoint cannot name any other code to be imported.
-    module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")
-    if str(module).split(".")[0] == "keras":
-        found = getattr(import_module(str(module)), name, None)
-        if found is function:
-            return [str(module), name]
-    raise Unsaveable(type(function).__name__)

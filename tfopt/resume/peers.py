@@ -1,7 +1,7 @@
-"""Let the workers that train one model save, stop and go back at the end of the same batch.
+"""Let the workers that train one model save and stop at the end of the same batch.
 
-What one worker wants (to save, to leave, to go back since its loss is not finite) is done by all or
-by none, and nobody waits for that. An error of one before the training is an error on all.
+What one worker wants (to save, to leave) is done by all or by none, and nobody waits for that. An
+error of one before the training is an error on all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 from tfopt.errors import UserError, WorkerMissing
-from tfopt.job.cluster_place import addresses_of, exchange_of, key_value_store, place_in_cluster
+from tfopt.job.cluster_place import addresses_of, exchange_of, key_value_store
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ _trainings = count()
 _DELETED_TOGETHER = 256
 _NOTHING = "-"
 # What a worker may want after a batch, and all do then.
-SAVE, LEAVE, DIVERGED = "save", "leave", "diverged"
+SAVE, LEAVE = "save", "leave"
 
 
 class Alone:
@@ -63,7 +63,15 @@ class Several:
         except UserError as error:
             wrong = error
         answers = self.share({"wrong": wrong and wrong.what})
-        require_ready({name: each["wrong"] for name, each in answers.items()}, wrong)
+        if wrong is not None:
+            raise wrong
+        for name, each in answers.items():
+            if each["wrong"] is not None:
+                raise UserError(
+                    f"{name} cannot go on: {each['wrong']}",
+                    expected="all workers ready to train",
+                    fix=f"see the output of {name}",
+                )
         return done[0]
 
     def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -84,7 +92,7 @@ class Several:
         what = wish if self._written(turn, wish) else self._read(turn)
         if wish and what != wish:
             self._written(turn + 1, wish)
-        if ends or what in (DIVERGED, LEAVE):
+        if ends or what == LEAVE:
             # The chief, which has the store, may end after this: not before all have heard it.
             self._exchange.meet("what tfopt.resume settles")
         if self.writes and turn and turn % _DELETED_TOGETHER == 0:
@@ -142,19 +150,6 @@ class Several:
 Peers: TypeAlias = Alone | Several
 
 
-def require_ready(wrong: dict[str, str | None], own: UserError | None) -> None:
-    """Raise this worker's ``own`` error, or one that names the worker which cannot go on."""
-    if own is not None:
-        raise own
-    for name, what in wrong.items():
-        if what is not None:
-            raise UserError(
-                f"{name} cannot go on: {what}",
-                expected="all workers ready to train",
-                fix=f"see the output of {name}",
-            )
-
-
 def peers_of(model: Any) -> Peers:
     """Return those that train this model together."""
     import tensorflow as tf
@@ -170,22 +165,4 @@ def peers_of(model: Any) -> Peers:
             received="a MultiWorkerMirroredStrategy of the script's own",
             fix="with tfopt.distribute(): in its place; it reads the same TF_CONFIG",
         )
-    _refuse_strangers()
     return Alone()
-
-
-def _refuse_strangers() -> None:
-    """Refuse workers that each train a model alone: all would write to one folder."""
-    place = place_in_cluster()
-    # What Slurm has started side by side may well be several trainings, of a folder each.
-    if place is None or place.source != "TF_CONFIG" or place.workers < 2:
-        return
-    if place.kind != "evaluator":
-        raise UserError(
-            f"This is {place.kind} {place.index} of {place.workers} workers, and its model is not "
-            "trained with the others.",
-            expected="a model built and compiled inside tfopt.distribute()",
-            received="TF_CONFIG with several workers, and a model outside their strategy",
-            fix="with tfopt.distribute(): model = build(); model.compile(...); or unset TF_CONFIG "
-            "where each process trains for itself",
-        )

@@ -11,67 +11,54 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.resume.tf_data_order import order_of
+from tfopt.resume.tf_data_order import again_for
 
-# What has to happen again for each epoch before the one that a training goes on in: nothing, an
-# iterator made, a PyDataset's own methods called, or all of it read.
-Again = Literal["nothing", "iterators", "methods", "reading"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """The training data of one ``fit``."""
-
-    facts: dict[str, Any]
-    again: Again
-    doubts: tuple[str, ...]
+# What TensorFlow takes for its seed where none is set.
+_NO_SEED = 87654321
 
 
-_ROWS_LOOKED_AT = 256
-
-
-def source_of(epoch_iterator: Any) -> Source:
-    """Return the data of a ``fit`` that is about to begin; refuse an order that cannot come back.
-
-    Nothing is read from the data but some rows of arrays, and no iterator is made.
-    """
+def data_facts(epoch_iterator: Any) -> dict[str, Any]:
+    """Return what must be the same for a step's number to mean the same examples."""
     adapter = epoch_iterator.data_adapter
-    facts = {
+    return {
         "kind": type(adapter).__name__.removesuffix("Adapter"),
         "batches": adapter.num_batches,
         "steps_per_epoch": epoch_iterator.steps_per_epoch,
         "steps_per_execution": epoch_iterator.steps_per_execution,
     }
-    more, again, doubts = _LOOKS.get(type(adapter).__name__, _in_unknown_order)(adapter)
-    # Then one iterator lasts for all epochs: where it is depends on each of them.
-    if epoch_iterator.steps_per_epoch is not None:
-        again = "reading"
-    return Source({**facts, **more}, again, doubts)
 
 
-def again_in(epoch_iterator: Any) -> Again:
-    """Return the same for the validation, whose order changes no weights: nothing is refused."""
-    try:
-        return source_of(epoch_iterator).again
-    except UserError:
-        return "nothing"
+def again_in(epoch_iterator: Any) -> str:
+    """Return what has to happen again for each epoch before the one that a training goes on in.
+
+    "nothing", "iterators" where each epoch's iterator is to be made, "methods" where a PyDataset's
+    own are to be called, or "reading" of all. An order that cannot come back is refused.
+    """
+    import tensorflow as tf
+
+    adapter = epoch_iterator.data_adapter
+    kind, again = type(adapter).__name__, "reading"
+    if kind == "ArrayDataAdapter":
+        _require_seed(adapter)
+        # With a seed each epoch's iterator draws the same order.
+        again = "nothing"
+    elif kind == "TFDatasetAdapter":
+        dataset = adapter.get_tf_dataset()
+        if isinstance(dataset, tf.data.Dataset):  # and not one that was distributed before fit()
+            again = again_for(dataset)
+    elif kind == "PyDatasetAdapter" and adapter.num_batches is not None:
+        again = "methods"
+    # One iterator for all epochs: where it is depends on each of them.
+    return again if epoch_iterator.steps_per_epoch is None else "reading"
 
 
-_Look = tuple[dict[str, Any], Again, tuple[str, ...]]
+def _require_seed(adapter: Any) -> None:
+    import tensorflow as tf
 
-
-def _arrays(adapter: Any) -> _Look:
-    from keras import tree
-    from tensorflow.python.eager import context
-
-    seed = context.global_seed()
-    if adapter._shuffle and seed is None:
+    if adapter._shuffle and tf.compat.v1.get_seed(1)[0] == _NO_SEED:
         raise UserError(
             "fit() shuffles these arrays by TensorFlow's seed, and none is set: the order could "
             "not come back.",
@@ -81,64 +68,6 @@ def _arrays(adapter: Any) -> _Look:
             "keras.utils.set_random_seed(1) first, with which Keras 3.15 takes the same order in "
             "every epoch",
         )
-    flat = [each for each in tree.flatten(adapter._inputs) if each is not None]
-    facts = {
-        "batch_size": adapter.batch_size,
-        "shuffle": bool(adapter._shuffle),
-        "seed": seed if adapter._shuffle else None,
-        "shapes": [[list(each.shape), str(each.dtype)] for each in flat],
-        "rows": sha256(b"".join(_some_rows(each) for each in flat)).hexdigest()[:16],
-    }
-    # With a seed each epoch's iterator draws the same order: see the fix above.
-    return facts, "nothing", ()
-
-
-def _some_rows(array: Any) -> bytes:
-    """Return the bytes of rows from everywhere in an array; nothing for what is not one."""
-    if not isinstance(array, np.ndarray) and not hasattr(array, "numpy"):
-        return b""  # sparse ones, and data frames
-    count = int(array.shape[0])
-    rows = array[:: max(count // _ROWS_LOOKED_AT, 1)]
-    return bytes(np.ascontiguousarray(rows if isinstance(rows, np.ndarray) else rows.numpy()))
-
-
-def _dataset(adapter: Any) -> _Look:
-    import tensorflow as tf
-
-    dataset = adapter.get_tf_dataset()
-    if not isinstance(dataset, tf.data.Dataset):
-        return {}, "reading", ("a dataset that was distributed before fit()",)
-    made = order_of(dataset)
-    if made.another_order:
-        raise UserError(
-            "This dataset comes in another order each time: a training could not go on where it "
-            "was.",
-            expected="an order that is the same when the script is run again",
-            received="; ".join(dict.fromkeys(made.another_order)),
-            fix="shuffle(..., seed=1), or tf.random.set_seed(1) before it; and leave deterministic "
-            "as it is",
-        )
-    spec = [str(each) for each in tf.nest.flatten(dataset.element_spec)]
-    facts = {"spec": spec, "made by": made.steps[::-1]}
-    again: Again = "nothing"
-    if made.drawn_early:
-        again = "iterators" if all(made.drawn_early) else "reading"
-    return facts, again, tuple(made.doubts)
-
-
-def _pydataset(adapter: Any) -> _Look:
-    facts = {"class": type(adapter.py_dataset).__name__, "shuffle": bool(adapter.shuffle)}
-    return facts, "methods" if adapter.num_batches is not None else "reading", ()
-
-
-def _in_unknown_order(adapter: Any) -> _Look:
-    name = type(adapter).__name__
-    if name == "GeneratorDataAdapter":
-        return {}, "reading", ("a Python generator, whose own state cannot be saved",)
-    return {}, "reading", (f"{name}, whose order nobody can look into",)
-
-
-_LOOKS = {"ArrayDataAdapter": _arrays, "TFDatasetAdapter": _dataset, "PyDatasetAdapter": _pydataset}
 
 
 @dataclass(frozen=True)
@@ -155,13 +84,11 @@ def running_fit(model: Any) -> Fit:
 
     Keras hands its epoch iterator and its list of callbacks to nobody: they are read off the frame.
     """
-    from keras.src.trainers.epoch_iterator import EpochIterator
-
     frame = sys._getframe()
     while frame is not None:
         values = frame.f_locals
         mine = frame.f_code.co_name == "fit" and values.get("self") is model
-        if mine and isinstance(values.get("epoch_iterator"), EpochIterator):
+        if mine and "epoch_iterator" in values:
             return Fit(values["epoch_iterator"], values["callbacks"], int(values["initial_epoch"]))
         frame = frame.f_back  # type: ignore[assignment]
     raise UserError(
@@ -171,7 +98,7 @@ def running_fit(model: Any) -> Fit:
     )
 
 
-def go_through(epoch_iterator: Any, epochs: int, again: Again) -> None:
+def go_through(epoch_iterator: Any, epochs: int, again: str) -> None:
     """Do again what ``epochs`` whole epochs did to the state of the data."""
     adapter = epoch_iterator.data_adapter
     for _ in range(epochs):

@@ -7,22 +7,12 @@ checkpoint of which all workers have their part, whole.
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.resume.peers import Peers, require_ready
-from tfopt.resume.store import Store, Unreadable, name_of
-
-
-@dataclass(frozen=True)
-class _Damaged:
-    number: int
-    wrong: str
-    mine: bool
-    """Whether it is this worker's own part that is not whole."""
+from tfopt.resume.peers import Peers
+from tfopt.resume.store import Store, Unreadable, name_of, warn_damaged
 
 
 class SharedStore:
@@ -30,58 +20,45 @@ class SharedStore:
 
     def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
         self._peers = peers
-        # One is on its way to the newest while another one has not begun to write it.
-        self._whole = Store(folder, keep + 1)
-        own = folder if peers.writes else _of_worker(folder, peers.name)
-        self._own = Store(own, keep + 1)
-        self._each: list[Store] = []
+        # Two more than asked, since the chief may save at a batch's and at its epoch's end before
+        # another worker has begun the first of them.
+        self._chiefs = Store(folder, keep + 2)
+        own = folder if peers.writes else folder / f"of-{peers.name.replace(' ', '-')}"
+        self._own = Store(own, keep + 2)
         self.folder = own
         self._number = 0
 
     def write(self, state: Any) -> str:
-        """Add this worker's part; where that fails, no worker's of this number is ever used."""
+        """Add this worker's part; a worker keeps the parts of all that the chief has."""
         self._number += 1
-        # Where one worker's writes fail, the newest of which all have their parts grows old.
-        each = [set(store.numbers()) for store in self._each]
-        newest = max(set.intersection(*each), default=None) if each else None
-        return self._own.write(state, self._number, spared=newest)
-
-    def numbers(self) -> list[int]:
-        """Return the numbers of this worker's parts, in order."""
-        return self._own.numbers()
-
-    def leave_out(self) -> None:
-        """Write nothing where the others do: their parts of this number are never used."""
-        self._number += 1
+        if self._peers.writes:
+            return self._own.write(state, self._number)
+        numbers = self._chiefs.numbers()
+        kept = [each for each in self._own.numbers() if each >= min(numbers, default=0)]
+        return Store(self.folder, len(kept) + 1).write(state, self._number)
 
     def read_newest(self) -> tuple[str, Any] | None:
         """Return name and state of the newest checkpoint that all workers can read."""
-        facts = {"numbers": self._own.numbers(), "aside": self._own.has_put_aside()}
-        answers = self._peers.share(facts)
+        answers = self._peers.share({"numbers": self._own.numbers()})
         numbers = {name: set(each["numbers"]) for name, each in answers.items()}
-        folder = self._whole.folder
-        others = [Store(_of_worker(folder, name), 1) for name in list(answers)[1:]]
-        self._each = [self._whole, *others]  # the chief comes first
-        common = set.intersection(*numbers.values())
-        damaged: list[_Damaged] = []
-        for number in sorted(common, reverse=True):
-            state = self._read_by_all(number, damaged)
-            if state is not None:
-                # Not before: where none is whole, a second start has to see that too.
+        damaged: list[str] = []
+        for number in sorted(set.intersection(*numbers.values()), reverse=True):
+            state, wrong = self._read(number)
+            answers = self._peers.share({"wrong": wrong})
+            bad = [f"{name}: {each['wrong']}" for name, each in answers.items() if each["wrong"]]
+            if not bad:
                 for each in damaged:
-                    self._warn(each)
+                    warn_damaged(self._chiefs.folder, each)
                 self._go_on_after(number)
                 return name_of(number), state
+            damaged.append(f"{name_of(number)}: {'; '.join(bad)}")
         # Before the first batch all wait for each other, so only of the first one may parts miss.
-        past = any(max(each, default=0) > 1 for each in numbers.values())
-        aside = any(each["aside"] for each in answers.values())
-        if common or past or aside:
-            parts = [f"{name}: {sorted(each)}" for name, each in numbers.items()]
-            shown = "; ".join([*parts, *(each.wrong for each in damaged)])
+        if damaged or any(max(each, default=0) > 1 for each in numbers.values()):
+            parts = [f"{name} has {sorted(each)}" for name, each in numbers.items()]
             raise UserError(
-                f"No checkpoint in {folder} can be read by all workers.",
+                f"No checkpoint in {self._chiefs.folder} can be read by all workers.",
                 expected="at least one of which each worker has its part",
-                received=shown,
+                received="; ".join([*parts, *damaged]),
                 fix="see that all workers see the same folder; remove it to train from the start",
             )
         self._go_on_after(0)
@@ -92,63 +69,35 @@ class SharedStore:
         self._own.clear_unfinished()
 
     def require_one_folder(self) -> None:
-        """Wait until all have begun, and refuse a folder that is not the same for all."""
-        # What the chief has written is there once it shares its numbers: only then the others look.
-        chief, first = next(iter(self._peers.share({"own": self._own.numbers()}).items()))
-        answers = self._peers.share({"whole": self._whole.numbers()})
-        for name, each in answers.items():
-            if each["whole"] != first["own"]:
-                raise UserError(
-                    f"{name} does not see the checkpoints of {chief}.",
-                    expected=f"a folder that all workers share, as {self._whole.folder} is said to "
-                    "be",
-                    received=f"{each['whole']} there, of {first['own']}",
-                    fix="a folder on a file system that each machine has mounted",
-                )
+        """Wait until the chief has its first checkpoint, and refuse a folder without it."""
+        self._peers.share({"written": self._number})
+        self._peers.all_do(self._see_the_chiefs)
 
-    def _warn(self, damaged: _Damaged) -> None:
-        if damaged.mine:
-            self._own.put_aside(damaged.number)
-        warnings.warn(
-            f"{name_of(damaged.number)} in {self._whole.folder} cannot be used ({damaged.wrong}); "
-            "the checkpoint before it is taken.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+    def _see_the_chiefs(self) -> None:
+        if not self._chiefs.numbers():
+            raise UserError(
+                f"{self._peers.name} does not see the checkpoints of the chief.",
+                expected=f"a folder that all workers share, as {self._chiefs.folder} is said to be",
+                received="no checkpoint there",
+                fix="a folder on a file system that each machine has mounted",
+            )
 
-    def _read_by_all(self, number: int, damaged: list[_Damaged]) -> Any:
-        """Return what this worker goes on from; None where a worker's part is not whole."""
-        state, wrong, mine = None, None, True
-        refused: UserError | None = None
+    def _read(self, number: int) -> tuple[Any, str | None]:
+        """Return what this worker goes on from, or what is wrong with its part."""
         try:
             own = self._own.read(number)
-            mine = False
-            state = self._with_the_chiefs(own, number)
+            if self._peers.writes:
+                return own, None
+            chiefs = self._chiefs.read(number)
         except Unreadable as error:
-            wrong = str(error)
-        except UserError as error:
-            refused = error
-        answers = self._peers.share({"wrong": wrong, "refused": refused and refused.what})
-        require_ready({name: each["refused"] for name, each in answers.items()}, refused)
-        bad = [f"{name}: {each['wrong']}" for name, each in answers.items() if each["wrong"]]
-        if not bad:
-            return state
-        damaged.append(_Damaged(number, "; ".join(bad), mine))
-        return None
-
-    def _with_the_chiefs(self, own: Any, number: int) -> Any:
-        if self._peers.writes:
-            return own
-        whole = self._whole.read(number)
-        if own["trained"] != whole["trained"]:
-            raise Unreadable(f"it is of batch {own['trained']}, the chief's of {whole['trained']}")
-        pairs = zip(own["variables"], whole["variables"], strict=True)
-        return {**own, "variables": [theirs if mine is None else mine for mine, theirs in pairs]}
+            return None, str(error)
+        if own["trained"] != chiefs["trained"]:
+            return None, f"of batch {own['trained']}, the chief's of {chiefs['trained']}"
+        pairs = zip(own["variables"], chiefs["variables"], strict=True)
+        variables = [theirs if mine is None else mine for mine, theirs in pairs]
+        return {**own, "variables": variables}, None
 
     def _go_on_after(self, number: int) -> None:
-        self._own.remove_after(number)
+        for later in (each for each in self._own.numbers() if each > number):
+            self._own.remove(later)
         self._number = number
-
-
-def _of_worker(folder: Path, name: str) -> Path:
-    return folder / f"of-{name.replace(' ', '-')}"

@@ -102,12 +102,10 @@ def _untracked(thing: Any, name: str) -> Iterator[Named]:
 
 
 def build_all(model: Any, epoch_iterator: Any) -> None:
-    """Make every variable that training would make at its first step, from the data's shapes.
+    """Make the variables that training would make at its first step, from the data's shapes.
 
     Nothing is drawn from random state that training would not draw, and no batch is read.
     """
-    import keras
-
     try:
         model._symbolic_build(data_batch=epoch_iterator._distributed_dataset.element_spec)
     except Exception as error:
@@ -119,27 +117,6 @@ def build_all(model: Any, epoch_iterator: Any) -> None:
             fix="call it on a batch first; with a train_step of its own and no call(), build its "
             "layers and set model.built = True",
         ) from error
-    outer: list[tuple[Any, str]] = []
-    for owner, where, optimizer in kept_by(model):
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            continue
-        # One inside another is built with that, or never used: see below.
-        if any(owner is whose and where.startswith(f"{each}.") for whose, each in outer):
-            continue
-        outer.append((owner, where))
-        if optimizer.built:
-            continue
-        # A model that was compiled on its own may be a layer, and never train by its optimizer:
-        # ``require_all_there`` sees whether it does.
-        if where == "optimizer" and owner is not model:
-            continue
-        whose = "model" if owner is model else f"model.get_layer({owner.name!r})"
-        raise UserError(
-            f"The optimizer {where} of {type(owner).__name__} is not built: what it makes at "
-            "its first step could not be put back.",
-            expected="optimizers that are built before fit()",
-            fix=f"{whose}.{where}.build(the variables that it trains)",
-        )
 
 
 def require_all_there(model: Any, begun: list[Named]) -> None:

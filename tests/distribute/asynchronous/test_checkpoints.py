@@ -30,17 +30,16 @@ def test_a_full_disk_and_a_damaged_checkpoint(cluster_of):
     folder = cluster.folder / "kept"
     assert run(cluster, EPOCHS="4", FULL_IN="1") == {0}, cluster.logs()
     assert "No checkpoint was written" in cluster.text("chief 0")
-    assert "behind epoch 2: File too large" in cluster.text("chief 0")
+    assert "after epoch 2" in cluster.text("chief 0")
     assert kept_in(folder) == ["checkpoint-000001", "checkpoint-000003", "checkpoint-000004"]
     assert cluster.facts()[-1] == {"counts": {"optimizer": 4 * STEPS}, "epochs": [0, 1, 2, 3]}
 
-    arrays = folder / "checkpoint-000004" / "arrays.bin"
-    arrays.write_bytes(arrays.read_bytes()[:-1])
+    newest = folder / "checkpoint-000004"
+    newest.write_bytes(newest.read_bytes()[:-1])
     assert run(cluster, EPOCHS="5") == {0}, cluster.logs()
-    assert "checkpoint-000004 cannot be used (arrays.bin has" in cluster.text("chief 0")
+    assert "checkpoint-000004: not as it was written" in cluster.text("chief 0")
     assert cluster.facts()[-1] == {"counts": {"optimizer": 5 * STEPS}, "epochs": [3, 4]}
-    whole = ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
-    assert kept_in(folder) == [*whole, "unreadable-000004"]
+    assert kept_in(folder) == ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
 
 
 @pytest.mark.slow
@@ -129,14 +128,8 @@ def test_what_another_training_has_kept_is_refused_before_anything_is_changed(tm
     assert kept.go_on(same) == 1
 
 
-def test_the_folder_is_one_trainings_and_may_be_full_when_it_goes_on(tmp_path, monkeypatch):
-    import errno
-    import tempfile
-
+def test_the_folder_is_one_trainings(tmp_path):
     from tfopt.distribute.asynchronous.saved_progress import take_folder
-
-    def full(**_):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     with ExitStack() as held:
         assert take_folder(tmp_path / "mine", held) == tmp_path / "mine"
@@ -145,16 +138,6 @@ def test_the_folder_is_one_trainings_and_may_be_full_when_it_goes_on(tmp_path, m
             pytest.raises(UserError, match="Another training has its checkpoints in"),
         ):
             other.submit(take_folder, tmp_path / "mine", ExitStack()).result()
-    model = built()
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(UserError, match="cannot be written to"):
-        take_folder(tmp_path / "mine", ExitStack())
-    progress(tmp_path / "mine", model).keep(1, model)
-    with (
-        ExitStack() as held,
-        pytest.warns(RuntimeWarning, match="No space left on device.*it goes on from there"),
-    ):
-        take_folder(tmp_path / "mine", held)
 
 
 def test_three_are_kept_and_a_write_that_was_cut_short_is_cleared(tmp_path):
@@ -164,7 +147,7 @@ def test_three_are_kept_and_a_write_that_was_cut_short_is_cleared(tmp_path):
     kept = progress(tmp_path, model)
     for epoch in range(1, 6):
         kept.keep(epoch, model)
-    (tmp_path / ".unfinished-checkpoint-000006").mkdir()
+    (tmp_path / ".checkpoint-000006-abc").touch()
     with warnings.catch_warnings(), ExitStack() as held:
         warnings.simplefilter("error")
         assert progress(take_folder(tmp_path, held), model).go_on(model) == 5

@@ -23,7 +23,6 @@ from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.source import Reading, Source, are_even
 from tfopt.errors import UserError, hashable, require_switch
 from tfopt.job.cluster_place import usable_cores
-from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
 
 _log = logging.getLogger("tfopt")
 
@@ -31,6 +30,9 @@ _log = logging.getLogger("tfopt")
 # from its threads into Python (0.1 ms), small against the host's memory.
 BLOCK_BYTES = 8 * 1024**2
 MOST_ROWS = 1 << 16
+
+ROWS_OF_A_SOURCE = "tfopt_rows_of_a_source"
+"""The name of the generator datasets whose rows, in their order, follow from a number alone."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.distribute.asynchronous.building import has_inner, optimizers_of
+from tfopt.errors import UserError
 from tfopt.resume.folder import take
 from tfopt.resume.identity import identity_of, require_the_same, settings_of
-from tfopt.resume.position import Source
 from tfopt.resume.store import Store
 from tfopt.resume.variables import Named, put_back, values_of, variables_of
 
@@ -26,9 +26,7 @@ _KEPT = 3
 def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
     """Return the folder, made if need be; no other training may use it while ``held`` is open."""
     folder = Path(checkpoint).expanduser()
-    full = take(folder, Store(folder, _KEPT), held, writes=True)
-    if full is not None:
-        _warn(f"{folder}: {full.received}. What is kept there can be read: it goes on from there.")
+    take(folder, Store(folder, _KEPT), held, writes=True)
     return folder
 
 
@@ -47,7 +45,7 @@ class Progress:
         if found is None:
             return 0
         name, state = found
-        require_the_same(state["identity"], self._identity, str(self.folder / name))
+        require_the_same(found, self._identity, self.folder)
         for named, values in zip(_variables(model), state["variables"], strict=True):
             put_back(named.variable, values)
         _log.info("going on from %s", self.folder / name)
@@ -59,11 +57,10 @@ class Progress:
         state = {"identity": self._identity, "epoch": epoch, "variables": values}
         try:
             self._store.write(state, epoch)
-        except OSError as error:
+        except UserError as error:
             _warn(
-                f"No checkpoint was written to {self.folder} behind epoch {epoch}: "
-                f"{error.strerror or error}. The training goes on, and the earlier ones are "
-                "unharmed."
+                f"No checkpoint was written after epoch {epoch}: {error.what} ({error.received}) "
+                "The training goes on."
             )
 
 
@@ -87,8 +84,7 @@ def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
     examples = [
         [str(each.shape[1:]), each.dtype.name] for each in tf.nest.flatten(element_spec, True)
     ]
-    source = Source({"examples": examples}, "nothing", ())
-    identity = identity_of(model, _variables(model), source, workers=1)
+    identity = identity_of(model, _variables(model), {"examples": examples}, workers=1)
     optimizers = optimizers_of(model)
     inner = {id(each.inner_optimizer) for each in optimizers.values() if has_inner(each)}
     others = {

@@ -23,12 +23,12 @@ from copy import copy
 from typing import Any
 
 from tfopt.compress.hooks import replaced
+from tfopt.data.sources.table import ROWS_OF_A_SOURCE
 from tfopt.distribute import workers
 from tfopt.distribute.data_content import CONTENT, content_of_batches, content_of_dataset
 from tfopt.distribute.shards import reads_python, shared_out
 from tfopt.distribute.workers import Exchange
 from tfopt.job.cluster_place import exchange_of
-from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
 
 _log = logging.getLogger("tfopt")
 
