@@ -144,8 +144,7 @@ def test_chains_are_written_flat_and_only_with_what_differs_from_the_defaults(tm
     ("recipe", "words"),
     [
         (RecipeFile(job="train.py"), "reference is malformed"),
-        (RecipeFile(arguments={"steps": None}), r"arguments\.steps does not fit"),
-        (RecipeFile(arguments={"a": {"b": [1, (2,)]}}), r"arguments\.a\.b\[1\] does not fit"),
+        (RecipeFile(arguments={"steps": None}), "arguments of the job cannot be written"),
     ],
 )
 def test_what_would_not_read_back_is_not_written(tmp_path, recipe, words):
@@ -159,12 +158,12 @@ def test_what_would_not_read_back_is_not_written(tmp_path, recipe, words):
 # A text, what the error says after the name of the file, and how its fix begins.
 WRONG = [
     ("tfpot = 1", ": tfpot is an unknown key.", "did you mean tfopt?"),
-    ("tfopt = 2", ": tfopt does not name a format", "install a newer tfopt"),
+    ("tfopt = 2", ": tfopt does not name a format", "write tfopt = 1"),
     ("tfopt = true", ": tfopt does not name a format", "write tfopt = 1"),
-    ("tfopt = 1\njob = 'pkg/a.py:job'", ": job: The reference is malformed.", "did you mean pkg.a:job?"),
-    ("tfopt = 1\n[arguments.b]\na = [1, 1979-05-27]", ": arguments.b.a[1] does not fit.", None),
+    ("tfopt = 1\njob = 'pkg/a.py:job'", ": job: The reference is malformed.", None),
+    ("tfopt = 1\n[arguments.b]\na = [1, 1979-05-27]", ": The file does not fit.", None),
     ("tfopt = 1\n[chain]\ntransform = 'place'", ": chain does not fit.", None),
-    ("tfopt = 1\n[[chain]]\ntransform='place'\n[[chain]]\ngpus = 1", ": chain[1].transform is missing.", None),
+    ("tfopt = 1\n[[chain]]\ntransform='place'\n[[chain]]\ngpus = 1", ": chain[1].transform names no transform.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'Exectuion'", ": chain[0].transform names no transform.", "did you mean execution?"),
     ("tfopt = 1\n[[chain]]\ntransform = 'os:system'", ": chain[0].transform names no transform.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'execution'\njit_compile = true\n[[chain]]\n"
@@ -172,9 +171,7 @@ WRONG = [
     ("tfopt = 1\nchain = [{transform = 'place'}, {transform = 'place', gpus = [0, 1.5]}]", ": chain[1].gpus[1] does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: place() needs each GPU once.", 'use "none" to run on the CPU'),
     ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {autotun = true}",
-     ": chain[0].options.autotun is an unknown key.", "did you mean autotune?"),
-    ("tfopt = 1\n[[chain]]\njit_compile = True", ":3: this is not valid TOML.", None),
-    ("tfopt = 1\n\ntitle = [1,\n\n", ":3: this is not valid TOML.", None),
+     ": chain[0].options.autotun is an unknown key.", None),
 ]  # fmt: skip
 
 
@@ -201,6 +198,12 @@ def test_a_file_that_cannot_be_read(tmp_path):
     assert "x.toml cannot be read" in error.what
     assert "FileNotFoundError" in error.received
     path = tmp_path / "x.toml"
+    for text, told in (
+        ("[[chain]]\nx = True", "at line 2"),
+        ("\ntitle = [1,\n", "TOMLDecodeError"),
+    ):
+        written(tmp_path, text)
+        assert told in refused(path).received
     path.write_bytes("tfopt = 1\ntitle = 'ü'".encode("latin-1"))
     assert "UnicodeDecodeError" in refused(path).received
     path.write_bytes("tfopt = 1\ntitle = 'ü'".encode("utf-8-sig"))

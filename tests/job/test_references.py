@@ -200,22 +200,20 @@ def test_the_current_folder_is_importable_as_under_python_m(project, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("reference", "fix"),
+    "reference",
     [
-        ("ref_pkg.train", "did you mean ref_pkg:train?"),
-        ("ref_pkg/train.py:job", "did you mean ref_pkg.train:job?"),
-        ("./train.py:job", "did you mean train:job?"),
-        ("ref_pkg.train:", None),
-        ("", None),
-        ("os:system('true')", None),
-        ("..train:job", None),
+        "ref_pkg.train",
+        "ref_pkg/train.py:job",
+        "ref_pkg.train:",
+        "",
+        "os:system('true')",
+        "..train:job",
     ],
 )
-def test_a_malformed_reference(project, reference, fix):
+def test_a_malformed_reference(project, reference):
     error = refused(reference)
     assert error.what == "The reference is malformed."
     assert error.received == repr(reference)
-    assert error.fix == fix
     assert "ref_pkg" not in sys.modules
 
 
@@ -229,19 +227,19 @@ def test_a_module_that_is_not_there(project, module):
 @pytest.mark.parametrize(
     ("module", "received"),
     [
-        ("needs", "ModuleNotFoundError: No module named 'not_installed_anywhere' ({}:1)"),
-        ("crash", "ZeroDivisionError: division by zero ({}:2)"),
+        ("needs", "ModuleNotFoundError: No module named 'not_installed_anywhere'"),
+        ("crash", "ZeroDivisionError: division by zero"),
         # Python's words, which differ between its versions, are cut away below.
         ("typo", "SyntaxError: (typo.py, line 1)"),
-        ("script", "SystemExit: 0 ({}:2)"),
+        ("script", "SystemExit: 0"),
     ],
 )
 def test_a_module_that_fails_while_it_is_imported(project, module, received):
     error = refused(f"ref_pkg.{module}:job")
     assert error.what == f"ref_pkg.{module} exists, but importing it failed."
     plain = re.sub(r"(?<=SyntaxError: ).*(?=\()", "", error.received)
-    assert plain == received.format(project / "ref_pkg" / f"{module}.py")
-    assert ("__main__" in error.fix) == (module == "script")
+    assert plain == received
+    assert "__main__" in error.fix
 
 
 def test_an_error_of_ours_passes_as_it_is(project):
@@ -256,12 +254,12 @@ NOT_THESE = "{} cannot be called with these arguments: "
 @pytest.mark.parametrize(
     ("name", "arguments", "what", "rest"),
     [
-        ("jbo", {}, "ref_pkg.train has no 'jbo'.", {"fix": "did you mean ref_pkg.train:job?"}),
+        ("jbo", {}, "ref_pkg.train has no 'jbo'.", {"fix": "did you mean job?"}),
         (
             "Holder.iner",
             {},
             "Holder has no 'iner'.",
-            {"fix": "did you mean ref_pkg.train:Holder.inner?"},
+            {"fix": "did you mean inner?"},
         ),
         ("model", {}, NO_FUNCTION, {"received": "Model"}),
         ("ready", {"epochs": 2}, "{} is a Job, which takes no arguments.", {"received": "epochs"}),
@@ -272,7 +270,7 @@ NOT_THESE = "{} cannot be called with these arguments: "
             "trained",
             {},
             "{} returned no Job.",
-            {"fix": "wrap the model: Job.from_model(model, data)"},
+            {"received": "Model"},
         ),
     ],
 )
@@ -282,16 +280,10 @@ def test_what_is_named_is_no_job(project, name, arguments, what, rest):
     assert {key: getattr(error, key) for key in rest} == rest
 
 
-def test_a_function_that_crashes_is_told_with_its_place(project):
+def test_a_function_that_crashes_is_told(project):
     error = refused("ref_pkg.train:crashing")
     assert error.what == "ref_pkg.train:crashing failed while it made the job."
-    place = project / "ref_pkg" / "train.py"
-    line = (
-        place.read_text(encoding="utf-8")
-        .splitlines()
-        .index('def crashing() -> Job: raise RuntimeError("no such bucket")')
-    )
-    assert error.received == f"RuntimeError: no such bucket ({place}:{line + 1})"
+    assert error.received == "RuntimeError: no such bucket"
     assert isinstance(error.__cause__, RuntimeError)
 
 

@@ -1,8 +1,8 @@
 """Read an existing compiled Keras 3 model into a Job.
 
-The given model is read, never changed. Its learning-rate schedule goes on where it was, and one
-that a transform sets begins with the new training. Whatever cannot carry over is an error here,
-not in the middle of a run.
+The given model is read, never changed. Its optimizer and its learning-rate schedule go on where
+they were; under a schedule that a transform sets the optimizer begins anew. Whatever cannot carry
+over is an error here, not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
             fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
         )
     plan.build()  # found out now, not half-way through a run
-    if "compile" in settings or "build" in settings:
+    taken = sorted({"compile", "build"} & set(settings))
+    if taken:
         raise UserError(
             "Job.from_model takes build and compile from the model.",
-            received=", ".join(sorted({"compile", "build"} & set(settings))),
+            received=", ".join(taken),
             fix="use tfopt.Job(build=..., data=..., compile=...) to give your own",
         )
     if isinstance(data, Data):
@@ -68,7 +69,6 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
             received="compiled=False",
             fix="call model.compile(...) first, or use tfopt.Job(build=..., compile=...)",
         )
-    _require_no_stand_in(model)
     arguments = dict(model._compile_config.config)
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         # compile() wrapped it by a policy that the rebuilt model need not have.
@@ -105,13 +105,11 @@ def with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
 
 @dataclass(frozen=True)
 class _OptimizerState:
-    """Put optimizer variables back, whether or not the optimizer is now loss-scaled."""
+    """Put optimizer variables back, but for an optimizer that was given another schedule since."""
 
     values: tuple[Any, ...]
     rate: Any
-    """The rate or schedule that the steps taken so far belong to."""
     loss_scale: tuple[Any, ...] = ()
-    """Where dynamic loss scaling stood; empty without it."""
 
     @classmethod
     def of(cls, model: keras.Model) -> _OptimizerState:
@@ -124,9 +122,13 @@ class _OptimizerState:
         return cls(values, _unscaled(optimizer)._learning_rate, scale)
 
     def __call__(self, model: keras.Model) -> None:
-        if not self.values:
-            return
+        import keras
+
         optimizer = model.optimizer
+        rate = _unscaled(optimizer)._learning_rate
+        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        if not self.values or (is_schedule and rate is not self.rate):
+            return
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         variables = _state_variables(optimizer)
@@ -135,46 +137,12 @@ class _OptimizerState:
                 "The optimizer's state does not fit the rebuilt model.",
                 expected=f"{len(variables)} variables",
                 received=f"{len(self.values)}",
-                fix="give Job.from_model a model whose trainable layers have not changed "
-                "since compile()",
+                fix="compile the model again where its trainable layers have changed",
             )
         for variable, value in zip(variables, self.values, strict=True):
             variable.assign(value)
         for variable, value in zip(_scale_variables(optimizer), self.loss_scale, strict=False):
             variable.assign(value)
-        self._begin_new_schedule(_unscaled(optimizer))
-
-    def _begin_new_schedule(self, optimizer: Any) -> None:
-        """Move a schedule that LearningRate has set since to the steps ahead.
-
-        The step count itself stays: Adam and its kin correct their moments by it.
-        """
-        import keras
-
-        schedule = optimizer._learning_rate
-        taken = int(optimizer.iterations)
-        is_ours = type(schedule) is keras.optimizers.schedules.CosineDecay
-        if is_ours and schedule is not self.rate and taken:
-            optimizer.learning_rate = _starting_at(taken, schedule)
-
-
-def _starting_at(step: int, schedule: Any) -> keras.optimizers.schedules.CosineDecay:
-    """Return the same schedule begun at a later step, in Keras's own class: files load without us.
-
-    Warm-up is a straight line, and is drawn from step 0 so as to pass its start at ``step``.
-    Its rounding error grows with the steps taken: 1e-4 of the peak where they are a thousand
-    warm-ups.
-    """
-    import keras
-
-    config = schedule.get_config()
-    start, rising = config["initial_learning_rate"], config["warmup_steps"]
-    if rising:
-        start -= (config["warmup_target"] - start) * step / rising
-    else:
-        config["warmup_target"] = start
-    config.update(initial_learning_rate=start, warmup_steps=step + rising)
-    return keras.optimizers.schedules.CosineDecay(**config)
 
 
 def _unscaled(optimizer: Any) -> Any:
@@ -222,7 +190,10 @@ def _copy_optimizer(optimizer: Any) -> Any:
             dynamic_growth_steps=optimizer.dynamic_growth_steps,
             name=optimizer.name,
         )
-    copy = _with_own_schedule(optimizer)
+    # A schedule is shared: a pure function, which would have to be registered to be copied.
+    rate = optimizer._learning_rate
+    shares = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    copy = _from_own_config(optimizer, **({"learning_rate": rate} if shares else {}))
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         raise UserError(
             "The optimizer excludes variables of this very model from weight decay.",
@@ -232,24 +203,6 @@ def _copy_optimizer(optimizer: Any) -> Any:
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     if pattern is not None:
         copy.exclude_from_weight_decay(var_names=[pattern.pattern])
-    return copy
-
-
-def _with_own_schedule(optimizer: Any) -> Any:
-    """Copy an optimizer but share its schedule: a pure function, whatever its class.
-
-    Deserialising would ask for it to be registered, and all that it holds besides.
-    """
-    import keras
-
-    schedules = keras.optimizers.schedules
-    schedule = optimizer._learning_rate
-    if not isinstance(schedule, schedules.LearningRateSchedule):
-        return _from_own_config(optimizer)
-    # Only an optimizer made with a schedule can be given another one without leaving a variable.
-    stand_in = schedules.serialize(schedules.ExponentialDecay(0.0, 1, 1.0))
-    copy = _from_own_config(optimizer, learning_rate=stand_in)
-    copy.learning_rate = schedule
     return copy
 
 
@@ -271,47 +224,36 @@ def _from_own_config(value: Any, **changes: Any) -> Any:
         ) from error
 
 
-def _require_whole_configuration(value: Any) -> None:
-    """Refuse a user's class whose configuration leaves out a setting it takes.
-
-    It would be copied with that setting's default, and nobody would notice.
-    """
-    if type(value).__module__.split(".")[0] == "keras":
+def _require_whole_configuration(metric: Any) -> None:
+    """Refuse a user's class that would be copied with the default of a setting it leaves out."""
+    if type(metric).__module__.partition(".")[0] == "keras":
         return
-    taken = inspect.signature(type(value).__init__).parameters.values()
-    named = [
-        each.name for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    missing = sorted({*named[1:]} - {*value.get_config()})
+    _, *parameters = inspect.signature(type(metric).__init__).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    taken = {each.name for each in parameters if each.kind not in variadic}
+    missing = sorted(taken - set(metric.get_config()))
     if missing:
         raise UserError(
-            f"{type(value).__name__} in compile(...) does not tell its whole configuration.",
+            f"{type(metric).__name__} in compile(...) does not tell its whole configuration.",
             expected=f"get_config() with {', '.join(missing)}, which __init__ takes",
-            received=", ".join(value.get_config()),
             fix="add it to get_config() of the class, or use tfopt.Job(compile=your_function, ...)",
-        )
-
-
-def _require_no_stand_in(model: keras.Model) -> None:
-    """Refuse a ``compute_loss`` on the object itself: a model made after it would lack it."""
-    if "compute_loss" in vars(model):
-        raise UserError(
-            f"{model.name!r} learns by a compute_loss that was put on it: a model made after it "
-            "would learn without.",
-            expected="a model that computes its loss as its class does",
-            received=type(vars(model)["compute_loss"]).__name__,
-            fix="define compute_loss in the class of the model",
         )
 
 
 def _is_train_and_test(data: Any, model: keras.Model) -> bool:
     """Return whether this is what load_data() returns, and not two inputs with two targets."""
     is_pair_of_pairs = isinstance(data, tuple) and len(data) == 2 and all(map(_is_x_and_y, data))
-    if not is_pair_of_pairs:
-        return False
-    # A subclassed model does not know its inputs; examples of one part are as many as each other.
-    has_one_input = len(getattr(model, "inputs", None) or ()) == 1
-    return has_one_input or data[0][0].shape[0] != data[1][0].shape[0]
+    return is_pair_of_pairs and _has_one_input(model)
+
+
+def _has_one_input(model: keras.Model) -> bool:
+    if getattr(model, "inputs", None):
+        return len(model.inputs) == 1
+    # A subclassed model tells what it was called on: one shape, or several.
+    shape = (model.get_build_config() or {}).get("input_shape")
+    return isinstance(shape, list | tuple) and not any(
+        isinstance(each, list | tuple | dict) for each in shape
+    )
 
 
 def _is_x_and_y(part: Any) -> bool:

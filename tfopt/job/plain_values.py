@@ -8,12 +8,11 @@ What :func:`to_plain` writes, :func:`from_plain` reads back to an equal value.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.errors import UserError, default_of
 
@@ -22,11 +21,9 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
-KeyPath = Sequence[str | int]
 
 _LONGEST_SHOWN = 80
 _UNKNOWN = "unexpected_keyword_argument"
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class DoesNotFit(UserError):
@@ -45,10 +42,11 @@ def from_plain(kind: type[T], value: object, place: str = "") -> T:
     """
     from pydantic import ValidationError
 
-    # JSON, since its arrays may become tuples. It holds no half of a surrogate pair.
-    text = json.dumps([value], ensure_ascii=False).encode("utf-8", "replace")
     try:
-        made: tuple[T] = _reader(kind).validate_json(text)  # type: ignore[arg-type]
+        # JSON, since its arrays may become tuples.
+        made: tuple[T] = _reader(kind).validate_json(json.dumps([value]))  # type: ignore[arg-type]
+    except TypeError as error:  # a date or a time of TOML
+        raise DoesNotFit(place, "does not fit", received=str(error)) from error
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
         raise _refusal(kind, value, mistakes, place) from error
@@ -74,16 +72,12 @@ def show(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
-def dotted(path: KeyPath) -> str:
+def dotted(path: Sequence[str | int]) -> str:
     """Return a path as people write it: ``chain[2].sparsity``."""
     text = ""
     for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            name = part if _BARE_KEY.fullmatch(part) else f'"{part}"'
-            text += f".{name}" if text else name
-    return text
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
 
 
 def join_keys(place: str, key: str) -> str:
@@ -119,48 +113,26 @@ def _refusal(kind: type[Any], value: object, mistakes: list[ErrorDetails], place
         missing = "a value: it has no default"
         return DoesNotFit(key, "is missing", expected=missing, received="no such key")
     if first["type"] == _UNKNOWN:
-        known, name = _known_keys(kind, path), str(path[-1])
-        return DoesNotFit(
-            key,
-            "is an unknown key",
-            expected=", ".join(known),
-            received=name,
-            fix=did_you_mean(name, known),
-        )
+        name = str(path[-1])
+        known = [each.name for each in fields(kind)] if len(path) == 1 else []
+        fix = did_you_mean(name, known)
+        expected = ", ".join(known) or None
+        return DoesNotFit(key, "is an unknown key", expected=expected, received=name, fix=fix)
     messages = [mistake["msg"] for keys, mistake in found if keys == path]
-    expected = dict.fromkeys(each.removeprefix("Input should be ") for each in messages)
-    return DoesNotFit(
-        key, "does not fit", expected=" or ".join(expected), received=show(first["input"])
-    )
+    possible = dict.fromkeys(each.removeprefix("Input should be ") for each in messages)
+    shown = show(first["input"])
+    return DoesNotFit(key, "does not fit", expected=" or ".join(possible), received=shown)
 
 
 def _keys(mistake: ErrorDetails, value: Any) -> tuple[str | int, ...]:
     """Return the path of a mistake in the value; pydantic's also names alternatives of hints."""
     path: list[str | int] = []
     for part in mistake["loc"][1:]:
-        inside = value if isinstance(value, Mapping) else {}
-        if isinstance(value, list | tuple):
-            inside = dict(enumerate(value))
-        if part in inside:
+        inside = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inside, Mapping) and part in inside:
             path.append(part)
             value = inside[part]
     return (*path, mistake["loc"][-1]) if mistake["type"] == "missing" else tuple(path)
-
-
-def _known_keys(kind: Any, path: KeyPath) -> list[str]:
-    """Return the keys that may stand where the last part of the path does."""
-    kinds = [kind]
-    for part in path[:-1]:
-        hints = [get_type_hints(each).get(str(part)) for each in kinds]
-        kinds = [found for hint in hints for found in _dataclasses(hint)] or kinds
-    return [each.name for kind in kinds for each in fields(kind)]
-
-
-def _dataclasses(hint: Any) -> Iterator[type[Any]]:
-    if is_dataclass(hint) and isinstance(hint, type):
-        yield hint
-    for part in get_args(hint):
-        yield from _dataclasses(part)
 
 
 def _plain(content: Any, name: str) -> Any:

@@ -93,7 +93,10 @@ class Blueprint:
             raise _cannot_rebuild(self.name, error) from error
         if not model.built and config.get("build_config"):
             model.build_from_config(config["build_config"])
-        self._set_weights(model)
+        try:
+            model.set_weights(list(self.weights))
+        except ValueError as error:
+            raise _cannot_rebuild(self.name, error) from error
         # Outer layers come first: setting one sets all inside it.
         for layer, trainable in zip(model._flatten_layers(), self.trainable, strict=False):
             if layer.trainable != trainable:
@@ -101,34 +104,21 @@ class Blueprint:
         _set_assets(model, self.assets)
         return model
 
-    def _set_weights(self, model: keras.Model) -> None:
-        shapes = [tuple(w.shape) for w in model.weights]
-        wanted = [tuple(w.shape) for w in self.weights]
-        if shapes != wanted:
-            raise _cannot_rebuild(
-                self.name,
-                f"its configuration gives weights of shapes {shapes[:4]}..., it has "
-                f"{wanted[:4]}...",
-            )
-        model.set_weights(list(self.weights))
-
 
 def blueprint(model: keras.Model) -> Blueprint:
     """Read a built model into a :class:`Blueprint`."""
     import keras
 
     require_built_keras3(model)
-    with ONE_AT_A_TIME:
-        lambdas = _lambdas(model)
+    with ONE_AT_A_TIME, _named_lambdas(model):
         try:
-            with _names_for(lambdas):
-                config = keras.saving.serialize_keras_object(model)
+            config = keras.saving.serialize_keras_object(model)
         except Exception as error:
             raise _cannot_rebuild(model.name, error) from error
         return Blueprint(
             name=model.name,
             config=config,
-            custom_objects={**_own_objects(model), **lambdas},
+            custom_objects=_own_objects(model),
             weights=tuple(model.get_weights()),
             trainable=tuple(bool(layer.trainable) for layer in model._flatten_layers()),
             assets=_assets(model),
@@ -191,28 +181,14 @@ def require_weights(model: Any) -> None:
 
 def require_built_keras3(model: Any) -> None:
     """Refuse what is not a Keras 3 model that was built, or called on a batch."""
-    import keras
-
     require_keras3(model)
-    inner = [
-        f"model.{name}"
-        for name, value in vars(model).items()
-        if isinstance(value, keras.Model) and value.built
-    ]
-    if not model.built and inner and has_weights(model):
-        raise UserError(
-            f"The model {model.name!r} was never called: only the models inside it are built.",
-            expected="a model that is built itself",
-            received=f"{type(model).__name__} with built=False",
-            fix=f"give each of them alone: {', '.join(inner)}",
-        )
     if not model.built:
         raise UserError(
             f"The model {model.name!r} is not built, so it has no weights yet.",
             expected="a model whose input shape is known",
             received=f"{type(model).__name__} with built=False",
-            fix="add keras.Input(...) as its first layer, call model.build(shape), or call it "
-            "once on a batch",
+            fix="add keras.Input(...) as its first layer, call it once on a batch, or give each "
+            "model inside it alone",
         )
 
 
@@ -222,8 +198,7 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for layer in model._flatten_layers():
-        if not type(layer).__module__.startswith("keras."):
-            _take(found, type(layer).__name__, type(layer), model.name)
+        _note_own(found, type(layer), model.name)
         for value in vars(layer).values():
             if not callable(value) or isinstance(value, keras.layers.Layer):
                 continue
@@ -233,43 +208,36 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
     return found
 
 
-def _lambdas(model: keras.Model) -> dict[str, Any]:
-    """Return the lambda functions that the layers use, each under a new name."""
-    functions = {
-        id(value): value
+@contextmanager
+def _named_lambdas(model: keras.Model) -> Iterator[None]:
+    """Give the layers' lambdas names: Keras would write their code, without what it refers to."""
+    lambdas = [
+        value
         for layer in model._flatten_layers()
         for value in vars(layer).values()
         if isinstance(value, FunctionType) and value.__name__ == "<lambda>"
-    }
-    own = (each for each in functions.values() if not each.__module__.startswith("keras."))
-    return {f"lambda_{number}": function for number, function in enumerate(own)}
-
-
-@contextmanager
-def _names_for(lambdas: Mapping[str, Any]) -> Iterator[None]:
-    """Let Keras write lambdas by name: their code alone would lose what it refers to."""
+    ]
+    own = [each for each in lambdas if not each.__module__.startswith("keras.")]
     try:
-        for name, function in lambdas.items():
-            function.__name__ = name
+        for number, function in enumerate(own):
+            function.__name__ = f"lambda_{number}"
         yield
     finally:
-        for function in lambdas.values():
+        for function in own:
             function.__name__ = "<lambda>"
 
 
-def _take(found: dict[str, Any], name: str, target: Any, model_name: str) -> None:
-    """Refuse one name for two things: a configuration refers to them by name alone."""
+def _note_own(found: dict[str, Any], value: Any, model_name: str) -> None:
+    """Note a user's class, function, or the class of a callable object, under its name.
+
+    One name for two things is refused: a configuration refers to them by name alone.
+    """
+    target = value if hasattr(value, "__name__") else type(value)
+    name, module = target.__name__, getattr(target, "__module__", None) or ""
+    if name == "<lambda>" or module.startswith(("keras.", "builtins", "tensorflow.")):
+        return
     if found.setdefault(name, target) is not target:
         raise _cannot_rebuild(model_name, f"it uses two different things named {name!r}")
-
-
-def _note_own(found: dict[str, Any], value: Any, model_name: str) -> None:
-    """Note a user's function, or the class of a user's callable object, under its name."""
-    target = value if hasattr(value, "__name__") else type(value)
-    module = getattr(target, "__module__", None) or ""
-    name = getattr(target, "__name__", "<lambda>")
-    if name != "<lambda>" and not module.startswith(("keras.", "builtins", "tensorflow.")):
-        _take(found, name, target, model_name)
 
 
 def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:
@@ -299,11 +267,11 @@ def _cannot_rebuild(name: str, reason: str | Exception) -> UserError:
     # Keras puts the cause after this phrase and the whole configuration before it.
     cause = str(reason).rpartition("Exception encountered:")[2].strip() or str(reason).strip()
     lines = [line for line in cause.splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
-        lines = [f"{lines[0]} {lines[1]}"]
-    first_line = lines[0] if lines else type(reason).__name__
+    # Of an error in a layer's call the first line names the layer alone.
+    shown = " ".join(lines[: 2 if cause.startswith("Exception encountered when calling") else 1])
     return UserError(
-        f"The model {name!r} cannot be rebuilt from its configuration: {first_line}",
+        f"The model {name!r} cannot be rebuilt from its configuration: "
+        f"{shown or type(reason).__name__}",
         expected="every layer and the model itself to round-trip through get_config/from_config",
         fix="define get_config() (and from_config) on the class named above, or describe the "
         "training with tfopt.Job(build=your_factory, ...), which needs no rebuilding",
