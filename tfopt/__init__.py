@@ -15,56 +15,21 @@ that hold masks, clusters or ranges.
 from __future__ import annotations
 
 import sys
-import warnings
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-# Names of version 0.1.0 that have moved, and where they are now; they go with version 0.2.
-_MOVED = {
-    **dict.fromkeys(
-        (
-            "ChannelOptions",
-            "ConstantSparsity",
-            "PolynomialSparsity",
-            "WeightClusters",
-            "WeightMask",
-            "channels_report",
-            "clustering_report",
-            "hold",
-            "pruning_report",
-            "quantization_report",
-        ),
-        "tfopt.compress",
-    ),
-    "BatchSizes": "tfopt.tune.batch_sizes_found",
-    "OutOfMemory": "tfopt.train",
-    "Outcome": "tfopt.run",
-    "PipelineOptions": "tfopt.data",
-    "TrainingMemory": "tfopt.train",
-    "Transform": "tfopt.job",
-}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _load(name)
-    if name in _MOVED:
-        place = _MOVED[name]
-        warnings.warn(
-            f"tfopt.{name} has moved: from {place} import {name}. "
-            "The old name goes with tfopt 0.2.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(import_module(place), name)
-    close = get_close_matches(name, [*__all__, *_MOVED], n=1)
+    close = get_close_matches(name, __all__, n=1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
     raise AttributeError(f"module 'tfopt' has no attribute {name!r}{hint}")
 
