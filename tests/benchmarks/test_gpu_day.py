@@ -158,7 +158,7 @@ def settings(gpu_day, tmp_path, monkeypatch):
             return steps._Timed(None, "out of memory")
         missing = dict.fromkeys(("host_peak_mib", "gpu_peak_mib", "energy_per_example_j"), "none")
         process = steps.TimedProcess(
-            1.0, 2.0, 1, (0,), (step_ms,), (3,), arguments["batch_size"], 1,
+            1.0, 2.0, 1, 0.0, (0,), (step_ms,), (3,), arguments["batch_size"], 1,
             None, None, None, (), missing, "",
         )  # fmt: skip
         return steps._Timed(process, "")

@@ -10,7 +10,7 @@ from tfopt import UserError
 from tfopt.export.model_footprint import compared_folders
 from tfopt.export.serving import ServingFile, leave, trained_file
 from tfopt.job.parts import Artefact
-from tfopt.report.serving_view import serving_view
+from tfopt.report.serving_view import serving_table
 
 
 def net(width=64, **settings):
@@ -95,7 +95,7 @@ def test_without_the_first_rows_file_there_are_no_ratios(tmp_path, file):
     assert all(row.latency_ms > 0 for row in found.rows)
     assert "nothing is told against baseline, which has no file" in found.missing
     assert [line.split()[-1] for line in str(found).splitlines()[1:3]] == ["-", "-"]
-    for row in serving_view(found, None).rows:
+    for row in serving_table(found, None).rows:
         assert [cell.detail for cell in row.cells[2:]] == [""] * 4
 
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from types import NoneType
@@ -49,7 +50,7 @@ def candidates(hint):
     """Values of a type hint, to be tried on a field."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (tuple, Sequence):
         return [(value,) for inner in get_args(hint)[:1] for value in candidates(inner)]
     if dataclasses.is_dataclass(hint):
         return variants(hint)
@@ -170,7 +171,7 @@ WRONG = [
      "transform = 'place'\njit_compile = true", ": chain[1].jit_compile is an unknown key.", None),
     ("tfopt = 1\nchain = [{transform = 'place'}, {transform = 'place', gpus = [0, 1.5]}]", ": chain[1].gpus[1] does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: place() needs each GPU once.", 'use "none" to run on the CPU'),
-    ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {autotun = true}",
+    ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {autoshar = 'off'}",
      ": chain[0].options.autotun is an unknown key.", None),
 ]  # fmt: skip
 

@@ -42,7 +42,8 @@ class TraceSteps:
                     self.model.stop_training = True
 
         with prepared(job.with_(callbacks=()), endless=True) as ready:
-            ready.train(callbacks=[Profiler()], epochs=1, validate=False)
+            most = _WARM_EXECUTIONS + _TRACED_EXECUTIONS  # an epoch has one at least
+            ready.train(callbacks=[Profiler()], epochs=most, validate=False)
 
 
 def trace(targets: Mapping[str, Target], folder: Path, display: Display) -> tuple[str, ...]:
