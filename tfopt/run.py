@@ -397,6 +397,8 @@ def _training_input(
 
 
 def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:
+    from tfopt.train.accumulate import accumulate
+
     arguments = _compile_arguments(job)
     arguments.setdefault("optimizer", "rmsprop")
     for edit in job.compile_edits:
@@ -405,6 +407,8 @@ def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> N
     model.compile(**arguments)
     if job.restore is not None:
         job.restore(model)
+    if facts.accumulate > 1:  # after the optimizer's state has been put back
+        accumulate(model, facts.accumulate)
 
 
 def _require_whole_executions(steps: int | None, each: int) -> None:

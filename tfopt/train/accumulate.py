@@ -7,9 +7,7 @@ Importing this file imports Keras, from whose schedules one is derived.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import keras
@@ -122,7 +120,7 @@ class Accumulate(Transform):
 
     steps: int
 
-    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "restore", "steps_per_epoch"})
+    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "steps_per_epoch"})
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -135,7 +133,6 @@ class Accumulate(Transform):
             job,
             steps_per_epoch=None if length is None else length * self.steps,
             attachments=(*job.attachments, self.describe),
-            restore=partial(self.start, job.restore),
         )
 
     def describe(self, model: Any, facts: Facts) -> Effect:
@@ -147,9 +144,3 @@ class Accumulate(Transform):
         if over:
             note += f"; the last {over} of an epoch go into the next one's first update"
         return Effect(True, note)
-
-    def start(self, restore: Callable[[Any], None] | None, model: keras.Model) -> None:
-        """Accumulate from now on, after the optimizer's state has been put back."""
-        if restore is not None:
-            restore(model)
-        accumulate(model, self.steps)
