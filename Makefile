@@ -9,7 +9,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	command -v $$p >/dev/null 2>&1 && \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
 	2>/dev/null && { echo $$p; break; }; done)
-STAMP := $(VENV)/.installed
+BASE := $(VENV)/.installed
+STAMP := $(VENV)/.with_tests
 DEMO_FLAGS ?=
 # Each takes up to four GiB, and a share of the GPU where there is one. One more than a small
 # machine's cores, since a third of their time is spent waiting for processes.
@@ -24,17 +25,21 @@ help:
 	@echo "make test-all  the same and the slow ones, with steps compiled by XLA as Keras chooses"
 	@echo "make clean     remove .venv and caches"
 
-$(STAMP): pyproject.toml
+$(BASE): pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "error: tfopt needs Python 3.11, 3.12 or 3.13 with venv, and found none."; \
 		echo "  fix: install one (Debian: apt install python3-venv), or make PYTHON=/path/to/python"; \
 		exit 1; fi
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(STAMP): $(BASE)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
-demo: $(STAMP)
+demo: $(BASE)
 	$(BIN)/python -m tfopt.recipes.cnn_mnist $(DEMO_FLAGS)
 
 test: lint types walls unit

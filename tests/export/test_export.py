@@ -183,7 +183,7 @@ def test_several_inputs_recurrent_layers_and_named_outputs(tmp_path):
         exec(file.code(), names)
         np.testing.assert_allclose(names["y"], first_answers, atol=1e-4)
     first = tfopt.load(exported["onnx"].folder)(x)
-    second = tfopt.load(exported["litert"].folder)({"words": x[1], "left": x[0]})
+    second = tfopt.load(exported["litert"].path)({"words": x[1], "left": x[0]})
     for one, other in zip(first, second, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 

@@ -52,8 +52,8 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
     """Load a saved model: a Keras model of a .keras file, or a function of an exported file.
 
     Args:
-        path: A .keras file, the folder of an exported file (``served/litert_int8``), or the
-            folder of an export that holds one file.
+        path: A .keras file, an exported file (``served/litert_int8/model.tflite``) or its folder,
+            or the folder of an export that holds one file.
         threads: CPU threads of an engine.
 
     Returns:
@@ -66,6 +66,8 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
     """
     place = Path(path).expanduser()
     count = require_count("threads", threads)
+    if place.is_file() and (place.parent / FACTS).is_file():
+        place = place.parent
     if not place.is_dir():
         from tfopt.compress.saved import read_model
 
