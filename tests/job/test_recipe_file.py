@@ -172,7 +172,7 @@ WRONG = [
     ("tfopt = 1\nchain = [{transform = 'place'}, {transform = 'place', gpus = [0, 1.5]}]", ": chain[1].gpus[1] does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: place() needs each GPU once.", 'use "none" to run on the CPU'),
     ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {autoshar = 'off'}",
-     ": chain[0].options.autotun is an unknown key.", None),
+     ": chain[0].options.autoshar is an unknown key.", None),
 ]  # fmt: skip
 
 

@@ -43,8 +43,9 @@ def from_plain(kind: type[T], value: object, place: str = "") -> T:
     from pydantic import ValidationError
 
     try:
-        # JSON, since its arrays may become tuples.
-        made: tuple[T] = _reader(kind).validate_json(json.dumps([value]))  # type: ignore[arg-type]
+        # JSON, since its arrays may become tuples. It holds no half of a surrogate pair.
+        text = json.dumps([value], ensure_ascii=False).encode("utf-8", "replace")
+        made: tuple[T] = _reader(kind).validate_json(text)  # type: ignore[arg-type]
     except TypeError as error:  # a date or a time of TOML
         raise DoesNotFit(place, "does not fit", received=str(error)) from error
     except ValidationError as error:
