@@ -115,7 +115,9 @@ def test_variables_that_matter_are_kept_and_secrets_are_masked():
     }
     secret = dict.fromkeys(["KERAS_PASSWORD", "NCCL_API_KEY", "TF_HUB_Token"], "abc")
     proxy = {"TF_PROXY": "https://user:abc@proxy:80/x"}
-    others = {"NVIDIA_REQUIRE_CUDA": "cuda>=13", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "abc"}
+    others = {"NVIDIA_REQUIRE_CUDA": "cuda>=13", "HOME": "/home/a", "AWS_SECRET_ACCESS_KEY": "abc"}
+    # Terraform's begin as TensorFlow's do.
+    others |= {"TF_VAR_region": "eu", "TF_CLI_CONFIG_FILE": "/home/a/rc", "TF_TOKEN_host": "abc"}
     kept = relevant_variables({**plain, **secret, **proxy, **others})
     assert kept == {**plain, **dict.fromkeys([*secret, *proxy], MASKED)}
     assert list(kept) == sorted(kept)

@@ -46,6 +46,8 @@ _PREFIXES = """
     TF_ CUDA_ CUDNN_ CUBLAS_ NCCL_ XLA_ KERAS_ OMP_ GOMP_ MKL_ KMP_ OPENBLAS_ ONEDNN_ DNNL_ MALLOC_
     NVIDIA_TF32_OVERRIDE NVIDIA_VISIBLE_DEVICES LD_PRELOAD LD_LIBRARY_PATH
 """
+# Terraform's, which a shared report has no business with.
+_NOT = ("TF_VAR_", "TF_CLI_", "TF_TOKEN_")
 _SECRET_NAME = re.compile("TOKEN|KEY|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
 _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s]+@")
 
@@ -60,7 +62,7 @@ def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, s
     return {
         name: MASKED if name in secret else value
         for name, value in sorted(variables.items())
-        if name.startswith(tuple(_PREFIXES.split()))
+        if name.startswith(tuple(_PREFIXES.split())) and not name.startswith(_NOT)
     }
 
 
