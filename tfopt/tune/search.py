@@ -41,7 +41,6 @@ from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.memory_message import is_lack_of_memory
 from tfopt.tune.predicted import start_s, training_s
 from tfopt.tune.space import (
-    EXACT,
     Changes,
     Rate,
     narrowed,
@@ -267,7 +266,7 @@ class Search:
 
     def _combinations(self) -> list[Changes]:
         """Return what may beat the best: pairs of the best single changes, then its neighbours."""
-        alone = [each for each in self.trials.values() if _fields(each.setting) == 1]
+        alone = [each for each in self.trials.values() if len(each.setting.alone()) == 1]
         helped = sorted((t for t in alone if t.value < 1), key=lambda t: t.value)
         pairs = [
             pair
@@ -278,13 +277,13 @@ class Search:
         near = [
             each
             for each in neighbours(self.best.setting, self.space)
-            if not any(_contains(each, harm) for harm in harms)
+            if not any(each.contains(harm) for harm in harms)
         ]
         gains = {t.setting: t.value for t in alone}
 
         def promise(setting: Changes) -> float:
             """Return the product of what the single changes brought."""
-            return math.prod(gains.get(single, 1.0) for single in _singles_of(setting))
+            return math.prod(gains.get(single, 1.0) for single in setting.alone())
 
         new = dict.fromkeys(each for each in (*pairs, *near) if each not in self.trials)
         return sorted(new, key=promise)[:_WAVE]
@@ -459,13 +458,13 @@ class Search:
         ranked = [t for t in ranked if t.value < 1]
         lost: list[Changes] = []
         for trial in ranked:
-            if any(_same_weights(each, trial.setting) for each in lost):
+            if any(each.trains_as(trial.setting) for each in lost):
                 continue
             winner = self._as_good(trial)
             if winner is None:
                 lost.append(trial.setting)
                 continue
-            kin = [t for t in ranked if t is not trial and _same_weights(t.setting, trial.setting)]
+            kin = [t for t in ranked if t is not trial and t.setting.trains_as(trial.setting)]
             rate = winner.setting.learning_rate
             others = [self._trial(replace(each.setting, learning_rate=rate)) for each in kin[:1]]
             for each in others:
@@ -595,20 +594,3 @@ class Search:
 
 def _runs(trial: Trial) -> bool:
     return trial.racer is not None and trial.racer.alive
-
-
-def _fields(setting: Changes) -> int:
-    return len(list(setting.changes(Changes())))
-
-
-def _singles_of(setting: Changes) -> list[Changes]:
-    return [Changes(**{name: value}) for name, value in setting.changes(Changes())]
-
-
-def _contains(setting: Changes, part: Changes) -> bool:
-    return all(getattr(setting, name) == value for name, value in part.changes(Changes()))
-
-
-def _same_weights(one: Changes, other: Changes) -> bool:
-    """Return whether two settings differ only in what trains the same weights."""
-    return all(name in EXACT for name, _ in one.changes(other))

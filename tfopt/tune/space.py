@@ -69,6 +69,18 @@ class Changes:
             if getattr(other, name) != value:
                 yield name, value
 
+    def alone(self) -> list[Changes]:
+        """Return each change of the job by itself."""
+        return [Changes(**{name: value}) for name, value in self.changes(Changes())]
+
+    def contains(self, part: Changes) -> bool:
+        """Return whether all changes of another setting are among these."""
+        return all(getattr(self, name) == value for name, value in part.changes(Changes()))
+
+    def trains_as(self, other: Changes) -> bool:
+        """Return whether two settings differ only in what trains the same weights."""
+        return all(name in EXACT for name, _ in self.changes(other))
+
     def chain(self, seen: JobFacts) -> Chain:
         """Return the transforms that make these changes."""
         return Chain(tuple(self._parts(seen)))
