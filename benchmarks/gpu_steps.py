@@ -23,8 +23,8 @@ import tfopt
 from benchmarks.gpu_day import GRACE_S, Day
 from tfopt import Execution, MixedPrecision, Place, chain
 from tfopt.errors import DevicesAlreadyInitialised, UserError
-from tfopt.job.job import Transform
 from tfopt.job.references import resolve_job
+from tfopt.job.transform import Transform
 from tfopt.measure.engine import Engine, timed_process
 from tfopt.measure.targets import Variant
 from tfopt.monitor.nvml import why_no_gpu
@@ -323,7 +323,7 @@ def memory(day: Day) -> None:
     for subject, batch in subjects:
         arguments = {**subject.at(batch), **({} if day.rehearse else {"examples": 4 * batch})}
         for name, way in list(ways.items())[: 1 if day.rehearse else None]:
-            with prepared(way.apply(resolve_job(subject.job, arguments))) as ready:
+            with prepared(resolve_job(subject.job, arguments), way) as ready:
                 told = tfopt.training_memory(ready.model, first_batch(ready), batch)
             timed = _timed(subject.job, arguments, way, day)
             row = {"job": subject.job, "arguments": arguments, "setting": name}

@@ -23,8 +23,8 @@ from typing import Any
 from neighbour import neighbour
 from paired import RESULTS, save_figures
 from tfopt.commands.tune import setting_values
-from tfopt.job.job import Chain
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
+from tfopt.job.transform import Chain
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, copies, shared_rounds
 from tfopt.measure.job_facts import JobFacts

@@ -36,7 +36,6 @@ FACTS = JobFacts(
     source="arrays",
     endless=False,
     generated=None,
-    own_input=False,
     batch_size=32,
     tuned_batch_size=32,
     steps_per_epoch=313,

@@ -1,5 +1,8 @@
 """Jobs that are run: effects, process state, bad input, and what comes back."""
 
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt import Data, Execution, Job, Prune, UserError, chain, run
-from tfopt.job import Artefact, Effect
+from tfopt.job import Artefact, Transform
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -38,8 +41,74 @@ def test_the_same_seed_gives_the_same_weights():
     assert not np.array_equal(one, other)
 
 
-def make_a_file(trained):
-    return Artefact("model.bin", b"x" * 7_000_000, {"accuracy": 0.5}), Effect(True, "a file")
+@dataclass(frozen=True, repr=False)
+class EveryMoment(Transform):
+    """Notes when each method was called; the model is a clone, and leaves a file."""
+
+    name: str = "first"
+
+    def setup(self, run):
+        run.note("setup")
+
+    @contextmanager
+    def scope(self, run):
+        run.note("scope")
+        yield
+
+    def rebuild(self, run, model):
+        run.note("rebuild")
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        return clone
+
+    def data(self, run, train):
+        run.note(f"data in batches of {run.facts.batch_size}")
+        return train
+
+    def attach(self, run, model):
+        run.note(f"attach for {run.facts.steps_per_epoch} steps")
+
+    def compile(self, run, arguments):
+        run.note("compile")
+        return {**arguments, "metrics": ["accuracy", "mse"]}
+
+    def callbacks(self, run):
+        run.note("callbacks")
+        return [keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.note("trained"))]
+
+    def finish(self, run, model):
+        run.note("finish")
+        run.add_file(Artefact("model.bin", b"x" * 7_000_000, {"accuracy": 0.5}))
+
+
+def test_each_moment_of_a_run_is_handed_to_the_transform():
+    outcome = run(a_job(), EveryMoment())
+    ((transform, effect),) = outcome.effects
+    assert transform == EveryMoment()
+    assert effect.note == (
+        "setup; scope; rebuild; data in batches of 16; attach for 4 steps; compile; callbacks; "
+        "trained; finish"
+    )
+    assert "mse" in outcome.evaluation
+
+
+def test_what_is_noted_belongs_to_the_transform_that_acts():
+    class Other(EveryMoment):
+        pass
+
+    outcome = run(a_job(), chain(EveryMoment(), Other("second")))
+    one, other = (effect.note.split("; ") for _, effect in outcome.effects)
+    assert [word for word in one if word != "trained"] == [w for w in other if w != "trained"]
+    assert len(outcome.artefacts) == 2
+
+
+def test_a_transform_of_ones_own_needs_one_method_only():
+    class Nothing(Transform):
+        pass
+
+    plain, same = (run(a_job(), under).model.get_weights() for under in (None, Nothing()))
+    for one, other in zip(plain, same, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_an_outcome_prints_in_a_few_lines_and_is_saved(tmp_path):
@@ -49,10 +118,9 @@ def test_an_outcome_prints_in_a_few_lines_and_is_saved(tmp_path):
         callbacks=(
             lambda: keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(e)),
         ),
-        after_fit=(make_a_file,),
         name="classifier",
     )
-    outcome = run(Execution(steps_per_execution=2).apply(job))
+    outcome = run(job, chain(Execution(steps_per_execution=2), EveryMoment()))
     assert seen == [0, 1, 2]
     assert len(outcome.history["loss"]) == 3
     assert set(outcome.evaluation) == {"loss", "accuracy"}
@@ -67,6 +135,7 @@ def test_an_outcome_prints_in_a_few_lines_and_is_saved(tmp_path):
     assert lines[4:] == [
         "  file: model.bin (6,835.9 KiB, accuracy 0.5)",
         "  Execution(steps_per_execution=2): 2 steps per execution",
+        f"  {EveryMoment()!r}: {outcome.effects[1][1].note}",
         "  data: data (64 examples of float32[6], int64[])",
     ]
     paths = outcome.save(tmp_path / "new" / "folder")
@@ -140,7 +209,7 @@ def test_so_it_is_under_transforms_and_for_a_sequential_one():
 
     mixed, accumulated = tfopt.MixedPrecision("mixed_bfloat16"), tfopt.Accumulate(2)
     for build, transform in ((Unbuilt, accumulated), (sequential, mixed)):
-        outcome = run(chain(transform).apply(a_job(build=build)))
+        outcome = run(a_job(build=build), chain(transform))
         assert np.isfinite(outcome.evaluation["loss"]), transform
 
 
@@ -201,21 +270,23 @@ def test_a_compile_that_draws_at_random_changes_no_weights():
 
 
 @pytest.mark.parametrize(
-    ("given", "to_run", "to_change"),
+    ("given", "fix"),
     [
-        (chain(Prune(0.5)), r"run\(chain\.apply\(job\)\)", r"chain\(first, second\)"),
-        (Prune(0.5), r"run\(chain\.apply\(job\)\)", r"chain\(first, second\)"),
-        (classifier(), r"run\(Job\.from_model\(model", r"chain\.apply\(Job\.from_model\(model"),
-        (a_job, r"run\(job\(\)\)", r"chain\.apply\(job\(\)\)"),
+        (chain(Prune(0.5)), r"run\(job, chain\)"),
+        (Prune(0.5), r"run\(job, chain\)"),
+        (classifier(), r"run\(Job\.from_model\(model"),
+        (a_job, r"run\(job\(\)\)"),
     ],
     ids=["a chain", "a transform", "a model", "a function"],
 )
-def test_what_is_no_job_is_refused_with_the_way_to_one(given, to_run, to_change):
-    with pytest.raises(UserError, match=rf"run\(\) takes a job(.|\n)*fix: .*{to_run}"):
+def test_what_is_no_job_is_refused_with_the_way_to_one(given, fix):
+    with pytest.raises(UserError, match=rf"run\(\) takes a job(.|\n)*fix: .*{fix}"):
         run(given)
-    for transform in (Execution(), chain(Execution()), chain()):
-        with pytest.raises(UserError, match=rf"apply\(\) takes a job(.|\n)*fix: .*{to_change}"):
-            transform.apply(given)
+
+
+def test_what_is_no_chain_is_refused():
+    with pytest.raises(UserError, match="This is no chain"):
+        run(a_job(), [Prune(0.5)])
 
 
 @pytest.mark.parametrize("source", [generated, (X, Y)])

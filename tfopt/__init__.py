@@ -5,7 +5,7 @@ scaled_learning_rate, keep_host_memory. Smaller models: prune, cluster, quantize
 remove_channels; footprint measures the gain, strip leaves a plain model. Serving: export, optimize,
 load. Training that survives: resume, train_asynchronously.
 Each is also a transform (``Prune``, ``QuantizeAware`` …), a link of a measured chain:
-``tfopt.run(tfopt.chain(tfopt.Prune(0.8)).apply(job))``. ``help(tfopt.prune)`` explains one.
+``tfopt.run(job, tfopt.chain(tfopt.Prune(0.8)))``. ``help(tfopt.prune)`` explains one.
 
 Importing this package loads neither TensorFlow nor NVML: names are loaded on first use, from the
 places that ``__init__.pyi`` lists. Where Keras is loaded already, it learns to read files of models

@@ -28,8 +28,8 @@ from .export.optimize import optimize as optimize
 from .export.quantize import Quantize as Quantize
 from .export.quantize import quantize as quantize
 from .job.job import Job as Job
-from .job.job import chain as chain
 from .job.parts import Data as Data
+from .job.transform import chain as chain
 from .measure.bench import measure as measure
 from .monitor.monitor_callback import Monitor as Monitor
 from .resume.callback import resume as resume

@@ -1,8 +1,8 @@
-"""Run a job: the one place that enters scopes, builds, compiles and fits.
+"""Run a job under transforms: the one place that enters scopes, builds, compiles and fits.
 
-Steps happen in the order of Job's fields; every transform's effect is in the outcome; the dtype
-policy, the TF32 switch and the strategy scope are afterwards as they were, whether or not an
-exception passes through.
+At each moment of a run the method of that name is called for every transform of the chain, whose
+effect is in the outcome; the dtype policy, the TF32 switch and the strategy scope are afterwards as
+they were, whether or not an exception passes through.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tfopt.data.examples_checks import check_examples, require_finite, translate
 from tfopt.data.feeding import build_by, counted, evaluation_input, fit_input, lasting, readable
 from tfopt.data.fit_data import (
     DEFAULT_BATCH,
-    Batches,
     Examples,
     GeneratorExamples,
     SourceExamples,
@@ -29,13 +28,14 @@ from tfopt.data.fit_data import (
     parts_of,
 )
 from tfopt.data.flow import build
-from tfopt.data.pipeline import batch_asked, refuse_unmade
+from tfopt.data.pipeline import Pipeline, refuse_unmade
 from tfopt.data.plan import Plan
 from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-from tfopt.job.job import Job, Transform, require_job
-from tfopt.job.parts import Artefact, Data, Effect, Facts, Trained
+from tfopt.job.job import Job
+from tfopt.job.parts import Artefact, Data, Effect, Facts
+from tfopt.job.transform import Chain, Run, Transform, as_chain
 from tfopt.report.format import count
 from tfopt.train.out_of_memory import explain_out_of_memory
 
@@ -81,20 +81,25 @@ class Outcome:
 
 
 def run(
-    job: Job, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
+    job: Job,
+    chain: Transform | None = None,
+    *,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: int = 0,
 ) -> Outcome:
-    """Carry a job out: build, compile, fit, take the steps after, evaluate.
+    """Carry a job out: build, compile, fit, finish, evaluate.
 
     Args:
-        job: What to train, with the transforms that were applied to it.
-        callbacks: Further Keras callbacks, after the job's own.
+        job: What to train.
+        chain: What changes it: a transform, or several as ``chain(...)``.
+        callbacks: Further Keras callbacks, after those of the job and the chain.
         verbose: As in ``model.fit``.
 
     Example:
-        outcome = run(chain(Prune(0.8)).apply(job))
+        outcome = run(job, chain(MixedPrecision(), Prune(0.8)))
         outcome.save("out")
     """
-    with explain_out_of_memory() as watched, prepared(job) as ready:
+    with explain_out_of_memory() as watched, prepared(job, chain) as ready:
         watched.watch(ready.model, ready.facts.batch_size)
         return ready.fit(callbacks=callbacks, verbose=verbose)
 
@@ -106,60 +111,88 @@ def _figures(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def require_job(job: object) -> None:
+    """Refuse what is not a job, with the way to make it one."""
+    if isinstance(job, Job):
+        return
+    if isinstance(job, Transform):
+        fix = "give it after the job: run(job, chain)"
+    elif callable(job) and not hasattr(job, "fit"):
+        fix = "call it, if it returns the job: run(job())"
+    else:
+        fix = "make one of a compiled model: run(Job.from_model(model, data))"
+    raise UserError("run() takes a job.", expected="a tfopt.Job", received=repr(job), fix=fix)
+
+
 ENDLESS = 1_000_000  # more epochs than anything is trained for that ends by a callback
 
 
 @contextmanager
-def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
+def prepared(
+    job: Job, chain: Transform | None = None, *, endless: bool = False
+) -> Iterator[Prepared]:
     """Do everything up to ``fit``: build, edit and compile the model inside its scopes.
 
     ``endless`` makes the input last for as long as somebody trains; schedules stay those of the
     job's own epochs.
     """
     require_job(job)
+    run = Run(_in_micro_batches(job, as_chain(chain)), as_chain(chain))
     import keras
 
     with ExitStack() as stack:
-        effects = _Effects(job)
-        for set_devices in job.setup:
-            effects.note(set_devices, set_devices())
+        for transform in run.acting():
+            transform.setup(run)
         stack.enter_context(_process_state(job.seed))
-        replicas = _enter_scopes(job, stack, effects)
+        for transform in run.acting():
+            stack.enter_context(transform.scope(run))
         loss = _compile_arguments(job).get("loss")
         keras.utils.set_random_seed(job.seed)  # whatever compile() has drawn, build() does not
-        data = _load(job)
-        examples = parts_of(data)
-        model = _build(job, examples["train"], effects)
-        facts = _facts(job, replicas, yielded=check_data(examples, model, loss))
+        run.data = _load(job)
+        examples = parts_of(run.data)
+        model = _build(run, examples["train"])
+        run.facts = _facts(run, yielded=check_data(examples, model, loss))
         epochs = ENDLESS if endless else job.epochs
-        train, facts = _training_input(job, examples["train"], facts, effects, epochs)
-        for attach in job.attachments:
-            effects.note(attach, attach(model, facts))
-        _compile(job, model, facts, effects)
-        if endless and facts.replicas > 1:  # steps to measure, not a training
+        train = _training_input(run, examples["train"], epochs)
+        for transform in run.acting():
+            transform.attach(run, model)
+        _compile(run, model)
+        if endless and run.facts.replicas > 1:  # steps to measure, not a training
             from tfopt.distribute.models import leave_proof_out
 
             leave_proof_out(model)
-        yield Prepared(job, model, data, examples, train, facts, effects)
+        yield Prepared(run, model, examples, train)
 
 
 @dataclass
 class Prepared:
     """A compiled model with its input, inside its scopes, ready to fit once."""
 
-    job: Job
+    run: Run
     model: keras.Model
-    data: Data
     examples: Mapping[str, Examples] = field(repr=False)
     """The parts of the data that there are, by their names in ``Data``."""
     train_input: Any = field(repr=False)
-    facts: Facts
-    _effects: _Effects = field(repr=False)
+
+    @property
+    def job(self) -> Job:
+        """Return what is trained."""
+        return self.run.job
+
+    @property
+    def facts(self) -> Facts:
+        """Return what is known of the training."""
+        return self.run.facts
+
+    @property
+    def data(self) -> Data:
+        """Return the job's data."""
+        return self.run.data
 
     @property
     def effects(self) -> tuple[tuple[Transform, Effect], ...]:
         """Return what each transform has done so far."""
-        return self._effects.merged()
+        return self.run.effects
 
     def is_idle(self, transform: Transform) -> bool:
         """Return whether this transform, so far, has changed nothing on this machine."""
@@ -170,18 +203,19 @@ class Prepared:
         self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
     ) -> Outcome:
         """Train, take the steps after ``fit``, and evaluate on the test part."""
+        run = self.run
         history = self.train(callbacks=callbacks, verbose=verbose)
-        trained = Trained(self.model, self.data, self.facts)
-        artefacts = []
-        for step in self.job.after_fit:
-            artefact, effect = step(trained)
-            self._effects.note(step, effect)
-            if artefact is not None:
-                artefacts.append(artefact)
-        # A step may have finished the model: the figures belong to the weights that are saved.
-        evaluation = self.evaluate() if self.data.test is not None else None
+        for transform in run.acting(sorted(run.chain.parts, key=_finishes)):
+            transform.finish(run, self.model)
+        # A transform may have finished the model: the figures belong to the weights that are saved.
+        evaluation = self.evaluate() if run.data.test is not None else None
         return Outcome(
-            self.model, dict(history.history), evaluation, tuple(artefacts), self.effects, self.data
+            self.model,
+            dict(history.history),
+            evaluation,
+            tuple(run.files),
+            run.effects,
+            run.data,
         )
 
     def train(
@@ -192,18 +226,21 @@ class Prepared:
         validate: bool = True,
         verbose: int = 0,
     ) -> keras.callbacks.History:
-        """Train alone, with the job's callbacks before those given here."""
-        with translate_fit_errors(self.data.train, self.data.validation):
+        """Train alone, with the callbacks of the job and its chain before those given here."""
+        run = self.run
+        made = [make() for make in run.job.callbacks]
+        made += [each for transform in run.acting() for each in transform.callbacks(run)]
+        with translate_fit_errors(run.data.train, run.data.validation):
             history = self.model.fit(
-                **fit_input(self.train_input, self.facts.batch_size),
+                **fit_input(self.train_input, run.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
                 shuffle=not hasattr(self.train_input, "element_spec"),
-                epochs=epochs or self.job.epochs,
-                steps_per_epoch=self.job.steps_per_epoch,
-                validation_data=readable(self.examples.get("validation"), self.facts.batch_size)
+                epochs=epochs or run.job.epochs,
+                steps_per_epoch=run.job.steps_per_epoch,
+                validation_data=readable(self.examples.get("validation"), run.facts.batch_size)
                 if validate
                 else None,
-                callbacks=[*(make() for make in self.job.callbacks), *callbacks],
+                callbacks=[*made, *callbacks],
                 verbose=verbose,
             )
         if self.model.stop_training:
@@ -235,26 +272,12 @@ _EVALUATION_BATCH = 256
 _BATCHES_THAT_FIT = 8
 
 
-class _Effects:
-    """The effects, under the transform that caused each."""
+def _finishes(transform: Transform) -> int:
+    """Return which finish first: those that read what is held, then those that let go of it.
 
-    def __init__(self, job: Job) -> None:
-        self._applied = job.applied
-        self._noted: list[tuple[Transform, Effect]] = []
-
-    def note(self, step: Any, effect: Effect) -> None:
-        owner = getattr(step, "__self__", None)
-        if isinstance(owner, Transform):
-            self._noted.append((owner, effect))
-
-    def merged(self) -> tuple[tuple[Transform, Effect], ...]:
-        merged = []
-        for transform in self._applied:
-            own = [effect for owner, effect in self._noted if owner is transform]
-            if own:
-                note = "; ".join(effect.note for effect in own if effect.note)
-                merged.append((transform, Effect(any(effect.acted for effect in own), note)))
-        return tuple(merged)
+    Files are made of a finished model, wherever that transform stands in its chain.
+    """
+    return 0 if transform.reads_held else 1 if transform.holds else 2
 
 
 @contextmanager
@@ -268,15 +291,6 @@ def _process_state(seed: int) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(policy)
-
-
-def _enter_scopes(job: Job, stack: ExitStack, effects: _Effects) -> Any:
-    replicas = None
-    for scope in job.scopes:
-        entered, effect = stack.enter_context(scope(job))
-        effects.note(scope, effect)
-        replicas = entered if entered is not None else replicas
-    return replicas
 
 
 def _compile_arguments(job: Job) -> dict[str, Any]:
@@ -303,10 +317,10 @@ def _load(job: Job) -> Data:
     return with_sources(data)
 
 
-def _build(job: Job, train: Examples, effects: _Effects) -> keras.Model:
+def _build(run: Run, train: Examples) -> keras.Model:
     from tfopt.job.rebuild import require_built_keras3
 
-    model = job.build()
+    model = run.job.build()
     if model is None:
         raise UserError(
             "The job's build function returned nothing.",
@@ -316,9 +330,8 @@ def _build(job: Job, train: Examples, effects: _Effects) -> keras.Model:
         )
     build_by(model, train)
     require_built_keras3(model)
-    for rebuild in job.rebuilds:
-        model, effect = rebuild(model)
-        effects.note(rebuild, effect)
+    for transform in run.acting():
+        model = transform.rebuild(run, model)
     return model
 
 
@@ -347,15 +360,24 @@ def _classes(model: keras.Model, loss: Any) -> int | None:
     return int(shape[-1]) if sparse and isinstance(shape, tuple) and shape[-1] else None
 
 
-def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
+def _in_micro_batches(job: Job, chain: Chain) -> Job:
+    """Return the job with the steps of an epoch that ``fit`` takes."""
+    from tfopt.train.accumulate import micro_batches
+
+    steps = job.steps_per_epoch
+    return job if steps is None else job.with_(steps_per_epoch=steps * micro_batches(chain))
+
+
+def _facts(run: Run, *, yielded: int | None) -> Facts:
     """Return what is known before the input; ``yielded`` is the size of the data's own batches."""
     from tfopt.train.accumulate import micro_batch_size, micro_batches
 
-    asked = batch_asked(job.applied) or job.batch_size
+    job, replicas, chain = run.job, run.replicas, run.chain
+    asked = chain.batch_asked or job.batch_size
     if replicas is not None and replicas.global_batch is not None:
         asked = replicas.global_batch
-    own_batch, steps = yielded or DEFAULT_BATCH, micro_batches(job)
-    if yielded and job.input is None:
+    own_batch, steps = yielded or DEFAULT_BATCH, micro_batches(chain)
+    if yielded and not any(isinstance(each, Pipeline) for each in chain.parts):
         refuse_unmade(asked or own_batch, yielded, steps)
     return Facts(
         replicas=1 if replicas is None else replicas.count,
@@ -369,46 +391,40 @@ def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
     )
 
 
-def _training_input(
-    job: Job, examples: Examples, facts: Facts, effects: _Effects, epochs: int
-) -> tuple[Any, Facts]:
-    """Return the input for ``fit``, and the facts with what only the input knows."""
-    if job.input is not None:
-        made, effect = job.input(examples.given, facts)
-        effects.note(job.input, effect)
+def _training_input(run: Run, examples: Examples, epochs: int) -> Any:
+    """Return the input for ``fit``, and add to the facts what only the input knows."""
+    made, job, batch = examples.given, run.job, run.facts.batch_size
+    for transform in run.acting():
+        made = transform.data(run, made)
+    if made is not examples.given:
         examples = examples_of(made)
-        own = not isinstance(getattr(job.input, "__self__", None), Transform)
-        if own and examples.keeps_batches:
-            # A user's function may make batches of another size than it was asked for.
-            read = examples.read()
-            assert isinstance(read, Batches)
-            facts = replace(facts, batch_size=read.batch_size)
-    batch = facts.batch_size
     if isinstance(examples, SourceExamples):
         endless = job.steps_per_epoch is not None
         dataset, _ = build(Plan(batch_size=batch), examples, seed=job.seed, endless=endless)
         examples = examples_of(dataset)
     if job.steps_per_epoch is not None:
         steps = job.steps_per_epoch
-        return lasting(examples, steps=steps, epochs=epochs, batch=batch, seed=job.seed), facts
+        return lasting(examples, steps=steps, epochs=epochs, batch=batch, seed=job.seed)
     if isinstance(examples, GeneratorExamples):
         examples = examples_of(counted(examples))
-    return examples.given, replace(facts, steps_per_epoch=examples.steps(batch))
+    run.facts = replace(run.facts, steps_per_epoch=examples.steps(batch))
+    return examples.given
 
 
-def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:
+def _compile(run: Run, model: keras.Model) -> None:
     from tfopt.train.accumulate import accumulate
 
+    job = run.job
     arguments = _compile_arguments(job)
     arguments.setdefault("optimizer", "rmsprop")
-    for edit in job.compile_edits:
-        effects.note(edit, edit(arguments, facts))
+    for transform in run.acting():
+        arguments = transform.compile(run, arguments)
     _require_whole_executions(job.steps_per_epoch, arguments.get("steps_per_execution") or 1)
     model.compile(**arguments)
-    if job.restore is not None:
+    if job.restore is not None and run.keeps_optimizer:
         job.restore(model)
-    if facts.accumulate > 1:  # after the optimizer's state has been put back
-        accumulate(model, facts.accumulate)
+    if run.facts.accumulate > 1:  # after the optimizer's state has been put back
+        accumulate(model, run.facts.accumulate)
 
 
 def _require_whole_executions(steps: int | None, each: int) -> None:

@@ -29,7 +29,7 @@ def values(outcome):
     ids=repr,
 )
 def test_the_run_ends_with_few_values_and_says_so(tmp_path, transform, first):
-    outcome = run(transform.apply(a_job()))
+    outcome = run(a_job(), transform)
     assert values(outcome) == [6, 6]
     ((applied, effect),) = outcome.effects
     assert applied is transform
@@ -47,12 +47,12 @@ def test_a_job_that_begins_with_a_pruned_model_ends_with_its_zeros():
     zeros = set_zeros(pruned, 0.8)
     pruned.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
     job = Job.from_model(pruned, Data(train=(ROWS, CLASSES)), batch_size=8, epochs=2)
-    outcome = run(Cluster(6, begin=0.5).apply(job))
+    outcome = run(job, Cluster(6, begin=0.5))
     assert_same(zeros_of(outcome.model), zeros)
 
 
 def test_chosen_layers_only():
-    outcome = run(Cluster(3, layers="^hidden").apply(a_job()))
+    outcome = run(a_job(), Cluster(3, layers="^hidden"))
     assert values(outcome)[0] == 3
     note = outcome.effects[0][1].note
     assert "at most 3 values after training" in note
@@ -60,7 +60,7 @@ def test_chosen_layers_only():
 
 
 def test_weights_put_back_at_the_end_are_clustered_before_they_are_evaluated():
-    outcome = run(Cluster(6).apply(a_job(callbacks=(FirstWeightsAgain,))))
+    outcome = run(a_job(callbacks=(FirstWeightsAgain,)), Cluster(6))
     assert values(outcome) == [6, 6]
     assert "at most 6 values after training" in outcome.effects[0][1].note
     loss = outcome.model.evaluate(ROWS, CLASSES, verbose=0)
@@ -68,7 +68,7 @@ def test_weights_put_back_at_the_end_are_clustered_before_they_are_evaluated():
 
 
 def test_a_training_cut_short_says_so():
-    outcome = run(Cluster(6).apply(a_job()), callbacks=[StopAtOnce()])
+    outcome = run(a_job(), Cluster(6), callbacks=[StopAtOnce()])
     assert "ended before its clusters were formed" in outcome.effects[0][1].note
     assert min(values(outcome)) > 6
 
@@ -76,7 +76,7 @@ def test_a_training_cut_short_says_so():
 @pytest.mark.parametrize("parts", [(Prune(0.5), Cluster()), (Cluster(), Prune(0.5))], ids=repr)
 def test_masks_and_clusters_are_not_held_at_once(parts):
     with pytest.raises(CannotCombine, match="both hold weights") as caught:
-        chain(*parts).apply(a_job())
+        chain(*parts)
     assert "Prune" in str(caught.value)
     assert "Cluster" in str(caught.value)
 
@@ -99,7 +99,7 @@ def test_a_bad_setting_fails_when_made(settings):
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_integer_file_has_the_clusters_wherever_each_stands(order):
     steps = chain(*(Cluster(4, begin=0.3), QuantizeAware())[::order])
-    outcome = run(steps.apply(a_job(epochs=3)))
+    outcome = run(a_job(epochs=3), steps)
     (artefact,) = outcome.artefacts
     assert artefact.filename.endswith(".tflite")
     assert max(values(outcome)) <= 4

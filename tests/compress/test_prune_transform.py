@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import pytest
 from dense_nets import CLASSES, ROWS, StopAtOnce, a_job
+from one_transform import run_of
 
 from tfopt import Cluster, run
 from tfopt.compress.prune import Prune, pruning_report
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.errors import UserError
-from tfopt.job.parts import Facts
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tfopt.job.parts import Facts
     ids=repr,
 )
 def test_the_run_reaches_the_target_and_says_so(prune):
-    outcome = run(prune.apply(a_job()))
+    outcome = run(a_job(), prune)
     for row in pruning_report(outcome.model):
         if row.target is not None:
             assert abs(row.zeros - 0.8 * row.weights) <= 1
@@ -35,14 +35,14 @@ def test_the_run_reaches_the_target_and_says_so(prune):
 
 
 def test_chosen_layers_only():
-    outcome = run(Prune(sparsity=0.5, layers="^hidden$").apply(a_job()))
+    outcome = run(a_job(), Prune(sparsity=0.5, layers="^hidden$"))
     reached = [row.sparsity for row in pruning_report(outcome.model)]
     assert reached == [pytest.approx(0.5, abs=0.02), 0, 0]
     assert "out/kernel (not among the layers that were chosen)" in outcome.effects[0][1].note
 
 
 def test_a_training_cut_short_is_a_target_missed():
-    outcome = run(Prune(sparsity=0.8).apply(a_job()), callbacks=[StopAtOnce()])
+    outcome = run(a_job(), Prune(sparsity=0.8), callbacks=[StopAtOnce()])
     effect = outcome.effects[0][1]
     assert effect.acted
     hidden = np.mean(outcome.model.get_layer("hidden").kernel.numpy() == 0)
@@ -63,7 +63,7 @@ class EpochNumber(keras.callbacks.Callback):
 
 def test_weights_put_back_at_the_end_are_masked_before_they_are_evaluated(tmp_path):
     restorers = (EpochNumber, early_stopping)
-    outcome = run(Prune(sparsity=0.8).apply(a_job(callbacks=restorers, epochs=4)))
+    outcome = run(a_job(callbacks=restorers, epochs=4), Prune(sparsity=0.8))
     for row in pruning_report(outcome.model):
         if row.path.endswith("kernel"):
             assert abs(row.zeros - 0.8 * row.weights) <= 1
@@ -93,7 +93,7 @@ def test_a_job_is_evaluated_once():
     def counted():
         return Counted([keras.Input((12,)), *plain.build().layers])
 
-    run(Prune(0.5).apply(plain.with_(build=counted)))
+    run(plain.with_(build=counted), Prune(0.5))
     assert begun == [1]
 
 
@@ -112,9 +112,8 @@ def test_fractions_become_steps_of_the_run(prune, steps, expected):
 
 @pytest.mark.parametrize("transform", [Prune(0.5), Cluster()], ids=repr)
 def test_a_training_of_unknown_length_is_refused(transform):
-    facts = Facts(1, 8, 8, steps_per_epoch=None, epochs=1, seed=0)
     with pytest.raises(UserError, match="how long the training is"):
-        transform.attach(keras.Sequential(), facts)
+        transform.attach(run_of(transform), keras.Sequential())
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_a_bad_setting_fails_when_made(settings):
     [{"across": "model", "criterion": "lamp"}, {"pattern": "1x2"}],
 )
 def test_criterion_pattern_and_what_is_ranked_together_reach_the_model(settings):
-    outcome = run(Prune(0.75, **settings).apply(a_job(epochs=3)))
+    outcome = run(a_job(epochs=3), Prune(0.75, **settings))
     kernels = [layer.kernel.numpy() for layer in outcome.model.layers if hasattr(layer, "kernel")]
     zeros = sum(np.count_nonzero(kernel == 0) for kernel in kernels)
     assert abs(zeros - 0.75 * sum(kernel.size for kernel in kernels)) <= 2

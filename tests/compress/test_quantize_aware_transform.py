@@ -43,7 +43,7 @@ def job(**settings):
 
 
 def test_the_file_is_measured_and_the_model_is_plain_again():
-    outcome = run(QuantizeAware(begin=0.2).apply(job()))
+    outcome = run(job(), QuantizeAware(begin=0.2))
     (artefact,) = outcome.artefacts
     assert artefact.filename == "model_qat_int8.tflite"
     assert artefact.metrics["argmax_agreement"] > 0.98
@@ -58,7 +58,7 @@ def test_the_file_is_measured_and_the_model_is_plain_again():
 
 
 def test_layers_not_chosen_are_told():
-    outcome = run(QuantizeAware(layers="^conv", freeze_batchnorm=None).apply(job().with_(epochs=1)))
+    outcome = run(job().with_(epochs=1), QuantizeAware(layers="^conv", freeze_batchnorm=None))
     assert "left alone: " in outcome.effects[0][1].note
 
 
@@ -83,7 +83,7 @@ def test_the_file_is_made_of_masked_weights_whatever_a_callback_put_back(order):
                 variable.assign(variable + 0.01)
 
     steps = chain(*(Prune(0.5), QuantizeAware())[::order])
-    outcome = run(steps.apply(job(callbacks=(PutsBack,)).with_(epochs=1)))
+    outcome = run(job(callbacks=(PutsBack,)).with_(epochs=1), steps)
     assert np.mean(outcome.model.get_layer("out").kernel.numpy() == 0) >= 0.49
     (artefact,) = outcome.artefacts
     conv, out = 9 * 8, 6 * 6 * 8 * 10

@@ -31,7 +31,7 @@ def trained_model():
 def test_a_trained_model_becomes_smaller_and_trains_on_with_a_new_optimizer():
     model = trained_model()
     job = Job.from_model(model, Data(train=(X, Y), test=(X, Y)), batch_size=16)
-    outcome = run(chain(RemoveChannels(0.5)).apply(job))
+    outcome = run(job, chain(RemoveChannels(0.5)))
     assert outcome.model.get_layer("narrow").units == 8
     assert outcome.model.get_layer("hidden").units == 32
     assert int(outcome.model.optimizer.iterations) == 4
@@ -44,7 +44,7 @@ def test_a_trained_model_becomes_smaller_and_trains_on_with_a_new_optimizer():
 def test_a_model_without_such_channels_is_refused_by_its_reasons():
     job = Job.from_model(trained_model(), Data(train=(X, Y)))
     with pytest.raises(UserError, match="no channel to remove"):
-        run(RemoveChannels(layers="^norm").apply(job))
+        run(job, RemoveChannels(layers="^norm"))
 
 
 @pytest.mark.parametrize(

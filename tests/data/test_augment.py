@@ -61,7 +61,7 @@ def test_the_input_is_augmented_anew_in_every_epoch_and_labels_stay():
 @pytest.mark.parametrize("where", ["input", "model"])
 def test_a_chain_augments_and_evaluation_does_not(where):
     step = Pipeline(augment="augmenting:layers", augment_in=where)
-    outcome = run(chain(step).apply(a_job()))
+    outcome = run(a_job(), chain(step))
     ((_, effect),) = outcome.effects
     assert "RandomFlip, RandomBrightness" in effect.note
     model = outcome.model
@@ -73,7 +73,7 @@ def test_a_chain_augments_and_evaluation_does_not(where):
 
 
 def test_the_augmented_model_is_saved_and_loads_without_tfopt(tmp_path):
-    outcome = run(chain(Pipeline(augment="augmenting:layers", augment_in="model")).apply(a_job()))
+    outcome = run(a_job(), chain(Pipeline(augment="augmenting:layers", augment_in="model")))
     outcome.save(tmp_path)
     again = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(again.predict(X, verbose=0), outcome.model.predict(X, verbose=0))
@@ -88,7 +88,7 @@ def test_the_augmented_model_is_saved_and_loads_without_tfopt(tmp_path):
         (lambda: Pipeline(augment=layers), "names a function"),
         (lambda: Pipeline(augment="augmenting:layers", augment_in="device"), "augment_in"),
         (
-            lambda: run(chain(Pipeline(augment="augmenting:scaling")).apply(a_job())),
+            lambda: run(a_job(), chain(Pipeline(augment="augmenting:scaling"))),
             "after training",
         ),
     ],
@@ -110,7 +110,7 @@ def test_a_model_of_several_inputs_is_refused_in_the_model():
         compile=lambda: {"optimizer": "sgd", "loss": "mse"},
     )
     with pytest.raises(UserError, match="one input"):
-        run(chain(Pipeline(augment="augmenting:layers", augment_in="model")).apply(job))
+        run(job, chain(Pipeline(augment="augmenting:layers", augment_in="model")))
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_two_replicas_augment_in_the_input_and_in_the_model(fresh_python):
         )
         for where in ("input", "model"):
             each = Pipeline(augment="augmenting:layers", augment_in=where)
-            outcome = run(chain(Distribute(), each).apply(job))
+            outcome = run(job, chain(Distribute(), each))
             print(where, len(outcome.history["loss"]))
     """)
     assert out.split() == ["input", "1", "model", "1"]

@@ -66,8 +66,8 @@ def a_job(train, test=None, **changes):
     )
 
 
-def sizes(job):
-    with prepared(job) as ready:
+def sizes(job, under=None):
+    with prepared(job, under) as ready:
         return ready.facts.batch_size, ready.facts.tuned_batch_size
 
 
@@ -75,36 +75,29 @@ def sizes(job):
 def test_the_batch_is_the_one_that_the_data_yields(name):
     job = a_job(STREAMS[name])
     assert sizes(job) == (15, 15)
-    assert sizes(Pipeline().apply(job)) == (15, 15)
+    assert sizes(job, Pipeline()) == (15, 15)
     # 32 is a size like any other, though Keras takes it where nobody names one.
-    assert sizes(Pipeline(batch_size=32).apply(job)) == (32, 15)
+    assert sizes(job, Pipeline(batch_size=32)) == (32, 15)
     assert sizes(job.with_(tuned_batch_size=32)) == (15, 32)
 
 
 def test_arrays_come_in_the_batches_of_the_job():
     assert sizes(a_job(SOURCES["arrays"])) == (32, 32)
-    assert sizes(Pipeline(batch_size=20).apply(a_job(SOURCES["arrays"], batch_size=10))) == (20, 10)
+    assert sizes(a_job(SOURCES["arrays"], batch_size=10), Pipeline(batch_size=20)) == (20, 10)
 
 
 def test_a_size_that_nothing_makes_is_refused():
     with pytest.raises(UserError, match="yields batches of 15, and nothing makes batches of 20"):
         run(a_job(dataset, batch_size=20))
     assert sizes(a_job(dataset, batch_size=15)) == (15, 15)
-    assert sizes(Pipeline().apply(a_job(dataset, batch_size=20))) == (20, 20)
-
-
-def test_an_input_function_of_the_job_makes_its_own_batches():
-    def halves(part, facts):
-        return part.unbatch().batch(facts.batch_size // 3), None
-
-    assert sizes(a_job(dataset, input=halves)) == (5, 15)
+    assert sizes(a_job(dataset, batch_size=20), Pipeline()) == (20, 20)
 
 
 def test_the_learning_rate_scales_with_the_real_batch():
     job = a_job(dataset, tuned_batch_size=5)
-    (_, effect), *_ = run(LearningRate("linear").apply(job)).effects
+    (_, effect), *_ = run(job, LearningRate("linear")).effects
     assert "peak 0.3 by the linear rule" in effect.note
-    (_, effect), *_ = run(LearningRate("linear").apply(a_job(dataset))).effects
+    (_, effect), *_ = run(a_job(dataset), LearningRate("linear")).effects
     assert not effect.acted
 
 
@@ -116,9 +109,9 @@ class Steps(keras.callbacks.Callback):
         self.taken.append(int(self.model.optimizer.iterations))
 
 
-def steps_taken(job):
+def steps_taken(job, under=None):
     steps = Steps()
-    run(job, callbacks=[steps])
+    run(job, under, callbacks=[steps])
     return np.diff(steps.taken).tolist()
 
 
@@ -140,7 +133,7 @@ INPUTS = AllPairs(
 def test_every_epoch_has_the_steps_asked_for(name, change, steps):
     settings = {"batch_size": 15} if name == "arrays" else {}
     job = a_job(SOURCES[name], steps_per_epoch=steps, epochs=3, **settings)
-    assert steps_taken(change.apply(job)) == [steps] * 3
+    assert steps_taken(job, change) == [steps] * 3
 
 
 def test_steps_go_on_through_the_data_and_then_begin_again():
@@ -169,17 +162,17 @@ def test_steps_go_on_through_the_data_and_then_begin_again():
         steps_per_epoch=2,
         epochs=3,
     )
-    run(Pipeline(shuffle=False).apply(job))
+    run(job, Pipeline(shuffle=False))
     assert seen == [*range(12), *range(12)]
 
 
 def test_steps_that_executions_do_not_divide_are_refused():
     job = a_job(SOURCES["arrays"], batch_size=15, steps_per_epoch=5, epochs=2)
     with pytest.raises(UserError, match="would train 6"):
-        run(Execution(steps_per_execution=2).apply(job))
+        run(job, Execution(steps_per_execution=2))
     job = job.with_(steps_per_epoch=6)
     for change in (chain(), Pipeline()):
-        assert steps_taken(chain(change, Execution(steps_per_execution=2)).apply(job)) == [6, 6]
+        assert steps_taken(job, chain(change, Execution(steps_per_execution=2))) == [6, 6]
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from allpairspy import AllPairs
+from one_transform import effect_of, run_of
 
 import tfopt
 from tfopt import Data, Job, Pipeline, UserError, chain, run
 from tfopt.data import PipelineOptions
-from tfopt.job.parts import Facts
 
 N = 100
 X = np.arange(N, dtype="float32")[:, None] * np.ones((1, 3), "float32")
@@ -447,11 +447,7 @@ def test_the_source_and_its_arrays_are_left_as_they_were():
 
 
 def facts(**changes):
-    known = {
-        "replicas": 1, "batch_size": 16, "tuned_batch_size": 16,
-        "steps_per_epoch": None, "epochs": 1, "seed": 0,
-    }  # fmt: skip
-    return Facts(**{**known, **changes})
+    return run_of(Pipeline(), **changes).facts
 
 
 def a_job(**settings):
@@ -472,21 +468,21 @@ def test_functions_are_named_so_that_it_is_a_plain_value():
 def test_a_reference_is_imported_only_by_the_run(tmp_path, monkeypatch):
     (tmp_path / "my_maps.py").write_text("def halve(x, y):\n    return x / 2, y\n")
     monkeypatch.syspath_prepend(tmp_path)
-    step = Pipeline(map="my_maps:halve", shuffle=False).apply(a_job())
+    pipeline = Pipeline(map="my_maps:halve", shuffle=False)
+    run = run_of(pipeline)
     assert "my_maps" not in sys.modules
-    made, effect = step.input((X, Y), facts())
+    made = pipeline.data(run, (X, Y))
     assert "my_maps" in sys.modules
     assert float(next(iter(made))[0][2, 0]) == 1.0
-    assert "map" in effect.note
+    assert "map" in effect_of(run).note
 
 
 def test_the_batch_is_the_jobs_and_a_changed_one_is_told_with_the_learning_rate():
-    job = chain(Pipeline(batch_size=50)).apply(a_job(batch_size=10))
-    ((_, effect),) = run(job).effects
+    ((_, effect),) = run(a_job(batch_size=10), Pipeline(batch_size=50)).effects
     assert effect.acted
     assert "batches of 50" in effect.note
     assert "learning rate is the one for batches of 10" in effect.note
-    ((_, effect),) = run(chain(Pipeline()).apply(a_job(batch_size=10))).effects
+    ((_, effect),) = run(a_job(batch_size=10), chain(Pipeline())).effects
     assert "learning rate" not in effect.note
 
 

@@ -845,7 +845,7 @@ def test_a_job_and_a_chain_name_their_data(parquet):
     few = str(parquet / "part-0.parquet")
     chained = tfopt.Pipeline(source=few, label="y", features=("id", "half"), batch_size=50)
     assert eval(repr(chained), {"Pipeline": tfopt.Pipeline}) == chained
-    outcome = tfopt.run(chained.apply(small_job(str(parquet))))
+    outcome = tfopt.run(small_job(str(parquet)), chained)
     assert int(outcome.model.optimizer.iterations) == 5
     steps = tfopt.run(small_job(str(parquet), batch_size=100, epochs=3, steps_per_epoch=4))
     assert int(steps.model.optimizer.iterations) == 12
@@ -859,7 +859,7 @@ def test_what_a_source_refuses_while_it_trains_is_one_error(tmp_path):
         )
         pq.write_table(table, tmp_path / f"{part}.parquet")
     with pytest.raises(UserError) as raised:
-        tfopt.run(tfopt.Pipeline(shuffle=False).apply(small_job(str(tmp_path))))
+        tfopt.run(small_job(str(tmp_path)), tfopt.Pipeline(shuffle=False))
     assert raised.value.what.endswith("1.parquet, row group 0: the column 'id' has a null.")
     assert "fill=" in raised.value.fix
 

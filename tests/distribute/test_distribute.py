@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_transform import effect_of, run_of
 
 from tfopt import (
     Data,
@@ -20,7 +21,6 @@ from tfopt import (
     run,
 )
 from tfopt.errors import CannotCombine
-from tfopt.job.parts import Facts
 from tfopt.run import prepared
 
 RNG = np.random.default_rng(0)
@@ -57,9 +57,9 @@ def on_one_device_and_on_two():
     }
     found = {}
     for name, optimizer in optimizers.items():
-        one = run(Pipeline(shuffle=False).apply(job(optimizer)))
+        one = run(job(optimizer), Pipeline(shuffle=False))
         link = Distribute(logical_cpus=2)
-        two = run(chain(link, Pipeline(shuffle=False)).apply(job(optimizer)))
+        two = run(job(optimizer), chain(link, Pipeline(shuffle=False)))
         losses = one.evaluation["loss"], two.evaluation["loss"]
         found[name] = gap(one, two), losses, two.effects[0][1].note
     return found
@@ -75,7 +75,7 @@ def test_two_replicas_train_the_weights_of_one_device(replicas):
 
 def in_float16():
     links = (MixedPrecision("mixed_float16"), Distribute(logical_cpus=2))
-    outcome = run(chain(*links, Pipeline(shuffle=False)).apply(job()))
+    outcome = run(job(), chain(*links, Pipeline(shuffle=False)))
     return type(outcome.model.optimizer).__name__, outcome.evaluation["loss"]
 
 
@@ -105,7 +105,7 @@ def test_the_function_is_a_scope_with_explicit_batches(replicas):
 
 
 def effect_on_one_device():
-    outcome = run(Distribute().apply(job(epochs=1)))
+    outcome = run(job(epochs=1), Distribute())
     return outcome.effects[0][1].acted, outcome.effects[0][1].note
 
 
@@ -150,20 +150,20 @@ REFUSED = {
     "too late": (too_late, ("came too late", "build or load the model inside", "new process")),
     "keras": (beside_a_distribution_of_keras, ("shards nothing on TensorFlow", "DataParallel")),
     "batch": (
-        lambda: run(Distribute(logical_cpus=2, global_batch=15).apply(job())),
+        lambda: run(job(), Distribute(logical_cpus=2, global_batch=15)),
         ("does not divide over 2 replicas", "use 14 or 16"),
     ),
     # Without GPUs there is one replica.
     "two batches": (
-        lambda: run(chain(Pipeline(batch_size=6), Distribute(per_replica_batch=4)).apply(job())),
+        lambda: run(job(), chain(Pipeline(batch_size=6), Distribute(per_replica_batch=4))),
         ("CannotCombine", "6 by Pipeline", "4 by Distribute"),
     ),
     "dataset": (
-        lambda: run(Distribute(logical_cpus=2).apply(of_datasets(15))),
+        lambda: run(of_datasets(15), Distribute(logical_cpus=2)),
         ("batch of 15 does not divide over 2 replicas",),
     ),
     "dataset of another batch": (
-        lambda: run(Distribute(logical_cpus=2, global_batch=16).apply(of_datasets(24))),
+        lambda: run(of_datasets(24), Distribute(logical_cpus=2, global_batch=16)),
         ("yields batches of 24, and nothing makes batches of 16",),
     ),
 }
@@ -185,7 +185,7 @@ def test_what_cannot_be_distributed_is_refused(replicas, name):
 
 
 def note_on_a_dataset():
-    return run(Distribute(logical_cpus=2).apply(of_datasets(24))).effects[0][1].note
+    return run(of_datasets(24), Distribute(logical_cpus=2)).effects[0][1].note
 
 
 def test_the_batches_of_the_data_are_what_is_shared(replicas):
@@ -200,7 +200,7 @@ def failing_build():
         raise RuntimeError("boom")
 
     try:
-        run(Distribute(logical_cpus=2).apply(job(build=bad)))
+        run(job(build=bad), Distribute(logical_cpus=2))
     except RuntimeError:
         return tf.distribute.has_strategy(), keras.config.dtype_policy().name
 
@@ -215,7 +215,7 @@ def evaluated_in_uneven_batches():
     given = job(batch_size=10, data=lambda: Data(train=(X, Y), test=test))
     before, running._EVALUATION_BATCH = running._EVALUATION_BATCH, 8
     try:
-        with prepared(Distribute(logical_cpus=2).apply(given)) as ready:
+        with prepared(given, Distribute(logical_cpus=2)) as ready:
             expected = ready.model.evaluate(
                 *test[:2], sample_weight=WEIGHTS, batch_size=10, verbose=0
             )
@@ -260,13 +260,12 @@ def test_a_model_is_refused_at_the_call():
     ],
 )
 def test_two_batch_sizes_are_refused_by_both_names_in_either_order(link):
-    plain = Job(build=dict, data=dict, compile=dict)
     for both in ([link, Pipeline(batch_size=6)], [Pipeline(batch_size=6), link]):
         with pytest.raises(CannotCombine, match="different batches") as caught:
-            chain(*both).apply(plain)
+            chain(*both)
         for word in ("Pipeline", "Distribute", "6 by", "8 by"):
             assert word in str(caught.value)
-    chain(link, Pipeline(batch_size=8)).apply(plain)
+    assert chain(link, Pipeline(batch_size=8)).batch_asked == 8
 
 
 @pytest.mark.parametrize(("device", "jit"), [("GPU", False), ("GPU", True), ("CPU", False)])
@@ -275,6 +274,8 @@ def test_several_gpus_without_xla_are_told_so(device, jit):
     extended = SimpleNamespace(worker_devices=(f"/device:{device}:0", f"/device:{device}:1"))
     strategy = SimpleNamespace(extended=extended)
     model = SimpleNamespace(distribute_strategy=strategy, jit_compile=jit)
-    told = Distribute().tell_batches(model, Facts(2, 16, None, 4, 1, 0)).note
+    run = run_of(Distribute(), replicas=2)
+    Distribute().attach(run, model)
+    told = effect_of(run).note
     assert told.startswith("global batch 16, 8 per replica")
     assert ("without XLA" in told) == (device == "GPU" and not jit)

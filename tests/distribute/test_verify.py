@@ -76,7 +76,7 @@ def proven_in_run():
         compile=lambda: {"optimizer": "sgd", "loss": "mse"},
         batch_size=16,
     )
-    outcome = tfopt.run(tfopt.Distribute(logical_cpus=2).apply(job))
+    outcome = tfopt.run(job, tfopt.Distribute(logical_cpus=2))
     note = outcome.effects[0][1].note
     assert "MiB exchanged a step" in note
     return next(part for part in note.split("; ") if part.startswith(("equal", "incon", "diff")))

@@ -65,8 +65,8 @@ def test_a_real_model_counted_by_hand():
     # A batch may be larger than the number of examples.
     twice = tfopt.hardware_estimate(job, batch_size=256)
     assert twice.gflop == pytest.approx(2 * found.gflop)
-    half = tfopt.MixedPrecision("mixed_float16").apply(job)
-    assert tfopt.hardware_estimate(half).dtype == "float16"
+    half = tfopt.MixedPrecision("mixed_float16")
+    assert tfopt.hardware_estimate(job, half).dtype == "float16"
     assert json.loads(found.to_json())["rows"][0]["gpu"] == "T4"
 
 

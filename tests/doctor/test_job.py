@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from tfopt import Distribute, chain
 from tfopt.doctor.check import Check, Subject
 from tfopt.doctor.job_checks import examine_job, job
 
@@ -12,7 +13,7 @@ JOBS = """
     import keras
     import numpy as np
     from pathlib import Path
-    from tfopt import Data, Distribute, Job, MixedPrecision, chain
+    from tfopt import Data, Job
 
     def data():
         x = np.random.default_rng(0).normal(size=(640, 20)).astype("float32")
@@ -31,9 +32,6 @@ JOBS = """
 
     def plain(batch: int = 64) -> Job:
         return Job(build=build, data=data, compile=compile_, batch_size=batch, callbacks=(Writes,))
-
-    def uneven() -> Job:
-        return Distribute(logical_cpus=2).apply(plain(batch=63))
 
     def unscaled() -> Job:
         def half():
@@ -95,7 +93,9 @@ def test_transforms_that_do_not_combine_are_named(probed):
 
 @pytest.mark.slow
 def test_a_batch_that_does_not_divide(subject):
-    checks = by_name(job(subject("uneven")))
+    checks = by_name(
+        job(subject("plain", arguments={"batch": 63}, chain=chain(Distribute(logical_cpus=2))))
+    )
     assert checks["job"].verdict == "failure"
     assert "63" in checks["job"].told
     assert "62 or 64" in checks["job"].fix

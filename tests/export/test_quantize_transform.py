@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 from digits import small_digits
+from one_transform import effect_of, run_of
 
 from tfopt import Data, Job, UserError, chain, run
 from tfopt.errors import CannotCombine
 from tfopt.export.litert_file import LitertPredictor, accuracy
 from tfopt.export.quantize import Quantize
-from tfopt.job.parts import Facts, Trained
 
 X, Y = small_digits(1800)
 TRAIN, TEST = (X[:1200], Y[:1200]), (X[1200:], Y[1200:])
@@ -57,11 +57,6 @@ def last_effect(outcome):
     return outcome.effects[-1][1]
 
 
-FACTS = Facts(
-    replicas=1, batch_size=32, tuned_batch_size=32, steps_per_epoch=None, epochs=1, seed=0
-)
-
-
 @pytest.fixture(scope="module")
 def plain():
     """A run of the job alone."""
@@ -70,8 +65,9 @@ def plain():
 
 @pytest.mark.parametrize("mode", ["int8", "dynamic", "float16"])
 def test_every_mode_gives_a_measured_file(mode, plain):
-    trained = Trained(plain.model, Data(TRAIN, TEST), FACTS)
-    artefact, effect = Quantize(mode).quantize_trained(trained)
+    run = run_of(Quantize(mode), Data(TRAIN, TEST))
+    Quantize(mode).finish(run, plain.model)
+    (artefact,), effect = run.files, effect_of(run)
     assert artefact.filename == f"model_{mode}.tflite"
     assert artefact.metrics["kib"] == len(artefact.content) / 1024
     assert artefact.metrics["argmax_agreement"] > 0.97
@@ -82,9 +78,10 @@ def test_every_mode_gives_a_measured_file(mode, plain):
 
 @pytest.mark.parametrize("wrap", [tuple, dataset])
 def test_every_kind_of_data_is_read(wrap):
-    trained = Trained(build(), Data(wrap(TRAIN), wrap(TEST)), FACTS)
-    artefact, effect = Quantize("int8", samples=150).quantize_trained(trained)
-    assert "on 150 examples" in effect.note
+    run = run_of(Quantize("int8", samples=150), Data(wrap(TRAIN), wrap(TEST)))
+    Quantize("int8", samples=150).finish(run, build())
+    (artefact,) = run.files
+    assert "on 150 examples" in effect_of(run).note
     predictor = LitertPredictor(artefact.content)
     expected = accuracy([TEST], lambda x: predictor(x)[0])
     assert artefact.metrics["test_accuracy"] == expected
@@ -92,12 +89,13 @@ def test_every_kind_of_data_is_read(wrap):
 
 def test_a_test_part_without_end_is_not_waited_for():
     endless = dataset(TEST).repeat()
-    _, effect = Quantize("dynamic").quantize_trained(Trained(build(), Data(TRAIN, endless), FACTS))
-    assert "repeats without end" in effect.note
+    run = run_of(Quantize("dynamic"), Data(TRAIN, endless))
+    Quantize("dynamic").finish(run, build())
+    assert "repeats without end" in effect_of(run).note
 
 
 def test_two_modes_stand_side_by_side():
-    outcome = run(chain(Quantize("float16"), Quantize("int8")).apply(job()))
+    outcome = run(job(), chain(Quantize("float16"), Quantize("int8")))
     assert [a.filename for a in outcome.artefacts] == ["model_float16.tflite", "model_int8.tflite"]
     details = Interpreter(model_content=outcome.artefacts[1].content).get_tensor_details()
     assert [d["dtype"] for d in details].count(np.float32) == 2
@@ -106,12 +104,12 @@ def test_two_modes_stand_side_by_side():
 
 def test_one_mode_twice_is_refused_since_both_would_be_one_file():
     with pytest.raises(CannotCombine, match="samples=9") as refused:
-        chain(Quantize("int8"), Quantize("float16"), Quantize("int8", samples=9)).apply(job())
+        chain(Quantize("int8"), Quantize("float16"), Quantize("int8", samples=9))
     assert "model_int8.tflite" in str(refused.value)
 
 
 def test_what_cannot_be_measured_is_absent_with_its_reason():
-    outcome = run(Quantize("float16").apply(job(test=None)))
+    outcome = run(job(test=None), Quantize("float16"))
     (artefact,) = outcome.artefacts
     assert "test_accuracy" not in artefact.metrics
     assert "not measured (the job has no test part)" in last_effect(outcome).note
@@ -129,7 +127,7 @@ def a_regression():
 
 
 def test_a_model_that_loses_too_much_costs_the_file_and_not_the_run():
-    outcome = run(Quantize(tolerance=0.0).apply(a_regression()))
+    outcome = run(a_regression(), Quantize(tolerance=0.0))
     assert outcome.artefacts == ()
     assert not last_effect(outcome).acted
     assert "too far from its float self" in last_effect(outcome).note
@@ -146,6 +144,6 @@ def test_bad_fields_are_refused_at_construction(fields):
 
 
 def test_a_regression_has_no_accuracy():
-    outcome = run(Quantize(samples=50).apply(a_regression()))
+    outcome = run(a_regression(), Quantize(samples=50))
     assert "test_accuracy" not in outcome.artefacts[0].metrics
     assert "The labels do not fit" in outcome.effects[0][1].note

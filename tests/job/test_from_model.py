@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt import Job, LearningRate, MixedPrecision, UserError, chain, run
+from tfopt import Job, LearningRate, MixedPrecision, UserError, run
 from tfopt.job.rebuild import rebuild
 from tfopt.run import prepared
 
@@ -280,9 +280,9 @@ def test_lambdas_are_the_same_functions_with_all_that_they_refer_to():
 
 def test_a_new_rate_is_not_undone_by_the_carried_state():
     model = trained(keras.optimizers.Adam(0.001))
-    outcome = run(LearningRate(0.05).apply(Job.from_model(model, (X, Y))))
+    outcome = run(Job.from_model(model, (X, Y)), LearningRate(0.05))
     assert float(outcome.model.optimizer.learning_rate) == pytest.approx(0.05)
-    decaying = run(LearningRate(0.05, decay="cosine").apply(Job.from_model(model, (X, Y))))
+    decaying = run(Job.from_model(model, (X, Y)), LearningRate(0.05, decay="cosine"))
     # Under a schedule of its own the optimizer begins anew.
     assert int(decaying.model.optimizer.iterations) == 3
 
@@ -373,7 +373,6 @@ def test_loss_scaling_under_a_policy_that_was_global_then_carries_over():
         assert isinstance(ready.model.optimizer, keras.optimizers.LossScaleOptimizer)
         assert float(ready.model.optimizer.dynamic_scale) == 64.0
         assert int(ready.model.optimizer.iterations) == int(model.optimizer.iterations)
-    back = chain(MixedPrecision("float32")).apply(Job.from_model(model, data))
-    with prepared(back) as ready:
+    with prepared(Job.from_model(model, data), MixedPrecision("float32")) as ready:
         assert {layer.compute_dtype for layer in ready.model.layers} == {"float32"}
         assert ready.effects[0][1].acted

@@ -34,8 +34,8 @@ SAMPLES = 960
 
 
 def trained(*transforms, **settings):
-    job = chain(*transforms).apply(toy_jobs.job(samples=SAMPLES))
-    return TrainWhole(**settings).carry_out(job, None)
+    job = toy_jobs.job(samples=SAMPLES)
+    return TrainWhole(**settings).carry_out(job, chain(*transforms), None)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_a_training_leaves(tmp_path):
     assert one.model_kib > one.model_gzip_kib > 0
     assert one.unavailable.keys() == {"artefact", "artefact_kib", "artefact_accuracy"}
     untested = toy_jobs.job().with_(data=lambda: Data(train=toy_jobs.data(64).train))
-    none = TrainWhole().carry_out(untested, None).training
+    none = TrainWhole().carry_out(untested, chain(), None).training
     assert (none.readings, none.test_accuracy) == ((), None)
     assert none.unavailable["test_accuracy"] == "the job has no test data"
 

@@ -23,6 +23,8 @@ from tfopt.measure.job_facts import facts_of
 from tfopt.measure.turn_taking import TakeTurns, Way
 from tfopt.run import prepared
 
+PLAIN = chain()
+
 
 def job(samples=256, **settings):
     """The toy job, its data in batches; the test's process would wait for the autotuner's end."""
@@ -82,10 +84,10 @@ class Parent:
             raise Ended
         return self.asked.pop(0)
 
-    def hear(self, task, job):
+    def hear(self, task, job, under=PLAIN):
         try:
             with suppress(Ended):
-                task.carry_out(job, self)
+                task.carry_out(job, under, self)
         finally:
             gc.collect()  # before a thread of another input does it, and waits for itself
 
@@ -94,11 +96,11 @@ class Parent:
 def taken(monkeypatch):
     """Let a job take turns in this process; return what it said when ready, and its turns."""
 
-    def run(job, *turns, seconds=None, **settings):
+    def run(job, *turns, under=PLAIN, seconds=None, **settings):
         clock = Clock(itertools.repeat(1.0) if seconds is None else seconds)
         monkeypatch.setattr(turn_taking, "time", SimpleNamespace(perf_counter=clock))
         parent = Parent(*turns)
-        parent.hear(TakeTurns(way=Paced(clock), **settings), job)
+        parent.hear(TakeTurns(way=Paced(clock), **settings), job, under)
         (kind, ready), *said = parent.heard
         assert kind == "ready"
         return ready, [turn for _, turn in said]
@@ -128,16 +130,14 @@ def test_neither_a_turn_s_first_execution_nor_the_ends_of_epochs_are_counted(tak
 
 
 def test_the_steps_of_an_execution_are_counted_and_a_shorter_last_one_is_not(taken):
-    threes = chain(Execution(steps_per_execution=3)).apply(job())
-    _, (turn,) = taken(threes, 1.0)
+    _, (turn,) = taken(job(), 1.0, under=chain(Execution(steps_per_execution=3)))
     # Of eight steps an epoch: three, three and two; the first turn begins with the second three.
     assert (turn.steps, turn.seconds, turn.lasted_s) == (3, 1.0, 4.0)
 
 
 @pytest.mark.parametrize(("samples", "each"), [(32, 1), (48, 1), (120, 2)])
 def test_epochs_of_one_or_two_executions_give_turns(taken, samples, each):
-    short = chain(Execution(steps_per_execution=each)).apply(job(samples))
-    _, turns = taken(short, 3.0, 3.0)
+    _, turns = taken(job(samples), 3.0, 3.0, under=chain(Execution(steps_per_execution=each)))
     assert [(turn.steps, turn.seconds) for turn in turns] == [(3 * each, 3.0)] * 2
 
 
@@ -155,12 +155,12 @@ def test_early_stopping_and_few_epochs_do_not_end_it(taken):
 
 
 def test_what_it_says_of_itself_and_its_peaks(taken):
-    applied = chain(Execution(steps_per_execution=2), MixedPrecision("float32")).apply(job())
-    ready, (turn,) = taken(applied, 1.0)
+    under = chain(Execution(steps_per_execution=2), MixedPrecision("float32"))
+    ready, (turn,) = taken(job(), 1.0, under=under)
     assert (ready.first_steps, ready.batch_size, ready.replicas, ready.steps) == (2, 32, 1, 2 * 8)
     assert ready.data.startswith("toy (")
     assert ready.idle == {"MixedPrecision(policy='float32')"}
-    assert ready.notes.keys() == set(map(repr, applied.applied))
+    assert ready.notes.keys() == set(map(repr, under.parts))
     assert (ready.facts, ready.is_idle) == (None, False)
     peaks = turn.peaks
     assert peaks.host_mib > 10
@@ -169,8 +169,8 @@ def test_what_it_says_of_itself_and_its_peaks(taken):
 
 
 def test_a_link_that_changes_nothing_ends_before_the_first_step(taken):
-    applied = chain(Execution(steps_per_execution=2), MixedPrecision("float32")).apply(job())
-    ready, turns = taken(applied, 1.0, skip_if_idle=True, seconds=())
+    under = chain(Execution(steps_per_execution=2), MixedPrecision("float32"))
+    ready, turns = taken(job(), 1.0, under=under, skip_if_idle=True, seconds=())
     assert ready.is_idle
     assert "float32 already" in ready.notes[repr(MixedPrecision("float32"))]
     assert turns == []
@@ -243,7 +243,7 @@ def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache):
 
     given = job(epochs=2).with_(data=lambda: Data(train=rows, name="slow rows"))
     parent = Parent(0.0)
-    parent.hear(TakeTurns(), Pipeline(batch_size=32, cache=cache, examples=64).apply(given))
+    parent.hear(TakeTurns(), given, chain(Pipeline(batch_size=32, cache=cache, examples=64)))
     (_, said), *_ = parent.heard
     assert (said.filled_s > 0) == (cache is not None)
     assert said.epoch_steps == 2
@@ -254,6 +254,6 @@ def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache):
 )
 def test_xla_compiles_a_smaller_last_batch_anew(samples, jit, compiles):
     parent = Parent(0.0)
-    parent.hear(TakeTurns(), Execution(jit_compile=jit).apply(toy_jobs.job(samples)))
+    parent.hear(TakeTurns(), toy_jobs.job(samples), chain(Execution(jit_compile=jit)))
     (_, said), *_ = parent.heard
     assert said.compiles_rest == compiles

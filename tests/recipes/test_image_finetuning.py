@@ -45,7 +45,7 @@ def test_it_learns_without_imagenet_and_says_what_it_started_from():
         Pipeline(batch_size=25),
         Execution(jit_compile=False, steps_per_execution=8),
     )
-    outcome = run(fast.apply(described))
+    outcome = run(described, fast)
     assert outcome.evaluation["accuracy"] > 0.4  # of ten classes
     assert "random weights, every layer trained (ImageNet's cannot be had: " in outcome.data.note
     assert all(layer.trainable for layer in outcome.model._flatten_layers())
@@ -107,7 +107,7 @@ def test_a_folder_of_images(tmp_path):
     assert "random weights, every layer trained (asked for)" in data.note
     model = described.build()
     assert model.output_shape == (None, 2)
-    outcome = run(chain(LearningRate(peak=0.01), Pipeline(cache="memory")).apply(described))
+    outcome = run(described, chain(LearningRate(peak=0.01), Pipeline(cache="memory")))
     assert outcome.history["accuracy"][-1] > 0.8
 
 

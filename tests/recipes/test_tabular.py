@@ -25,8 +25,8 @@ def own_home(tmp_path, monkeypatch):
 
 
 def test_it_learns_the_same_table_through_parquet_and_dask(tmp_path):
-    through_parquet = tfopt.run(FAST.apply(tabular.job(rows=4_000)))
-    through_dask = tfopt.run(FAST.apply(tabular.job(rows=4_000, data="dask")))
+    through_parquet = tfopt.run(tabular.job(rows=4_000), FAST)
+    through_dask = tfopt.run(tabular.job(rows=4_000, data="dask"), FAST)
     for outcome in (through_parquet, through_dask):
         assert outcome.evaluation["accuracy"] > 0.75  # 0.5 by guessing
     assert "by dask" in through_dask.data.note

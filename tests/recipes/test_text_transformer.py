@@ -16,7 +16,7 @@ FAST = chain(
 
 def test_it_learns_what_no_guess_knows(tmp_path):
     described = job(data="synthetic", vocabulary=300, length=32, examples=1_000)
-    outcome = run(FAST.apply(described))
+    outcome = run(described, FAST)
     assert outcome.evaluation["accuracy"] > 0.75  # of two classes
     assert "not real text" in outcome.data.note
     outcome.model.save(tmp_path / "model.keras")

@@ -183,9 +183,9 @@ def job(**changes):
     ids=["schedule", "rule", "steps", "state", "schedule after a state"],
 )
 def test_a_job_trains_the_weights_of_its_own_batches(given, others):
-    plain = run(chain(*others, IN_ORDER).apply(given())).model
+    plain = run(given(), chain(*others, IN_ORDER)).model
     for transforms in ([*others, Accumulate(4)], [Accumulate(4), *others]):
-        model = run(chain(*transforms, IN_ORDER).apply(given())).model
+        model = run(given(), chain(*transforms, IN_ORDER)).model
         assert gap(plain.get_weights(), model.get_weights()) < 1e-6
 
 
@@ -196,16 +196,16 @@ def continued():
 
 
 def test_the_transform_describes_its_micro_batches():
-    note = run(chain(Accumulate(2), IN_ORDER).apply(job())).effects[0][1].note
+    note = run(job(), chain(Accumulate(2), IN_ORDER)).effects[0][1].note
     assert note == "batches of 16 in 2 micro-batches of 8"
-    note = run(chain(Accumulate(5), IN_ORDER).apply(job(batch_size=10))).effects[0][1].note
+    note = run(job(batch_size=10), chain(Accumulate(5), IN_ORDER)).effects[0][1].note
     assert note.endswith("; the last 4 of an epoch go into the next one's first update")
 
 
 def test_batches_that_cannot_be_cut_are_refused():
     with pytest.raises(UserError, match="no 3 micro-batches of one size"):
-        run(Accumulate(3).apply(job()))
+        run(job(), Accumulate(3))
     batches = lambda: Data(train=tf.data.Dataset.from_tensor_slices((X, Y)).batch(16))  # noqa: E731
     with pytest.raises(UserError, match="nothing makes batches of 4 of them") as caught:
-        run(Accumulate(4).apply(job(data=batches)))
+        run(job(data=batches), Accumulate(4))
     assert "Pipeline(batch_size=16)" in caught.value.fix

@@ -25,7 +25,7 @@ def compiled():
 )
 def test_execution_is_exact(settings):
     job = Job.from_model(compiled(), (X, Y), batch_size=16, epochs=2)
-    plain, changed = run(job).model, run(Execution(**settings).apply(job)).model
+    plain, changed = run(job).model, run(job, Execution(**settings)).model
     assert changed.steps_per_execution == settings["steps_per_execution"]
     assert changed.jit_compile is settings.get("jit_compile", False)
     for expected, got in zip(plain.get_weights(), changed.get_weights(), strict=True):

@@ -129,7 +129,7 @@ def test_a_run_says_that_there_was_no_model_yet():
 
 def test_a_run_on_a_pipeline_knows_its_batch():
     with pytest.raises(OutOfMemory, match="batches of 4096 take about") as raised:
-        tfopt.run(tfopt.Pipeline().apply(job()))
+        tfopt.run(job(), tfopt.Pipeline())
     assert raised.value.phase == "the first training step"
 
 

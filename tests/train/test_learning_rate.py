@@ -3,22 +3,21 @@
 import keras
 import numpy as np
 import pytest
+from one_transform import effect_of, run_of
 
 from tfopt import Job, LearningRate, UserError, run, scaled_learning_rate
-from tfopt.job.parts import Facts
 
 X = np.zeros((64, 2), "float32")
 Y = np.zeros((64, 1), "float32")
 
 
-def facts(**changes):
-    values = {"batch_size": 128, "tuned_batch_size": 32, "steps_per_epoch": 50, "epochs": 2}
-    return Facts(**{"replicas": 1, "seed": 0, **values, **changes})
+KNOWN = {"batch_size": 128, "tuned_batch_size": 32, "steps_per_epoch": 50, "epochs": 2}
 
 
 def rates(transform, **changes):
     arguments = {"optimizer": keras.optimizers.SGD(0.1)}
-    effect = transform.set_rate(arguments, facts(**changes))
+    run = run_of(transform, **{**KNOWN, **changes})
+    arguments, effect = transform.compile(run, arguments), effect_of(run)
     schedule = arguments["optimizer"]._learning_rate
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return [float(schedule(step)) for step in range(101)], effect
@@ -57,8 +56,9 @@ def test_the_same_rate_has_no_effect():
 
 def test_a_schedule_of_the_job_is_not_overwritten():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    rate, arguments = LearningRate(0.3), {"optimizer": keras.optimizers.SGD(schedule)}
     with pytest.raises(UserError, match="ExponentialDecay"):
-        LearningRate(0.3).set_rate({"optimizer": keras.optimizers.SGD(schedule)}, facts())
+        rate.compile(run_of(rate), arguments)
 
 
 def test_an_unknown_length_or_batch_is_an_error():
@@ -72,7 +72,7 @@ def test_a_trained_model_with_a_schedule_has_keras_own_class_in_its_file(tmp_pat
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     rate = LearningRate(0.5, warmup=0.5, decay="cosine")
-    run(rate.apply(Job.from_model(model, (X, Y)))).save(tmp_path)
+    run(Job.from_model(model, (X, Y)), rate).save(tmp_path)
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer._learning_rate) is keras.optimizers.schedules.CosineDecay
 

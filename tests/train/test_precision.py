@@ -202,7 +202,7 @@ def test_a_model_in_which_nothing_can_be_retyped_stays_itself(make, reason):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     assert mixed_precision(model, "mixed_float16") is model
     job = Job.from_model(model, (X[:, 0], Y))
-    ((_, effect),) = run(MixedPrecision("mixed_float16").apply(job)).effects
+    ((_, effect),) = run(job, MixedPrecision("mixed_float16")).effects
     assert not effect.acted
     assert reason in effect.note
 
@@ -238,7 +238,7 @@ def test_the_transform_trains_in_bfloat16_and_says_so():
     model = nested_model()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     before = keras.config.dtype_policy()
-    outcome = run(MixedPrecision("mixed_bfloat16").apply(Job.from_model(model, (X, Y))))
+    outcome = run(Job.from_model(model, (X, Y)), MixedPrecision("mixed_bfloat16"))
     ((transform, effect),) = outcome.effects
     assert transform == MixedPrecision("mixed_bfloat16")
     assert effect.acted

@@ -288,10 +288,10 @@ def test_the_transform_says_what_is_computed_again():
         compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
     )
     order = Pipeline(shuffle=False)
-    outcome = run(chain(Remat(), order).apply(job))
+    outcome = run(job, chain(Remat(), order))
     assert "computed again: block_0, block_1" in outcome.effects[0][1].note
     small = job.with_(build=lambda: keras.Sequential([keras.Input((16,)), L.Dense(4, "softmax")]))
-    effect = run(chain(Remat(), order).apply(small)).effects[0][1]
+    effect = run(small, chain(Remat(), order)).effects[0][1]
     assert not effect.acted
     assert "has no blocks" in effect.note
 

@@ -7,7 +7,6 @@ import numpy as np
 from keras import layers
 
 from tfopt import Data, Job
-from tfopt.job.parts import Effect
 from tfopt.measure.job_facts import JobFacts
 
 
@@ -43,11 +42,10 @@ def small() -> Job:
 
 
 def greedy() -> Job:
-    def meets(model, facts):
+    def meets():
         np.zeros((1 << 24, 1 << 24), "float32")
-        return Effect(True, "")
 
-    return small().with_(attachments=(meets,))
+    return small().with_(build=meets)
 
 
 def broken() -> Job:

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from tfopt import Accumulate, Data, Distribute, Job, LearningRate, Pipeline, UserError, chain
-from tfopt.job.parts import Effect
 from tfopt.run import prepared
 from tfopt.tune.at_batch import AtBatch, LookAtJob
 
@@ -44,26 +43,26 @@ def generated():
     return Data(train=yields)
 
 
-def seen(given):
-    return LookAtJob().carry_out(given, None)
+def seen(given, under=None):
+    return LookAtJob().carry_out(given, under, None)
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "under"),
     [
-        job(),
-        job(data=batches),
-        job(data=generated),
-        Pipeline(batch_size=10).apply(job(data=batches)),
-        Pipeline().apply(job(batch_size=20)),
-        chain(Accumulate(2), Pipeline(batch_size=10)).apply(job()),
+        (job(), chain()),
+        (job(data=batches), chain()),
+        (job(data=generated), chain()),
+        (job(data=batches), chain(Pipeline(batch_size=10))),
+        (job(batch_size=20), chain(Pipeline())),
+        (job(), chain(Accumulate(2), Pipeline(batch_size=10))),
     ],
 )
-def test_the_batch_is_the_one_asked_for_and_epochs_are_long(given, monkeypatch):
+def test_the_batch_is_the_one_asked_for_and_epochs_are_long(given, under, monkeypatch):
     monkeypatch.setattr(at_batch, "_EPOCH", 7)
-    found = seen(given)
+    found = seen(given, under)
     way = AtBatch(24, found.tuned_batch_size, found.rebatch)
-    with prepared(way.changed(given), endless=True) as ready:
+    with prepared(*way.change(given, under), endless=True) as ready:
         ready = way.ready(ready)
         steps = ready.facts.accumulate
         assert ready.facts.batch_size == 24 // steps
@@ -73,24 +72,23 @@ def test_the_batch_is_the_one_asked_for_and_epochs_are_long(given, monkeypatch):
 
 
 def test_no_batch_of_arrays_is_a_rest():
-    with prepared(AtBatch(64).changed(job()), endless=True) as ready:
+    with prepared(*AtBatch(64).change(job(), chain()), endless=True) as ready:
         steps = iter(AtBatch(64).ready(ready).train_input)
         assert [next(steps)[0].shape[0] for _ in range(3)] == [64, 64, 64]
 
 
 def test_the_rate_is_that_of_the_batch_it_was_chosen_for():
-    given = LearningRate("linear").apply(job(batch_size=10))
-    with prepared(AtBatch(20, tuned=10).changed(given)) as ready:
+    given = job(batch_size=10), chain(LearningRate("linear"))
+    with prepared(*AtBatch(20, tuned=10).change(*given)) as ready:
         assert float(ready.model.optimizer.learning_rate) == pytest.approx(0.2)
 
 
-def test_replicas_stand_where_the_job_put_them():
-    given = chain(Distribute(logical_cpus=2, per_replica_batch=4), Pipeline()).apply(job())
-    changed = AtBatch(24, tuned=8).changed(given)
-    distribute, pipeline = changed.applied
+def test_replicas_share_the_batch_that_is_asked_for():
+    under = chain(Distribute(logical_cpus=2, per_replica_batch=4), Pipeline())
+    changed, asking = AtBatch(24, tuned=8).change(job(), under)
+    distribute = asking.parts[0]
     assert (distribute.global_batch, distribute.per_replica_batch) == (24, None)
-    assert [step.__self__ for step in changed.scopes] == [distribute]
-    assert changed.input.__self__ is pipeline
+    assert (changed.batch_size, changed.tuned_batch_size) == (24, 8)
 
 
 def test_a_batch_of_the_validation_is_evaluated(monkeypatch):
@@ -105,14 +103,6 @@ def test_a_batch_of_the_validation_is_evaluated(monkeypatch):
 def test_what_takes_one_batch_only_is_named():
     with pytest.raises(UserError, match="takes batches of 10 only"):
         seen(job(build=lambda: build(10), batch_size=10))
-
-    def tens(part, facts):
-        return tf.data.Dataset.from_tensor_slices(part).batch(10), Effect(True, "")
-
-    way = AtBatch(20)
-    refused = pytest.raises(UserError, match="makes batches of 10, whatever it is told")
-    with prepared(way.changed(job(input=tens)), endless=True) as ready, refused:
-        way.ready(ready)
 
 
 def test_a_process_beyond_its_limit_ends_itself_with_the_reason():

@@ -301,7 +301,7 @@ def test_where_not_all_fit_they_race_in_groups(tune, machine, free_mib, most):
 
 def test_the_space_is_what_the_job_allows():
     assert space_for(FACTS)["batch_size"] == (None, 80, 125, 200, 400)
-    own = space_for(replace(FACTS, own_input=True, whole_executions=20, eager=True))
+    own = space_for(replace(FACTS, whole_executions=20, eager=True))
     assert own["batch_size"] == own["input"] == own["jit_compile"] == (None,)
     counted = space_for(replace(FACTS, whole_executions=20))
     assert counted["steps_per_execution"] == (None, 4)

@@ -18,7 +18,8 @@ from tfopt.recipes.flags import add_output, names
 if TYPE_CHECKING:
     import keras
 
-    from tfopt.job.job import Job, Transform
+    from tfopt.job.job import Job
+    from tfopt.job.transform import Transform
 
 _EXPORT = """\
 Writes a saved Keras model in each FORMAT and PRECISION, and compares each file with the model in a
@@ -198,7 +199,7 @@ def _trained(job: Job, transform: Transform, model: keras.Model) -> keras.Model:
     from tfopt.job.rebuild import blueprint
     from tfopt.run import run
 
-    return strip(run(transform.apply(job.with_(build=blueprint(model).build))).model)
+    return strip(run(job.with_(build=blueprint(model).build), transform).model)
 
 
 def _print(found: Any, options: argparse.Namespace, text: str) -> None:

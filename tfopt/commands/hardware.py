@@ -46,7 +46,7 @@ def _hardware(options: argparse.Namespace, given: list[str]) -> int:
                 "The chain leaves the precision to the GPU, which is not here.",
                 expected='mixed_precision with policy = "mixed_float16" or "mixed_bfloat16"',
             )
-        job = target.chain.apply(resolve_job(target.job, target.arguments))
-        found = hardware_estimate(job, batch_size=options.batch_size)
+        job = resolve_job(target.job, target.arguments)
+        found = hardware_estimate(job, target.chain, batch_size=options.batch_size)
     print(found.to_json().rstrip() if options.json else found)
     return 0

@@ -6,7 +6,7 @@ tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -32,9 +32,8 @@ from tfopt.compress.reports import (
 )
 from tfopt.compress.schedules import ConstantSparsity
 from tfopt.errors import keep_plain, require_count
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Artefact, Effect, Facts, Trained
 from tfopt.job.rebuild import forget_compiled_steps, require_keras3
+from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ class Cluster(Transform):
     The clusters are gone after the training, and the model is plain Keras.
 
     Example:
-        outcome = run(Cluster(16).apply(job))
+        outcome = run(job, Cluster(16))
 
     Attributes:
         clusters: The most values that a kernel has in the end: with 16, a weight takes 4 bits.
@@ -205,7 +204,6 @@ class Cluster(Transform):
     begin: float = 0.5
     layers: str | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
     holds: ClassVar[bool] = True
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
@@ -217,16 +215,9 @@ class Cluster(Transform):
             compile_pattern("Cluster.layers", self.layers)
         require_share("Cluster.begin", self.begin)
 
-    def edit(self, job: Job) -> Job:
-        return replace(
-            job,
-            attachments=(*job.attachments, self.attach),
-            after_fit=self.settling(job, self.finish),
-        )
-
-    def attach(self, model: keras.Model, facts: Facts) -> Effect:
+    def attach(self, run: Run, model: keras.Model) -> None:
         """Put the clusters on, to be formed at a step that this run will have."""
-        steps = training_steps(facts, "Cluster", "tfopt.cluster(model, ...) with begin_step")
+        steps = training_steps(run.facts, "Cluster", "tfopt.cluster(model, ...) with begin_step")
         first = min(round(self.begin * steps) + 1, steps)
         cluster(model, self.clusters, layers=self.layers, begin_step=first)
         rows = clustering_report(model)
@@ -236,17 +227,18 @@ class Cluster(Transform):
             f"from step {first} of {steps}"
         )
         left = ((row.path, row.remark) for row in rows if row.clusters is None)
-        return Effect(True, note + left_alone_note(left))
+        run.note(note + left_alone_note(left))
 
-    def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
+    def finish(self, run: Run, model: keras.Model) -> None:
         """Write the values into the kernels, take the clusters off, and count the values."""
-        apply_final(trained.model)
-        held = [row for row in clustering_report(trained.model) if row.clusters is not None]
+        apply_final(model)
+        held = [row for row in clustering_report(model) if row.clusters is not None]
         # Only these: another transform's finish may still need what it holds.
-        take_clusters_off(trained.model)
+        take_clusters_off(model)
+        most = max((row.values for row in held), default=0)
         if not held:
-            return None, Effect(False, "no clusters were left after training")
-        most = max(row.values for row in held)
-        if most > self.clusters:
-            return None, Effect(False, "the training ended before its clusters were formed")
-        return None, Effect(True, f"at most {most} values after training")
+            run.note("no clusters were left after training", acted=False)
+        elif most > self.clusters:
+            run.note("the training ended before its clusters were formed", acted=False)
+        else:
+            run.note(f"at most {most} values after training")

@@ -7,7 +7,7 @@ model goes through tfmot (:mod:`tfopt.compress.keras2`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress import keras2
@@ -33,9 +33,8 @@ from tfopt.compress.schedules import (
     require_sparsity,
 )
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Artefact, Effect, Facts, Trained
 from tfopt.job.rebuild import forget_compiled_steps, require_keras3
+from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count
 
 if TYPE_CHECKING:
@@ -377,7 +376,7 @@ class Prune(Transform):
     The masks are gone after the training, and the model is plain Keras.
 
     Example:
-        outcome = run(Prune(0.8).apply(job))
+        outcome = run(job, Prune(0.8))
 
     Attributes:
         sparsity: The fraction of each kernel that is zero in the end.
@@ -405,7 +404,6 @@ class Prune(Transform):
     criterion: Criterion = "magnitude"
     across: Across = "layer"
 
-    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
     holds: ClassVar[bool] = True
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
@@ -449,16 +447,9 @@ class Prune(Transform):
                 received=f"sparsity={self.sparsity}, schedule={self.schedule!r}",
             )
 
-    def edit(self, job: Job) -> Job:
-        return replace(
-            job,
-            attachments=(*job.attachments, self.attach),
-            after_fit=self.settling(job, self.finish),
-        )
-
-    def attach(self, model: keras.Model, facts: Facts) -> Effect:
+    def attach(self, run: Run, model: keras.Model) -> None:
         """Put the masks on, scheduled for the steps this run will have."""
-        steps = training_steps(facts, "Prune", "tfopt.prune(model, ...) with steps")
+        steps = training_steps(run.facts, "Prune", "tfopt.prune(model, ...) with steps")
         schedule = self._schedule(steps)
         prune(
             model,
@@ -476,16 +467,17 @@ class Prune(Transform):
             f"masked by step {schedule.end_step} of {steps}"
         )
         left = ((row.path, row.remark) for row in rows if row.target is None)
-        return Effect(True, note + left_alone_note(left))
+        run.note(note + left_alone_note(left))
 
-    def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
+    def finish(self, run: Run, model: keras.Model) -> None:
         """Write the masks' zeros, take the masks off, and report how many weights are zero."""
-        trained_rows = pruning_report(trained.model)
-        take_masks_off(trained.model)
-        pairs = zip(trained_rows, pruning_report(trained.model), strict=True)
+        trained_rows = pruning_report(model)
+        take_masks_off(model)
+        pairs = zip(trained_rows, pruning_report(model), strict=True)
         masked = [(before, after) for before, after in pairs if before.target is not None]
         if not masked:
-            return None, Effect(False, "no masks were left after training")
+            run.note("no masks were left after training", acted=False)
+            return
         note = f"{sparsity_of(after for _, after in masked):.1%} zeros after training"
         late = sum(after.zeros - before.zeros for before, after in masked)
         if late:
@@ -496,7 +488,7 @@ class Prune(Transform):
         short = self._missed(masked)
         if short:
             note += f"; the target of {self.sparsity:.0%} was missed in {', '.join(short)}"
-        return None, Effect(True, note)
+        run.note(note)
 
     def _missed(self, masked: Sequence[tuple[LayerSparsity, LayerSparsity]]) -> list[str]:
         """Return where fewer weights are zero than was asked for."""

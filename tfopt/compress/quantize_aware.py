@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress import keras2
@@ -26,10 +26,9 @@ from tfopt.compress.model_graph import (
     require_numbers,
 )
 from tfopt.errors import UserError, keep_plain, require_count, within
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Artefact, Effect, Facts, Trained
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.roster import transform_class
+from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count, table
 
 if TYPE_CHECKING:
@@ -283,7 +282,6 @@ class QuantizeAware(Transform):
     freeze_batchnorm: float | None = 0.9
     layers: str | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
     reads_held: ClassVar[bool] = True
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
@@ -297,20 +295,13 @@ class QuantizeAware(Transform):
         if self.layers is not None:
             compile_pattern("QuantizeAware.layers", self.layers)
 
-    def edit(self, job: Job) -> Job:
-        return replace(
-            job,
-            attachments=(*job.attachments, self.attach),
-            after_fit=self.settling(job, self.finish),
-        )
-
-    def attach(self, model: keras.Model, facts: Facts) -> Effect:
+    def attach(self, run: Run, model: keras.Model) -> None:
         """Make the model quantization-aware, in steps of this run."""
         frozen = self.freeze_batchnorm
         steps = 0
         if self.begin or frozen is not None:
             endless = "QuantizeAware(begin=0, freeze_batchnorm=None)"
-            steps = training_steps(facts, "QuantizeAware", endless)
+            steps = training_steps(run.facts, "QuantizeAware", endless)
         quantize_aware(
             model,
             self.weights,
@@ -318,18 +309,17 @@ class QuantizeAware(Transform):
             freeze_batchnorm_step=None if frozen is None else round(frozen * steps),
             layers=self.layers,
         )
-        return Effect(True, _summary(model))
+        run.note(_summary(model))
 
-    def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
+    def finish(self, run: Run, model: keras.Model) -> None:
         """Make the file, and leave a plain model with the rounded kernels."""
-        apply_final(trained.model)
+        apply_final(model)
         try:
             # By name, since writing files is a room above this one.
             quantize: Any = transform_class("quantize")()
-            made: tuple[Artefact | None, Effect] = quantize.write(trained, _FILENAME)
-            return made
+            quantize.write(run, model, _FILENAME)
         finally:
-            take_awareness_off(trained.model)
+            take_awareness_off(model)
 
 
 def _summary(model: keras.Model) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.channels.label_graph import analyse
@@ -28,9 +28,8 @@ from tfopt.compress.model_graph import Layers, compile_pattern, matcher
 from tfopt.compress.quantize_aware import awareness_of
 from tfopt.errors import UserError, keep_plain, require_count, require_number, within
 from tfopt.job.from_model import compile_factory
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect
 from tfopt.job.rebuild import require_built_keras3
+from tfopt.job.transform import Run, Transform
 from tfopt.report.format import by_reason, count, few, table
 
 if TYPE_CHECKING:
@@ -451,7 +450,6 @@ class RemoveChannels(Transform):
     multiple: int = 8
     layers: str | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"rebuilds", "restore"})
     exact: ClassVar[bool] = False
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
@@ -469,11 +467,7 @@ class RemoveChannels(Transform):
         if self.layers is not None:
             compile_pattern("RemoveChannels.layers", self.layers)
 
-    def edit(self, job: Job) -> Job:
-        return replace(job, rebuilds=(*job.rebuilds, self.remove), restore=None)
-
-    def remove(self, model: keras.Model) -> tuple[keras.Model, Effect]:
-        """Return the smaller model, and what was done."""
+    def rebuild(self, run: Run, model: keras.Model) -> keras.Model:
         done = carry_out(
             model,
             self.fraction,
@@ -482,7 +476,9 @@ class RemoveChannels(Transform):
             layers=self.layers,
             options=self._options(),
         )
-        return done.model, Effect(True, _summary(done.report))
+        run.keeps_optimizer = False
+        run.note(_summary(done.report))
+        return done.model
 
     def _options(self) -> ChannelOptions:
         return ChannelOptions(ranking=self.ranking, multiple=self.multiple)

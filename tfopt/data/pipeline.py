@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.data.augment import in_model, random_layers
 from tfopt.data.flow import build
 from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
 from tfopt.data.sources.open import open_source
-from tfopt.errors import CannotCombine, UserError, hashable, keep_plain
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
+from tfopt.errors import UserError, hashable, keep_plain
+from tfopt.job.parts import Facts
 from tfopt.job.references import NAMES_FUNCTION, check_reference, resolve_function
+from tfopt.job.transform import Run, Transform
 
 if TYPE_CHECKING:
     import keras
@@ -123,7 +123,6 @@ class Pipeline(Transform):
     examples: int | None = None
     options: PipelineOptions = field(default_factory=PipelineOptions)
 
-    changes: ClassVar[frozenset[str]] = frozenset({"input", "rebuilds"})
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -156,34 +155,29 @@ class Pipeline(Transform):
             )
         self._plan()
 
-    def edit(self, job: Job) -> Job:
-        if job.input is not None:
-            raise CannotCombine(
-                "Pipeline and the job's own input function cannot be combined.",
-                received=f"job.input={job.input!r}",
-                fix="drop one of them",
-            )
-        refuse_another(self, self.batch_size, job.applied)
-        rebuilds = (self.augment_model,) if self._in_model else ()
-        return replace(job, input=self.read, rebuilds=(*job.rebuilds, *rebuilds))
-
     @property
     def _in_model(self) -> bool:
         return self.augment is not None and self.augment_in == "model"
 
-    def augment_model(self, model: keras.Model) -> tuple[keras.Model, Effect]:
-        """Put the layers that augment in front of the model."""
+    def rebuild(self, run: Run, model: keras.Model) -> keras.Model:
+        if not self._in_model:
+            return model
         layers = random_layers(_function("augment", self.augment))
         names = ", ".join(type(layer).__name__ for layer in layers)
-        return in_model(model, layers), Effect(True, f"augmented in the model by {names}")
+        run.note(f"augmented in the model by {names}")
+        return in_model(model, layers)
 
     @property
     def batch_asked(self) -> int | None:
-        """Return the global batch that this asks for."""
         return self.batch_size
 
-    def read(self, train: Any, facts: Facts) -> tuple[Any, Effect]:
-        """Make the training input."""
+    def data(self, run: Run, train: Any) -> Any:
+        dataset, notes = self.read(train, run.facts)
+        run.note(", ".join(notes))
+        return dataset
+
+    def read(self, train: Any, facts: Facts) -> tuple[Any, list[str]]:
+        """Return the training input, and what it is, in words."""
         plan = self._plan(
             batch_size=facts.batch_size,
             map=_function("map", self.map),
@@ -203,7 +197,7 @@ class Pipeline(Transform):
                 f"the learning rate is the one for batches of {facts.tuned_batch_size}, "
                 "unless LearningRate is in the chain"
             )
-        return dataset, Effect(True, ", ".join(notes))
+        return dataset, notes
 
     def _plan(self, **changes: Any) -> Plan:
         names = {each.name for each in fields(Plan)}
@@ -223,26 +217,6 @@ def _function(name: str, function: Function) -> Callable[..., Any] | None:
             received=repr(function),
         )
     return resolve_function(function)
-
-
-def batch_asked(applied: Iterable[Transform]) -> int | None:
-    """Return the global batch that a transform asks for; None where none does, or knows it yet."""
-    sizes = (getattr(transform, "batch_asked", None) for transform in applied)
-    return next((size for size in sizes if size is not None), None)
-
-
-def refuse_another(asking: Transform, size: int | None, applied: Iterable[Transform]) -> None:
-    """Refuse ``size`` where another transform asks for batches of another one."""
-    for other in applied:
-        theirs = batch_asked([other])
-        if other is asking or None in (size, theirs) or theirs == size:
-            continue
-        raise CannotCombine(
-            f"{type(other).__name__} and {type(asking).__name__} ask for different batches.",
-            expected="one global batch: the examples of a step, over all replicas",
-            received=f"{theirs} by {other!r}, {size} by {asking!r}",
-            fix="give the size to one of them only, or the same to both",
-        )
 
 
 def refuse_unmade(asked: int, yielded: int, micro_batches: int) -> None:

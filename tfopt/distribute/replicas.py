@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from tfopt.data.pipeline import refuse_another
 from tfopt.distribute.joining import join
 from tfopt.distribute.mends.cleared_sessions import scope_kept
 from tfopt.distribute.mends.in_force import mends_in_force
@@ -28,8 +27,8 @@ from tfopt.errors import (
     within,
 )
 from tfopt.job.cluster_place import ClusterPlace, exchange_of, place_in_cluster
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts, Trained
+from tfopt.job.parts import Effect
+from tfopt.job.transform import Run, Transform, require_one_batch
 
 _PEER_TIMEOUT_S = 600.0
 # The strategy of this process, and what it was made for.
@@ -266,7 +265,7 @@ def _split_cpu(tf: Any, count: int) -> None:
 class Distribute(Transform):
     """Train on all visible GPUs, or on those given, or on logical CPU devices.
 
-    run(chain(Distribute(per_replica_batch=64), MixedPrecision()).apply(job))
+    run(job, chain(Distribute(per_replica_batch=64), MixedPrecision()))
     """
 
     gpus: Sequence[int] | None = None
@@ -276,27 +275,15 @@ class Distribute(Transform):
     own_losses: Literal["mean", "sum"] | None = None
     verify: bool = True
 
-    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "attachments", "after_fit"})
-    exact: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
         batches = self.global_batch, self.per_replica_batch
         _validate(self.gpus, self.logical_cpus, *batches, self.own_losses)
 
-    def edit(self, job: Job) -> Job:
-        refuse_another(self, self.batch_asked, job.applied)
-        return replace(
-            job,
-            scopes=(*job.scopes, self.scope),
-            attachments=(*job.attachments, self.tell_batches),
-            after_fit=(*job.after_fit, self.tell_proof),
-        )
-
     @property
     def batch_asked(self) -> int | None:
-        """Return the global batch that this asks for, where the number of replicas is known."""
+        """Return the global batch, where the number of replicas is known."""
         count = self.logical_cpus
         if self.gpus is not None:
             count = len(self.gpus)
@@ -305,35 +292,37 @@ class Distribute(Transform):
         return self.per_replica_batch * count
 
     @contextmanager
-    def scope(self, job: Job) -> Iterator[tuple[Any, Effect]]:
-        """Enter the strategy; yield it with what was done."""
+    def scope(self, run: Run) -> Iterator[None]:
         with _entered(self, _PEER_TIMEOUT_S) as replicas:
-            refuse_another(self, replicas.global_batch, job.applied)
-            yield replicas, _effect(replicas)
+            for other in run.chain.parts:
+                require_one_batch(self, replicas.global_batch, other)
+            run.replicas = replicas
+            effect = _effect(replicas)
+            run.note(effect.note, acted=effect.acted)
+            yield
 
-    def tell_batches(self, model: Any, facts: Facts) -> Effect:
+    def attach(self, run: Run, model: Any) -> None:
         """Say how a step's examples are shared, or refuse a batch that does not divide."""
+        facts = run.facts
         if facts.replicas == 1:
-            return Effect(False, "")
+            return
         total, each = _batches(facts.replicas, facts.batch_size, None)
         said = "batches as the data yields them"
         if total is not None:
             said = f"global batch {total}, {each} per replica"
-        return Effect(True, f"{said}{_without_xla(model)}")
+        run.note(f"{said}{_without_xla(model)}")
 
-    def tell_proof(self, trained: Trained) -> tuple[None, Effect]:
+    def finish(self, run: Run, model: Any) -> None:
         """Say what ``verify`` has found, and how much a step exchanges."""
-        if trained.facts.replicas == 1:
-            return None, Effect(False, "")
         from tfopt.distribute.models import distributed
 
-        found = distributed(trained.model)
+        found = distributed(model) if run.facts.replicas > 1 else None
         if found is None:
-            return None, Effect(False, "")
-        notes = [str(found.proof)] if found.proof is not None else []
+            return
+        if found.proof is not None:
+            run.note(str(found.proof))
         exchanged = sum(found.step.exchanged.values())
-        notes.append(f"{exchanged / 2**20:,.2f} MiB exchanged a step and replica")
-        return None, Effect(True, "; ".join(notes))
+        run.note(f"{exchanged / 2**20:,.2f} MiB exchanged a step and replica")
 
 
 def _without_xla(model: Any) -> str:

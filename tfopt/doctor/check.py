@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfopt.errors import UserError
-from tfopt.job.job import Chain
+from tfopt.job.transform import Chain
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -22,9 +22,8 @@ from tfopt.doctor import cluster_checks, compute_checks, gpu_checks, host_checks
 from tfopt.doctor.check import THEMES, VERDICTS, Check, Subject, in_one_line
 from tfopt.errors import UserError, within
 from tfopt.export.child import in_time
-from tfopt.job.job import Chain, Transform
 from tfopt.job.references import check_reference
-from tfopt.measure.targets import parts_of
+from tfopt.job.transform import Transform, as_chain
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def doctor(
     subject = Subject(
         job=job,
         arguments=dict(arguments or {}),
-        chain=Chain(parts_of(chain)),
+        chain=as_chain(chain),
         data=None if data is None else Path(data).expanduser(),
         listen_s=listen_s,
     )

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfopt.job.job import Job
+from tfopt.job.transform import Transform
 from tfopt.report.format import table
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ class HardwareEstimate:
         return json.dumps({**asdict(self), "assumption": ASSUMPTION, "rows": rows}, indent=2) + "\n"
 
 
-def hardware_estimate(job: Job, *, batch_size: int | None = None) -> HardwareEstimate:
+def hardware_estimate(
+    job: Job, chain: Transform | None = None, *, batch_size: int | None = None
+) -> HardwareEstimate:
     """Estimate on which GPUs a training fits, and whether arithmetic or bandwidth bounds it.
 
     Set against published peaks are the arithmetic of the forward pass, as TensorFlow's profiler
@@ -103,7 +106,8 @@ def hardware_estimate(job: Job, *, batch_size: int | None = None) -> HardwareEst
     activations. Take it to choose what to try, not what to buy.
 
     Args:
-        job: What is trained; for half precision ``MixedPrecision("mixed_float16").apply(job)``.
+        job: What is trained.
+        chain: Under what it is trained, such as ``MixedPrecision("mixed_float16")``.
         batch_size: Another number of examples a step.
 
     Example:
@@ -114,7 +118,7 @@ def hardware_estimate(job: Job, *, batch_size: int | None = None) -> HardwareEst
     from tfopt.run import prepared
     from tfopt.train.memory_estimate import training_memory
 
-    with prepared(job.with_(callbacks=())) as ready:
+    with prepared(job.with_(callbacks=()), chain) as ready:
         examples = first_batch(ready)
         memory = training_memory(ready.model, examples, batch_size or ready.facts.batch_size)
         forward, note = _forward_operations(ready.model, examples[0], memory.batch_size)

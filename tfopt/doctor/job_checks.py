@@ -70,16 +70,16 @@ def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
     yield "making the job"
     try:
         job = resolve_job(asked["job"], asked["arguments"])
-        job = chain_from_toml(asked["chain"]).apply(job)
+        chain = chain_from_toml(asked["chain"])
     except UserError as error:
         name = "transforms" if isinstance(error, CannotCombine) else "job"
         yield check_of_error("job", name, error)
         return
-    text = ", ".join(type(part).__name__ for part in job.applied) or "none: the job is plain"
-    yield Check("job", "transforms", "ok", text, tuple(map(repr, job.applied)))
+    text = ", ".join(type(part).__name__ for part in chain.parts) or "none: the job is plain"
+    yield Check("job", "transforms", "ok", text, tuple(map(repr, chain.parts)))
     yield "building the model and reading the data"
     try:
-        with prepared(job.with_(callbacks=()), endless=True) as ready:
+        with prepared(job.with_(callbacks=()), chain, endless=True) as ready:
             yield _built(ready)
             yield _precision(ready)
             yield "estimating its memory"

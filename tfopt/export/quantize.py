@@ -43,9 +43,9 @@ from tfopt.export.quantized import (
     require_tolerance,
 )
 from tfopt.files import prepare_folder, target_of, write_atomically
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Artefact, Effect, Trained
+from tfopt.job.parts import Artefact
 from tfopt.job.rebuild import require_built_keras3
+from tfopt.job.transform import Run, Transform
 
 if TYPE_CHECKING:
     import keras
@@ -336,10 +336,9 @@ class Quantize(Transform):
     samples: int = 256
     tolerance: float | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"after_fit"})
     exact: ClassVar[bool] = False
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
-    repeatable: ClassVar[bool] = True
+    only_a_file: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         keep_plain(self)
@@ -347,38 +346,38 @@ class Quantize(Transform):
             self.mode, samples=self.samples, integer_io=False, tolerance=self.tolerance
         )
 
-    def edit(self, job: Job) -> Job:
-        for earlier in job.applied:
-            if isinstance(earlier, Quantize) and earlier.mode == self.mode:
-                raise CannotCombine(
-                    f"Quantize({self.mode!r}) is in this chain twice: both write {self.filename}.",
-                    received=f"{earlier!r} and {self!r}",
-                    fix="keep one of them, or give each a mode of its own",
-                )
-        return replace(job, after_fit=(*job.after_fit, self.quantize_trained))
+    def check_beside(self, earlier: Transform) -> None:
+        if not isinstance(earlier, Quantize):
+            super().check_beside(earlier)
+        elif earlier.mode == self.mode:
+            raise CannotCombine(
+                f"Quantize({self.mode!r}) is in this chain twice: both write {self.filename}.",
+                received=f"{earlier!r} and {self!r}",
+                fix="keep one of them, or give each a mode of its own",
+            )
 
     @property
     def filename(self) -> str:
         """Return the artefact's name: one for each mode."""
         return f"model_{self.mode}.tflite"
 
-    def quantize_trained(self, trained: Trained) -> tuple[Artefact | None, Effect]:
-        """Make the artefact after ``fit``."""
-        return self.write(trained, self.filename)
+    def finish(self, run: Run, model: keras.Model) -> None:
+        self.write(run, model, self.filename)
 
-    def write(self, trained: Trained, filename: str) -> tuple[Artefact | None, Effect]:
-        """Return the file made of a trained model, or None and the reason in the effect."""
+    def write(self, run: Run, model: keras.Model, filename: str) -> None:
+        """Make the file of a trained model, or say why none was made."""
         try:
             made = quantize(
-                trained.model,
+                model,
                 mode=self.mode,
-                representative=trained.data.train,
+                representative=run.data.train,
                 samples=self.samples,
                 tolerance=self.tolerance,
             )
         except UserError as error:
-            return None, Effect(False, f"{self.mode}: no file was made. {error}")
-        accuracy, reason = measured_accuracy(made, trained)
-        artefact = Artefact(filename, made.content, metrics(made, accuracy))
+            run.note(f"{self.mode}: no file was made. {error}", acted=False)
+            return
+        accuracy, reason = measured_accuracy(made, model, run.data.test)
+        run.add_file(Artefact(filename, made.content, metrics(made, accuracy)))
         measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
-        return artefact, Effect(True, f"{made}; test accuracy {measured}")
+        run.note(f"{made}; test accuracy {measured}")

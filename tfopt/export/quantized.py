@@ -15,7 +15,6 @@ from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.errors import UserError, in_short, real
 from tfopt.export.batches import Array
 from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy, left_in_words
-from tfopt.job.parts import Trained
 
 if TYPE_CHECKING:
     import keras
@@ -232,16 +231,15 @@ def metrics(made: Quantized, accuracy: float | None) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, str]:
+def measured_accuracy(made: Quantized, model: Any, source: Any) -> tuple[float | None, str]:
     """Return the accuracy on the test part, or why it was not measured."""
-    source = trained.data.test
     if source is None:
         return None, "the job has no test part"
     if len(made.outputs) > 1:
         return None, "the model has several outputs"
     if never_ends(source):
         return None, "the test part repeats without end"
-    ports = ports_of(trained.model, first_inputs(source))
+    ports = ports_of(model, first_inputs(source))
     try:
         batches = labelled_batches(source, ports)
         return accuracy(batches, lambda x: made.predict(ports.pack(x))[0]), ""

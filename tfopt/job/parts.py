@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import keras
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known once the scopes are entered; handed to every later step.
+    """What is known of a run once its data is read.
 
     ``batch_size`` and ``steps_per_epoch`` are those that ``fit`` gets, which updates the weights
     once in ``accumulate`` steps.
@@ -65,15 +62,6 @@ class Data:
     def summary(self) -> str:
         """Return name and note, for a report."""
         return f"{self.name}: {self.note}" if self.note else self.name
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What the steps after ``fit`` receive."""
-
-    model: keras.Model
-    data: Data
-    facts: Facts
 
 
 @dataclass(frozen=True, repr=False)

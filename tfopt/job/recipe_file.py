@@ -16,10 +16,10 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-from tfopt.job.job import Chain, Transform, chain
 from tfopt.job.plain_values import did_you_mean, from_plain, show, to_plain
 from tfopt.job.references import check_reference, names_function
 from tfopt.job.roster import ROSTER, transform_class, transform_name
+from tfopt.job.transform import Chain, Transform, chain
 
 FORMAT = 1
 
@@ -60,7 +60,7 @@ def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFil
         trust_functions: Accepts a chain that names functions. Running it imports and calls them.
 
     Example:
-        job = read_recipe("recipes/cnn_mnist.toml").chain.apply(job)
+        outcome = run(job, read_recipe("recipes/cnn_mnist.toml").chain)
     """
     name = os.fspath(path)
     try:

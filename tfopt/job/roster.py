@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from tfopt.errors import UserError
-from tfopt.job.job import Transform
+from tfopt.job.transform import Transform
 
 ROSTER = {
     "place": "tfopt.train.placement:Place",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfopt.job.job import Chain, Transform
+from tfopt.job.transform import Chain, Transform
 from tfopt.measure.targets import Variant
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import decisive, is_faster, lost, middle_training, sizes

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError, require_switch, within
-from tfopt.job.job import Chain, Job, Transform
+from tfopt.job.job import Job
+from tfopt.job.transform import Chain, Transform, as_chain
 from tfopt.measure.advice import Choice, choose, recommend
 from tfopt.measure.bench_plan import QUICK_S, BenchPlan
 from tfopt.measure.children import carried_out
@@ -29,7 +30,7 @@ from tfopt.measure.engine import TURN_S, Engine, copies
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
-from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
+from tfopt.measure.targets import Target, Variant, plain_arguments, reference_of
 from tfopt.measure.trace import trace
 from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
 from tfopt.report import format as fmt
@@ -122,7 +123,7 @@ def measure(
     """
     for name, value in {"whole": whole, "ablate": ablate, "verbose": verbose}.items():
         require_switch(name, value)
-    parts = parts_of(chain)
+    parts = as_chain(chain).parts
     name, given = reference_of(job, "measure"), plain_arguments(arguments)
     plan = BenchPlan(
         title=name,
@@ -557,7 +558,7 @@ class CompareServed:
 
     folders: Mapping[str, str]
 
-    def carry_out(self, job: Job, pipe: Connection) -> Footprints:
+    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Footprints:
         """Run each file in turns with the others."""
         from tfopt.export.model_footprint import compared_folders
 

@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.recipe_file import chain_to_toml
+from tfopt.job.transform import Chain
 from tfopt.measure.starter import EXEC, FORK
 from tfopt.measure.targets import Target
 from tfopt.monitor.nvml import gpu_memories
@@ -40,7 +41,7 @@ _LOAD_THEMSELVES: set[str] = set()  # jobs whose modules set how TensorFlow is l
 class Task(Protocol):
     """Something to do with a job in a process of its own; a value that can be pickled."""
 
-    def carry_out(self, job: Job, pipe: Connection) -> Any:
+    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Any:
         """Do it in the child; ``pipe`` leads to the parent."""
 
 

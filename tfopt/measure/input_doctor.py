@@ -17,7 +17,8 @@ from typing import Any, Literal
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.stages import CHANGES, Stage, applicable
 from tfopt.errors import UserError
-from tfopt.job.job import Chain, Job
+from tfopt.job.job import Job
+from tfopt.job.transform import Chain
 from tfopt.measure.children import carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
@@ -94,9 +95,9 @@ InputLook = tuple[list[Drained], list[Changed], list[str]]
 class LookAtInput:
     """Look at the input of a job; nothing is trained."""
 
-    def carry_out(self, job: Job, pipe: Connection) -> InputLook:
+    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> InputLook:
         """Prepare the job as for a training, and return what there is to measure."""
-        with prepared(job, endless=True) as ready:
+        with prepared(job, chain, endless=True) as ready:
             stages = stages_in(ready)
             drains = [Drained(n, each.words, each.python) for n, each in enumerate(stages)]
             return drains, list(_changes(ready)), list(_remarks(stages, ready))
@@ -320,11 +321,12 @@ def _why_not(candidates: Sequence[Candidate]) -> str:
 
 def _changes(ready: Prepared) -> Iterator[Changed]:
     """Yield the ways to ``fit`` under each change that can be made."""
-    job, train, facts = ready.job, ready.examples["train"], facts_of(ready)
-    given = next((each for each in job.applied if isinstance(each, Pipeline)), None)
-    if given is None and train.kind == "dataset" and job.input is None:
+    train, facts = ready.examples["train"], facts_of(ready)
+    parts = ready.run.chain.parts
+    given = next((each for each in parts if isinstance(each, Pipeline)), None)
+    if given is None and train.kind == "dataset":
         yield from (Changed((name,)) for name in applicable(train.given))
-    elif given is not None or job.input is None:
+    else:
         base = given or Pipeline(examples=None if facts.endless else facts.generated)
         if given is None:
             yield Changed(("pipeline",), base)

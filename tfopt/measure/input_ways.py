@@ -88,8 +88,8 @@ class Drained(Way):
         model.train_function = lambda given: take(given if own is None else own) or {}
         model.steps_per_execution = 1
         model.get_metrics_result = dict  # those of a model that never trained cannot be read
-        quiet = replace(ready, job=ready.job.with_(callbacks=()))
-        return quiet if own is None else with_stand_in(quiet)
+        ready.run.job = ready.job.with_(callbacks=())
+        return ready if own is None else with_stand_in(ready)
 
     def processor_s(self) -> float:
         """Return the seconds in which this process computed, or would have on a free core."""
@@ -158,9 +158,6 @@ def with_stand_in(ready: Prepared) -> Prepared:
 
 def with_input(ready: Prepared, dataset: Any) -> Prepared:
     """Return the job with another input, of a length that nobody knows."""
-    return replace(
-        ready,
-        job=ready.job.with_(steps_per_epoch=None),
-        facts=replace(ready.facts, steps_per_epoch=None),
-        train_input=dataset,
-    )
+    ready.run.job = ready.job.with_(steps_per_epoch=None)
+    ready.run.facts = replace(ready.facts, steps_per_epoch=None)
+    return replace(ready, train_input=dataset)

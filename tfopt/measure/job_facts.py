@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import INFINITE, Arrays, Examples, Kind, describe_data
-from tfopt.job.job import Job, Transform
+from tfopt.data.pipeline import Pipeline
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
 from tfopt.train.learning_rate import Rule
@@ -34,7 +34,6 @@ class JobFacts:
         half: The half precision to try here, where the model is all float32.
         source: What the training data is; ``endless``: it has no end.
         generated: How many examples a generator yields at most; None where that is unknown.
-        own_input: Whether the job makes its training input by a function of its own.
         examples: How many there are to train on; None where the data does not say.
         epoch_examples: Those of an epoch; None without a length.
         rebatch: The data yields batches, which something has to make anew.
@@ -52,7 +51,6 @@ class JobFacts:
     source: Kind
     endless: bool
     generated: int | None
-    own_input: bool
     batch_size: int
     tuned_batch_size: int
     steps_per_epoch: int | None
@@ -77,6 +75,7 @@ def facts_of(ready: Prepared) -> JobFacts:
     import tensorflow as tf
 
     job, facts, data, model = ready.job, ready.facts, ready.data, ready.model
+    chain = ready.run.chain
     train, (optimizer, rate) = ready.examples["train"], _optimizer_of(model)
     assert facts.update_batch is not None
     return JobFacts(
@@ -90,26 +89,19 @@ def facts_of(ready: Prepared) -> JobFacts:
         source=train.kind,
         endless=train.count == INFINITE,
         generated=_generated(ready),
-        own_input=makes_its_input(job),
         batch_size=facts.update_batch,
         tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
         examples=None if train.kind == "generator" else _examples(train),
         epoch_examples=epoch_examples(ready),
-        rebatch=train.keeps_batches and job.input is None,
+        rebatch=train.keeps_batches and not any(isinstance(t, Pipeline) for t in chain.parts),
         accumulate=facts.accumulate,
         optimizer=optimizer,
         rate=rate,
         tested=data.test is not None and _has_accuracy(model),
         data=describe_data(data),
     )
-
-
-def makes_its_input(job: Job) -> bool:
-    """Return whether a job makes its training input by a function of its own."""
-    owner = getattr(job.input, "__self__", None)
-    return job.input is not None and not isinstance(owner, Transform)
 
 
 def _generated(ready: Prepared) -> int | None:

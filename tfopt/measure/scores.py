@@ -24,6 +24,7 @@ from tfopt.export.serving import leave
 from tfopt.job.job import Job
 from tfopt.job.parts import Artefact
 from tfopt.job.rebuild import rebuild
+from tfopt.job.transform import Chain
 from tfopt.report.training import Reading, Training
 from tfopt.run import Outcome, Prepared, prepared
 
@@ -56,9 +57,9 @@ class TrainWhole:
     output: str | None = None
     serving: str | None = None
 
-    def carry_out(self, job: Job, pipe: Connection) -> Trained:
+    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Trained:
         """Train, and return what was read."""
-        with prepared(job) as ready:
+        with prepared(job, chain) as ready:
             data = describe_data(ready.data)  # told before the training, which frees its input
             scores = _Scores(ready, self.readings)
             outcome = ready.fit(callbacks=[scores.callback()])

@@ -151,12 +151,12 @@ def _carry_out(spec: dict[str, Any], pipe: Connection, *, forked: bool) -> None:
 
     before = _settings_of_tensorflow()
     chain = chain_from_toml(spec["chain"])
-    job = chain.apply(resolve_job(spec["job"], spec["arguments"], seed=spec["seed"]))
+    job = resolve_job(spec["job"], spec["arguments"], seed=spec["seed"])
     if forked and _settings_of_tensorflow() != before:
         # The job's module sets what TensorFlow or Keras read when they are loaded.
         pipe.send(("too late", None))
         return
-    pipe.send(("done", spec["task"].carry_out(job, pipe)))
+    pipe.send(("done", spec["task"].carry_out(job, chain, pipe)))
 
 
 def _settings_of_tensorflow() -> dict[str, str]:

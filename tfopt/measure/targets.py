@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.job.job import Chain, Job, Transform
+from tfopt.job.job import Job
 from tfopt.job.recipe_file import read_recipe
 from tfopt.job.references import check_reference, import_module
+from tfopt.job.transform import Chain, Transform
 
 JOB = "job"
 CHAIN = "CHAIN"
@@ -63,17 +64,6 @@ def plain_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
                 fix="give such a value, and make what you need of it inside the job function",
             ) from error
     return given
-
-
-def parts_of(chain: Transform | None) -> tuple[Transform, ...]:
-    """Return the transforms of what a caller gave as a chain."""
-    if chain is not None and not isinstance(chain, Transform):
-        raise UserError(
-            "This is no chain.",
-            expected="tfopt.chain(...), one transform, or None",
-            received=repr(chain),
-        )
-    return () if chain is None else chain.parts
 
 
 def reference_of(job: str | Callable[..., Job], caller: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.job.job import Job
+from tfopt.job.transform import Chain
 from tfopt.measure.children import carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
@@ -22,7 +23,7 @@ class TraceSteps:
 
     folder: str
 
-    def carry_out(self, job: Job, pipe: Connection) -> None:
+    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> None:
         """Train the job without its callbacks."""
         import keras
         import tensorflow as tf
@@ -41,7 +42,7 @@ class TraceSteps:
                     tf.profiler.experimental.stop()
                     self.model.stop_training = True
 
-        with prepared(job.with_(callbacks=()), endless=True) as ready:
+        with prepared(job.with_(callbacks=()), chain, endless=True) as ready:
             most = _WARM_EXECUTIONS + _TRACED_EXECUTIONS  # an epoch has one at least
             ready.train(callbacks=[Profiler()], epochs=most, validate=False)
 

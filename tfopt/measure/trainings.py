@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tfopt.job.job import Transform
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
@@ -128,14 +127,10 @@ def trained_by(variant: Variant, variants: Sequence[Variant]) -> Variant:
     for other in variants:
         parts, added = other.chain.parts[: len(own)], other.chain.parts[len(own) :]
         same = (other.job, other.arguments, parts) == (variant.job, variant.arguments, own)
-        if same and added and all(map(_makes_a_file, added)) and not any(map(_makes_a_file, own)):
+        files = all(part.only_a_file for part in added) and not any(p.only_a_file for p in own)
+        if same and added and files:
             return other
     return variant
-
-
-def _makes_a_file(part: Transform) -> bool:
-    """Return whether a transform does nothing before the training has ended."""
-    return part.changes == {"after_fit"}
 
 
 def also_of(own: Trainings, other: Trainings) -> Trainings:

@@ -18,6 +18,7 @@ from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import INFINITE, describe_data
 from tfopt.errors import UserError
 from tfopt.job.job import Job
+from tfopt.job.transform import Chain
 from tfopt.measure.job_facts import JobFacts, epoch_examples, facts_of
 from tfopt.measure.machine import gpu_states
 from tfopt.measure.memory import gpus_in_use, peak_gpu_mib, peak_host_mib
@@ -91,9 +92,9 @@ class Turn:
 class Way:
     """A way to train in turns other than by the job as it is; subclasses are frozen dataclasses."""
 
-    def job(self, job: Job) -> Job:
-        """Return the job to train, before anything is built."""
-        return job
+    def change(self, job: Job, chain: Chain) -> tuple[Job, Chain]:
+        """Return what to train, before anything is built."""
+        return job, chain
 
     def ready(self, ready: Prepared) -> Prepared:
         """Return the compiled job, with another input or another step."""
@@ -117,21 +118,21 @@ class TakeTurns:
     skip_if_idle: bool = False
     look: bool = False
 
-    def carry_out(self, job: Job, pipe: Connection) -> None:
+    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> None:
         """Train until the parent ends this process."""
         begun = time.perf_counter()
         with ExitStack() as stack:
-            job = self.way.job(job)
-            ready = self.way.ready(stack.enter_context(prepared(job, endless=True)))
+            job, chain = self.way.change(job, chain)
+            ready = self.way.ready(stack.enter_context(prepared(job, chain, endless=True)))
             said = _ready(ready, time.perf_counter() - begun, facts=self.look)
-            if self.skip_if_idle and ready.is_idle(job.applied[-1]):
+            if self.skip_if_idle and ready.is_idle(chain.parts[-1]):
                 pipe.send(("ready", replace(said, is_idle=True)))
                 return
             said = replace(said, filled_s=_filled_s(ready))  # turns are those of later epochs
             turns = _Turns(ready, said, pipe, stack, self.way)
             _keep_iterators(ready.model)
-            training = replace(ready, job=_without_keras_callbacks(ready.job))
-            training.train(callbacks=[turns.callback()], epochs=ENDLESS, validate=False)
+            ready.run.job = _without_keras_callbacks(ready.job)
+            ready.train(callbacks=[turns.callback()], epochs=ENDLESS, validate=False)
             raise UserError(
                 "The training ended before enough of it was measured.",
                 expected="data for as many steps as are measured",
@@ -162,7 +163,7 @@ def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
         epoch_steps=length,
         data=describe_data(ready.data),
         notes={repr(transform): effect.note for transform, effect in ready.effects},
-        idle=frozenset(repr(each) for each in job.applied if ready.is_idle(each)),
+        idle=frozenset(repr(each) for each in ready.run.chain.parts if ready.is_idle(each)),
         facts=facts_of(ready) if facts else None,
         compiles_rest=bool(ready.model.jit_compile) and _rest(ready) < 1,
     )

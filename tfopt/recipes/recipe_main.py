@@ -16,9 +16,9 @@ from pathlib import Path
 from tfopt.errors import UserError
 from tfopt.export.quantize import Quantize
 from tfopt.files import prepare_folder
-from tfopt.job.job import Chain
 from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
+from tfopt.job.transform import Chain
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.children import has_gpu
 from tfopt.measure.targets import Target

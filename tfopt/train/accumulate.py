@@ -7,15 +7,14 @@ Importing this file imports Keras, from whose schedules one is derived.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import keras
 
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
 from tfopt.job.rebuild import require_compiled
+from tfopt.job.transform import Chain, Run, Transform
 
 schedules = keras.optimizers.schedules
 
@@ -76,9 +75,9 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
     return model
 
 
-def micro_batches(job: Job) -> int:
-    """Return in how many micro-batches a job trains each batch."""
-    return next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1)
+def micro_batches(chain: Chain) -> int:
+    """Return in how many micro-batches a chain trains each batch."""
+    return next((t.steps for t in chain.parts if isinstance(t, Accumulate)), 1)
 
 
 def micro_batch_size(batch_size: int, steps: int) -> int:
@@ -120,27 +119,17 @@ class Accumulate(Transform):
 
     steps: int
 
-    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "steps_per_epoch"})
-    exact: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         keep_plain(self)
         require_count("Accumulate.steps", self.steps, minimum=2)
 
-    def edit(self, job: Job) -> Job:
-        length = job.steps_per_epoch
-        return replace(
-            job,
-            steps_per_epoch=None if length is None else length * self.steps,
-            attachments=(*job.attachments, self.describe),
-        )
-
-    def describe(self, model: Any, facts: Facts) -> Effect:
-        """Describe the micro-batches."""
+    def attach(self, run: Run, model: Any) -> None:
+        """Say what the micro-batches are; ``run`` itself makes them, and sets the optimizer."""
+        facts = run.facts
         note = f"batches of {facts.update_batch} in {self.steps} micro-batches"
         if facts.batch_size is not None:
             note += f" of {facts.batch_size}"
         over = (facts.steps_per_epoch or 0) % self.steps
         if over:
             note += f"; the last {over} of an epoch go into the next one's first update"
-        return Effect(True, note)
+        run.note(note)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
 from tfopt.job.rebuild import require_compiled
+from tfopt.job.transform import Run, Transform
 from tfopt.train.xla_cpu_max_pool import tiled_max_pool
 
 if TYPE_CHECKING:
@@ -62,41 +61,33 @@ class Execution(Transform):
     jit_compile: JitCompile = None
     steps_per_execution: int | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"compile_edits", "scopes"})
-    exact: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         keep_plain(self)
         _validate(self.jit_compile, self.steps_per_execution)
 
-    def edit(self, job: Job) -> Job:
-        changed = replace(job, compile_edits=(*job.compile_edits, self.set_arguments))
-        if self.jit_compile is True:
-            changed = replace(changed, scopes=(*job.scopes, self.mended))
-        return changed
-
-    def set_arguments(self, arguments: dict[str, Any], facts: Facts) -> Effect:
-        """Edit the arguments of compile()."""
-        done = []
-        if self.jit_compile is not None:
-            arguments["jit_compile"] = self.jit_compile
-            done.append(f"jit_compile={self.jit_compile}")
-        if self.steps_per_execution is not None:
-            arguments["steps_per_execution"] = self.steps_per_execution
-            done.append(f"{self.steps_per_execution} steps per execution")
-        return Effect(bool(done), ", ".join(done) or "nothing asked for")
-
     @contextmanager
-    def mended(self, job: Job) -> Iterator[tuple[None, Effect]]:
+    def scope(self, run: Run) -> Iterator[None]:
         """Mend XLA's slow gradient of max pooling while the job runs without a GPU."""
         import tensorflow as tf
 
-        if tf.config.get_visible_devices("GPU"):
-            yield None, Effect(False, "")
+        if self.jit_compile is not True or tf.config.get_visible_devices("GPU"):
+            yield
             return
         with tiled_max_pool() as active:
-            note = "max pooling as XLA on the CPU runs it fast" if active else ""
-            yield None, Effect(active, note)
+            if active:
+                run.note("max pooling as XLA on the CPU runs it fast")
+            yield
+
+    def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
+        done, changed = [], dict(arguments)
+        if self.jit_compile is not None:
+            changed["jit_compile"] = self.jit_compile
+            done.append(f"jit_compile={self.jit_compile}")
+        if self.steps_per_execution is not None:
+            changed["steps_per_execution"] = self.steps_per_execution
+            done.append(f"{self.steps_per_execution} steps per execution")
+        run.note(", ".join(done) or "nothing asked for", acted=bool(done))
+        return changed
 
 
 def _validate(jit_compile: object, steps_per_execution: object) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
+from tfopt.job.parts import Effect
+from tfopt.job.transform import Run, Transform
 
 # Parameters of mallopt(3), as malloc.h numbers them; its values are C ints.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -50,15 +50,10 @@ def keep_host_memory() -> Effect:
 class KeepHostMemory(Transform):
     """Keep freed host memory in the job's process."""
 
-    changes: ClassVar[frozenset[str]] = frozenset({"attachments"})
-    exact: ClassVar[bool] = True
-
-    def edit(self, job: Job) -> Job:
-        return replace(job, attachments=(*job.attachments, self.set_allocator))
-
-    def set_allocator(self, model: Any, facts: Facts) -> Effect:
-        """Set the allocator once the devices are chosen, before the first step."""
-        return keep_host_memory()
+    def attach(self, run: Run, model: Any) -> None:
+        # Here the devices are chosen, and no step was taken yet.
+        effect = keep_host_memory()
+        run.note(effect.note, acted=effect.acted)
 
 
 def _let_tensorflow_set_its_own() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tfopt.errors import UserError, keep_plain, require_count, within
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
+from tfopt.job.parts import Facts
+from tfopt.job.transform import Run, Transform
 
 Rule = Literal["linear", "sqrt"]
 _RULES = ("linear", "sqrt")
@@ -49,7 +49,6 @@ class LearningRate(Transform):
     warmup: float = 0.0
     decay: Literal["cosine"] | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"compile_edits"})
     exact: ClassVar[bool] = False
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "accuracy"
 
@@ -67,11 +66,7 @@ class LearningRate(Transform):
         if self.decay not in (None, "cosine"):
             raise _refusal("decay is unknown", '"cosine" or None', self.decay)
 
-    def edit(self, job: Job) -> Job:
-        return replace(job, compile_edits=(*job.compile_edits, self.set_rate))
-
-    def set_rate(self, arguments: dict[str, Any], facts: Facts) -> Effect:
-        """Give the optimizer of compile() its rate or schedule."""
+    def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
         import keras
 
         optimizer = keras.optimizers.get(arguments["optimizer"])
@@ -84,11 +79,10 @@ class LearningRate(Transform):
                 fix="drop LearningRate from the chain, or compile with a plain rate",
             )
         base = float(optimizer.learning_rate)
-        peak = self._peak(base, facts)
-        optimizer.learning_rate = peak if self._constant() else self._schedule(peak, facts)
-        arguments["optimizer"] = optimizer
-        acted = not self._constant() or peak != base
-        return Effect(acted, self._note(base, peak))
+        peak = self._peak(base, run.facts)
+        optimizer.learning_rate = peak if self._constant() else self._schedule(peak, run.facts)
+        run.note(self._note(base, peak), acted=not self._constant() or peak != base)
+        return {**arguments, "optimizer": optimizer}
 
     def _constant(self) -> bool:
         return self.warmup == 0 and self.decay is None

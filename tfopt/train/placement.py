@@ -7,8 +7,8 @@ an error instead of being ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from tfopt.errors import (
     DevicesAlreadyInitialised,
@@ -18,8 +18,8 @@ from tfopt.errors import (
     require_count,
     require_switch,
 )
-from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
+from tfopt.job.transform import Run, Transform
 from tfopt.monitor.nvml import GpuMemory, gpu_memories, why_no_gpu
 
 Gpus = str | int | Sequence[int | str]
@@ -76,25 +76,19 @@ class Place(Transform):
     memory_limit_mib: int | None = None
     soft_placement: bool = True
 
-    changes: ClassVar[frozenset[str]] = frozenset({"setup"})
-    exact: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
         _validate(self.gpus, self.memory_growth, self.memory_limit_mib)
 
-    def edit(self, job: Job) -> Job:
-        return replace(job, setup=(*job.setup, self.set_devices))
-
-    def set_devices(self) -> Effect:
-        """Set the devices, before anything else in the job's process."""
-        return place(
+    def setup(self, run: Run) -> None:
+        effect = place(
             self.gpus,
             memory_growth=self.memory_growth,
             memory_limit_mib=self.memory_limit_mib,
             soft_placement=self.soft_placement,
         )
+        run.note(effect.note, acted=effect.acted)
 
 
 def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> None:

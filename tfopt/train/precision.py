@@ -11,15 +11,15 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.from_model import carry_compile, with_loss_scaling
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
+from tfopt.job.parts import Effect
 from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.job.transform import Run, Transform
 
 if TYPE_CHECKING:
     import keras
@@ -239,7 +239,6 @@ class MixedPrecision(Transform):
     policy: Policy = "auto"
     tf32: bool | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "rebuilds", "compile_edits"})
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -248,45 +247,42 @@ class MixedPrecision(Transform):
             expected = "True, False or None (leave as it is)"
             require_switch("MixedPrecision.tf32", self.tf32, expected)
 
-    def edit(self, job: Job) -> Job:
-        scopes = job.scopes if self.tf32 is None else (*job.scopes, self.tf32_scope)
-        return replace(
-            job,
-            scopes=scopes,
-            rebuilds=(*job.rebuilds, self.retype),
-            compile_edits=(*job.compile_edits, self.scale_loss),
-        )
+    @contextmanager
+    def scope(self, run: Run) -> Iterator[None]:
+        """Switch TensorFloat-32 where that is asked for, and back afterwards."""
+        if self.tf32 is None:
+            yield
+            return
+        import tensorflow as tf
 
-    def retype(self, model: keras.Model) -> tuple[keras.Model, Effect]:
-        """Return a built model under the policy."""
-        if self.policy != "auto":
-            return _retype(model, self.policy)
-        policy, reason = choose_policy()
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(self.tf32)
+        effect = _tf32_effect(self.tf32)
+        run.note(effect.note, acted=effect.acted)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(before)
+
+    def rebuild(self, run: Run, model: keras.Model) -> keras.Model:
+        policy, why = self.policy, ""
+        if policy == "auto":
+            policy, reason = choose_policy()
+            why = f"auto chose {policy}: {reason}; "
         retyped, effect = _retype(model, policy)
-        return retyped, replace(effect, note=f"auto chose {policy}: {reason}; {effect.note}")
+        run.note(why + effect.note, acted=effect.acted)
+        return retyped
 
-    def scale_loss(self, arguments: dict[str, Any], facts: Facts) -> Effect:
+    def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
         """Wrap the optimizer for float16 explicitly, so that a saved model keeps its scaling.
 
         compile() would wrap it by the model's policy, which a saved Functional model forgets.
         """
         if (choose_policy()[0] if self.policy == "auto" else self.policy) != "mixed_float16":
-            return Effect(False, "")
-        arguments["optimizer"] = with_loss_scaling(arguments["optimizer"])
+            return arguments
         # It serves the retyped layers: without them the policy has done nothing.
-        return Effect(False, "dynamic loss scaling")
-
-    @contextmanager
-    def tf32_scope(self, job: Job) -> Iterator[tuple[None, Effect]]:
-        """Switch TensorFloat-32 as asked for, and back afterwards."""
-        import tensorflow as tf
-
-        before = tf.config.experimental.tensor_float_32_execution_enabled()
-        tf.config.experimental.enable_tensor_float_32_execution(bool(self.tf32))
-        try:
-            yield None, _tf32_effect(bool(self.tf32))
-        finally:
-            tf.config.experimental.enable_tensor_float_32_execution(before)
+        run.note("dynamic loss scaling", acted=False)
+        return {**arguments, "optimizer": with_loss_scaling(arguments["optimizer"])}
 
 
 def gpu_capabilities() -> list[tuple[int, int]]:

@@ -8,15 +8,14 @@ copies know nothing.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.hooks import Hooks
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
 from tfopt.errors import UserError
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.job.transform import Run, Transform
 
 if TYPE_CHECKING:
     import keras
@@ -133,20 +132,14 @@ class Remat(Transform):
 
     layers: str | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"attachments"})
-    exact: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         if self.layers is not None:
             compile_pattern("Remat.layers", self.layers)
 
-    def edit(self, job: Job) -> Job:
-        return replace(job, attachments=(*job.attachments, self.attach))
-
-    def attach(self, model: Any, facts: Facts) -> Effect:
-        """Put it on the final model."""
+    def attach(self, run: Run, model: Any) -> None:
         no_gain = _put_on(model, self.layers)
         found = rematerialised(model)
         if found is None:
-            return Effect(False, no_gain or "no layer is computed again")
-        return Effect(True, f"computed again: {', '.join(found.names)}")
+            run.note(no_gain or "no layer is computed again", acted=False)
+        else:
+            run.note(f"computed again: {', '.join(found.names)}")

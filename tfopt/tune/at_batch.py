@@ -1,6 +1,6 @@
 """Train a job with another batch in a child process, within a limit of memory.
 
-A transform that asks for a batch asks for the new one, wherever the job itself applied it.
+A transform of the chain that asks for a batch asks for the new one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,7 +20,8 @@ from tfopt.data.host_memory import MIB
 from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError
-from tfopt.job.job import Job, Transform
+from tfopt.job.job import Job
+from tfopt.job.transform import Chain, Transform
 from tfopt.measure.job_facts import JobFacts, facts_of
 from tfopt.measure.turn_taking import Way
 from tfopt.run import ENDLESS, Prepared, prepared
@@ -33,9 +34,9 @@ _EPOCH = 10_000  # executions
 class LookAtJob:
     """Tell the facts of a job; nothing is trained, since its own batch may be too large."""
 
-    def carry_out(self, job: Job, pipe: Connection) -> JobFacts:
+    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> JobFacts:
         """Build the job, and refuse a model that takes one batch size only."""
-        with prepared(job, endless=True) as ready:
+        with prepared(job, chain, endless=True) as ready:
             shapes = [each.shape for each in getattr(ready.model, "inputs", None) or ()]
             fixed = {shape[0] for shape in shapes if shape and shape[0] is not None}
             if fixed:
@@ -62,24 +63,22 @@ class AtBatch(Way):
     rebatch: bool = False
     limit_mib: float | None = None
 
-    def job(self, job: Job) -> Job:
-        """Return the job with the batch, and watch this process from now on."""
+    def change(self, job: Job, chain: Chain) -> tuple[Job, Chain]:
+        """Return both with the batch, and watch this process from now on."""
         if self.limit_mib is not None:
             threading.Thread(target=end_above, args=(self.limit_mib,), daemon=True).start()
-        return self.changed(job)
-
-    def changed(self, job: Job) -> Job:
-        """Return the job with the batch."""
-        for part in job.applied:
-            if isinstance(part, Pipeline) and part.batch_size is not None:
-                job = _exchanged(job, part, replace(part, batch_size=self.batch))
-            elif isinstance(part, Distribute):
-                asking = replace(part, global_batch=self.batch, per_replica_batch=None)
-                job = _exchanged(job, part, asking)
+        parts = tuple(map(self._asking, chain.parts))
         if self.rebatch:
-            job = Pipeline(batch_size=self.batch).apply(job)
+            parts += (Pipeline(batch_size=self.batch),)
         tuned = job.tuned_batch_size or self.tuned
-        return job.with_(batch_size=self.batch, tuned_batch_size=tuned)
+        return job.with_(batch_size=self.batch, tuned_batch_size=tuned), Chain(parts)
+
+    def _asking(self, part: Transform) -> Transform:
+        if isinstance(part, Pipeline) and part.batch_size is not None:
+            return replace(part, batch_size=self.batch)
+        if isinstance(part, Distribute):
+            return replace(part, global_batch=self.batch, per_replica_batch=None)
+        return part
 
     def ready(self, ready: Prepared) -> Prepared:
         """Return the job with an input of whole batches, after one batch of the validation.
@@ -88,13 +87,7 @@ class AtBatch(Way):
         """
         facts, validation = ready.facts, ready.data.validation
         made = facts.batch_size
-        if made is None or facts.update_batch != self.batch:
-            name = getattr(ready.job.input, "__qualname__", None) or repr(ready.job.input)
-            raise UserError(
-                f"Job.input ({name}) makes batches of {made}, whatever it is told.",
-                expected=f"batches of {self.batch // facts.accumulate}, as Facts.batch_size tells",
-                fix="let it batch by facts.batch_size, or give arrays, or use Pipeline()",
-            )
+        assert made is not None
         if validation is not None:
             part = fit_input(readable(validation, made), made)
             ready.model.evaluate(**part, steps=1, verbose=0)
@@ -102,8 +95,9 @@ class AtBatch(Way):
         if examples_of(part).kind == "arrays":
             part = _whole_batches(part, made)
         part = lasting(part, steps=steps, epochs=ENDLESS, batch=made, seed=ready.job.seed)
-        job, facts = ready.job.with_(steps_per_epoch=steps), replace(facts, steps_per_epoch=steps)
-        return replace(ready, job=job, facts=facts, train_input=part)
+        ready.run.job = ready.job.with_(steps_per_epoch=steps)
+        ready.run.facts = replace(facts, steps_per_epoch=steps)
+        return replace(ready, train_input=part)
 
 
 def end_above(limit_mib: float) -> None:
@@ -122,18 +116,3 @@ def _whole_batches(arrays: Any, batch: int) -> Any:
 
     rows = int(keras.tree.flatten(arrays)[0].shape[0])
     return keras.tree.map_structure(lambda each: each[: rows // batch * batch or None], arrays)
-
-
-def _exchanged(job: Job, old: Transform, new: Transform) -> Job:
-    """Return the job as if ``new`` had been applied in the place of ``old``.
-
-    A transform acts by its own bound methods, which stand in the fields of the job.
-    """
-
-    def moved(part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(map(moved, part))
-        bound = getattr(part, "__self__", None) is old
-        return new if part is old else getattr(new, part.__name__) if bound else part
-
-    return replace(job, **{each.name: moved(getattr(job, each.name)) for each in fields(job)})

@@ -16,12 +16,13 @@ from typing import Any
 
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError, require_count, within
-from tfopt.job.job import Chain, Job, Transform
+from tfopt.job.job import Job
+from tfopt.job.transform import Transform, as_chain
 from tfopt.measure.children import carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
 from tfopt.measure.job_facts import JobFacts
-from tfopt.measure.targets import Target, Variant, parts_of, plain_arguments, reference_of
+from tfopt.measure.targets import Target, Variant, plain_arguments, reference_of
 from tfopt.report.footprint import Comparison
 from tfopt.tune.at_batch import AtBatch, LookAtJob
 from tfopt.tune.batch_sizes_found import INTERRUPTED, BatchSizes, Tried
@@ -71,7 +72,7 @@ def find_batch_size(
         verbose: Show what is tried now, and what came of it.
     """
     reference = reference_of(job, "find_batch_size")
-    target = Target(reference, reference, Chain(parts_of(under)), plain_arguments(arguments))
+    target = Target(reference, reference, as_chain(under), plain_arguments(arguments))
     if at_most is not None:
         require_count("at_most", at_most)
     for name, value in {"budget_s": budget_s, "limit_mib": limit_mib}.items():

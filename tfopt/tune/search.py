@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import usable_cores
-from tfopt.job.job import Chain
+from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
 from tfopt.measure.display import Display
 from tfopt.measure.engine import (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError
-from tfopt.job.job import Chain, Transform
+from tfopt.job.transform import Chain, Transform
 from tfopt.measure.job_facts import JobFacts
 from tfopt.train.execution import Execution
 from tfopt.train.host_memory import KeepHostMemory
@@ -123,7 +123,7 @@ def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
     space: dict[str, tuple[Any, ...]] = dict.fromkeys(AXES, (None,))
     if seen.gpus > 1 and seen.replicas == 1:
         space["devices"] = (None, "all")
-    if not seen.own_input and seen.whole_executions is None:
+    if seen.whole_executions is None:
         if seen.epoch_examples is not None:
             space["batch_size"] = (None, *_batches(seen.batch_size, seen.epoch_examples))
         if not seen.endless:

@@ -49,7 +49,7 @@ def tune(
         tuned = tfopt.tune("my_package.train:job", budget_s=300)
         print(tuned)
         tuned.write_recipe("tuned.toml")
-        outcome = tfopt.run(tuned.chain.apply(job()))
+        outcome = tfopt.run(job(), tuned.chain)
 
         tuned = tfopt.tune(model, (x, y), epochs=10, test=(x_test, y_test))
         trained = tuned.fit(model, (x, y), epochs=10).model

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.job.job import Chain, Job
+from tfopt.job.job import Job
 from tfopt.job.recipe_file import RecipeFile, write_recipe
+from tfopt.job.transform import Chain
 from tfopt.measure.engine import TURN_S, Engine
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import row_report
@@ -71,7 +72,7 @@ class Tuned:
         Example:
             trained = tuned.fit(model, (x, y), epochs=10).model
         """
-        return run(self.chain.apply(Job.from_model(model, data, **settings)))
+        return run(Job.from_model(model, data, **settings), self.chain)
 
     def write_recipe(self, path: str | Path) -> Path:
         """Write the job and the chain as a recipe file, for ``tfopt bench`` and ``--chain``."""

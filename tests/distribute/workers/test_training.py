@@ -85,7 +85,7 @@ CASES = """
                         data=data, compile=lambda: {"optimizer": "adam", "loss": "mse"},
                         batch_size=16, epochs=2)
         links = tfopt.Distribute(logical_cpus=1), tfopt.Pipeline(shuffle=False)
-        outcome = tfopt.run(tfopt.chain(*links).apply(job))
+        outcome = tfopt.run(job, tfopt.chain(*links))
         say(note=outcome.effects[0][1].note, job={
             "weights": [w.ravel().tolist() for w in outcome.model.get_weights()],
             "loss": outcome.evaluation["loss"]})
