@@ -1,7 +1,7 @@
 import keras
 import pytest
 
-from tfopt.compress.model_graph import matcher
+from tfopt.compress.kernels import matcher
 from tfopt.errors import UserError
 
 

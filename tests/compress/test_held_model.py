@@ -154,10 +154,11 @@ def test_whatever_comes_first_all_of_it_comes_back_and_off(name, first, tmp_path
 
 @pytest.mark.slow
 def test_one_comes_off_and_the_other_stays(tmp_path):
-    from tfopt.compress.prune import take_masks_off
+    from tfopt.compress.hold import remove
+    from tfopt.compress.saved import WeightMask
 
     model = tfopt.quantize_aware(tfopt.prune(built("own"), 0.5))
-    take_masks_off(model)
+    remove(model, WeightMask)
     again = loaded(model, tmp_path)
     assert tfopt.compress.quantization_report(again)
     assert not masked(again)

@@ -12,8 +12,8 @@ from keras import layers
 import tfopt
 from tfopt.compress import PolynomialSparsity, clustering_report, pruning_report
 from tfopt.compress.cluster import cluster
+from tfopt.compress.hold import strip
 from tfopt.compress.prune import prune
-from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 
 
@@ -287,12 +287,14 @@ def test_stripping_before_the_end_of_a_schedule_is_said():
     fit(model)
     remark = "at step 8 of a schedule that ends at 1000"
     assert {row.remark for row in pruning_report(model)} == {remark}
-    with pytest.warns(UserWarning, match="masks of .* before their time .*at step 8 of"):
+    with pytest.warns(UserWarning, match="held on .* before its time .*at step 8 of"):
         strip(model)
     before = model.get_weights()
     cluster(model, 5, begin_step=9)
     assert "formed at step 9" in clustering_report(model)[0].remark
-    with pytest.warns(UserWarning, match="clusters of .* before their time .*at step 9"):
+    with pytest.warns(
+        UserWarning, match="held on .* before its time .*clusters to be formed at step 9"
+    ):
         strip(model)
     assert_same(before, model)
 

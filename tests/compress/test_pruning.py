@@ -6,9 +6,9 @@ import pytest
 from dense_nets import RNG, X, Y, assert_pruned, assert_same, dense_model, fit, loaded
 from keras import layers
 
+from tfopt.compress.hold import strip
 from tfopt.compress.prune import prune, pruning_report
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
-from tfopt.compress.strip import strip
 
 POLYNOMIAL = PolynomialSparsity(0.8, end_step=6, frequency=2)
 

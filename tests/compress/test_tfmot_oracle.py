@@ -16,10 +16,10 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.compress.cluster import cluster
+from tfopt.compress.hold import strip
 from tfopt.compress.patterns import UNSTRUCTURED, Block, TwoOfFour
 from tfopt.compress.prune import prune
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
-from tfopt.compress.strip import strip
 from tfopt.compress.weight_mask import chosen_mask
 
 # Training tfmot's model in another process takes nearly a minute.

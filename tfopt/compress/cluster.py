@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress import keras2
 from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.hold import (
     apply_final,
@@ -20,8 +19,15 @@ from tfopt.compress.hold import (
     require_share,
     training_steps,
 )
-from tfopt.compress.kernels import Site, UnprunableLayer, find_kernels, find_sites
-from tfopt.compress.model_graph import Layers, compile_pattern, matcher
+from tfopt.compress.kernels import (
+    Layers,
+    Site,
+    UnprunableLayer,
+    compile_pattern,
+    find_kernels,
+    find_sites,
+    matcher,
+)
 from tfopt.compress.reports import (
     ClustersReport,
     LayerClusters,
@@ -32,7 +38,7 @@ from tfopt.compress.reports import (
 )
 from tfopt.compress.schedules import ConstantSparsity
 from tfopt.errors import keep_plain, require_count
-from tfopt.job.rebuild import forget_compiled_steps, require_keras3
+from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count
 
@@ -67,14 +73,15 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
     layers that were left alone. A training resumed from weights alone (``BackupAndRestore``,
     ``load_weights``) goes on with the clusters that were formed in them.
     """
-    from tfopt.compress.saved import as_model
-    from tfopt.compress.saved_class import save_constraints
+    from tfopt.compress.saved import as_model, save_constraints
     from tfopt.job.rebuild import require_weights
 
     clusters = require_count("clusters", clusters, minimum=2)
     begin_step = require_count("begin_step", begin_step, minimum=0)
     matches, model = matcher(layers), as_model(model)
-    if keras2.is_keras2(model):
+    if is_keras2(model):
+        from tfopt.compress import keras2
+
         return keras2.cluster(model, clusters, begin_step, matches)
     require_weights(model)
     require_finite_weights(model)
@@ -126,25 +133,13 @@ def clustering_report(model: Any) -> ClustersReport:
     Example:
         print(tfopt.compress.clustering_report(model))  # a table
     """
-    if keras2.is_keras2(model):
+    if is_keras2(model):
+        from tfopt.compress import keras2
+
         return ClustersReport(keras2.clustering_report(model))
     require_keras3(model)
     most = next((held.clusters for held in _all_clusters(model)), None)
     return ClustersReport(row for found in find_kernels(model) for row in _rows(found, most))
-
-
-def unfinished(model: Any) -> list[str]:
-    """Return what the clusters of a model still wait for, each thing once."""
-    waiting = [held for held in _all_clusters(model) if held.waits]
-    return list(dict.fromkeys(f"to be formed at step {held.begin_step}" for held in waiting))
-
-
-def take_clusters_off(model: keras.Model) -> bool:
-    """Write the clusters' values into the kernels, and return whether there were clusters."""
-    from tfopt.compress.weight_clusters import WeightClusters
-    from tfopt.compress.weight_mask import WeightMask
-
-    return remove(model, (WeightClusters, WeightMask))
 
 
 def _all_clusters(model: keras.Model) -> list[Any]:
@@ -231,10 +226,13 @@ class Cluster(Transform):
 
     def finish(self, run: Run, model: keras.Model) -> None:
         """Write the values into the kernels, take the clusters off, and count the values."""
+        from tfopt.compress.weight_clusters import WeightClusters
+        from tfopt.compress.weight_mask import WeightMask
+
         apply_final(model)
         held = [row for row in clustering_report(model) if row.clusters is not None]
         # Only these: another transform's finish may still need what it holds.
-        take_clusters_off(model)
+        remove(model, (WeightClusters, WeightMask))
         most = max((row.values for row in held), default=0)
         if not held:
             run.note("no clusters were left after training", acted=False)

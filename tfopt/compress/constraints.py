@@ -59,6 +59,11 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
         """Write the constrained values into the kernel."""
         raise TypeError(f"{type(self).__name__} does not define apply_final(kernel)")
 
+    @property
+    def unfinished(self) -> str | None:
+        """Return what its schedule still waits for; None where it is through."""
+        return None
+
     def apply_final_to_all(self) -> None:
         """Write the constrained values into all kernels, for a file that is about to be written."""
         warn_needs_tfopt()

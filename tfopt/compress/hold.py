@@ -1,7 +1,8 @@
-"""Put masks and clusters on the kernels of a model, apply them by hand, and take them off."""
+"""Choose the kernels for masks and clusters, apply what is held, and take it off: ``strip``."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from tfopt.compress.kernels import Site, find_kernels, find_sites
 from tfopt.compress.reports import ZEROS_MEANT, count_zeros
 from tfopt.errors import UserError, real
 from tfopt.job.parts import Facts
-from tfopt.job.rebuild import require_keras3
+from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
+from tfopt.report.format import few
 
 Kinds = type | tuple[type, ...]
 
@@ -38,6 +40,78 @@ def hold(model: Any) -> None:
     require_keras3(model)
     # As in Keras's own step: constraints are not rewritten by AutoGraph.
     tf.autograph.experimental.do_not_convert(apply)()
+
+
+def strip(model: Any) -> Any:
+    """Take masks, clusters and quantization awareness off a model, in place, and return it.
+
+    Example:
+        tfopt.strip(model).save("plain.keras")
+
+    Their values are written into the weights. Call it after training and before saving, and the
+    file is a plain one, which loads without tfopt. Make the LiteRT file of a quantization-aware
+    model first, since the learned ranges go too. Where a schedule has not reached its end yet, a
+    warning says so.
+
+    A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one is
+    refused, since tfmot cannot take that off.
+    """
+    from tfopt.compress.saved import as_model
+
+    model = as_model(model)
+    if is_keras2(model):
+        from tfopt.compress import keras2
+
+        return keras2.strip(model)
+    require_keras3(model)
+    _warn_of_unfinished(model)
+    _warn_of_changes(model)
+    if take_awareness_off(model) | remove(model):
+        forget_compiled_steps(model)
+    return model
+
+
+def awareness_of(model: Any) -> list[Any]:
+    """Return the quantization-aware models in a model, itself among them."""
+    if is_keras2(model) or not hasattr(model, "_flatten_layers"):
+        return []
+    return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
+
+
+def take_awareness_off(model: Any) -> bool:
+    """Write the rounded kernels into the model, take the rest off; return if there was any."""
+    aware = awareness_of(model)
+    for each in aware:
+        from tfopt.compress.saved import make_plain
+
+        each.quantization_awareness.settle()
+        make_plain(each)
+        forget_compiled_steps(each)
+    return bool(aware)
+
+
+def _warn_of_unfinished(model: Any) -> None:
+    constraints = (site.constraint for site in _constrained_sites(model))
+    waiting = [each.unfinished for each in constraints if each.unfinished]
+    if waiting:
+        warnings.warn(
+            f"strip() takes what is held on {model.name!r} off before its time "
+            f"({'; '.join(dict.fromkeys(waiting))}): train on first, or prune and cluster with "
+            "fewer steps.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_changes(model: Any) -> None:
+    """Warn where the weights that were evaluated last are not those that are saved."""
+    changed = apply_final(model)
+    if changed:
+        warnings.warn(
+            f"strip() changes weights of {model.name!r}: others were written over what was held "
+            f"since the last step (an earlier epoch's, or an average), in {few(changed)}. Evaluate "
+            "the model again, or train on before strip().",
+            stacklevel=3,
+        )
 
 
 def apply_final(model: Any, kind: Kinds | None = None) -> list[str]:
@@ -71,9 +145,9 @@ def unconstrained_zeros(model: Any) -> dict[str, float]:
     return found
 
 
-def remove(model: Any, kind: Kinds) -> bool:
-    """Write the values of one kind of constraint, take it off, and return whether it was on."""
-    from tfopt.compress.saved_class import save_constraints
+def remove(model: Any, kind: Kinds | None = None) -> bool:
+    """Write the values of constraints, all or those of a kind, take them off; return if any was."""
+    from tfopt.compress.saved import save_constraints
 
     held = _constrained_sites(model, kind)
     apply_final(model, kind)
@@ -83,7 +157,7 @@ def remove(model: Any, kind: Kinds) -> bool:
     return bool(held)
 
 
-def _constrained_sites(model: Any, kind: Kinds | None) -> list[Site]:
+def _constrained_sites(model: Any, kind: Kinds | None = None) -> list[Site]:
     from tfopt.compress.constraints import Constraint
 
     return [site for site in find_sites(model) if isinstance(site.constraint, kind or Constraint)]

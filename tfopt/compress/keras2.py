@@ -1,7 +1,7 @@
 """Compress tf_keras (Keras 2) models with tfmot.
 
 The given model is not changed, and the returned ones are compiled as it was, without the state of
-the optimizer. All but :func:`is_keras2` are called with tf_keras models only.
+the optimizer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ from unittest.mock import patch
 
 from tfopt.compress import reports
 from tfopt.compress.awareness import LayerQuantization, Settings
-from tfopt.compress.model_graph import Matches
+from tfopt.compress.kernels import Matches
 from tfopt.compress.schedules import PolynomialSparsity, Schedule
 from tfopt.errors import UserError
 
 # The classes whose kernels tfmot both prunes and clusters.
 _WITH_KERNELS = ("Dense", "Embedding", "Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose")
-
-
-def is_keras2(model: Any) -> bool:
-    """Return whether a model's class derives from one of tf_keras."""
-    return any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
 
 
 def load_tfmot() -> Any:

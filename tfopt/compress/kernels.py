@@ -1,13 +1,16 @@
-"""Find the kernels of a Keras 3 model, where each keeps its constraint, and what it sums over.
+"""Find the kernels of a Keras 3 model, and choose among its layers.
 
 Keras is recognised by class names, and imported only to tell variables from tensors.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     import keras
@@ -249,3 +252,45 @@ def rebuilder(layer: Any, outer: str | None) -> str | None:
     if graph and type(layer).__init__.__module__.startswith("keras."):
         return None
     return type(layer).__name__
+
+
+Layers = str | type | tuple[type, ...] | Callable[[Any], bool] | None
+Matches = Callable[[str, Any], bool]
+"""Whether the layer at a path is meant."""
+
+
+def matcher(layers: Layers) -> Matches:
+    """Return a function of path and layer for what the user gave."""
+    if layers is None:
+        return lambda path, layer: True
+    if isinstance(layers, str):
+        pattern = compile_pattern("layers", layers)
+        return lambda path, layer: pattern.search(path) is not None
+    types = (layers,) if isinstance(layers, type) else layers
+    if isinstance(types, tuple) and types and all(isinstance(each, type) for each in types):
+        return lambda path, layer: isinstance(layer, types)
+    # A layer can be called, and does not choose layers.
+    if callable(layers) and not hasattr(layers, "get_weights"):
+        return lambda path, layer: bool(layers(layer))
+    raise _chooses_nothing("layers", layers)
+
+
+def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
+    """Compile a regular expression; refuse a broken one by the setting's name."""
+    if not isinstance(pattern, str):
+        raise _chooses_nothing(name, pattern)
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(
+            f"{name} is not a regular expression: {error}.", received=repr(pattern)
+        ) from error
+
+
+def _chooses_nothing(name: str, received: object) -> UserError:
+    return UserError(
+        f"{name} does not choose layers.",
+        expected="a regular expression, a layer class or a tuple of them, a function of a layer, "
+        "or None for all",
+        received=repr(received),
+    )

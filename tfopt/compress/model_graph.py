@@ -7,7 +7,7 @@ only read, and Keras is recognised by class names.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,48 +111,6 @@ def _graph(owner: Any) -> Any:
     if "Sequential" in names:
         return owner._functional
     return owner if "Functional" in names else None
-
-
-Layers = str | type | tuple[type, ...] | Callable[[Any], bool] | None
-Matches = Callable[[str, Any], bool]
-"""Whether the layer at a path is meant."""
-
-
-def matcher(layers: Layers) -> Matches:
-    """Return a function of path and layer for what the user gave."""
-    if layers is None:
-        return lambda path, layer: True
-    if isinstance(layers, str):
-        pattern = compile_pattern("layers", layers)
-        return lambda path, layer: pattern.search(path) is not None
-    types = (layers,) if isinstance(layers, type) else layers
-    if isinstance(types, tuple) and types and all(isinstance(each, type) for each in types):
-        return lambda path, layer: isinstance(layer, types)
-    # A layer can be called, and does not choose layers.
-    if callable(layers) and not is_layer(layers):
-        return lambda path, layer: bool(layers(layer))
-    raise _chooses_nothing("layers", layers)
-
-
-def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
-    """Compile a regular expression; refuse a broken one by the setting's name."""
-    if not isinstance(pattern, str):
-        raise _chooses_nothing(name, pattern)
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UserError(
-            f"{name} is not a regular expression: {error}.", received=repr(pattern)
-        ) from error
-
-
-def _chooses_nothing(name: str, received: object) -> UserError:
-    return UserError(
-        f"{name} does not choose layers.",
-        expected="a regular expression, a layer class or a tuple of them, a function of a layer, "
-        "or None for all",
-        received=repr(received),
-    )
 
 
 Array = np.ndarray[Any, Any]

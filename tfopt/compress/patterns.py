@@ -1,4 +1,4 @@
-"""Patterns of zeros: which weights of a kernel may be zero together.
+"""Which weights of a kernel become zero: what each is worth, and which may be zero together.
 
 Of a score for each weight, a pattern keeps the highest, and of equal ones those that come first. A
 kernel comes with its ``inputs``: the axes that are summed over, the input channels last.
@@ -10,11 +10,12 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from tfopt.compress.kernels import Axes
 from tfopt.errors import UserError
 
+Criterion = Literal["magnitude", "lamp"]
 KeptCount = Callable[[int], Any]
 """How many of so many stay, as a scalar tensor."""
 
@@ -184,3 +185,41 @@ def as_pattern(name: object) -> Pattern:
             received=repr(name),
         )
     return Block(int(block[1]), int(block[2]))
+
+
+def scores_of(weights: Any, criterion: Criterion = "magnitude") -> Any:
+    """Return a score for each weight: its magnitude, or its share by LAMP.
+
+    Weights that are NaN have the highest score, since a mask must not hide them.
+    """
+    import tensorflow as tf
+
+    scores = _lamp(weights) if criterion == "lamp" else tf.abs(weights)
+    lost = tf.logical_or(tf.math.is_nan(scores), tf.math.is_nan(weights))
+    return tf.where(lost, scores.dtype.max, scores)
+
+
+def require_criterion(criterion: object) -> None:
+    """Refuse anything but the name of a criterion."""
+    if criterion not in get_args(Criterion):
+        raise UserError(
+            "This is no criterion for pruning.",
+            expected='"magnitude" or "lamp"',
+            received=repr(criterion),
+        )
+
+
+def _lamp(weights: Any) -> Any:
+    """Return each weight's square as a share of its kernel's that are not smaller.
+
+    Inside a kernel the order is that of magnitude. From kernel to kernel it does not depend on
+    their scale, which after a normalization means nothing (Lee et al., 2021).
+    """
+    import tensorflow as tf
+
+    squares = tf.reshape(tf.square(tf.cast(weights, tf.float32)), [-1])
+    order = tf.argsort(squares, direction="DESCENDING", stable=True)
+    descending = tf.gather(squares, order)
+    shares = tf.math.divide_no_nan(descending, tf.cumsum(descending))
+    size = tf.shape(squares)
+    return tf.reshape(tf.scatter_nd(order[:, None], shares, size), tf.shape(weights))

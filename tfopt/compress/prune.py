@@ -10,14 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress import keras2
-from tfopt.compress.criteria import Criterion, require_criterion
 from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.hold import choose_sites, remove, require_free, require_share, training_steps
-from tfopt.compress.keras2 import is_keras2
-from tfopt.compress.kernels import Site, UnprunableLayer, find_kernels, find_sites
-from tfopt.compress.model_graph import Layers, compile_pattern, matcher
-from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
+from tfopt.compress.kernels import (
+    Layers,
+    Site,
+    UnprunableLayer,
+    compile_pattern,
+    find_kernels,
+    find_sites,
+    matcher,
+)
+from tfopt.compress.patterns import UNSTRUCTURED, Criterion, Pattern, as_pattern, require_criterion
 from tfopt.compress.reports import (
     ZEROS_MEANT,
     LayerSparsity,
@@ -33,7 +37,7 @@ from tfopt.compress.schedules import (
     require_sparsity,
 )
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.rebuild import forget_compiled_steps, require_keras3
+from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count
 
@@ -112,7 +116,9 @@ class PruneSpec:
         """Return the one schedule that tfmot's wrappers can follow."""
         limits = (self.pattern, self.criterion, self.across, self.step)
         if self.everywhere is None or limits != (UNSTRUCTURED, "magnitude", "layer", 0):
-            raise keras2.beyond_tfmot(
+            from tfopt.compress.keras2 import beyond_tfmot
+
+            raise beyond_tfmot(
                 "prunes by magnitude alone, each layer to one sparsity",
                 f"pattern={self.pattern}, criterion={self.criterion}, across={self.across}, "
                 f"step={self.step}, {len(self.by_path) or 1} schedules",
@@ -272,8 +278,10 @@ def prune(
     spec = _spec(sparsity, pattern, criterion, across, step, layers)
     model = as_model(model)
     if is_keras2(model):
+        from tfopt.compress import keras2
+
         return keras2.prune(model, spec.for_tfmot(), matcher(layers))
-    from tfopt.compress.saved_class import save_constraints
+    from tfopt.compress.saved import save_constraints
     from tfopt.job.rebuild import require_weights
 
     require_weights(model)
@@ -295,22 +303,12 @@ def pruning_report(model: Any) -> SparsityReport:
         print(tfopt.compress.pruning_report(model))
     """
     if is_keras2(model):
+        from tfopt.compress import keras2
+
         return SparsityReport(keras2.pruning_report(model))
     require_keras3(model)
     pattern = next((mask.pattern for mask in _masks(model)), None)
     return SparsityReport(row for found in find_kernels(model) for row in _rows(found, pattern))
-
-
-def unfinished(model: Any) -> list[str]:
-    """Return what the masks of a model still wait for, each thing once."""
-    return list(dict.fromkeys(mask.unfinished for mask in _masks(model) if mask.unfinished))
-
-
-def take_masks_off(model: keras.Model) -> bool:
-    """Write the masks' zeros into the kernels, and return whether there were masks."""
-    from tfopt.compress.weight_mask import WeightMask
-
-    return remove(model, WeightMask)
 
 
 def _masks(model: keras.Model) -> list[Any]:
@@ -471,8 +469,10 @@ class Prune(Transform):
 
     def finish(self, run: Run, model: keras.Model) -> None:
         """Write the masks' zeros, take the masks off, and report how many weights are zero."""
+        from tfopt.compress.weight_mask import WeightMask
+
         trained_rows = pruning_report(model)
-        take_masks_off(model)
+        remove(model, WeightMask)
         pairs = zip(trained_rows, pruning_report(model), strict=True)
         masked = [(before, after) for before, after in pairs if before.target is not None]
         if not masked:

@@ -11,22 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress import keras2
 from tfopt.compress.awareness import Awareness, LayerQuantization, Settings, Weights, is_hooked
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.hold import apply_final, require_share, training_steps, unconstrained_zeros
-from tfopt.compress.integers.plan import Point, plan
-from tfopt.compress.keras2 import is_keras2
-from tfopt.compress.model_graph import (
-    Layers,
-    compile_pattern,
-    find,
-    matcher,
-    ports_of,
-    require_numbers,
+from tfopt.compress.hold import (
+    apply_final,
+    awareness_of,
+    require_share,
+    take_awareness_off,
+    training_steps,
+    unconstrained_zeros,
 )
+from tfopt.compress.integers.plan import Point, plan
+from tfopt.compress.kernels import Layers, compile_pattern, matcher
+from tfopt.compress.model_graph import find, ports_of, require_numbers
 from tfopt.errors import UserError, keep_plain, require_count, within
-from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_built_keras3
 from tfopt.job.roster import transform_class
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count, table
@@ -97,6 +96,8 @@ def quantize_aware(
     matches = matcher(layers)
     model = as_model(model)
     if is_keras2(model):
+        from tfopt.compress import keras2
+
         return keras2.quantize_aware(model, settings, matches)
     require_built_keras3(model)
     _require_not_aware(model)
@@ -113,7 +114,7 @@ def quantize_aware(
         )
     _require_unshared(model, points)
     _require_no_adapters(model)
-    from tfopt.compress.saved_class import make_aware
+    from tfopt.compress.saved import make_aware
 
     _warn_of_unconstrained_zeros(model)
     forget_compiled_steps(model)
@@ -131,17 +132,12 @@ def quantization_report(model: Any) -> QuantizationReport:
         >>> print(tfopt.compress.quantization_report(model))
     """
     if is_keras2(model):
+        from tfopt.compress import keras2
+
         return QuantizationReport(keras2.quantization_report(model))
     aware = _require_aware(model)
     held = aware.quantization_awareness
     return QuantizationReport(row for point in held.points for row in _rows(held, point))
-
-
-def awareness_of(model: Any) -> list[Any]:
-    """Return the quantization-aware models in a model, itself among them."""
-    if is_keras2(model) or not hasattr(model, "_flatten_layers"):
-        return []
-    return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
 
 
 def require_observed(model: Any) -> None:
@@ -155,18 +151,6 @@ def require_observed(model: Any) -> None:
                 fix="train it, or call model(x, training=True) on some batches; a train_step of "
                 "your own must say training=True to what it calls",
             )
-
-
-def take_awareness_off(model: keras.Model) -> bool:
-    """Write the rounded kernels into the model, take the rest off; return if there was any."""
-    aware = awareness_of(model)
-    for each in aware:
-        from tfopt.compress.saved_class import make_plain
-
-        each.quantization_awareness.settle()
-        make_plain(each)
-        forget_compiled_steps(each)
-    return bool(aware)
 
 
 def validate_weights(weights: object) -> None:

@@ -135,6 +135,11 @@ class WeightClusters(Constraint):
         return self._first_step
 
     @property
+    def unfinished(self) -> str | None:
+        """Return when the clusters are to be formed; None where they are."""
+        return f"clusters to be formed at step {self.begin_step}" if self.waits else None
+
+    @property
     def waits(self) -> bool:
         """Return whether the clusters are still to be formed."""
         return self.step < self.begin_step

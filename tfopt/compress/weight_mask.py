@@ -16,9 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfopt.compress.constraints import Constraint, replicated, setting_of
-from tfopt.compress.criteria import Criterion, scores_of
 from tfopt.compress.kernels import Axes
-from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
+from tfopt.compress.patterns import UNSTRUCTURED, Criterion, Pattern, as_pattern, scores_of
 from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
 
 
@@ -283,7 +282,8 @@ class WeightMask(Constraint):
             return tf.not_equal(value, 0)
         if latest is None or self.shared is not None:
             return tf.ones(value.shape, tf.bool)
-        scores, now = scores_of(tf.convert_to_tensor(value)), tf.constant(latest, tf.int64)
+        scores = scores_of(tf.convert_to_tensor(value), self.criterion)
+        now = tf.constant(latest, tf.int64)
         return chosen_mask(scores, self.schedule, now, self.pattern, inputs)
 
     def get_config(self) -> dict[str, Any]:

@@ -15,9 +15,8 @@ import numpy as np
 
 from tfopt.compress.examples import evenly, first_inputs, take_inputs, take_labelled
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.hold import apply_final
+from tfopt.compress.hold import apply_final, awareness_of
 from tfopt.compress.model_graph import Port, Ports, ports_of
-from tfopt.compress.quantize_aware import awareness_of
 from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, require_count
 from tfopt.export.batches import run_all

@@ -16,10 +16,10 @@ import numpy as np
 
 from tfopt.compress.examples import first_inputs, take_inputs
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
-from tfopt.compress.hold import apply_final
+from tfopt.compress.hold import apply_final, awareness_of
 from tfopt.compress.integers.served_forms import REFUSED, points_that_are_joined, ranges_left
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
-from tfopt.compress.quantize_aware import awareness_of, require_observed
+from tfopt.compress.quantize_aware import require_observed
 from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, require_count
 from tfopt.export.batches import Array
 from tfopt.export.litert import RefusedByConverter, convert_model, trace

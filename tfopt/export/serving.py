@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
+from tfopt.compress.hold import awareness_of
 from tfopt.compress.model_graph import Ports, ports_of
-from tfopt.compress.quantize_aware import awareness_of
 from tfopt.compress.reports import count_zeros
 from tfopt.errors import UserError, first_line
 from tfopt.export.litert import LitertMode, Traced, convert, serve, trace

@@ -130,11 +130,16 @@ def rebuild(model: keras.Model, edit: ConfigEdit | None = None) -> keras.Model:
     return blueprint(model).build(edit)
 
 
+def is_keras2(model: Any) -> bool:
+    """Return whether a model's class derives from one of tf_keras."""
+    return any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
+
+
 def require_keras3(model: Any) -> None:
     """Refuse what is not a Keras 3 model."""
     import keras
 
-    if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
+    if is_keras2(model):
         raise UserError(
             "This needs a Keras 3 model, and this one is of Keras 2 (tf_keras).",
             expected="a keras.Model; tf_keras models can be pruned, clustered, made "

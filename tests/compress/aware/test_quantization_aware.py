@@ -8,8 +8,8 @@ from keras import layers
 
 import tfopt
 from tfopt.compress import hooks
+from tfopt.compress.hold import strip
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
-from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from tfopt.compress.channels.each_channel import acts_on_each_channel
 from tfopt.compress.channels.elementwise_rules import ELEMENTWISE_RULES
 from tfopt.compress.channels.labels import Analysis, Call, Flow
 from tfopt.compress.channels.shape_rules import SHAPE_RULES
-from tfopt.compress.model_graph import Matches
+from tfopt.compress.kernels import Matches
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfopt.compress.model_graph import Matches
+from tfopt.compress.kernels import Matches
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int | None, ...]
