@@ -20,7 +20,7 @@ PYTEST = TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --d
 .PHONY: help demo test test-all lint types walls unit unit-all clean
 
 help:
-	@echo "make demo      train MNIST plain and under each transform; the report is in cnn_mnist_report/"
+	@echo "make demo      find what trains MNIST fastest and measure it; the report is in cnn_mnist_report/"
 	@echo "make test      lint, types, import walls and all tests but the slow ones"
 	@echo "make test-all  the same and the slow ones, with steps compiled by XLA as Keras chooses"
 	@echo "make clean     remove .venv and caches"

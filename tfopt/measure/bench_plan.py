@@ -10,7 +10,7 @@ from tfopt.measure.targets import Target
 from tfopt.measure.trainings import MAX_DROP
 from tfopt.report.bench_report import Kind
 
-BUDGET_S, QUICK_S = 300.0, 120.0
+BUDGET_S, QUICK_S, LEAST_S = 300.0, 120.0, 20.0
 _PROCESSES, _QUICK_PROCESSES = 5, 4
 
 
@@ -71,11 +71,11 @@ class BenchPlan:
         return self.whole and bool(self.seeds) and self.kind in ("prefixes", "single")
 
 
-def require_budget(budget_s: object, least_s: float = 20.0) -> None:
+def require_budget(budget_s: object) -> None:
     """Refuse a budget that is no time, or has no room for a measurement."""
-    if not within(budget_s, least_s, 1e9):
+    if not within(budget_s, LEAST_S, 1e9):
         raise UserError(
             "The budget is too small for a measurement.",
-            expected=f"at least {least_s:g} seconds",
+            expected=f"at least {LEAST_S:g} seconds",
             received=repr(budget_s),
         )

@@ -27,6 +27,7 @@ from tfopt.data.mnist import Source, load_mnist
 if TYPE_CHECKING:
     import keras
 
+# Taken without a search: by --budget 0, --transforms or --skip.
 CHAIN = chain(
     Place(),
     MixedPrecision(),

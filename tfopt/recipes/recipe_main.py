@@ -19,7 +19,7 @@ from tfopt.files import prepare_folder
 from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
 from tfopt.job.transform import Chain
-from tfopt.measure.bench_plan import BenchPlan
+from tfopt.measure.bench_plan import LEAST_S, BenchPlan
 from tfopt.measure.children import has_gpu
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show, tune_and_show
@@ -36,7 +36,6 @@ from tfopt.recipes.flags import (
     exit_code_of,
     names,
 )
-from tfopt.tune.tune import LEAST_S
 from tfopt.tune.tuned import Tuned
 
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")

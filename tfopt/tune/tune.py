@@ -19,8 +19,6 @@ from tfopt.tune.tuned import Tuned, tuned
 if TYPE_CHECKING:
     import keras
 
-LEAST_S = 20.0  # of a budget
-
 
 def tune(
     job: str | Callable[..., Job] | keras.Model,
@@ -77,7 +75,7 @@ def tune(
         max_drop: Points of test accuracy that may be lost.
         verbose: Show what runs, what was found, and what is left.
     """
-    require_budget(budget_s, LEAST_S)
+    require_budget(budget_s)
     _require(objective, exact, seeds, max_drop, verbose)
     with ExitStack() as stack:
         display = stack.enter_context(Display(verbose=verbose))
