@@ -494,11 +494,11 @@ def test_the_seed_of_the_run_decides_the_order():
 def test_batches_of_a_stream_change_only_when_asked_for():
     made, _ = Pipeline().read(dataset(20), facts(batch_size=20, tuned_batch_size=20))
     assert [len(batch) for batch in epoch(made)] == [20] * 5
-    made, effect = Pipeline(batch_size=30).read(
+    made, notes = Pipeline(batch_size=30).read(
         dataset(20), facts(batch_size=30, tuned_batch_size=32)
     )
     assert [len(batch) for batch in epoch(made)] == [30, 30, 30, 10]
-    assert "30 instead of 20" in effect.note
+    assert "30 instead of 20" in ", ".join(notes)
 
 
 def whole(count=N):
@@ -525,10 +525,10 @@ def test_new_batches_keep_the_length_where_it_follows(stream, length):
 
 
 def test_what_was_not_done_is_told():
-    _, effect = Pipeline(cache="memory").read((X, Y), facts())
-    assert "nothing to cache" in effect.note
-    _, effect = Pipeline().read(Batches(workers=2, use_multiprocessing=True), facts())
-    assert "left off" in effect.note
+    _, notes = Pipeline(cache="memory").read((X, Y), facts())
+    assert "nothing to cache" in ", ".join(notes)
+    _, notes = Pipeline().read(Batches(workers=2, use_multiprocessing=True), facts())
+    assert "left off" in ", ".join(notes)
 
 
 @pytest.mark.slow
@@ -542,7 +542,7 @@ def test_two_replicas_get_every_example_once(fresh_python):
             # That file makes tensors when it is imported, which fixes the devices.
             import test_pipeline as here
             for name in ("arrays", "dataset", "pydataset", "generator"):
-                made, effect = here.Pipeline(batch_size=16).read(
+                made, _ = here.Pipeline(batch_size=16).read(
                     here.SOURCES[name](), here.facts(replicas=2))
                 spread = replicas.strategy.experimental_distribute_dataset(made)
                 seen = [int(v) for batch in spread

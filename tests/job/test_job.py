@@ -17,7 +17,7 @@ def test_a_transform_is_written_without_what_it_leaves_at_its_default():
     assert repr(Pipeline()) == "Pipeline()"
     written = "Pipeline(batch_size=50, options=PipelineOptions(drop_remainder=True))"
     assert repr(Pipeline(batch_size=50, options=options)) == written
-    assert repr(chain(Place(), Place("none"))) == "chain(Place(), Place(gpus='none'))"
+    assert repr(chain(Pipeline(), Place("none"))) == "chain(Pipeline(), Place(gpus='none'))"
 
 
 def test_a_chain_is_a_transform_and_flattens():

@@ -224,7 +224,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 NAMES_A_FUNCTION = [
     "[[chain]]\ntransform = 'pipeline'\nmap_batch = 'os:system'\nbatch_size = 8",
-    "chain = [{transform = 'pipeline'},\n{transform = 'pipeline', map = 'evil:job'}]",
+    "chain = [{transform = 'place'},\n{transform = 'pipeline', map = 'evil:job'}]",
 ]
 
 
