@@ -19,10 +19,9 @@ from tfopt.compress.integers.attention import (
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
 from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.integers.normalization import normalization_form, places_of_normalization
-from tfopt.compress.kernels import kernels_of
+from tfopt.compress.kernels import Matches, kernels_of
 from tfopt.compress.model_graph import (
     Address,
-    Matches,
     Place,
     computes_as_keras,
     is_layer,
