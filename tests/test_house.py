@@ -54,7 +54,7 @@ def test_a_file_loads_tensorflow_when_imported_only_where_it_works_inside_a_step
     assert importing <= {
         "compress/codebook.py",
         "compress/constraints.py",
-        "compress/saved_class.py",
+        "compress/saved.py",
         "compress/substitution.py",
         "compress/weight_clusters.py",
         "compress/weight_mask.py",

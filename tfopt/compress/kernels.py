@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfopt.compress.patterns import Axes, Pattern
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     import keras
 
-    from tfopt.compress.patterns import Pattern
-
-Axes = tuple[int, ...]
 # The axes of a kernel that its layer sums over, input channels last; None: it sums over no channel.
 _Inputs = Callable[[Any, int], Axes | None]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from tfopt.compress.kernels import Axes
 from tfopt.errors import UserError
 
 Criterion = Literal["magnitude", "lamp"]
+Axes = tuple[int, ...]
 KeptCount = Callable[[int], Any]
 """How many of so many stay, as a scalar tensor."""
 

@@ -16,8 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compress.constraints import Constraint, replicated, setting_of
-from tfopt.compress.kernels import Axes
-from tfopt.compress.patterns import UNSTRUCTURED, Criterion, Pattern, as_pattern, scores_of
+from tfopt.compress.patterns import UNSTRUCTURED, Axes, Criterion, Pattern, as_pattern, scores_of
 from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
 
 
