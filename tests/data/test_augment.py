@@ -59,7 +59,7 @@ def test_the_input_is_augmented_anew_in_every_epoch_and_labels_stay():
 
 
 @pytest.mark.parametrize("where", ["input", "model"])
-def test_a_chain_augments_and_evaluation_does_not(where):
+def test_a_chain_augments_and_neither_evaluation_nor_the_saved_model_does(where, tmp_path):
     step = Pipeline(augment="augmenting:layers", augment_in=where)
     outcome = run(a_job(), chain(step))
     ((_, effect),) = outcome.effects
@@ -70,13 +70,9 @@ def test_a_chain_augments_and_evaluation_does_not(where):
     np.testing.assert_array_equal(one, model.predict(X, verbose=0))
     inner = model.layers[-1] if where == "model" else model
     np.testing.assert_allclose(one, inner.predict(X, verbose=0), rtol=1e-5)
-
-
-def test_the_augmented_model_is_saved_and_loads_without_tfopt(tmp_path):
-    outcome = run(a_job(), chain(Pipeline(augment="augmenting:layers", augment_in="model")))
     outcome.save(tmp_path)
     again = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(again.predict(X, verbose=0), outcome.model.predict(X, verbose=0))
+    np.testing.assert_allclose(again.predict(X, verbose=0), one)
 
 
 @pytest.mark.parametrize(
@@ -110,35 +106,4 @@ def test_a_model_of_several_inputs_is_refused_in_the_model():
         compile=lambda: {"optimizer": "sgd", "loss": "mse"},
     )
     with pytest.raises(UserError, match="one input"):
-        run(job, chain(Pipeline(augment="augmenting:layers", augment_in="model")))
-
-
-@pytest.mark.slow
-def test_two_replicas_augment_in_the_input_and_in_the_model(fresh_python):
-    out = fresh_python("""
-        import tensorflow as tf
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        import sys, types
-        import keras, numpy as np
-        import tfopt
-        from tfopt import Data, Distribute, Job, Pipeline, chain, run
-
-        module = types.ModuleType("augmenting")
-        module.layers = lambda: [keras.layers.RandomFlip("horizontal", seed=1)]
-        sys.modules["augmenting"] = module
-        x, y = np.random.default_rng(0).random((64, 4, 4, 3), dtype="float32"), np.arange(64) % 2
-        job = Job(
-            build=lambda: keras.Sequential(
-                [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")]
-            ),
-            data=lambda: Data(train=(x, y)),
-            compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
-            batch_size=16,
-        )
-        for where in ("input", "model"):
-            each = Pipeline(augment="augmenting:layers", augment_in=where)
-            outcome = run(job, chain(Distribute(), each))
-            print(where, len(outcome.history["loss"]))
-    """)
-    assert out.split() == ["input", "1", "model", "1"]
+        run(job, Pipeline(augment="augmenting:layers", augment_in="model"))

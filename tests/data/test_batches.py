@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from allpairspy import AllPairs
 
-from tfopt import Data, Execution, Job, LearningRate, Pipeline, UserError, chain, run
+from tfopt import Data, Execution, Job, Pipeline, UserError, chain, run
 from tfopt.data.fit_data import describe_data
 from tfopt.run import prepared
 
@@ -39,7 +39,6 @@ def unknown():
 
 STREAMS = {
     "dataset": dataset,
-    "static": lambda: dataset().map(lambda x, y: (tf.ensure_shape(x, (15, 6)), y)),
     "unknown": unknown,
     "pydataset": lambda: Batches(),
     "generator": lambda: generator,
@@ -81,24 +80,12 @@ def test_the_batch_is_the_one_that_the_data_yields(name):
     assert sizes(job.with_(tuned_batch_size=32)) == (15, 32)
 
 
-def test_arrays_come_in_the_batches_of_the_job():
+def test_arrays_come_in_the_batches_of_the_job_and_other_sizes_that_nothing_makes_are_refused():
     assert sizes(a_job(SOURCES["arrays"])) == (32, 32)
     assert sizes(a_job(SOURCES["arrays"], batch_size=10), Pipeline(batch_size=20)) == (20, 10)
-
-
-def test_a_size_that_nothing_makes_is_refused():
     with pytest.raises(UserError, match="yields batches of 15, and nothing makes batches of 20"):
         run(a_job(dataset, batch_size=20))
-    assert sizes(a_job(dataset, batch_size=15)) == (15, 15)
     assert sizes(a_job(dataset, batch_size=20), Pipeline()) == (20, 20)
-
-
-def test_the_learning_rate_scales_with_the_real_batch():
-    job = a_job(dataset, tuned_batch_size=5)
-    (_, effect), *_ = run(job, LearningRate("linear")).effects
-    assert "peak 0.3 by the linear rule" in effect.note
-    (_, effect), *_ = run(a_job(dataset), LearningRate("linear")).effects
-    assert not effect.acted
 
 
 class Steps(keras.callbacks.Callback):
@@ -175,27 +162,13 @@ def test_steps_that_executions_do_not_divide_are_refused():
         assert steps_taken(job, chain(change, Execution(steps_per_execution=2))) == [6, 6]
 
 
-@pytest.mark.slow
-def test_keras_alone_would_train_other_numbers_of_steps():
-    """The defects for which data is repeated, or refused."""
-    model = classifier()
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    steps = Steps()
-    with pytest.warns(UserWarning, match="ran out of data"):
-        model.fit(X, Y, batch_size=15, steps_per_epoch=3, epochs=3, verbose=0, callbacks=[steps])
-    assert np.diff(steps.taken).tolist() == [3, 1, 3]
-    model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
-    model.fit(dataset().repeat(), steps_per_epoch=5, shuffle=False, verbose=0)
-    assert int(model.optimizer.iterations) == 6
-
-
 class SelfTaught(keras.layers.Layer):
     def call(self, x):
         self.add_loss(keras.ops.mean(x**2))
         return x
 
 
-@pytest.mark.parametrize("make", [np.array, lambda x: {"a": x}, lambda x: (x, None)])
+@pytest.mark.parametrize("make", [np.array, lambda x: {"a": x}])
 def test_arrays_alone_come_in_the_batches_of_the_job(make):
     def build():
         inputs = keras.Input((6,), name="a")
@@ -215,20 +188,6 @@ def test_arrays_alone_come_in_the_batches_of_the_job(make):
     with prepared(job) as ready:
         assert ready.facts.steps_per_epoch == 6
         assert ready.evaluate()["loss"] > 0
-
-
-def test_a_void_label_trains():
-    labels = np.where(Y == 1, 255, Y)
-    job = a_job(
-        lambda: (X, labels),
-        compile=lambda: {
-            "optimizer": "sgd",
-            "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=255, reduction="sum"),
-        },
-    )
-    assert np.isfinite(run(job).history["loss"]).all()
-    with pytest.raises(UserError, match="255"):
-        run(a_job(lambda: (X, labels)))
 
 
 TESTS = {

@@ -49,6 +49,7 @@ def test_good_examples_pass_and_are_counted(name):
     # Of what yields batches the first one is looked at: of eight, or all in the generator's case.
     looked_at = 8 if name in ("dataset", "pydataset") else 40
     assert check_examples(examples_of(GOOD[name]), name="train", classes=10) == looked_at
+    assert check_examples(examples_of((X, Y + 1)), name="train", classes=None) == 40
 
 
 BAD = {
@@ -68,49 +69,21 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_examples_are_one_clear_error(name):
     part, words = BAD[name]
-    with pytest.raises(UserError, match=words):
-        check_examples(examples_of(part), name="train", classes=10)
+    with pytest.raises(UserError, match=rf"The (test )?data(.|\n)*{words}"):
+        check_examples(examples_of(part), name="test", classes=10)
 
 
-def test_the_part_is_named_and_labels_are_free_without_classes():
-    with pytest.raises(UserError, match="test data"):
-        check_examples(examples_of((X, Y + 1)), name="test", classes=10)
-    check_examples(examples_of((X, Y + 1)), name="test", classes=None)
-
-
-VOID = np.array([[[0, 9, 255]] * 2] * 40)
-SEGMENTED = np.zeros((40, 2, 3, 1), "float32")
-
-
-@pytest.mark.parametrize(
-    ("labels", "ignored"),
-    [
-        (VOID, 255),
-        (VOID.astype("float32"), 255),
-        (Y - 1, -1),
-    ],
-)
-def test_an_ignored_class_is_no_mistake(labels, ignored):
-    for part in ((SEGMENTED, labels), dataset(SEGMENTED, labels), (SEGMENTED, labels, np.ones(40))):
-        assert check_examples(examples_of(part), name="train", classes=10, ignored=ignored)
+def test_an_ignored_class_is_no_mistake():
+    void, images = np.array([[[0, 9, 255]] * 2] * 40), np.zeros((40, 2, 3, 1), "float32")
+    for part in ((images, void), dataset(images, void.astype("float32"))):
+        assert check_examples(examples_of(part), name="train", classes=10, ignored=255)
         with pytest.raises(UserError, match="out of range"):
             check_examples(examples_of(part), name="train", classes=10)
-        with pytest.raises(UserError, match=f"or {ignored}, which the loss ignores"):
-            check_examples(examples_of(part), name="train", classes=5, ignored=ignored)
-
-
-def test_a_late_mistake_is_found_across_chunks(monkeypatch):
-    monkeypatch.setattr("tfopt.data.examples_checks._CHUNK_VALUES", 9)
-    with pytest.raises(UserError, match="example 7"):
-        check_examples(examples_of((NAN, Y)), name="train", classes=10)
+        with pytest.raises(UserError, match="or 255, which the loss ignores"):
+            check_examples(examples_of(part), name="train", classes=5, ignored=255)
 
 
 def test_one_hot_labels_under_a_sparse_loss_name_the_loss_to_take():
     with pytest.raises(UserError, match="one-hot") as caught:
         check_examples(examples_of((X, np.eye(10)[Y])), name="train", classes=10)
     assert "categorical_crossentropy" in caught.value.fix
-    # A map of classes of ten columns is none.
-    assert (
-        check_examples(examples_of((X, np.tile(Y[:, None], (1, 10)))), name="train", classes=10)
-        == 40
-    )

@@ -29,21 +29,14 @@ def test_version_2_limits_with_its_page_cache_given_back(tmp_path):
     assert str(root / "job") in memory.limited_by
 
 
-def test_version_1_limits(tmp_path):
+def test_version_1_limits_and_none(tmp_path):
     group(tmp_path / "proc" / "self", cgroup="4:memory:/a\n3:cpu:/a\n")
-    root = tmp_path / "sys" / "fs" / "cgroup"
-    group(root / "memory" / "a", memory__limit_in_bytes=50 * MIB, memory__usage_in_bytes=10 * MIB)
+    limited = tmp_path / "sys" / "fs" / "cgroup" / "memory" / "a"
+    group(limited, memory__limit_in_bytes=50 * MIB, memory__usage_in_bytes=10 * MIB)
     assert available_memory(tmp_path).available_bytes == 40 * MIB
-
-
-def test_no_limit_leaves_what_the_machine_has(tmp_path):
-    group(tmp_path / "proc" / "self", cgroup="4:memory:/\n")
-    root = tmp_path / "sys" / "fs" / "cgroup"
-    group(root / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=1)
-    memory = available_memory(tmp_path)
-    assert memory.limited_by == "the machine's free memory"
-    missing = available_memory(tmp_path / "none")
-    assert missing.limited_by == "the machine's free memory"
+    group(limited, memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=1)
+    for root in (tmp_path, tmp_path / "none"):
+        assert available_memory(root).limited_by == "the machine's free memory"
 
 
 def test_what_does_not_fit_is_refused_with_the_figures():

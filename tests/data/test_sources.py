@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -63,6 +62,9 @@ def parquet(tmp_path_factory):
     return folder
 
 
+DAYS = pa.table({"day": pa.array([1, 2], pa.timestamp("s")), "y": [0, 1]})
+
+
 def ids(dataset):
     return np.concatenate([batch[0]["id"] for batch in dataset])
 
@@ -86,89 +88,6 @@ def test_each_row_comes_once_an_epoch_in_an_order_that_follows_from_the_seed(par
     assert (y.numpy() == np.arange(64) % 3).all()
 
 
-@pytest.fixture
-def of_two_workers(monkeypatch):
-    """Return a function that makes the pipeline of each of two workers."""
-
-    def pipelines(source, autoshard="split", **settings):
-        made = []
-        options = tfopt.data.PipelineOptions(autoshard=autoshard)
-        for index in range(2):
-            cluster = {"worker": ["host0:2222", "host1:2222"]}
-            task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-            monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-            made.append(tfopt.pipeline(source, batch_size=64, options=options, **settings))
-        return made
-
-    return pipelines
-
-
-def policy(dataset):
-    return dataset.options().experimental_distribute.auto_shard_policy.name
-
-
-def test_workers_read_files_row_groups_and_partitions_of_their_own(
-    of_two_workers, parquet, tmp_path
-):
-    import dask.array
-    import dask.dataframe
-
-    for part in range(4):
-        records(tmp_path / f"{part}.tfrecord", range(250 * part, 250 * part + 250))
-    frames = dask.dataframe.from_pandas(frame(), npartitions=6)
-    numbers = dask.array.arange(ROWS, chunks=90)
-    for source, cache in (
-        (Parquet(parquet, label="y", features="id"), None),
-        (Parquet(parquet, features="id", filter=(("id", ">=", 0),)), "memory"),
-        (TFRecord(tmp_path, features="id"), "memory"),
-        (Dask(frames, features="id"), None),
-        (DaskArrays(numbers), None),
-    ):
-        shares = of_two_workers(source, cache=cache)
-        assert [policy(each) for each in shares] == ["OFF", "OFF"]
-        first, second = ([seen(each) for _ in range(2)] for each in shares)
-        for epoch in range(2):
-            assert sorted([*first[epoch], *second[epoch]]) == list(range(ROWS)), source
-        assert min(len(first[0]), len(second[0])) > 0.4 * ROWS
-        # The same in each epoch, in another order.
-        assert sorted(first[0]) == sorted(first[1])
-        assert first[0] != first[1]
-
-
-def seen(dataset):
-    batches = (batch[0] if isinstance(batch, tuple) else batch for batch in dataset)
-    return np.concatenate(list(batches)).ravel().tolist()
-
-
-def test_workers_read_everything_unless_shares_were_asked_for(of_two_workers, parquet):
-    for each in of_two_workers(Parquet(parquet, features="id"), autoshard="data"):
-        assert policy(each) == "DATA"
-        assert len(seen(each)) == ROWS
-        assert int(each.cardinality()) == 16
-
-
-def test_what_cannot_be_shared_out_is_refused(of_two_workers, parquet, tmp_path):
-    records(tmp_path / "large.tfrecord", range(100))
-    records(tmp_path / "small.tfrecord", range(100, 110))
-    for source in (
-        TFRecord(tmp_path, features="id"),
-        ArrowTable(pa.table({"id": np.arange(1000)}), features="id"),
-    ):
-        with pytest.raises(UserError, match="cannot be shared out over 2 workers"):
-            of_two_workers(source)
-    with pytest.raises(UserError, match='autoshard="split" and shuffle=False'):
-        of_two_workers(Parquet(parquet, features="id"), shuffle=False)
-    with pytest.raises(UserError, match='autoshard="split" is for sources'):
-        of_two_workers((np.zeros(8), np.zeros(8)))
-
-
-def test_a_cache_on_disk_is_each_workers_own(of_two_workers, parquet, tmp_path):
-    source = Parquet(parquet, features="id")
-    for _ in range(2):
-        shares = of_two_workers(source, cache=f"file:{tmp_path}/cache")
-        assert sorted(seen(shares[0]) + seen(shares[1])) == list(range(ROWS))
-
-
 def test_a_cache_on_disk_is_not_that_of_another_source(parquet, tmp_path):
     def pipe(condition):
         source = Parquet(parquet, label="y", features="id", filter=(condition,))
@@ -176,7 +95,7 @@ def test_a_cache_on_disk_is_not_that_of_another_source(parquet, tmp_path):
 
     for _ in range(2):
         assert max(np.concatenate([x for x, _ in pipe(("id", "<", 500))])) == 499
-    with pytest.raises(UserError, match="made from something else"):
+    with pytest.raises(UserError, match=r"made from something else(.|\n)*delete it"):
         pipe(("id", ">=", 500))
 
 
@@ -268,79 +187,58 @@ def test_encoded_images_are_decoded_and_resized(tmp_path):
     np.testing.assert_allclose(x[:, 0, 0, 0] % 2, y, atol=1e-4)
 
 
-def test_nulls_are_filled_refused_or_skipped_and_counted(tmp_path, caplog):
+def test_nulls_are_filled_or_refused_by_their_place(tmp_path):
     column = pa.array([None if i % 10 == 5 else float(i) for i in range(100)])
+    table = pa.table({"v": column, "y": list(range(100))})
     for part in range(2):
-        pq.write_table(pa.table({"v": column, "y": list(range(100))}), tmp_path / f"{part}.parquet")
+        pq.write_table(table, tmp_path / f"{part}.parquet")
     said = r"0\.parquet, row group 0: the column 'v' has a null"
     with pytest.raises(UserError, match=said):
         tfopt.pipeline(Parquet(tmp_path, label="y", features="v"))
     without_nulls = Parquet(tmp_path, label="y", features="v", filter=[("y", "<", 5)])
     assert sum(len(y) for _, y in tfopt.pipeline(without_nulls)) == 10
-    untold = tmp_path / "untold"  # the file does not say how many nulls there are
-    untold.mkdir()
-    pq.write_table(
-        pa.table({"v": column, "y": list(range(100))}),
-        untold / "0.parquet",
-        write_statistics=False,
-    )
-    with pytest.raises(tf.errors.InvalidArgumentError, match=said):
-        list(tfopt.pipeline(Parquet(untold, label="y", features="v"), shuffle=False))
-    shutil.rmtree(untold)
     filled = Parquet(tmp_path, label="y", features="v", fill={"v": -1.0})
     x = np.concatenate([x for x, _ in tfopt.pipeline(filled)])
     assert (len(x), (x == -1).sum()) == (200, 20)
-    skipping = Parquet(tmp_path, label="y", features="v", on_bad="skip")
-    data = tfopt.pipeline(skipping)
-    assert skipping.count() == 180 == sum(len(y) for _, y in data)
-    assert "skipped 20 rows" in caplog.text
+    # Files that do not say how many nulls there are, in a training.
+    for part in range(2):
+        numbers = pa.array([float(i) if part == 0 or i < 150 else None for i in range(200)])
+        table = {"id": numbers, "half": numbers.fill_null(0), "y": [i % 3 for i in range(200)]}
+        pq.write_table(pa.table(table), tmp_path / f"{part}.parquet", write_statistics=False)
+    with pytest.raises(UserError) as raised:
+        tfopt.run(small_job(str(tmp_path)), tfopt.Pipeline(shuffle=False))
+    assert raised.value.what.endswith("1.parquet, row group 0: the column 'id' has a null.")
+    assert "fill=" in raised.value.fix
+
+
+OTHER = r"(.|\n)*".join([r"{}\.parquet: the column 'v' is not that of other files", "{}"])
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "columns", "said"),
     [
-        ("truncated", r"1\.parquet cannot be opened"),
-        (
-            "another type",
-            r"1\.parquet: the column 'v' is not that of other files(.|\n)*double(.|\n)*int64",
-        ),
-        (
-            "no column",
-            r"1\.parquet: the column 'v' is not that of other files(.|\n)*no such column",
-        ),
-        (
-            "no column in the first",
-            r"0\.parquet: the column 'v' is not that of other files(.|\n)*no such column",
-        ),
-        ("empty", "holds no"),
+        ("1", None, r"1\.parquet cannot be opened"),
+        ("1", {"v": list(range(50)), "y": list(range(50))}, OTHER.format(1, "int64")),
+        ("1", {"y": list(range(50))}, OTHER.format(1, "no such column")),
+        ("0", {"y": list(range(50))}, OTHER.format(0, "no such column")),
     ],
 )
-def test_bad_files_are_named_before_training(tmp_path, broken, said):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    good = pa.table({"v": np.arange(50.0), "y": list(range(50))})
-    damaged = folder / "1.parquet"
-    pq.write_table(good, folder / "0.parquet")
-    pq.write_table(good, damaged)
-    if broken == "truncated":
-        whole = damaged.read_bytes()
-        damaged.write_bytes(whole[: len(whole) // 2])
-    elif broken == "another type":
-        pq.write_table(pa.table({"v": list(range(50)), "y": list(range(50))}), damaged)
-    elif broken.startswith("no column"):
-        lacking = damaged if broken == "no column" else folder / "0.parquet"
-        pq.write_table(pa.table({"y": list(range(50))}), lacking)
+def test_bad_files_are_named_before_training(tmp_path, broken, columns, said):
+    with pytest.raises(UserError, match="holds no"):
+        tfopt.pipeline(Parquet(tmp_path, label="y"))
+    for part in "01":
+        pq.write_table(
+            pa.table({"v": np.arange(50.0), "y": list(range(50))}), tmp_path / f"{part}.parquet"
+        )
+    damaged = tmp_path / f"{broken}.parquet"
+    if columns is None:
+        damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
     else:
-        shutil.rmtree(folder)
-        folder.mkdir()
+        pq.write_table(pa.table(columns), damaged)
     with pytest.raises(UserError, match=said):
-        tfopt.pipeline(Parquet(folder, label="y"))
-    if broken != "empty":
-        skipping = Parquet(folder, label="y", on_bad="skip")
-        assert sum(len(y) for _, y in tfopt.pipeline(skipping)) == skipping.count() == 50
-        assert skipping.layout().features == ("v",)
-    if broken.startswith("no column"):  # which is not read
-        assert Parquet(folder, label="y", features="y").count() == 100
+        tfopt.pipeline(Parquet(tmp_path, label="y"))
+    if columns is not None and "v" not in columns:  # which is not read
+        assert Parquet(tmp_path, label="y", features="y").count() == 100
 
 
 @pytest.mark.parametrize(
@@ -361,14 +259,11 @@ def test_a_filter_that_does_not_fit_is_refused_before_training(tmp_path, conditi
         tfopt.pipeline(Parquet(tmp_path, label="y", filter=condition))
 
 
-def test_of_files_with_other_columns_the_commonest_kind_is_kept(tmp_path):
+def test_a_column_that_only_one_file_has_is_no_hindrance_unless_it_is_read(tmp_path):
     alike = pa.table({"v": np.arange(50.0), "y": list(range(50))})
-    for part in range(3):
-        pq.write_table(alike, tmp_path / f"{part}.parquet")
-    pq.write_table(alike.append_column("w", alike["v"]), tmp_path / "3.parquet")
-    skipping = Parquet(tmp_path, label="y", on_bad="skip")
-    assert (skipping.count(), skipping.layout().features) == (150, ("v",))
-    assert Parquet(tmp_path, label="y", features=("v",)).count() == 200
+    pq.write_table(alike, tmp_path / "0.parquet")
+    pq.write_table(alike.append_column("w", alike["v"]), tmp_path / "1.parquet")
+    assert Parquet(tmp_path, label="y", features=("v",)).count() == 100
     with pytest.raises(UserError, match=r"0\.parquet: the column 'w'(.|\n)*no such column"):
         Parquet(tmp_path, label="y", features=("v",), filter=(("w", ">", 3.0),)).count()
 
@@ -378,11 +273,6 @@ def test_the_index_of_a_data_frame_is_no_column_that_a_file_can_lack(tmp_path):
     rows.to_parquet(tmp_path / "0.parquet")
     rows.sample(20).to_parquet(tmp_path / "1.parquet")
     assert Parquet(tmp_path, label="y").count() == 70
-
-
-def test_a_path_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nothing cannot be opened(.|\n)*no such file or folder"):
-        tfopt.pipeline(Parquet(tmp_path / "nothing", label="y"))
 
 
 def test_a_damaged_row_group_and_changed_files_are_named(tmp_path):
@@ -492,19 +382,14 @@ def test_tfrecord_files_with_an_inferred_and_a_declared_spec(tmp_path, ending):
         tfopt.pipeline(TFRecord(tmp_path, label="missing"))
 
 
-def test_a_damaged_tfrecord_is_named(tmp_path):
+def test_a_damaged_tfrecord_and_one_of_no_bytes_are_named(tmp_path):
     records(tmp_path / "a.tfrecord", range(30))
     whole = (tmp_path / "a.tfrecord").read_bytes()
     (tmp_path / "a.tfrecord").write_bytes(whole[: len(whole) - 10])
     with pytest.raises(UserError, match=r"a\.tfrecord is damaged after 29 examples"):
         tfopt.pipeline(TFRecord(tmp_path, label="id"))
-
-
-@pytest.mark.parametrize("ending", [".tfrecord", ".tfrecord.gz"])
-def test_a_tfrecord_of_no_bytes_is_named(tmp_path, ending):
-    records(tmp_path / f"a{ending}", range(30), "GZIP" if "gz" in ending else "")
-    (tmp_path / f"b{ending}").touch()
-    with pytest.raises(UserError, match=rf"b{ending} is empty"):
+    (tmp_path / "b.tfrecord.gz").touch()
+    with pytest.raises(UserError, match=r"b\.tfrecord\.gz is empty"):
         tfopt.pipeline(TFRecord(tmp_path, label="id"))
 
 
@@ -520,7 +405,7 @@ def test_hugging_face_data_on_disk(tmp_path):
         HuggingFace(tmp_path).count()
 
 
-def test_a_prepared_data_set_of_tfds(tmp_path, of_two_workers):
+def test_a_prepared_data_set_of_tfds(tmp_path):
     testing = pytest.importorskip("tensorflow_datasets").testing
     builder = testing.DummyDatasetSharedGenerator(data_dir=tmp_path)
     builder.download_and_prepare()
@@ -532,10 +417,6 @@ def test_a_prepared_data_set_of_tfds(tmp_path, of_two_workers):
     assert int(data.cardinality()) == 3
     again = tfopt.pipeline(folder, batch_size=8)
     assert [np.concatenate([x for x, _ in again]).tolist() for _ in range(2)] == epochs
-    shares = of_two_workers(TFDS(folder, features=("x",)))
-    assert sorted(x for each in shares for batch in each for x in batch["x"].numpy()) == [
-        *range(20)
-    ]
     part = TFDS(folder, split="test[:50%]", features=("x",))
     (five,) = [x["x"].tolist() for x in part]
     assert len(five) == 5
@@ -599,23 +480,13 @@ def small_files(tmp_path):
     return tmp_path
 
 
-def test_dask_reads_each_row_of_small_files_that_it_would_join(small_files):
-    import dask.dataframe
-
-    read = dask.dataframe.read_parquet(small_files, columns=["id", "half", "y"])
-    for changed, wanted in (
-        (read, range(350)),
-        (read[read["half"] > 50], range(101, 350)),
-        (read.assign(more=1.0), range(350)),
-    ):
-        assert sorted(ids(tfopt.pipeline(changed, label="y"))) == list(wanted)
-        assert Dask(changed).count() == len(wanted)
-
-
-def test_dask_takes_categories_that_it_does_not_know_as_texts(small_files):
+def test_dask_reads_each_row_of_small_files_and_unknown_categories_as_texts(small_files):
     import dask.dataframe
 
     read = dask.dataframe.read_parquet(small_files)
+    filtered = read[["id", "half", "y"]][read["half"] > 50]
+    assert sorted(ids(tfopt.pipeline(filtered, label="y"))) == list(range(101, 350))
+    assert Dask(filtered).count() == 249
     x, _ = next(iter(tfopt.pipeline(Dask(read, label="y", features=("kind",)), batch_size=350)))
     assert set(x["kind"].numpy()) == {b"k0", b"k1", b"k2"}
     numbered = read.map_partitions(_numbered, meta=read._meta)
@@ -627,29 +498,14 @@ def _numbered(part):
     return part.assign(kind=pd.Categorical(range(len(part))))
 
 
-def test_a_dask_partition_that_fails_is_named_and_so_is_a_cluster_that_is_gone():
-    import dask.array
+def test_a_dask_partition_that_fails_is_named():
     import dask.dataframe
-    from distributed.client import ClosedClientError, FutureCancelledError
 
     parts = dask.dataframe.from_pandas(frame(), npartitions=7)
-    for error, said in (
-        (ValueError("planted"), r"planted(.|\n)*frame\.partitions\[5\]\.compute"),
-        (ClosedClientError("planted"), "cluster, or a worker of it, is gone"),
-        (FutureCancelledError("key", "planted"), "cluster, or a worker of it, is gone"),
-    ):
-        failing = parts.map_partitions(_fail_late, error, meta=parts._meta)
-        with pytest.raises(UserError, match=f"Partition 5 could not be computed(.|\n)*{said}"):
-            list(Dask(failing, label="y"))
-    numbers = dask.array.arange(100, chunks=30).map_blocks(_refused, dtype="int64")
-    with pytest.raises(UserError, match=r"x\.blocks\[0\]\.compute"):
-        list(DaskArrays(numbers))
-
-
-def _refused(block):
-    if len(block):
-        raise ValueError("planted")
-    return block
+    failing = parts.map_partitions(_fail_late, meta=parts._meta)
+    said = r"Partition 5 could not be computed(.|\n)*planted(.|\n)*frame\.partitions\[5\]\.compute"
+    with pytest.raises(UserError, match=said):
+        list(Dask(failing, label="y"))
 
 
 @pytest.mark.slow
@@ -672,7 +528,7 @@ def test_dask_on_a_cluster_that_dies():
         batches = iter(Dask(slow, label="y"))
         next(batches)
         client.close()
-        with pytest.raises(UserError, match="cluster, or a worker of it, is gone"):
+        with pytest.raises(UserError, match="keep the client open"):
             list(batches)
 
 
@@ -681,9 +537,9 @@ def _slow(part):
     return part
 
 
-def _fail_late(part, error=None):
+def _fail_late(part):
     if len(part) and part["id"].iloc[0] > 700:
-        raise error or RuntimeError("planted")
+        raise RuntimeError("planted")
     return part
 
 
@@ -730,49 +586,18 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting", ["useLargeVarTypes=true", "compression.codec=zstd", "maxRecordsPerBatch=1"]
-)
 @pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
-def test_spark_streams_what_its_arrow_settings_say_beside_columns_that_are_not_read(spark, setting):
-    name, value = f"spark.sql.execution.arrow.{setting}".split("=")
+def test_spark_streams_texts_and_lists_beside_columns_that_are_not_read(spark):
     rows = spark.range(3).selectExpr(
         "id", "concat('t', id) text", "array(1.0D, id) list", "now() time", "cast(id as int) y"
     )
-    spark.conf.set(name, value)
-    try:
-        source = Spark(rows, label="y", features=("text", "list"), shapes={"list": (2,)})
-        ((x, y),) = tfopt.pipeline(source, shuffle=False).as_numpy_iterator()
-    finally:
-        spark.conf.unset(name)
+    source = Spark(rows, label="y", features=("text", "list"), shapes={"list": (2,)})
+    ((x, y),) = tfopt.pipeline(source, shuffle=False).as_numpy_iterator()
     assert list(x["text"]) == [b"t0", b"t1", b"t2"]
     assert x["list"].tolist() == [[1, 0], [1, 1], [1, 2]]
     assert y.tolist() == [0, 1, 2]
     with pytest.raises(UserError, match=r"'time' is of a type(.|\n)*timestamp"):
         Spark(rows, label="y", features="time").layout()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
-def test_spark_keeps_no_rows_in_its_driver_after_an_epoch(spark):
-    rows = spark.range(200_000).selectExpr("id", "cast(id % 3 as int) y", "repeat('x', 100) text")
-    source = Spark(rows, label="y", features=("id", "text"))
-    java = spark.sparkContext._jvm.java.lang
-
-    def held():
-        java.System.gc()
-        return (
-            java.Runtime.getRuntime().totalMemory() - java.Runtime.getRuntime().freeMemory()
-        ) / 1e6
-
-    def epoch():
-        return sum(len(y) for _, y in source)
-
-    assert epoch() == 200_000
-    before = held()
-    for _ in range(3):
-        epoch()
-    assert held() - before < 20  # each epoch hands over 24 MB
 
 
 MEMORY = """
@@ -851,23 +676,10 @@ def test_a_job_and_a_chain_name_their_data(parquet):
     assert int(steps.model.optimizer.iterations) == 12
 
 
-def test_what_a_source_refuses_while_it_trains_is_one_error(tmp_path):
-    for part in range(2):
-        number = pa.array([float(i) if part == 0 or i < 150 else None for i in range(200)])
-        table = pa.table(
-            {"id": number, "half": number.fill_null(0), "y": [i % 3 for i in range(200)]}
-        )
-        pq.write_table(table, tmp_path / f"{part}.parquet")
-    with pytest.raises(UserError) as raised:
-        tfopt.run(small_job(str(tmp_path)), tfopt.Pipeline(shuffle=False))
-    assert raised.value.what.endswith("1.parquet, row group 0: the column 'id' has a null.")
-    assert "fill=" in raised.value.fix
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda folder: tfopt.pipeline(folder / "no.parquet"), "cannot be opened"),
+        (lambda folder: tfopt.pipeline(folder / "no.parquet"), "no such file or folder"),
         (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no data that tfopt knows"),
         (
             lambda folder: tfopt.pipeline(folder, label="z"),
@@ -879,7 +691,6 @@ def test_what_a_source_refuses_while_it_trains_is_one_error(tmp_path):
         ),
         (lambda folder: tfopt.pipeline((np.ones(3),), label="y"), "the data has none"),
         (lambda folder: tfopt.Pipeline(label="y"), "columns of its source"),
-        (lambda folder: Parquet(folder, on_bad="maybe"), "on_bad has an unknown value"),
         (lambda folder: Parquet(folder, images={"a": (3, 3)}), "not one of an image"),
         (lambda folder: Parquet(folder, stack=True).layout(), "some features are none"),
         (lambda folder: tfopt.pipeline(Parquet(folder, weight="half")), "there is no label"),
@@ -887,18 +698,9 @@ def test_what_a_source_refuses_while_it_trains_is_one_error(tmp_path):
         (lambda folder: Dask(frame()).schema(), "Dask takes a DataFrame"),
         (lambda folder: ArrowTable(3).schema(), "hands itself over as an Arrow table"),
         (lambda folder: HuggingFace(folder).count(), "no data set on disk"),
+        (lambda folder: tfopt.pipeline(DAYS, label="y"), "'day' is of a type that does not become"),
     ],
 )
 def test_what_cannot_be_read_is_refused(parquet, call, said):
     with pytest.raises(UserError, match=said):
         call(parquet)
-
-
-def test_a_column_without_a_tensor_type_is_refused(tmp_path):
-    table = pa.table({"day": pa.array([1, 2], pa.timestamp("s")), "y": [0, 1]})
-    with pytest.raises(UserError, match="'day' is of a type that does not become a tensor"):
-        tfopt.pipeline(table, label="y")
-    x, _ = next(
-        iter(tfopt.pipeline(table.append_column("v", [[1.0, 2.0]]), label="y", features="v"))
-    )
-    assert x.shape == (2,)

@@ -1,32 +1,12 @@
-"""Texts: those installed here, TFDS's when prepared, folders, and mistakes in them."""
-
-import subprocess
-import sys
-import textwrap
+"""Texts: those installed here, folders of classes, and mistakes in them."""
 
 import keras
 import numpy as np
 import pytest
 
+from tfopt.data.class_folders import class_folders
 from tfopt.data.texts import load_texts
 from tfopt.errors import UserError
-
-TINY_IMDB = """
-    import sys
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder("imdb_reviews", data_dir=sys.argv[1])
-
-    def splits(manager):
-        return {"train": examples(6), "test": examples(4), "unsupervised": examples(1)}
-
-    def examples(count):
-        for i in range(count):
-            yield i, {"text": f"review {i} \u00e9", "label": i % 2}
-
-    builder._split_generators = lambda *_, **__: splits(None)
-    builder.download_and_prepare()
-"""
 
 
 def test_the_installed_documentation_is_real_text_of_two_packages():
@@ -50,17 +30,6 @@ def test_without_tfds_auto_takes_what_is_installed_and_says_why(monkeypatch, tmp
         load_texts("tfds")
 
 
-def test_a_prepared_tfds_is_taken(tmp_path, monkeypatch):
-    code = textwrap.dedent(TINY_IMDB)
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=240)
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    data = load_texts("auto")
-    assert data.name == "TFDS imdb_reviews"
-    assert sorted(data.train[0]) == [f"review {i} é" for i in range(6)]
-    assert sorted(data.test[1]) == [0, 0, 1, 1]
-
-
 def folder(root, count=5):
     for label in ("ham", "spam"):
         (root / label).mkdir(parents=True)
@@ -69,25 +38,32 @@ def folder(root, count=5):
     return root
 
 
-def test_a_folder_of_text_files(tmp_path):
-    data = load_texts(str(folder(tmp_path)))
+def test_a_folder_of_text_files_with_and_without_its_own_test_part(tmp_path):
+    data = load_texts(str(folder(tmp_path / "whole")))
     assert (len(data.train[1]), data.test[1].tolist()) == (8, [0, 1])
     assert [*data.test[0]] == ["ham 4 é", "spam 4 é"]
-    assert "2 classes" in data.note
     assert "8 to train and 2 to test" in data.note
-
-
-def test_a_folder_with_its_own_test_part(tmp_path):
-    folder(tmp_path / "train", 3), folder(tmp_path / "test", 2)
-    data = load_texts(str(tmp_path))
+    folder(tmp_path / "parts/train", 3), folder(tmp_path / "parts/test", 2)
+    data = load_texts(str(tmp_path / "parts"))
     assert (len(data.train[1]), len(data.test[1])) == (6, 4)
-
-
-def test_a_folder_without_texts_and_what_is_none_are_refused(tmp_path):
+    assert class_folders(tmp_path / "parts").classes == ("ham", "spam")
     with pytest.raises(UserError, match="too few texts"):
-        load_texts(str(folder(tmp_path, 0)))
-    with pytest.raises(UserError, match="does not hold two classes"):
-        load_texts("imdb")
+        load_texts(str(folder(tmp_path / "empty", 0)))
+
+
+@pytest.mark.parametrize(
+    ("folders", "what"),
+    [
+        ([], "does not hold two classes"),
+        (["one", ".cache"], "does not hold two classes"),
+        (["train/a", "train/b", "test/a", "test/c"], "two classes(.|\n)*a, b and a, c"),
+    ],
+)
+def test_a_folder_without_classes_is_refused(tmp_path, folders, what):
+    for name in folders:
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=what):
+        load_texts(str(tmp_path))
 
 
 def test_synthetic_texts_are_never_called_real():

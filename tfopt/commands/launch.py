@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -27,9 +28,9 @@ be started again. A worker of a --ps job that fails is started again alone, whil
 left: the others go on without it. A job that was told to end is not started again. TFOPT_RESTART
 tells the tasks how often the job was started again.
 
-With --data-workers alone there is no training: it runs data workers of tf.data's service, and a
-dispatcher unless they --join one on another host, until it is told to end, and prints the address
-for Pipeline(service=...). The service has no passwords: keep its ports inside your network.
+With --data-workers there is no training: it runs tf.data's service, a dispatcher and data workers,
+until it is told to end, and prints the address for Pipeline(service=...). The service has no
+passwords: keep its ports inside your network.
 """
 _CODES = """\
 exit codes:
@@ -69,18 +70,12 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         "--data-workers",
         type=int,
         metavar="D",
-        help='how many processes prepare data for Pipeline(service="auto"); alone, for trainings '
-        "elsewhere",
+        help="how many data workers prepare batches for Pipeline(service=...), in place of COMMAND",
     )
     parser.add_argument(
-        "--port", type=int, metavar="P", help="of data workers alone: the dispatcher's port"
+        "--port", type=int, default=0, metavar="P", help="of data workers: the dispatcher's port"
     )
-    parser.add_argument(
-        "--host", help="of data workers alone: by which name others reach this host"
-    )
-    parser.add_argument(
-        "--join", metavar="ADDRESS", help="of data workers alone: the dispatcher, grpc://..."
-    )
+    parser.add_argument("--host", help="of data workers: by which name others reach this host")
     parser.add_argument(
         "--restarts",
         type=int,
@@ -242,19 +237,8 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         found = choose(os.environ, gpus=options.gpus_per_worker, ps=options.ps > 0, hosts=here)
         print(found.table())
         return 0
-    alone = {name: getattr(options, name) for name in ("port", "host", "join")}
-    alone = {name: value for name, value in alone.items() if value is not None}
-    if options.data_workers is not None and options.workers is None and not options.command:
-        from tfopt.data.service import serve
-
-        serve(options.data_workers, **alone)
-        return 0
-    if alone:
-        raise UserError(
-            "--port, --host and --join are for data workers alone.",
-            expected="tfopt launch --data-workers N, without --workers and a command",
-            received=f"--{next(iter(alone))} beside a training",
-        )
+    if options.data_workers is not None:
+        return _serve(options)
     if options.workers is None:
         raise UserError(
             "How many workers is not said.", expected=_USAGE, fix="add --workers 2, for instance"
@@ -263,7 +247,6 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         options.command,
         options.workers,
         ps=options.ps,
-        data_workers=options.data_workers or 0,
         restarts=options.restarts,
         gpus_per_worker=options.gpus_per_worker,
         grace=options.grace,
@@ -273,3 +256,20 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         # Who read the tasks' lines has gone. What is left of them is not worth a second error.
         drop_output()
     return code
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """Run data workers until the process is told to end."""
+    from tfopt.data.service import serving
+
+    if options.workers is not None or options.command:
+        raise UserError(
+            "--data-workers runs a data service, and no training beside it.",
+            expected="tfopt launch --data-workers N, without --workers and a command",
+            received="a training beside it",
+            fix="start it by itself, and give the training the address: service='grpc://host:port'",
+        )
+    with serving(options.data_workers, port=options.port, host=options.host) as address:
+        print(address, flush=True)
+        threading.Event().wait()
+    return 0

@@ -1,8 +1,7 @@
 """Cache examples between epochs, in memory or in a file.
 
 What is kept in memory has been shown to fit before anything is read. A file is used again only for
-the data and settings it was made from; what a killed run left is removed when that run is known to
-be gone, and refused otherwise.
+the data and settings it was made from.
 """
 
 from __future__ import annotations
@@ -11,14 +10,10 @@ import hashlib
 import inspect
 import json
 import math
-import os
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from tfopt.data.fit_data import Arrays, Batches
 from tfopt.data.host_memory import MIB, require_fits
@@ -26,8 +21,6 @@ from tfopt.data.plan import Plan
 from tfopt.data.signature import batch_length, spec_bytes, value_bytes, yields_nothing
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -61,15 +54,20 @@ def cached_in_file(
 ) -> tuple[Any, str]:
     """Return the dataset with a cache on disk after it, and a note of what was done.
 
-    ``made_from`` is what the content depends on; a finished cache made from anything else is
-    refused.
+    ``made_from`` is what the content depends on; a cache made from anything else is refused.
     """
     check_cache_folder(path)
-    removed = _clear_unfinished(path)
-    note = f"cached in {path}"
+    note, beside = f"cached in {path}", path.with_name(f"{path.name}.tfopt.json")
     if path.with_name(f"{path.name}.index").exists():
-        _require_same(path, made_from)
+        _require_same(path, beside, made_from)
         return dataset.cache(str(path)), f"{note}, which an earlier run has filled"
+    if locks := sorted(path.parent.glob(f"{path.name}_*.lockfile")):
+        raise UserError(
+            f"The cache {path} was left unfinished, or is being written by another process.",
+            expected="a whole cache, or none",
+            received=str(locks[0]),
+            fix=f"delete it: {path}*; or wait for the run that writes it",
+        )
     free = shutil.disk_usage(path.parent).free
     if size.bytes is not None and size.bytes > free:
         raise UserError(
@@ -78,12 +76,7 @@ def cached_in_file(
             received=f"{size.bytes / MIB:,.0f} MiB ({size.detail})",
             fix="choose a path on another disk",
         )
-    own = psutil.Process()
-    process = {"host": socket.gethostname(), "pid": os.getpid(), "started": own.create_time()}
-    owner = {"format": _FORMAT, "made_from": made_from, **process}
-    write_atomically(_note_beside(path), json.dumps(owner, indent=1, sort_keys=True))
-    if removed:
-        note += f" (removed {removed} file(s) that a killed run had left unfinished)"
+    write_atomically(beside, json.dumps(made_from, indent=1, sort_keys=True))
     return dataset.cache(str(path)), note
 
 
@@ -128,73 +121,19 @@ def looking_ahead(dataset: Any) -> Any:
     return dataset.window(2, shift=1).flat_map(first)
 
 
-def _note_beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tfopt.json")
-
-
-def _parts(path: Path) -> list[Path]:
-    """Return what TensorFlow has written for this cache: PATH.index, PATH.data-…, PATH_0.…"""
-    prefixes = (f"{path.name}.index", f"{path.name}.data-", f"{path.name}_")
-    unfinished = ("tempstate", ".lockfile", ".index", ".data-")
-    return [
-        each
-        for each in sorted(path.parent.iterdir())
-        if each.name.startswith(prefixes) and any(mark in each.name for mark in unfinished)
-    ]
-
-
-def _clear_unfinished(path: Path) -> int:
-    parts = _parts(path)
-    locks = [part for part in parts if part.name.endswith(".lockfile")]
-    if not locks:
-        return 0
-    if not _writer_is_gone(path):
+def _require_same(path: Path, beside: Path, made_from: dict[str, Any]) -> None:
+    try:
+        earlier = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        earlier = {}
+    differing = sorted(name for name, value in made_from.items() if earlier.get(name) != value)
+    if differing:
         raise UserError(
-            "The cache file is being written, or was left unfinished by another process.",
-            expected="no lock file beside it",
-            received=str(locks[0]),
-            fix=f"wait for that run; if there is none, delete {path}*; or choose another path",
+            f"The cache {path} was made from something else.",
+            expected="a cache of this data with these settings, or none",
+            received=f"another {' and '.join(differing)}",
+            fix=f"delete it: {path}*; or choose another path",
         )
-    for part in parts:
-        part.unlink()
-    return len(parts)
-
-
-def _writer_is_gone(path: Path) -> bool:
-    """Return True only where our own note beside the cache names a process that has ended."""
-    try:
-        note = json.loads(_note_beside(path).read_text(encoding="utf-8"))
-        host, pid, started = note["host"], int(note["pid"]), float(note["started"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    if host != socket.gethostname():
-        return False
-    try:
-        # A number is given again after a while; the start distinguishes the processes.
-        return bool(abs(psutil.Process(pid).create_time() - started) > 1)
-    except psutil.Error:
-        return True
-
-
-def _require_same(path: Path, made_from: dict[str, Any]) -> None:
-    try:
-        earlier = json.loads(_note_beside(path).read_text(encoding="utf-8"))["made_from"]
-    except (OSError, ValueError, KeyError, TypeError):
-        earlier = None
-    now = json.loads(json.dumps(made_from))
-    if earlier == now:
-        return
-    if earlier is None:
-        received = f"no readable {_note_beside(path).name} beside it"
-    else:
-        differing = sorted(k for k in now.keys() | earlier.keys() if now.get(k) != earlier.get(k))
-        received = f"another {' and '.join(differing)}"
-    raise UserError(
-        f"The cache {path} was made from something else.",
-        expected="a cache of this data with these settings, or none",
-        received=received,
-        fix=f"delete {path}* or choose another path",
-    )
 
 
 def cache_size(

@@ -5,7 +5,6 @@ Each function takes ``Examples``, or what they are made of.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from tfopt.data.fit_data import (
@@ -13,15 +12,12 @@ from tfopt.data.fit_data import (
     ArrayExamples,
     Arrays,
     Batches,
-    DatasetExamples,
     GeneratorExamples,
     SourceExamples,
     examples_of,
 )
 from tfopt.data.flow import build
 from tfopt.data.plan import Plan
-
-_log = logging.getLogger("tfopt")
 
 
 def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int) -> Any:
@@ -35,18 +31,13 @@ def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int)
     length = examples.steps(batch)
     if length is not None and (length == steps or length >= steps * epochs):
         return examples.given
-    if isinstance(examples, ArrayExamples):
-        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
-        # The dataset that ``fit`` itself makes: repeating it must not change its speed.
-        adapter = ArrayDataAdapter(**examples.named(), batch_size=batch, shuffle=True)
-        return adapter.get_tf_dataset().repeat()
     if examples.count == INFINITE:
         return examples.given
+    if isinstance(examples, ArrayExamples):
+        return build(Plan(batch_size=batch), examples, seed=seed, endless=True)[0]
+    # As it is: prefetching, for instance, would change its speed.
     source = examples.read(shuffle_batches=True, seed=seed)
     assert isinstance(source, Batches)
-    for note in source.notes:
-        _log.info("steps_per_epoch beyond the data: %s", note)
     return source.dataset.repeat()
 
 
@@ -98,14 +89,9 @@ def evaluation_input(part: Any, batch: int) -> Any:
     examples = examples_of(part)
     if isinstance(examples, ArrayExamples | SourceExamples):
         return build(Plan(batch_size=batch, shuffle=False), examples, seed=0)[0]
-    if isinstance(examples, DatasetExamples | GeneratorExamples):
-        dataset = readable(examples)
-    else:
-        source = examples.read()
-        assert isinstance(source, Batches)
-        dataset = source.dataset
-        if source.count != INFINITE:
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(source.count))
+    dataset = readable(examples)
+    if not isinstance(dataset, tf.data.Dataset):  # a PyDataset
+        dataset = examples.read().dataset
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)

@@ -63,8 +63,6 @@ class Batches:
     notes: tuple[str, ...] = ()
     rows: int | None = None
     """How many examples, where the source says so."""
-    most_rows: int | None = None
-    """How many examples at most, where it says no more."""
     size: int | None = None
     """Examples a batch, where they were asked for."""
     origin: str = "not looked at"
@@ -317,14 +315,11 @@ class DatasetExamples(Examples):
 def source_batches(source: Source, batch_size: int, how: Reading, *, whole: bool = True) -> Batches:
     """Return a source of files or tables as batches of a size, of known length if it is whole.
 
-    ``whole=False`` is for one that others read in parts, each of which knows no length.
+    ``whole=False`` is for one that data workers read in parts, each of which knows no length.
     """
     import tensorflow as tf
 
     dataset = source.batches(batch_size, how)
-    if how.share.count > 1:
-        origin = f"{source.fingerprint()} {how.share}"
-        return Batches(dataset, UNKNOWN, "source", size=batch_size, origin=origin)
     rows = source.count()
     if rows == 0:
         raise yields_nothing(f"The {type(source).__name__}")
@@ -413,12 +408,15 @@ class PyDatasetExamples(Examples):
         return [standardised(self.given[at]) for at in range(min(number, BATCHES_FOR_SIGNATURE))]
 
     def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+        import tensorflow as tf
+
         data, count, owner = self.given, self.count, type(self.given).__name__
         if not self._first:
             raise yields_nothing(owner)
         signature = batch_signature(self._first, owner)
         orders = _epoch_orders(count, seed) if shuffle_batches and count != INFINITE else None
         dataset = _from_generator(partial(_epoch, data, count, orders, signature), signature)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         notes: tuple[str, ...] = ()
         if data.use_multiprocessing:
             notes = (f"{owner}'s own worker processes are left off: its batches come from threads",)

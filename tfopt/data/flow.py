@@ -7,7 +7,7 @@ steps not asked for cost nothing, and what was asked for and not done is in the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.data.augment import in_input, random_layers, require_random
@@ -31,10 +31,10 @@ from tfopt.data.fit_data import (
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.service import served
-from tfopt.data.sources.source import WHOLE, Reading, Share, Source
+from tfopt.data.sources.source import Reading, Source
 from tfopt.data.sources.table import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
-from tfopt.job.cluster_place import place_in_cluster, usable_cores
+from tfopt.job.cluster_place import usable_cores
 
 
 def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[Any, list[str]]:
@@ -48,19 +48,12 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
     with tf.device("CPU:0"):
         # A PyDataset can be read in any order; a cache would freeze the first one.
         in_new_orders = plan.shuffle is not False and plan.cache is None
-        flow = _Flow(plan, seed, endless=endless)
+        flow = _Flow(plan, seed)
         steps: int | None
         source: Arrays | Batches
         examples = examples_of(data)
         if isinstance(examples, SourceExamples):
             source = flow.of_source(examples.given)
-        elif plan.options.autoshard == "split":
-            raise CannotCombine(
-                'autoshard="split" is for sources: it shares out their row groups or files.',
-                expected="a path, or a source such as tfopt.data.Parquet",
-                received=type(examples.given).__name__,
-                fix='PipelineOptions(autoshard="data")',
-            )
         else:
             source = examples.read(shuffle_batches=in_new_orders, seed=seed)
         if isinstance(source, Arrays):
@@ -101,18 +94,13 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
 class _Flow:
     plan: Plan
     seed: int
-    endless: bool = False
     notes: list[str] = field(default_factory=list)
-    share: Share = WHOLE
 
     def of_source(self, source: Source) -> Batches:
         """Return the batches of files or tables, shuffled as they are read unless cached."""
         plan = self.plan
         shuffle = plan.shuffle is not False and plan.cache is None and plan.service is None
-        self.share = self._share_of(source)
         self.notes.append(f"read from {type(source).__name__}")
-        if self.share.count > 1:
-            self.notes.append("this worker's share of its row groups, partitions or files")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
         how = Reading(
@@ -120,40 +108,9 @@ class _Flow:
             buffer=plan.options.buffer,
             seed=self.seed,
             drop_remainder=plan.options.drop_remainder and plan.map is None,
-            share=self.share,
         )
         batch = plan.batch_size or DEFAULT_BATCH
-        found = source_batches(source, batch, how, whole=plan.service is None)
-        bounded = self.share.count > 1 and plan.cache is not None
-        return replace(found, most_rows=source.count()) if bounded else found
-
-    def _share_of(self, source: Source) -> Share:
-        """Return what this worker reads: all, unless shares of the source were asked for."""
-        plan, place = self.plan, place_in_cluster()
-        if plan.options.autoshard != "split" or place is None or place.workers < 2:
-            return WHOLE
-        if place.kind not in ("chief", "worker"):  # such as an evaluator
-            return WHOLE
-        for name, asked in (
-            ("shuffle=False", plan.shuffle is False),
-            ("service", plan.service is not None),
-            ("drop_remainder", plan.options.drop_remainder),
-            ("steps_per_epoch", self.endless),
-        ):
-            if asked:
-                raise CannotCombine(
-                    f'autoshard="split" and {name} cannot be combined: each worker shuffles '
-                    "its part of the rows and stops after the last one.",
-                    fix=f'drop {name}, or PipelineOptions(autoshard="data")',
-                )
-        if not source.can_share(place.workers):
-            raise UserError(
-                f"{type(source).__name__} cannot be shared out over {place.workers} workers.",
-                expected="at least as many files, row groups or partitions, of about the same size",
-                received=repr(source),
-                fix='PipelineOptions(autoshard="data"), or write it as more, smaller files',
-            )
-        return Share(place.rank, place.workers)
+        return source_batches(source, batch, how, whole=plan.service is None)
 
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
         import tensorflow as tf
@@ -234,16 +191,16 @@ class _Flow:
     ) -> tuple[Any, int | None]:
         """Keep batches whole, which is cheaper than taking them apart; only sizes may change."""
         plan, dataset = self.plan, source.dataset
+        in_any_order = source.kind == "pydataset" and plan.shuffle is not False
         if plan.cache is not None:
             dataset = self._cached(dataset, source, bound, "batches")
-            if source.kind == "pydataset" and plan.shuffle is not False:
+            if in_any_order:
                 buffer = max(plan.options.buffer // source.batch_size, 2)
                 dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
-                self.notes.append("its batches in a new order every epoch")
             else:
                 dataset = looking_ahead(dataset)
                 self.notes.append("in the cached order every epoch")
-        elif source.kind == "pydataset" and plan.shuffle is not False:
+        if in_any_order:
             self.notes.append("its batches in a new order every epoch")
         drop = plan.options.drop_remainder
         batch = plan.batch_size or source.batch_size
@@ -259,9 +216,7 @@ class _Flow:
 
     def example_counts(self, source: Batches) -> tuple[int | None, int | None]:
         """Return how many examples there are for certain, and how many at most."""
-        given, bound = self.plan.examples, source.most_rows
-        if self.share.count > 1:
-            given = None  # it is that of all workers
+        given, bound = self.plan.examples, None
         if source.count > 0 and (self.plan.cache is not None or source.static_batch):
             bound = source.count * source.batch_size
         certain = source.examples
@@ -343,8 +298,6 @@ class _Flow:
         if path is None:
             dataset, note = cached_in_memory(dataset, size)
         else:
-            if self.share.count > 1:
-                path = path.with_name(f"{path.name}-{self.share.index}-of-{self.share.count}")
             origin = made_from(self.plan, source, dataset, unit)
             dataset, note = cached_in_file(dataset, path, size, origin)
         self.notes.append(note)
@@ -393,10 +346,8 @@ def _options(plan: Plan) -> Any:
 
     options = tf.data.Options()
     options.deterministic = plan.deterministic
-    # What is shared out already is not shared out again.
-    policy = {"split": "off"}.get(plan.options.autoshard, plan.options.autoshard)
-    policies = tf.data.experimental.AutoShardPolicy
-    options.experimental_distribute.auto_shard_policy = policies[policy.upper()]
+    policy = tf.data.experimental.AutoShardPolicy[plan.options.autoshard.upper()]
+    options.experimental_distribute.auto_shard_policy = policy
     # The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may
     # miss that its iterator ends: the iterator then waits for it.
     options.autotune.enabled = False

@@ -25,9 +25,7 @@ def load_mnist(source: Source = "auto") -> Data:
             is drawn squares, not real data.
     """
     if source not in SOURCES:
-        raise UserError(
-            "There is no such source of MNIST.", expected=" | ".join(SOURCES), received=repr(source)
-        )
+        raise UserError("There is no such MNIST.", expected=", ".join(SOURCES), received=source)
     if source == "synthetic":
         parts = _drawn(2_000, seed=0), _drawn(1_000, seed=1)
         return _data("synthetic MNIST", "drawn squares, not real data", *parts)
@@ -48,8 +46,7 @@ def _data(name: str, note: str, *parts: tuple[Any, Any]) -> Data:
 def _embedded() -> list[tuple[Any, Any]]:
     import numpy as np
 
-    file = files("tfopt.data") / "mnist_10k.npz"
-    with as_file(file) as path, np.load(path, allow_pickle=False) as kept:
+    with as_file(files("tfopt.data") / "mnist_10k.npz") as path, np.load(path) as kept:
         return [(kept[f"x_{part}"], kept[f"y_{part}"]) for part in ("train", "test")]
 
 

@@ -65,8 +65,8 @@ def pipeline(
             that returns them; called on whole batches in every epoch.
         deterministic: Keeps the order when functions run in parallel.
         prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
-        service: "grpc://host:port" as ``tfopt launch --data-workers`` prints it, or "auto" under
-            it: other processes read, map and batch, in an order that varies.
+        service: "grpc://host:port" as ``tfopt launch --data-workers`` prints it: other processes
+            read, map and batch, in an order that varies.
         examples: How many there are, for a source of unknown length.
         seed: Decides the orders.
         options: What few pipelines need: see ``PipelineOptions``.

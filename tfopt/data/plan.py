@@ -33,14 +33,13 @@ class PipelineOptions:
         buffer: Examples among which a stream is shuffled; arrays are shuffled whole.
         drop_remainder: Leave out a last batch that is smaller, so that every step has one shape.
         autoshard: How several workers divide the data. With "data" each reads everything and
-            takes its part of every batch; with "split" the row groups, partitions or files of a
-            source (Parquet, TFRecord, Dask …) are dealt out by the worker's place in the cluster.
-            "off" is no sharing: each worker has data of its own.
+            takes its part of every batch; "off" is no sharing: each worker has data of its own,
+            such as ``Parquet(files[rank::workers])``.
     """
 
     buffer: int = 10_000
     drop_remainder: bool = False
-    autoshard: Literal["data", "split", "off"] = "data"
+    autoshard: Literal["data", "off"] = "data"
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -50,11 +49,12 @@ class PipelineOptions:
         # A buffer of one would not shuffle.
         require_count("PipelineOptions.buffer", self.buffer, minimum=2)
         require_switch("PipelineOptions.drop_remainder", self.drop_remainder)
-        if self.autoshard not in ("data", "split", "off"):
+        if self.autoshard not in ("data", "off"):
             raise UserError(
                 "PipelineOptions.autoshard has an unknown value.",
-                expected='"data", "split" or "off"',
+                expected='"data" or "off"',
                 received=repr(self.autoshard),
+                fix='give each worker files of its own, and autoshard="off"',
             )
 
 

@@ -213,10 +213,9 @@ def _same(one: Any, other: Any, elements: int = 8) -> bool:
 def applicable(dataset: Any) -> tuple[str, ...]:
     """Return the changes that can be made to this pipeline and would not change its elements."""
     nodes, found = _nodes(dataset), []
-    # Up to the last stage that cannot be made again, nothing can be changed.
-    known = [number for number, node in enumerate(nodes) if number == 0 or _can_remake(node)]
-    whole = len(known) == len(nodes)
+    # Behind a stage that cannot be made again, nothing before it can be changed.
     names = [type(node).__name__ for node in nodes]
+    whole = set(names[1:]) <= _REMADE.keys()
     if whole and _parallel_reader(nodes) is not None:
         found.append("parallel_read")
     if whole and "_MapDataset" in names:
@@ -252,7 +251,7 @@ def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) 
         # A cache is of no use below the one that is added.
         below = _kind(node) == "cache" and any(later is cached for later in nodes[number:])
         if number != moved and not below:
-            made = _again(node, made, parallel="parallel_map" in changes)
+            made = _REMADE[type(node).__name__](node, made, "parallel_map" in changes)
         if moved is not None and number > moved and _kind(node) == "batch":
             made, moved = made.map(_by_batch(nodes[moved]), num_parallel_calls=_AUTO), None
         if node is cached:
@@ -341,11 +340,6 @@ def _by_batch(node: Any) -> Callable[..., Any]:
     return on_batch
 
 
-def _again(node: Any, before: Any, *, parallel: bool) -> Any:
-    """Return this stage behind another dataset."""
-    return _REMADE[type(node).__name__](node, before, parallel)
-
-
 def _remade_map(node: Any, before: Any, parallel: bool) -> Any:
     calls = getattr(node, "_num_parallel_calls", None)
     return before.map(
@@ -396,17 +390,10 @@ _REMADE: Mapping[str, Callable[[Any, Any, bool], Any]] = {
     "_ParallelBatchDataset": _remade_batch,
     "_PaddedBatchDataset": _remade_padded,
     "_FilterDataset": lambda node, before, _: before.filter(node._functions()[0]._func),
-    "_UnbatchDataset": lambda node, before, _: before.unbatch(),
     "_RepeatDataset": lambda node, before, _: before.repeat(node._count),
     "_TakeDataset": lambda node, before, _: before.take(node._count),
-    "_SkipDataset": lambda node, before, _: before.skip(node._count),
-    "_ShardDataset": lambda node, before, _: before.shard(node._num_shards, node._index),
     "CacheDataset": lambda node, before, _: before.cache(node._filename),
     "_PrefetchDataset": lambda node, before, _: before.prefetch(_number(node, "_buffer_size")),
     "_OptionsDataset": lambda node, before, _: before.with_options(node.options()),
     "_AssertCardinalityDataset": _remade_length,
 }
-
-
-def _can_remake(node: Any) -> bool:
-    return type(node).__name__ in _REMADE

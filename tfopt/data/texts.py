@@ -19,8 +19,6 @@ TEXT_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 DOCUMENTED = ("numpy", "keras")
 """The packages whose documentation is the embedded data; tfopt needs both anyway."""
 
-Rows = Iterable[tuple[str, int]]
-
 
 def load_texts(source: str = "auto") -> Data:
     """Return labelled texts.
@@ -36,9 +34,8 @@ def load_texts(source: str = "auto") -> Data:
         return _data("synthetic texts", "drawn words, not real text", _drawn(3_000))
     if source not in TEXT_SOURCES:
         *folders, classes = class_folders(source)
-        note = f"{len(classes)} classes in {folders[0]}"
-        read = [_files(folder, classes) for folder in folders if folder is not None]
-        return _data("texts of a folder", note, *read)
+        parts_of_folder = [_files(folder, classes) for folder in folders if folder is not None]
+        return _data("texts of a folder", f"{len(classes)} classes in {source}", *parts_of_folder)
     parts, reason = prepared_parts(source, "imdb_reviews", "text")
     if parts is not None:
         reviews = (((text.decode(), y) for text, y in zip(*part, strict=True)) for part in parts)
@@ -48,13 +45,13 @@ def load_texts(source: str = "auto") -> Data:
     return _data("installed documentation", note, _documentation())
 
 
-def _data(name: str, note: str, *parts: Rows) -> Data:
+def _data(name: str, note: str, *parts: Iterable[tuple[str, int]]) -> Data:
     """Return the texts; without a part for the test, every fifth is held back for it."""
     import numpy as np
 
     rows, *tests = map(list, parts)
-    if not tests:
-        tests = [rows[4::5]]
+    tests = tests or [rows[4::5]]
+    if len(parts) == 1:
         del rows[4::5]
     if not (rows and tests[0]):
         raise UserError(
@@ -68,32 +65,28 @@ def _data(name: str, note: str, *parts: Rows) -> Data:
     return Data(train=train, test=test, name=name, note=note)
 
 
-def _files(folder: Path, classes: tuple[str, ...]) -> Rows:
+def _files(folder: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
     for label, name in enumerate(classes):
         for path in sorted((folder / name).glob("*.txt")):
             yield path.read_text("utf-8", "replace"), label
 
 
-def _documentation() -> Rows:
-    """Return the paragraphs of docstrings, those of several modules once."""
+def _documentation() -> Iterable[tuple[str, int]]:
+    """Return each paragraph of prose in the docstrings of the packages, on one line, once."""
     found: dict[str, int] = {}
     for label, package in enumerate(DOCUMENTED):
-        for path in files(package) or ():
-            if path.suffix == ".py" and "tests" not in path.parts:
-                found |= dict.fromkeys(_paragraphs(path.read_text("utf-8")), label)
+        modules = (each for each in files(package) or () if each.suffix == ".py")
+        for path in (each for each in modules if "tests" not in each.parts):
+            docstrings = re.findall(r'"""(.*?)"""', path.read_text("utf-8"), re.DOTALL)
+            paragraphs = re.split(r"\n\s*\n", "\n\n".join(docstrings))
+            # Fewer words say little about where they come from.
+            long = [each for each in paragraphs if len(re.findall(r"[A-Za-z]{2,}", each)) >= 15]
+            prose = (" ".join(each.split()) for each in long if ">>>" not in each)
+            found |= dict.fromkeys(prose, label)
     return found.items()
 
 
-def _paragraphs(source: str) -> Iterator[str]:
-    """Yield each paragraph of prose in the docstrings of a module, on one line."""
-    for docstring in re.findall(r'"""(.*?)"""', source, re.DOTALL):
-        for paragraph in re.split(r"\n\s*\n", docstring):
-            # Fewer words say little about where they come from.
-            if len(re.findall(r"[A-Za-z]{2,}", paragraph)) >= 15 and ">>>" not in paragraph:
-                yield " ".join(paragraph.split())
-
-
-def _drawn(count: int) -> Rows:
+def _drawn(count: int) -> Iterator[tuple[str, int]]:
     """Draw words of which each class has its favourites: learnable, not real text."""
     import numpy as np
 

@@ -61,14 +61,15 @@ CODE = """
         own_random=float(np.random.uniform()) == drawn,
     )
 
-    # Of a file each worker reads its own row groups, five of 48 rows: in the middle of an epoch.
+    # Each worker reads a file of its own, one of 30 rows and one of 18: in the middle of an epoch.
     import pyarrow as pa, pyarrow.parquet
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 6)
     table = pa.table({"x": column, "y": x[:, 0]})
+    table = table.slice(30 * rank, 30 - 12 * rank)
     pa.parquet.write_table(table, f"{folder}/{rank}.parquet", row_group_size=10)
     source = tfopt.data.Parquet(f"{folder}/{rank}.parquet", features="x", label="y")
-    split = tfopt.data.PipelineOptions(autoshard="split")
-    rows = lambda: tfopt.pipeline(source, batch_size=8, options=split)
+    own = tfopt.data.PipelineOptions(autoshard="off")
+    rows = lambda: tfopt.pipeline(source, batch_size=8, options=own)
     weights, _ = fit(3, data=rows())
     try: fit(3, f"{folder}/rows", rows(), stop=10)
     except KeyboardInterrupt: pass

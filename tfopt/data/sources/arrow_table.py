@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tfopt.data.sources.columns import valid_rows
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import MOST_ROWS, Table
 from tfopt.errors import UserError, first_line
@@ -27,13 +26,10 @@ class ArrowTable(Table):
         return self._table.schema
 
     def count_examples(self) -> int:
-        return count_valid(self._table, self)
+        return int(self._table.num_rows)
 
     def splits(self) -> Sequence[int]:
         return range(0, self._table.num_rows, MOST_ROWS)
-
-    def split_bytes(self, split: int) -> int | None:
-        return int(self._table.slice(split, MOST_ROWS).nbytes)
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         rows = self._table.select(list(columns))
@@ -64,13 +60,3 @@ class ArrowTable(Table):
                 received=type(self.table).__name__,
             )
         return arrow.table(self.table)
-
-
-def count_valid(table: Any, settings: Table) -> int:
-    """Return the rows of an Arrow table that will be read."""
-    if settings.on_bad == "error":
-        return int(table.num_rows)
-    rules = {n: rule for n, rule in settings.layout().rules.items() if rule.fill is None}
-    mask = valid_rows(table, rules)
-    pc = needs("pyarrow.compute", "A table", "parquet")
-    return int(table.num_rows) if mask is None else int(pc.sum(mask).as_py() or 0)

@@ -26,7 +26,7 @@ class Rule:
     shape: tuple[int, ...] = ()
     """The shape of one example."""
     fill: Any = None
-    """What stands for null; None: a null is refused, or its row skipped."""
+    """What stands for null; None: a null is refused."""
     classes: tuple[str, ...] = ()
 
     @property
@@ -267,18 +267,6 @@ def _floatx() -> str:
     import keras
 
     return str(keras.config.floatx())
-
-
-def valid_rows(batch: Any, rules: Mapping[str, Rule]) -> Any | None:
-    """Return a mask of the rows without a null that no rule fills; None where all are valid."""
-    pc = needs("pyarrow.compute", "A table", "parquet")
-    mask = None
-    for name, rule in rules.items():
-        column = batch.column(name)
-        if rule.fill is None and column.null_count:
-            valid = pc.is_valid(column)
-            mask = valid if mask is None else pc.and_(mask, valid)
-    return mask
 
 
 def arrays(batch: Any, rules: Mapping[str, Rule], where: str) -> dict[str, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.data.sources.columns import Array
-from tfopt.data.sources.source import Reading, Source, are_even, needs
+from tfopt.data.sources.source import Reading, Source, needs
 from tfopt.data.sources.table import Table, shuffled_blocks, streamed
 from tfopt.errors import UserError, first_line, require_count
 
@@ -54,11 +54,8 @@ class Dask(Table):
         return schema
 
     def count_examples(self) -> int:
-        frame = self._frame
-        if self.on_bad == "skip":
-            frame = frame.dropna(subset=self.layout().unfilled)
         try:
-            return int(sum(frame.map_partitions(len).compute()))
+            return int(sum(self._frame.map_partitions(len).compute()))
         except Exception as error:
             raise _not_computed("The rows", error, "frame.map_partitions(len).compute()") from error
 
@@ -129,17 +126,12 @@ class DaskArrays(Source):
     def _parts(self, which: int) -> Sequence[Any]:
         return list(self._arrays[which].to_delayed().ravel())
 
-    def can_share(self, count: int) -> bool:
-        rows = self._arrays[0].chunks[0]
-        return are_even([1] * len(rows) if any(map(math.isnan, rows)) else rows, count)
-
     def batches(self, batch_size: int, how: Reading) -> Any:
         import tensorflow as tf
 
         arrays = self._arrays
         signature = tuple(tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in arrays)
-        every = zip(*map(self._parts, range(len(arrays))), strict=True)
-        parts = how.share.of(list(enumerate(every)))
+        parts = list(enumerate(zip(*map(self._parts, range(len(arrays))), strict=True)))
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
             visited = parts if order is None else [parts[i] for i in order.permutation(len(parts))]
@@ -231,17 +223,10 @@ def _client() -> Any:
 
 
 def _not_computed(what: str, error: Exception, see: str) -> UserError:
-    module = type(error).__module__
-    if isinstance(error, CancelledError) or module.startswith("distributed."):
-        return UserError(
-            f"{what} could not be computed: the Dask cluster, or a worker of it, is gone.",
-            expected="a client, a scheduler and workers that stay until the data is read",
-            received=f"{type(error).__name__}: {first_line(error)}",
-            fix="keep the client open, see the log of the workers (memory?), and start again",
-        )
     return UserError(
         f"{what} could not be computed by Dask.",
-        expected="a scheduler that runs, and a graph without errors",
+        expected="a graph without errors, and a scheduler and workers that stay until it is read",
         received=f"{type(error).__name__}: {first_line(error)}",
-        fix=f"see the whole error by computing it yourself: {see}",
+        fix=f"see the whole error by computing it yourself: {see}; keep the client open, and look "
+        "into the log of the workers (memory?)",
     )

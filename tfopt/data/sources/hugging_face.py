@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tfopt.data.sources.arrow_table import count_valid
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import Table
 from tfopt.errors import UserError, first_line
@@ -37,20 +36,13 @@ class HuggingFace(Table):
         return self._rows.features.arrow_schema
 
     def count_examples(self) -> int:
-        if self.on_bad == "error":
-            return len(self._rows)
-        needed = self._rows.select_columns(self.layout().unfilled)
-        return count_valid(needed.with_format("arrow")[:], self)
+        return len(self._rows)
 
     def splits(self) -> Sequence[int]:
         return range(0, len(self._rows), _ROWS)
 
     def fingerprint(self) -> str:
         return f"{self!r} {self._rows._fingerprint}"
-
-    def split_bytes(self, split: int) -> int | None:
-        rows = min(_ROWS, len(self._rows) - split)
-        return int(self._rows.data.nbytes * rows // len(self._rows))
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         rows = self._rows.select_columns(list(columns)).with_format("arrow")

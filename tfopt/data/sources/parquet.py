@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
 from tfopt.errors import UserError, first_line
 
-_log = logging.getLogger("tfopt")
 _PORTION_BYTES = 64 * 1024**2
 
 
@@ -58,15 +55,12 @@ class Parquet(Table):
     def fingerprint(self) -> str:
         return f"{self!r} {self._files.stamps}"
 
-    def split_bytes(self, split: Any) -> int | None:
-        return int(split.bytes)
-
     def count_examples(self) -> int:
-        condition = self._condition(self.layout())
+        self.layout()  # refuses a filter that does not fit
         row_groups = self._files.row_groups
-        if condition is None:
+        if self.filter is None:
             return sum(each.rows for each in row_groups)
-        return int(self._dataset(row_groups).count_rows(filter=condition))
+        return int(self._dataset(row_groups).count_rows(filter=self._asked()))
 
     def splits(self) -> Sequence[_RowGroup]:
         self._files.refuse_changed()
@@ -109,7 +103,7 @@ class Parquet(Table):
         if self.filter is not None:
             self._require_filter()
         plan = super().layout()
-        if self.filter is None and self.on_bad == "error":
+        if self.filter is None:
             self._files.refuse_nulls(plan.unfilled)
         return plan
 
@@ -124,16 +118,6 @@ class Parquet(Table):
                 expected=", ".join(f"{each.name}: {each.type}" for each in self.schema()),
                 received=f"filter={self.filter!r}: {first_line(error)}",
             ) from error
-
-    def _condition(self, layout: Layout) -> Any:
-        """Return which rows are trained on, as an Arrow expression; None for all."""
-        pads = needs("pyarrow.dataset", type(self).__name__, "parquet")
-        condition = self._asked()
-        if self.on_bad == "skip":
-            for name in layout.unfilled:
-                valid = pads.field(name).is_valid()
-                condition = valid if condition is None else condition & valid
-        return condition
 
     def _broken(
         self, splits: Sequence[_RowGroup], columns: Sequence[str], error: Exception
@@ -240,16 +224,14 @@ def _open(source: Parquet) -> _Files:
     if "://" not in path and glob.has_magic(path):
         path = sorted(glob.glob(path))
     try:
-        settings = {
-            "format": source.arrow_format(),
-            "partitioning": "hive" if isinstance(path, str) else None,
-        }
-        skips = source.on_bad == "skip"
-        found = pads.dataset(path, exclude_invalid_files=skips, **settings)
-        every = pads.dataset(path, schema=arrow.schema([]), **settings) if skips else found
+        found = pads.dataset(
+            path,
+            format=source.arrow_format(),
+            partitioning="hive" if isinstance(path, str) else None,
+        )
     except (arrow.ArrowException, OSError) as error:
         raise _not_opened(source, error) from error
-    if not every.files:
+    if not found.files:
         raise UserError(
             f"{source.path} holds no {source.format} files.",
             expected="at least one file",
@@ -257,26 +239,21 @@ def _open(source: Parquet) -> _Files:
         )
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(_footer, found.get_fragments()))
-    bad = [(each.path, each.error) for each in opened if each.error is not None]
-    not_read = UserError(f"no whole {source.format} file")
-    bad += [(name, not_read) for name in sorted({*every.files} - {*found.files})]
-    if bad and (not skips or len(bad) == len(every.files)):
-        broken, why = bad[0]
-        raise UserError(
-            f"{broken} cannot be opened.",
-            expected=f"a whole {source.format} file",
-            received=first_line(why),
-            fix="write it again, remove it, or on_bad='skip' to go on without such files",
-        )
-    if bad:
-        _log.warning("skipped %d files that cannot be opened: %s", len(bad), bad[0][0])
-    whole = _alike(source, [each for each in opened if each.error is None])
-    schema = whole[0].schema
-    row_groups = tuple(group for each in whole for group in each.row_groups)
+    for each in opened:
+        if each.error is not None:
+            raise UserError(
+                f"{each.path} cannot be opened.",
+                expected=f"a whole {source.format} file",
+                received=first_line(each.error),
+                fix="write it again, or remove it",
+            )
+    _require_alike(source, opened)
+    schema = opened[0].schema
+    row_groups = tuple(group for each in opened for group in each.row_groups)
     if not any(group.rows for group in row_groups):
         raise UserError(f"{source.path} holds no rows.", expected="rows", received="empty files")
     partitions = [each for each in found.schema if each.name not in schema.names]
-    infos = found.filesystem.get_file_info([each.path for each in whole])
+    infos = found.filesystem.get_file_info([each.path for each in opened])
     return _Files(
         arrow.schema([*schema, *partitions], metadata=schema.metadata),
         found.format,
@@ -313,20 +290,12 @@ def _footer(fragment: Any) -> _Opened:
         return _Opened(fragment.path, error=error)
 
 
-def _alike(source: Parquet, files: Sequence[_Opened]) -> list[_Opened]:
-    """Return the files, which have the same columns; refuse others, or keep the commonest kind."""
+def _require_alike(source: Parquet, files: Sequence[_Opened]) -> None:
+    """Refuse files whose columns, of those that are read, are not those of all."""
     read = [_columns_read(source, file.schema) for file in files]
-    if source.on_bad == "skip":
-        kinds = Counter(frozenset(each.items()) for each in read)
-        usual = max(kinds, key=lambda kind: (kinds[kind], len(kind)))
-        pairs = list(zip(files, read, strict=True))
-        for file in (file for file, columns in pairs if columns.items() != usual):
-            _log.warning("skipped %s, which has other columns than most files", file.path)
-        return [file for file, columns in pairs if columns.items() == usual]
     types = {name: kind for columns in reversed(read) for name, kind in columns.items()}
     for file in files:
         _require_columns(types, file, source.format)
-    return list(files)
 
 
 def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 from tfopt.data.sources.images import Encoded, undecodable
 from tfopt.errors import UserError, default_of, first_line, keep_plain
 
-T = TypeVar("T")
 _PLAIN = (str, int, float, bool, tuple, Mapping)
 
 
 def _in_words(value: Any) -> str:
     """Return a plain value as Python writes it, and of a table its type."""
     return repr(value) if isinstance(value, _PLAIN) else f"<{type(value).__name__}>"
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of the examples a worker is to have."""
-
-    index: int = 0
-    """From 0; ``files[share.index :: share.count]`` is a usual way to take one's part."""
-    count: int = 1
-    """How many workers the cluster has."""
-
-    def of(self, parts: Sequence[T]) -> Sequence[T]:
-        """Return this worker's of the parts: every ``count``-th one."""
-        return parts[self.index :: self.count]
-
-
-WHOLE = Share()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +31,12 @@ class Reading:
         buffer: Examples among which they are shuffled.
         seed: Decides the orders.
         drop_remainder: Leave out a smaller last batch.
-        share: Of which files, row groups or partitions.
     """
 
     shuffle: bool = False
     buffer: int = 10_000
     seed: int = 0
     drop_remainder: bool = False
-    share: Share = WHOLE
-
-
-def are_even(sizes: Sequence[float], count: int) -> bool:
-    """Return whether parts of these sizes give none of ``count`` workers twice another's."""
-    shares = [sum(Share(index, count).of(sizes)) for index in range(count)]
-    return 0 < max(shares) <= 2 * min(shares)
 
 
 class Source(ABC):
@@ -100,13 +74,9 @@ class Source(ABC):
     def count_examples(self) -> int:
         """Count the examples; where nothing says how many there are, by reading them."""
 
-    def can_share(self, count: int) -> bool:
-        """Return whether workers can each read files, row groups or partitions of their own."""
-        return False
-
     @abstractmethod
     def batches(self, batch_size: int, how: Reading) -> Any:
-        """Return a ``tf.data.Dataset`` of batches: each example of the share once an epoch."""
+        """Return a ``tf.data.Dataset`` of batches: each example once an epoch."""
 
     def encoded_images(self) -> Iterator[Encoded]:
         """Yield the images of the examples as they are stored, each with its place."""

@@ -48,19 +48,11 @@ class Spark(Table):
     def count_examples(self) -> int:
         if self.folder is not None:
             return self._written.count()
-        frame = self._frame
-        if self.on_bad == "skip":
-            # dropna would drop NaN as well.
-            for name in self.layout().unfilled:
-                frame = frame.where(frame[name].isNotNull())
-        return int(_run("be counted", frame.count))
+        return int(_run("be counted", self._frame.count))
 
     def splits(self) -> Sequence[Any]:
         # Spark hands out partitions in order; a shuffle mixes rows within the buffer.
         return self._written.splits() if self.folder is not None else ("all",)
-
-    def split_bytes(self, split: Any) -> int | None:
-        return self._written.split_bytes(split) if self.folder is not None else None
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if self.folder is not None:

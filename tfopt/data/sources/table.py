@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from tfopt.data.sources.columns import (
-    Array,
-    Layout,
-    Rule,
-    arrays,
-    layout,
-    valid_rows,
-)
+from tfopt.data.sources.columns import Array, Layout, Rule, arrays, layout
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.source import Reading, Source, are_even
+from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, hashable, require_switch
 from tfopt.job.cluster_place import usable_cores
-
-_log = logging.getLogger("tfopt")
 
 # Rows are handed to TensorFlow in blocks of about this many bytes: large against the cost of a call
 # from its threads into Python (0.1 ms), small against the host's memory.
@@ -51,8 +41,6 @@ class Table(Source):
             ``{"pixels": (28, 28, 1)}``.
         images: Columns of encoded images (JPEG, PNG, GIF, BMP) with the shape that they are
             decoded and resized to: ``{"photo": (224, 224, 3)}``, values from 0 to 255.
-        on_bad: "skip" leaves out rows with nulls and files that cannot be opened, and logs how
-            many; "error" stops at the first.
     """
 
     label: str | tuple[str, ...] | None = None
@@ -63,19 +51,12 @@ class Table(Source):
     classes: tuple[str, ...] | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     images: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    on_bad: Literal["error", "skip"] = "error"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("label", "features", "classes"):
             object.__setattr__(self, name, hashable(getattr(self, name)))
         require_switch("stack", self.stack)
-        if self.on_bad not in ("error", "skip"):
-            raise UserError(
-                "on_bad has an unknown value.",
-                expected='"error" or "skip"',
-                received=repr(self.on_bad),
-            )
         for name, shape in self.images.items():
             if len(tuple(shape)) != 3 or tuple(shape)[2] not in (1, 3, 4):
                 raise UserError(
@@ -88,10 +69,6 @@ class Table(Source):
     def schema(self) -> Any:
         """Return the Arrow schema of the rows."""
 
-    def split_bytes(self, split: Any) -> int | None:
-        """Return about how large a split is; None where nothing says so."""
-        return None
-
     @abstractmethod
     def splits(self) -> Sequence[Any]:
         """Return the parts that can be read in any order: row groups, partitions, ranges."""
@@ -103,9 +80,6 @@ class Table(Source):
     def layout(self) -> Layout:
         """Return what of the columns becomes x, y and sample_weight."""
         return layout(self.schema(), self)
-
-    def can_share(self, count: int) -> bool:
-        return are_even([self.split_bytes(each) or 1 for each in self.splits()], count)
 
     def encoded_images(self) -> Iterator[Encoded]:
         rules = self.layout().images
@@ -120,9 +94,8 @@ class Table(Source):
             read[where] += batch.num_rows
 
     def batches(self, batch_size: int, how: Reading) -> Any:
-
         plan = self.layout()
-        splits = how.share.of(list(self.splits()))
+        splits = list(self.splits())
         spec = {name: rule.spec for name, rule in plan.rules.items()}
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
@@ -146,28 +119,16 @@ class Table(Source):
         """Yield the rows of one epoch in blocks of arrays by column, the splits in an order."""
         if order is not None:
             splits = [splits[i] for i in order.permutation(len(splits))]
-        skipped = _Skipped()
         for where, batch in self.read(splits, plan.columns):
-            kept = self._without_bad(batch, plan.rules, where, skipped)
-            if kept.num_rows:
-                yield arrays(kept, plan.rules, where)
-        skipped.log()
-
-    def _without_bad(
-        self, batch: Any, rules: Mapping[str, Rule], where: str, skipped: _Skipped
-    ) -> Any:
-        """Return the batch without rows that hold a null; refuse them unless they are skipped."""
-        mask = valid_rows(batch, rules)
-        if mask is None:
-            return batch
-        if self.on_bad == "skip":
-            kept = batch.filter(mask)
-            skipped.add(batch.num_rows - kept.num_rows, where)
-            return kept
-        row = int(np.argmin(mask.to_numpy(zero_copy_only=False)))
-        name = next(n for n, r in rules.items() if r.fill is None and not batch[n][row].is_valid)
-        count = batch[name].null_count
-        raise has_null(where, name, f"{count} nulls, the first in row {row} of this part")
+            for name in plan.unfilled:
+                if batch[name].null_count:
+                    row = batch[name].is_valid().to_pylist().index(False)
+                    received = (
+                        f"{batch[name].null_count} nulls, the first in row {row} of this part"
+                    )
+                    raise has_null(where, name, received)
+            if batch.num_rows:
+                yield arrays(batch, plan.rules, where)
 
 
 def has_null(where: str, name: str, received: str) -> UserError:
@@ -176,24 +137,8 @@ def has_null(where: str, name: str, received: str) -> UserError:
         f"{where}: the column {name!r} has a null.",
         expected="a value in every row",
         received=received,
-        fix=f"fill={{{name!r}: value}}, a filter, or on_bad='skip' to leave such rows out",
+        fix=f"fill={{{name!r}: value}}, or leave such rows out where the table is written",
     )
-
-
-class _Skipped:
-    """Rows left out in an epoch."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.first = ""
-
-    def add(self, rows: int, where: str) -> None:
-        self.first = self.first or where
-        self.rows += rows
-
-    def log(self) -> None:
-        if self.rows:
-            _log.warning("skipped %d rows with nulls, the first in %s", self.rows, self.first)
 
 
 def streamed(

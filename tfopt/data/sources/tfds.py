@@ -56,9 +56,6 @@ class TFDS(Source):
                 received=repr(self.split),
             ) from error
 
-    def can_share(self, count: int) -> bool:
-        return self.count() >= count  # it can be cut anywhere
-
     def batches(self, batch_size: int, how: Reading) -> Any:
         import tensorflow_datasets as tfds
 
@@ -66,7 +63,7 @@ class TFDS(Source):
         builder = self._builder()
         read = tfds.ReadConfig(shuffle_seed=how.seed, shuffle_reshuffle_each_iteration=True)
         examples = builder.as_dataset(
-            split=tfds.even_splits(self.split, how.share.count)[how.share.index],
+            split=self.split,
             shuffle_files=how.shuffle,
             read_config=read,
         ).map(self._arranged(builder.info), num_parallel_calls=usable_cores())
@@ -135,10 +132,8 @@ def prepared_parts(asked: str, name: str, feature: str) -> tuple[list[tuple[Any,
     folder = os.environ.get("TFDS_DATA_DIR")  # TFDS itself reads it once, when it is imported
     splits = (TFDS(name, split, "label", feature, folder) for split in ("train", "test"))
     try:
-        columns = [zip(*split, strict=True) for split in splits]
-        parts = [(np.concatenate(x), np.concatenate(y)) for x, y in columns]
+        return [tuple(map(np.concatenate, zip(*split, strict=True))) for split in splits], ""
     except UserError as error:
         if asked == "tfds":
             raise
         return None, error.what
-    return parts, ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.source import Reading, Source, are_even
+from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
@@ -62,14 +62,10 @@ class TFRecord(Source):
         except tf.errors.DataLossError as error:
             raise self._broken() from error
 
-    def can_share(self, count: int) -> bool:
-        known = [os.path.getsize(each) for each in self.files() if os.path.exists(each)]
-        return are_even(known, count)
-
     def batches(self, batch_size: int, how: Reading) -> Any:
         import tensorflow as tf
 
-        files = how.share.of(self.files())
+        files = self.files()
         spec = self.first_spec()
         names = self._names(spec)
         compression = self._compression()

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tfopt.data.sources.source import Share
 from tfopt.distribute.shards import reads_python
 from tfopt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the examples a worker is to have."""
+
+    index: int
+    """From 0; ``files[share.index :: share.count]`` is a usual way to take one's part."""
+    count: int
+    """How many workers the cluster has."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfopt.data.service import VARIABLE, started
 from tfopt.distribute.launch.attempt import BARE_TASK, Attempt
 from tfopt.distribute.launch.communication import choose
 from tfopt.distribute.launch.local_tasks import (
@@ -41,7 +40,6 @@ class LocalJob:
     command: tuple[str, ...]
     workers: int
     ps: int = 0
-    data_workers: int = 0
     restarts: int = 0
     gpus_per_worker: int | None = None
     grace: float = 30.0
@@ -50,7 +48,6 @@ class LocalJob:
     def __post_init__(self) -> None:
         require_at_least(1, workers=self.workers)
         require_at_least(0, ps=self.ps, restarts=self.restarts, grace=self.grace)
-        require_at_least(0, data_workers=self.data_workers)
         require_at_least(0, gpus_per_worker=self.gpus_per_worker or 0)
         require_command(self.command, "tfopt launch --workers 2")
         if shutil.which(self.command[0]) is None:
@@ -95,11 +92,7 @@ def launch_here(
         Signals() as signals,
         _guarded(job.grace) as lifeline,
         tempfile.TemporaryDirectory(prefix="tfopt-launch-") as marks,
-        contextlib.ExitStack() as beside,
     ):
-        if job.data_workers:
-            base[VARIABLE] = beside.enter_context(started(job.data_workers, err))
-            tell(f"{job.data_workers} data workers serve at {base[VARIABLE]}")
         joined = Path(marks) / "joined"
         base[JOINED] = str(joined)
         workers = f"{job.workers} worker{'s' if job.workers > 1 else ''}"
