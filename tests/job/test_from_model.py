@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt import Job, LearningRate, MixedPrecision, UserError, run
+from tfopt import Job, LearningRate, UserError, run
 from tfopt.job.rebuild import rebuild
 from tfopt.run import prepared
 
@@ -107,7 +107,13 @@ def trained(optimizer):
     return model
 
 
-@pytest.mark.parametrize("make", [sequential, functional, subclassed])
+def frozen():
+    model = subclassed()
+    model.hidden.trainable = False
+    return model
+
+
+@pytest.mark.parametrize("make", [sequential, functional, subclassed, frozen])
 def test_training_goes_on_exactly_where_the_model_was(make):
     def begun():
         keras.utils.set_random_seed(1)
@@ -174,31 +180,23 @@ def test_losses_weights_and_metrics_of_two_outputs_carry_over():
     assert any("off" in name for name in outcome.history)
 
 
-def test_a_class_without_config_is_refused_by_name():
+def test_what_cannot_be_rebuilt_unbuilt_uncompiled_and_keras_2_models_are_refused():
     model = NoConfig(2)
     model(X[:2])
     compiled(model)
     with pytest.raises(UserError, match=r"cannot be rebuilt.*\n[^$]*get_config"):
         Job.from_model(model, (X, Y))
-
-
-def test_an_unbuilt_and_an_uncompiled_model_are_refused():
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     unbuilt.compile("sgd", "mse")
     with pytest.raises(UserError, match="not built"):
         Job.from_model(unbuilt, (X, Y))
-    with pytest.raises(UserError, match="not compiled"):
+    with pytest.raises(UserError, match="needs a compiled model"):
         Job.from_model(sequential(), (X, Y))
-
-
-def test_a_keras_2_model_is_refused_with_its_family():
     import tf_keras
 
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
-    with pytest.raises(UserError, match="from tf_keras") as caught:
+    with pytest.raises(UserError, match=r"from tf_keras(.|\n)*TFLiteConverter.from_keras_model"):
         Job.from_model(model, (X, Y))
-    assert "import keras" in caught.value.fix
-    assert "tf.lite.TFLiteConverter.from_keras_model" in caught.value.fix
 
 
 def test_adapted_preprocessing_layers_carry_their_state():
@@ -215,16 +213,6 @@ def test_adapted_preprocessing_layers_carry_their_state():
     copy = rebuild(model)
     data = (keras.ops.convert_to_tensor(words), keras.ops.convert_to_tensor(X[:32]))
     np.testing.assert_array_equal(copy(data), model(data))
-
-
-def test_frozen_layers_inside_a_layer_of_ones_own_stay_frozen():
-    model = subclassed()
-    model.hidden.trainable = False
-    compiled(model)
-    frozen = model.hidden.kernel.numpy()
-    outcome = run(Job.from_model(model, (X, Y), epochs=2))
-    assert not outcome.model.hidden.trainable
-    np.testing.assert_array_equal(outcome.model.hidden.kernel.numpy(), frozen)
 
 
 def test_two_functions_of_one_name_are_refused():
@@ -258,19 +246,13 @@ class Shifted(Scale):
         return super().call(self.chosen(x))
 
 
-def test_methods_that_layers_of_ones_own_define_are_not_taken_for_functions():
-    inputs = keras.Input((6,))
-    x = Scale()(Shifted()(Scale()(Shifted()(inputs))))
-    model = keras.Model(inputs, keras.layers.Dense(2, own_activation)(x))
-    np.testing.assert_array_equal(rebuild(model)(X), model(X))
-
-
-def test_lambdas_are_the_same_functions_with_all_that_they_refer_to():
+def test_lambdas_and_layers_with_methods_of_their_own_are_the_same_functions_with_all_that_they_refer_to():
     held = {"factor": 3.0}
     twice, more = (lambda x: keras.ops.tanh(x) * 2.0), (lambda x: x * held["factor"] + len(X))
     model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(3, twice), keras.layers.Lambda(more)]
+        [keras.Input((6,)), keras.layers.Dense(3, twice), keras.layers.Lambda(more), Shifted()]
     )
+    model.add(Shifted())
     copy = rebuild(model)
     np.testing.assert_array_equal(copy(X), model(X))
     assert copy.layers[0].activation is model.layers[0].activation is twice
@@ -316,23 +298,12 @@ class OwnWarmup(keras.optimizers.schedules.LearningRateSchedule):
         return {"after": self.after}
 
 
-class ScheduleWithoutConfig(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 0.1
-
-
 def test_a_schedule_of_the_users_own_carries_over_unregistered():
     schedule = OwnWarmup(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(schedule, beta_1=0.7))
     inner = run(Job.from_model(trained(optimizer), (X, Y))).model.optimizer.inner_optimizer
     assert inner._learning_rate is schedule
     assert (inner.beta_1, int(inner.iterations)) == (0.7, 6)
-
-
-def test_a_schedule_without_config_is_refused_by_its_name():
-    model = compiled(sequential(), keras.optimizers.SGD(ScheduleWithoutConfig()))
-    with pytest.raises(UserError, match="ScheduleWithoutConfig"):
-        Job.from_model(model, (X, Y))
 
 
 class TopK(keras.metrics.Metric):
@@ -361,18 +332,11 @@ def test_a_metric_that_does_not_tell_a_setting_is_refused():
 def test_loss_scaling_under_a_policy_that_was_global_then_carries_over():
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="float32")])
-        model.add(keras.layers.Dense(2))
-        model.compile("adam", "mse", jit_compile=False)
+        model = compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]))
     finally:
         keras.config.set_dtype_policy("float32")
-    data = (np.ones((8, 4), "float32"), np.ones((8, 2), "float32"))
-    model.fit(*data, verbose=0)
+    model.fit(X, Y, verbose=0)
     model.optimizer.dynamic_scale.assign(64.0)
-    with prepared(Job.from_model(model, data)) as ready:
-        assert isinstance(ready.model.optimizer, keras.optimizers.LossScaleOptimizer)
+    with prepared(Job.from_model(model, (X, Y))) as ready:
         assert float(ready.model.optimizer.dynamic_scale) == 64.0
-        assert int(ready.model.optimizer.iterations) == int(model.optimizer.iterations)
-    with prepared(Job.from_model(model, data), MixedPrecision("float32")) as ready:
-        assert {layer.compute_dtype for layer in ready.model.layers} == {"float32"}
-        assert ready.effects[0][1].acted
+        assert int(ready.model.optimizer.iterations) == int(model.optimizer.iterations) == 3

@@ -1,8 +1,5 @@
 """What is held on a model, or taken off it, counts in every model around it and beside it."""
 
-import gc
-import weakref
-
 import keras
 import numpy as np
 import pytest
@@ -10,7 +7,6 @@ from keras import layers
 
 import tfopt
 from tfopt.compress.model_graph import plain_class
-from tfopt.job.rebuild import forget_compiled_steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(64, 8)).astype("float32"), RNG.normal(size=(64, 1)).astype("float32")
@@ -79,32 +75,14 @@ def test_rounding_in_a_part_is_trained_and_predicted_with_and_ends_with_strip(ou
     inner = backbone()
     model = trained(outer(inner))
     tfopt.quantize_aware(inner)
+    other = trained(around(backbone()))
+    step = other.train_function
     model.fit(X, Y, verbose=0)
     assert inner.quantization_awareness.step > 0
+    assert other.train_function is step  # a model of other layers keeps what it has compiled
     np.testing.assert_allclose(model.predict(X, verbose=0), model(X), atol=1e-5)
     tfopt.strip(inner)
     np.testing.assert_allclose(model.predict(X, verbose=0), model(X), atol=1e-5)
-
-
-def test_models_of_other_layers_keep_what_they_have_compiled():
-    other, model = around(backbone()), around(backbone())
-    other.train_function = model.train_function = step = object()
-    forget_compiled_steps(model)
-    assert other.train_function is step
-    assert model.train_function is None
-
-
-def test_it_survives_proxies_and_models_that_are_not_finished():
-    class Unfinished(keras.Model):
-        def __init__(self):
-            tfopt.prune(backbone(), 0.5)
-            super().__init__()
-
-    gone = weakref.proxy(backbone())
-    gc.collect()
-    Unfinished()
-    is_proxy = type(gone) in weakref.ProxyTypes
-    assert is_proxy
 
 
 def test_the_file_of_a_model_tells_what_is_held_on_its_parts(tmp_path):

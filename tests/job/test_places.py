@@ -28,12 +28,9 @@ def srun(**changed):
     } | changed
 
 
-@pytest.mark.parametrize("given", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}])
-def test_a_process_of_its_own_has_no_place(given):
-    assert place_in_cluster(given) is None
-
-
-def test_the_place_among_workers_alone():
+def test_the_place_among_workers_alone_and_no_place():
+    for given in ({}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}):
+        assert place_in_cluster(given) is None
     first = place_in_cluster(tf_config(TWO))
     second = place_in_cluster(tf_config(TWO, index="1"))
     assert (first.workers, first.is_chief, first.rank, first.address) == (2, True, 0, "a:2222")
@@ -90,24 +87,18 @@ def test_slurms_tasks_are_workers_in_slurms_order():
     assert place.address.startswith("node10:")
 
 
-def test_slurms_ports_differ_by_job_and_can_be_given():
+def test_slurms_ports_differ_by_job_and_one_task_or_a_batch_script_is_no_cluster():
     port = [
         place_in_cluster(srun(**changed)).address
         for changed in ({}, {"SLURM_JOB_ID": "72"}, {"SLURM_STEP_ID": "1"}, {"TFOPT_PORT": "5000"})
     ]
     assert len(set(port)) == 4
     assert port[-1] == "node10:5000"
-
-
-@pytest.mark.parametrize("changed", [{"SLURM_NTASKS": "1"}, {"SLURM_STEP_NUM_TASKS": "1"}])
-def test_one_task_of_slurm_is_no_cluster(changed):
-    assert place_in_cluster(srun(**changed)) is None
-
-
-def test_slurms_batch_script_is_no_task():
-    given = srun()
-    del given["SLURM_STEP_NODELIST"]
-    assert place_in_cluster(given) is None
+    for changed in ({"SLURM_NTASKS": "1"}, {"SLURM_STEP_NUM_TASKS": "1"}):
+        assert place_in_cluster(srun(**changed)) is None
+    batch = srun()
+    del batch["SLURM_STEP_NODELIST"]
+    assert place_in_cluster(batch) is None
 
 
 @pytest.mark.parametrize(
@@ -132,23 +123,17 @@ def test_wrong_slurm_variables_are_one_error(changed, words):
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("hostlist", "hosts"),
-    [
+def test_slurms_short_forms_of_lists_of_nodes():
+    for hostlist, hosts in (
         ("node[01-03,7],gpu2", "node01 node02 node03 node7 gpu2"),
         ("n[098-101]", "n098 n099 n100 n101"),
         ("rack[1-2]n[3-4]", "rack1n3 rack1n4 rack2n3 rack2n4"),
         ("n[1,2]-ib,login", "n1-ib n2-ib login"),
-    ],
-)
-def test_slurms_short_forms(hostlist, hosts):
-    assert hosts_of(hostlist) == hosts.split()
-
-
-@pytest.mark.parametrize("hostlist", ["", "n[1-2", "n[2-1]", "n[a-b]", "n1]", "n[]"])
-def test_what_is_no_list_of_nodes(hostlist):
-    with pytest.raises(UserError, match="cannot be read"):
-        hosts_of(hostlist)
+    ):
+        assert hosts_of(hostlist) == hosts.split()
+    for hostlist in ("", "n[1-2", "n[2-1]", "n[a-b]", "n1]", "n[]"):
+        with pytest.raises(UserError, match="cannot be read"):
+            hosts_of(hostlist)
 
 
 def test_usable_cores_are_whole_ones_within_affinity_and_quota(monkeypatch):

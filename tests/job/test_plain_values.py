@@ -27,13 +27,10 @@ class Settings:
     size: tuple[int, float] = (1, 1.0)
     options: Options | None = None
     always: Options = field(default_factory=Options)
-    level: bool | int = 1
     hook: str | Callable[[], int] | None = None
     also: Mapping[str, tuple[Options, ...]] = field(default_factory=dict)
 
     def __post_init__(self):
-        if self.name == "" or self.gpus == ():
-            raise UserError("The name is empty." if self.name == "" else "Needs a GPU.")
         if self.jit is True and self.rate is not None:
             raise UserError("Settings.jit and rate exclude each other.", fix="drop one")
 
@@ -48,6 +45,7 @@ def read(**table):
         (Settings("a"), {"name": "a"}),
         (Settings("a", rate="linear", jit="auto"), {"name": "a", "rate": "linear", "jit": "auto"}),
         (Settings("a", gpus=3, size=(2, 0.5)), {"name": "a", "gpus": 3, "size": [2, 0.5]}),
+        (Settings("a", rate=1.0), {"name": "a", "rate": 1}),
         (Settings("a", options=Options()), {"name": "a", "options": {}}),
         (
             Settings("a", options=Options(threads=2), always=Options(policy="off")),
@@ -60,17 +58,6 @@ def test_what_is_written_reads_back(settings, plain):
     assert read(**plain) == settings
 
 
-def test_a_switch_is_not_taken_for_the_number_it_equals():
-    assert to_plain(Settings("a", level=True)) == {"name": "a", "level": True}
-    assert read(name="a", level=True).level is True
-    assert to_plain(Settings("a", level=1)) == {"name": "a"}
-
-
-def test_a_whole_number_does_for_a_number_and_nothing_else_is_converted():
-    rate = read(name="a", rate=1).rate
-    assert (rate, type(rate)) == (1.0, float)
-
-
 @pytest.mark.parametrize(
     ("table", "key", "expected", "received"),
     [
@@ -79,7 +66,6 @@ def test_a_whole_number_does_for_a_number_and_nothing_else_is_converted():
         ({"jit": 1}, "s.jit", "a valid boolean or 'auto'", "1"),
         ({"count": 3}, "s.count", "1 or 2", "3"),
         ({"gpus": [0, 0.5]}, "s.gpus[1]", "a valid integer or a valid string", "0.5"),
-        ({"size": [1]}, "s.size[1]", "a value: it has no default", "no such key"),
         ({"options": {"threads": "x"}}, "s.options.threads", "a valid integer", '"x"'),
         ({"always": {"treads": 2}}, "s.always.treads", None, "treads"),
         ({"also": {"x": [{}, {"polcy": 1}]}}, "s.also.x[1].polcy", None, "polcy"),
@@ -101,16 +87,14 @@ def test_unknown_and_missing_keys():
         read(rate=1.0)
     with pytest.raises(UserError, match=r"The file does not fit(.|\n)*an object"):
         from_plain(Settings, [])
-
-
-def test_what_the_dataclass_refuses_is_its_own_error_with_the_key_in_front():
+    # What the dataclass refuses is its own error, with the key in front.
     with pytest.raises(UserError) as caught:
         read(name="a", jit=True, rate=0.5)
     assert caught.value.what == "s: Settings.jit and rate exclude each other."
     assert caught.value.fix == "drop one"
 
 
-@pytest.mark.parametrize("value", [{"hook": lambda: 1}, {"count": None}, {"gpus": [1, 2]}])
+@pytest.mark.parametrize("value", [{"hook": lambda: 1}, {"gpus": [1, 2]}])
 def test_what_would_not_read_back_is_not_written(value):
-    with pytest.raises(UserError, match=rf"Settings\.{next(iter(value))} cannot be written"):
+    with pytest.raises(UserError, match="cannot be written to a file"):
         to_plain(Settings("a", **value))

@@ -71,7 +71,7 @@ def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
     try:
         job = resolve_job(asked["job"], asked["arguments"])
         chain = chain_from_toml(asked["chain"])
-    except UserError as error:
+    except Exception as error:
         name = "transforms" if isinstance(error, CannotCombine) else "job"
         yield check_of_error("job", name, error)
         return

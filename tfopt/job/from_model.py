@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
 from tfopt.job.parts import Data
-from tfopt.job.rebuild import blueprint
+from tfopt.job.rebuild import blueprint, require_compiled
 
 if TYPE_CHECKING:
     import keras
@@ -33,25 +33,17 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
             fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
         )
     plan.build()  # found out now, not half-way through a run
-    taken = sorted({"compile", "build"} & set(settings))
-    if taken:
-        raise UserError(
-            "Job.from_model takes build and compile from the model.",
-            received=", ".join(taken),
-            fix="use tfopt.Job(build=..., data=..., compile=...) to give your own",
-        )
     if isinstance(data, Data):
         parts = data
     else:
         parts = Data(*data) if _is_train_and_test(data, model) else Data(train=data)
-    return {
-        "build": plan.build,
-        "data": lambda: parts,
-        "compile": compile_arguments,
-        "restore": _OptimizerState.of(model),
-        "name": model.name,
-        **settings,
-    }
+    return dict(
+        build=plan.build,
+        data=lambda: parts,
+        compile=compile_arguments,
+        restore=_OptimizerState.of(model),
+        **{"name": model.name, **settings},
+    )
 
 
 def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
@@ -62,13 +54,7 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
     """
     import keras
 
-    if not getattr(model, "compiled", False):
-        raise UserError(
-            f"The model {model.name!r} is not compiled.",
-            expected="a model on which compile(optimizer=..., loss=...) was called",
-            received="compiled=False",
-            fix="call model.compile(...) first, or use tfopt.Job(build=..., compile=...)",
-        )
+    require_compiled(model, "Job.from_model")
     arguments = dict(model._compile_config.config)
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         # compile() wrapped it by a policy that the rebuilt model need not have.
@@ -108,18 +94,17 @@ class _OptimizerState:
     """Put optimizer variables back, but for an optimizer that was given another schedule since."""
 
     values: tuple[Any, ...]
+    loss_scale: tuple[Any, ...]
     rate: Any
-    loss_scale: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, model: keras.Model) -> _OptimizerState:
         """Read the state of a model's optimizer; one that took no step has none."""
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or not optimizer.built:
-            return cls((), None)
-        values = tuple(variable.numpy() for variable in _state_variables(optimizer))
-        scale = tuple(variable.numpy() for variable in _scale_variables(optimizer))
-        return cls(values, _unscaled(optimizer)._learning_rate, scale)
+            return cls((), (), None)
+        states = ([variable.numpy() for variable in some] for some in _variables(optimizer))
+        return cls(*map(tuple, states), _unscaled(optimizer)._learning_rate)
 
     def __call__(self, model: keras.Model) -> None:
         import keras
@@ -131,17 +116,17 @@ class _OptimizerState:
             return
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-        variables = _state_variables(optimizer)
-        if len(variables) != len(self.values):
+        learnt, scale = _variables(optimizer)
+        if len(learnt) != len(self.values):
             raise UserError(
                 "The optimizer's state does not fit the rebuilt model.",
-                expected=f"{len(variables)} variables",
+                expected=f"{len(learnt)} variables",
                 received=f"{len(self.values)}",
                 fix="compile the model again where its trainable layers have changed",
             )
-        for variable, value in zip(variables, self.values, strict=True):
-            variable.assign(value)
-        for variable, value in zip(_scale_variables(optimizer), self.loss_scale, strict=False):
+        # A policy that a transform sets may add loss scaling, or take it away.
+        pairs = (*zip(learnt, self.values, strict=True), *zip(scale, self.loss_scale, strict=False))
+        for variable, value in pairs:
             variable.assign(value)
 
 
@@ -150,18 +135,12 @@ def _unscaled(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _scale_variables(optimizer: Any) -> list[Any]:
-    import keras
-
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return []
-    return [optimizer.step_counter, optimizer.dynamic_scale]
-
-
-def _state_variables(optimizer: Any) -> list[Any]:
-    """Return what the optimizer has learnt, without its rate, which a transform may change."""
+def _variables(optimizer: Any) -> tuple[list[Any], list[Any]]:
+    """Return what the optimizer has learnt, without its rate, and those of its loss scaling."""
     inner = _unscaled(optimizer)
-    return [variable for variable in inner.variables if variable is not inner._learning_rate]
+    learnt = [variable for variable in inner.variables if variable is not inner._learning_rate]
+    scaled = inner is not optimizer
+    return learnt, [optimizer.step_counter, optimizer.dynamic_scale] if scaled else []
 
 
 def _copy(value: Any) -> Any:
@@ -194,12 +173,7 @@ def _copy_optimizer(optimizer: Any) -> Any:
     rate = optimizer._learning_rate
     shares = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     copy = _from_own_config(optimizer, **({"learning_rate": rate} if shares else {}))
-    if getattr(optimizer, "_exclude_from_weight_decay", None):
-        raise UserError(
-            "The optimizer excludes variables of this very model from weight decay.",
-            expected="exclude_from_weight_decay(var_names=[...]), which means any model's",
-            fix="name them, or describe the training with tfopt.Job(build=..., compile=...)",
-        )
+    # Of exclude_from_weight_decay the names go over; variables are this very model's.
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     if pattern is not None:
         copy.exclude_from_weight_decay(var_names=[pattern.pattern])
@@ -228,11 +202,11 @@ def _require_whole_configuration(metric: Any) -> None:
     """Refuse a user's class that would be copied with the default of a setting it leaves out."""
     if type(metric).__module__.partition(".")[0] == "keras":
         return
-    _, *parameters = inspect.signature(type(metric).__init__).parameters.values()
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    taken = {each.name for each in parameters if each.kind not in variadic}
-    missing = sorted(taken - set(metric.get_config()))
-    if missing:
+    taken = inspect.signature(metric.__init__).parameters.values()
+    named = {
+        each.name for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    if missing := sorted(named - set(metric.get_config())):
         raise UserError(
             f"{type(metric).__name__} in compile(...) does not tell its whole configuration.",
             expected=f"get_config() with {', '.join(missing)}, which __init__ takes",
@@ -251,14 +225,11 @@ def _has_one_input(model: keras.Model) -> bool:
         return len(model.inputs) == 1
     # A subclassed model tells what it was called on: one shape, or several.
     shape = (model.get_build_config() or {}).get("input_shape")
-    return isinstance(shape, list | tuple) and not any(
-        isinstance(each, list | tuple | dict) for each in shape
-    )
+    nested = (list, tuple, dict)
+    return isinstance(shape, list | tuple) and not any(isinstance(each, nested) for each in shape)
 
 
 def _is_x_and_y(part: Any) -> bool:
-    if not isinstance(part, tuple) or len(part) != 2:
-        return False
-    return all(getattr(array, "shape", ()) for array in part) and (
-        part[0].shape[0] == part[1].shape[0]
-    )
+    is_pair = isinstance(part, tuple) and len(part) == 2
+    lengths = [tuple(getattr(array, "shape", ()))[:1] for array in part] if is_pair else [()]
+    return lengths[0] != () and lengths[0] == lengths[-1]

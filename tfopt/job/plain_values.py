@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tfopt.errors import UserError, default_of
+from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -56,12 +56,19 @@ def from_plain(kind: type[T], value: object, place: str = "") -> T:
 
 def to_plain(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from their defaults."""
-    plain = {}
-    for each in fields(value):
-        content, default = getattr(value, each.name), default_of(each)
-        if each.init and not (content == default and type(content) is type(default)):
-            plain[each.name] = _plain(content, f"{type(value).__name__}.{each.name}")
-    return plain
+    from pydantic import TypeAdapter
+    from pydantic_core import PydanticSerializationError
+
+    writer: TypeAdapter[Any] = TypeAdapter(type(value))
+    try:
+        plain = writer.dump_python(value, mode="json", exclude_defaults=True, warnings="error")
+    except PydanticSerializationError as error:
+        raise UserError(
+            f"{value!r} cannot be written to a file.",
+            expected="numbers, texts, true or false, and tuples or options of these",
+            received=str(error),
+        ) from error
+    return dict(plain)
 
 
 def show(value: object) -> str:
@@ -114,10 +121,9 @@ def _refusal(kind: type[Any], value: object, mistakes: list[ErrorDetails], place
         missing = "a value: it has no default"
         return DoesNotFit(key, "is missing", expected=missing, received="no such key")
     if first["type"] == _UNKNOWN:
-        name = str(path[-1])
         known = [each.name for each in fields(kind)] if len(path) == 1 else []
+        name, expected = str(path[-1]), ", ".join(known) or None
         fix = did_you_mean(name, known)
-        expected = ", ".join(known) or None
         return DoesNotFit(key, "is an unknown key", expected=expected, received=name, fix=fix)
     messages = [mistake["msg"] for keys, mistake in found if keys == path]
     possible = dict.fromkeys(each.removeprefix("Input should be ") for each in messages)
@@ -134,17 +140,3 @@ def _keys(mistake: ErrorDetails, value: Any) -> tuple[str | int, ...]:
             path.append(part)
             value = inside[part]
     return (*path, mistake["loc"][-1]) if mistake["type"] == "missing" else tuple(path)
-
-
-def _plain(content: Any, name: str) -> Any:
-    if isinstance(content, bool | int | float | str):
-        return content
-    if isinstance(content, tuple):
-        return [_plain(item, name) for item in content]
-    if is_dataclass(content) and not isinstance(content, type):
-        return to_plain(content)
-    raise UserError(
-        f"{name} cannot be written to a file.",
-        expected="a number, text, true or false, or a tuple or options of these",
-        received=repr(content),
-    )

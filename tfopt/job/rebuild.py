@@ -98,10 +98,10 @@ class Blueprint:
         except ValueError as error:
             raise _cannot_rebuild(self.name, error) from error
         # Outer layers come first: setting one sets all inside it.
-        for layer, trainable in zip(model._flatten_layers(), self.trainable, strict=False):
-            if layer.trainable != trainable:
-                layer.trainable = trainable
-        _set_assets(model, self.assets)
+        for number, layer in enumerate(model._flatten_layers()):
+            if layer.trainable != self.trainable[number]:
+                layer.trainable = self.trainable[number]
+            _set_assets(layer, self.assets.get(number))
         return model
 
 
@@ -139,23 +139,20 @@ def require_keras3(model: Any) -> None:
     """Refuse what is not a Keras 3 model."""
     import keras
 
+    if isinstance(model, keras.Model):
+        return
+    fix = "build the model with `import keras`"
     if is_keras2(model):
-        raise UserError(
-            "This needs a Keras 3 model, and this one is of Keras 2 (tf_keras).",
-            expected="a keras.Model; tf_keras models can be pruned, clustered, made "
-            "quantization-aware and stripped, and no more",
-            received=f"{type(model).__name__} from tf_keras",
-            fix="build the model with `import keras`; for a file of this one, give what "
-            "tfopt.strip returns to tf.lite.TFLiteConverter.from_keras_model",
+        fix += (
+            "; models of tf_keras can be pruned, clustered, made quantization-aware and stripped, "
+            "and what tfopt.strip returns is for tf.lite.TFLiteConverter.from_keras_model"
         )
-    if not isinstance(model, keras.Model):
-        family = type(model).__module__.split(".")[0]
-        raise UserError(
-            "This needs a Keras 3 model.",
-            expected="a keras.Model (Sequential, Functional or subclassed)",
-            received=f"{type(model).__name__} from {family}",
-            fix="build the model with `import keras`",
-        )
+    raise UserError(
+        "This needs a Keras 3 model.",
+        expected="a keras.Model (Sequential, Functional or subclassed)",
+        received=f"{type(model).__name__} from {type(model).__module__.split('.')[0]}",
+        fix=fix,
+    )
 
 
 def require_compiled(model: Any, function: str) -> None:
@@ -186,19 +183,14 @@ def require_weights(model: Any) -> None:
 
 def require_built_keras3(model: Any) -> None:
     """Refuse what is not a Keras 3 model that was built, or called on a batch."""
-    import keras
-
     require_keras3(model)
     if not model.built:
-        inside = vars(model).items()
-        built = [f"model.{n}" for n, m in inside if isinstance(m, keras.Model) and m.built]
         raise UserError(
             f"The model {model.name!r} is not built.",
             expected="a model whose input shape is known",
             received=f"{type(model).__name__} with built=False",
-            fix=f"give the models inside it alone: {', '.join(built)}"
-            if built
-            else "add keras.Input(...) as its first layer, or call it once on a batch",
+            fix="add keras.Input(...) as its first layer, or call it once on a batch; of a model "
+            "that only trains others, give the models inside it",
         )
 
 
@@ -208,13 +200,22 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for layer in model._flatten_layers():
-        _note_own(found, type(layer), model.name)
-        for value in vars(layer).values():
-            if not callable(value) or isinstance(value, keras.layers.Layer):
+        values = [each for each in vars(layer).values() if callable(each)]
+        # Keras puts each layer's own ``build``, wrapped, on the layer.
+        own = [
+            each for each in values if getattr(inspect.unwrap(each), "__self__", None) is not layer
+        ]
+        for value in (type(layer), *own):
+            if isinstance(value, keras.layers.Layer):
                 continue
-            # Keras puts each layer's own ``build``, wrapped, on the layer.
-            if getattr(inspect.unwrap(value), "__self__", None) is not layer:
-                _note_own(found, value, model.name)
+            target = value if hasattr(value, "__name__") else type(value)
+            name, module = target.__name__, getattr(target, "__module__", None) or ""
+            if name == "<lambda>" or module.startswith(("keras.", "builtins", "tensorflow.")):
+                continue
+            if found.setdefault(name, target) is not target:
+                # A configuration refers to them by name alone.
+                reason = f"it uses two different things named {name!r}"
+                raise _cannot_rebuild(model.name, reason)
     return found
 
 
@@ -237,51 +238,35 @@ def _named_lambdas(model: keras.Model) -> Iterator[None]:
             function.__name__ = "<lambda>"
 
 
-def _note_own(found: dict[str, Any], value: Any, model_name: str) -> None:
-    """Note a user's class, function, or the class of a callable object, under its name.
-
-    One name for two things is refused: a configuration refers to them by name alone.
-    """
-    target = value if hasattr(value, "__name__") else type(value)
-    name, module = target.__name__, getattr(target, "__module__", None) or ""
-    if name == "<lambda>" or module.startswith(("keras.", "builtins", "tensorflow.")):
-        return
-    if found.setdefault(name, target) is not target:
-        raise _cannot_rebuild(model_name, f"it uses two different things named {name!r}")
-
-
 def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:
     """Return adapted vocabularies, which are neither in the configuration nor among the weights."""
     found = {}
-    for number, layer in enumerate(model._flatten_layers(include_self=False)):
-        if hasattr(layer, "save_assets"):
+    for number, layer in enumerate(model._flatten_layers()):
+        if layer is not model and hasattr(layer, "save_assets"):
             with tempfile.TemporaryDirectory() as folder:
                 layer.save_assets(folder)
                 found[number] = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     return found
 
 
-def _set_assets(model: keras.Model, assets: Mapping[int, Mapping[str, bytes]]) -> None:
-    for number, layer in enumerate(model._flatten_layers(include_self=False)):
-        if number in assets:
-            with tempfile.TemporaryDirectory() as folder:
-                for name, content in assets[number].items():
-                    (Path(folder) / name).write_bytes(content)
-                layer.load_assets(folder)
-        if hasattr(layer, "finalize_state"):
-            # Normalization computes with constants that it derives from its weights.
-            layer.finalize_state()
+def _set_assets(layer: Any, files: Mapping[str, bytes] | None) -> None:
+    if files is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            layer.load_assets(folder)
+    if hasattr(layer, "finalize_state"):
+        # Normalization computes with constants that it derives from its weights.
+        layer.finalize_state()
 
 
 def _cannot_rebuild(name: str, reason: str | Exception) -> UserError:
     # Keras puts the cause after this phrase and the whole configuration before it.
-    cause = str(reason).rpartition("Exception encountered:")[2].strip() or str(reason).strip()
-    lines = [line for line in cause.splitlines() if line.strip()]
+    cause = str(reason).rpartition("Exception encountered:")[2].strip().splitlines()
     # Of an error in a layer's call the first line names the layer alone.
-    shown = " ".join(lines[: 2 if cause.startswith("Exception encountered when calling") else 1])
+    shown = " ".join(line for line in cause[:3] if line.strip()) or type(reason).__name__
     return UserError(
-        f"The model {name!r} cannot be rebuilt from its configuration: "
-        f"{shown or type(reason).__name__}",
+        f"The model {name!r} cannot be rebuilt from its configuration: {shown}",
         expected="every layer and the model itself to round-trip through get_config/from_config",
         fix="define get_config() (and from_config) on the class named above, or describe the "
         "training with tfopt.Job(build=your_factory, ...), which needs no rebuilding",

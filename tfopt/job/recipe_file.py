@@ -86,14 +86,7 @@ def write_recipe(recipe: RecipeFile, path: str | Path) -> Path:
         check_reference(recipe.job)
     head = {name: getattr(recipe, name) for name in ("title", "description", "job", "arguments")}
     head = {"tfopt": FORMAT, **{name: value for name, value in head.items() if value}}
-    try:
-        blocks = [tomli_w.dumps(head)]
-    except TypeError as error:
-        raise UserError(
-            "The arguments of the job cannot be written to a file.",
-            expected="numbers, texts, true or false, and lists and tables of these",
-            received=str(error),
-        ) from error
+    blocks = [tomli_w.dumps(head)]
     # tomli_w would put short tables on one line each; people edit [[chain]] more easily.
     steps = [tomli_w.dumps({"chain": step}) for step in chain_to_toml(recipe.chain)]
     blocks += [f"[[chain]]{step.removeprefix('[chain]')}" for step in steps]
@@ -121,10 +114,7 @@ def _recipe(content: Mapping[str, Any], trust_functions: bool) -> RecipeFile:
             fix=f"write tfopt = {FORMAT} as the first line, or install the tfopt that wrote it",
         )
     if document.job is not None:
-        try:
-            check_reference(document.job)
-        except UserError as error:
-            raise error.under("job") from error
+        check_reference(document.job)
     transforms = chain_from_toml(document.chain)
     if not trust_functions:
         for number, transform in enumerate(transforms.parts):

@@ -16,7 +16,7 @@ from dataclasses import Field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tfopt.errors import UserError, first_line
+from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.plain_values import did_you_mean
 
@@ -76,56 +76,41 @@ def check_reference(reference: str) -> tuple[str, str]:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import the module of this name; whatever is wrong with it is one error."""
+    """Import the module of this name, also from the current folder, as ``python -m`` does."""
     folder = os.getcwd()
-    # As `python -m` does. It stays there: the job's functions may import more of their package.
+    # It stays there: the job's functions may import more of their package.
     if not sys.flags.safe_path and folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
     # A module that was written a moment ago may be newer than the import system's listing.
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
+    except ModuleNotFoundError as error:
         # Only the module itself, or a package above it, counts as "not found".
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{name}.".startswith(f"{missing}."):
-            raise UserError(
-                f"There is no module {missing!r}.",
-                expected="a module that is installed, or in the current folder",
-                received=name,
-                fix="run from the folder that holds it, or install its package",
-            ) from error
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
         raise UserError(
-            f"{name} exists, but importing it failed.",
-            received=f"{type(error).__name__}: {first_line(error)}",
-            fix="mend that module, or install what it needs; what runs belongs under "
-            "if __name__ == '__main__'; --debug shows the traceback",
+            f"There is no module {error.name!r}.",
+            expected="a module that is installed, or in the current folder",
+            received=name,
+            fix="run from the folder that holds it, or install its package",
         ) from error
 
 
 def _resolve(reference: str) -> Any:
-    """Return what a reference names."""
+    """Return what a reference names: a name in a module or in a class, since others run code."""
     module_name, attribute = check_reference(reference)
     found: Any = import_module(module_name)
     for name in attribute.split("."):
-        if not isinstance(found, ModuleType | type):
+        if not (isinstance(found, ModuleType | type) and hasattr(found, name)):
+            owner = getattr(found, "__name__", f"a {type(found).__name__}")
             raise UserError(
-                f"{reference} looks into an object, which can run code.",
-                expected="a name in a module or in a class",
-                received=f"{name!r} of a {type(found).__name__}",
-                fix=f"give it a name of its own in {module_name}",
-            )
-        try:
-            found = getattr(found, name)
-        except AttributeError as error:
-            raise UserError(
-                f"{found.__name__} has no {name!r}.",
-                expected=_EXPECTED,
+                f"{owner} has no {name!r}.",
+                expected=f"{_EXPECTED}; a name in a module or in a class",
                 received=reference,
                 fix=did_you_mean(name, dir(found)),
-            ) from error
+            )
+        found = getattr(found, name)
     return found
 
 
@@ -143,16 +128,7 @@ def _made(reference: str, target: Any, arguments: Mapping[str, Any], seed: int |
             received=", ".join(arguments) or "no arguments",
             fix="mend [arguments] in the recipe file, or --set on the command line",
         ) from error
-    try:
-        job = target(**arguments)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{reference} failed while it made the job.",
-            received=f"{type(error).__name__}: {first_line(error)}",
-            fix="mend that function; --debug shows the traceback",
-        ) from error
+    job = target(**arguments)
     if not isinstance(job, Job):
         raise UserError(
             f"{reference} returned no Job.",
@@ -176,15 +152,11 @@ def _signature_of(reference: str, target: Any) -> inspect.Signature:
     said = inspect.get_annotations(written).get("return")
     text = said.strip("'\"") if isinstance(said, str) else ""
     if said is not Job and not (_is_dotted_name(text) and text.split(".")[-1] == Job.__name__):
-        code = written.__code__
         raise UserError(
             f"{reference} does not say that it returns a Job, so it is not called.",
             expected=f"def {written.__name__}(...) -> tfopt.Job:",
-            received="no return annotation"
-            if said is None
-            else f"-> {inspect.formatannotation(said)}",
-            fix="if it makes a Job, write -> tfopt.Job before the colon of that line "
-            f"({code.co_filename}:{code.co_firstlineno}), and import tfopt at the top of the file",
+            received="no return annotation" if said is None else f"-> {said}",
+            fix="if it makes a Job, write -> tfopt.Job before the colon of that line",
         )
     return inspect.signature(written)
 
