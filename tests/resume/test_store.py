@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import time
 from collections import OrderedDict, deque
@@ -45,20 +44,13 @@ def test_values_come_back_as_they_were():
     assert np.isnan(back(float("nan")))
 
 
-def test_what_is_derived_from_a_dict_or_a_list_is_refused():
+def test_what_has_no_plain_value_is_refused_by_its_type():
     kinds = OrderedDict(a=1), deque([1]), type("Mine", (list,), {})([1]), np.ma.masked_array([1])
-    for value in kinds:
-        with pytest.raises(Unsaveable, match=type(value).__name__):
+    for value in (*kinds, [{1, 2}], np.array(["a", None]), names):
+        kind = value[0] if isinstance(value, list) and type(value) is list else value
+        name = "object" if isinstance(value, np.ndarray) and value.dtype == object else None
+        with pytest.raises(Unsaveable, match=name or type(kind).__name__):
             pack(value, [])
-
-
-def test_what_has_no_value_is_refused_by_its_type():
-    with pytest.raises(Unsaveable, match="set"):
-        pack([{1, 2}], [])
-    with pytest.raises(Unsaveable, match="object"):
-        pack(np.array(["a", None]), [])
-    with pytest.raises(Unsaveable, match="function"):
-        pack(names, [])
 
 
 def test_the_newest_are_kept_and_read(tmp_path):
@@ -74,19 +66,18 @@ def test_the_newest_are_kept_and_read(tmp_path):
     assert state["half"].dtype == ml_dtypes.bfloat16
 
 
-@pytest.mark.parametrize("damage", ["cut", "altered"])
-def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path, damage):
+def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path):
     store = Store(tmp_path, keep=3)
-    for number in range(2):
+    for number in range(3):
         store.write({"number": number, "weights": np.arange(1000.0)})
-    path = tmp_path / "checkpoint-000002"
-    content = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    else:
-        path.write_bytes(content[:2000] + bytes([content[2000] ^ 1]) + content[2001:])
-    with pytest.warns(RuntimeWarning, match="checkpoint-000002: .* cannot be used"):
+    cut, altered = (tmp_path / f"checkpoint-00000{number}" for number in (3, 2))
+    content = cut.read_bytes()
+    cut.write_bytes(content[: len(content) // 2])
+    content = altered.read_bytes()
+    altered.write_bytes(content[:2000] + bytes([content[2000] ^ 1]) + content[2001:])
+    with pytest.warns(RuntimeWarning, match="cannot be used") as warned:
         name, state = store.read_newest()
+    assert len(warned) == 2
     assert (name, state["number"]) == ("checkpoint-000001", 0)
     assert names(tmp_path) == ["checkpoint-000001"]
 
@@ -116,33 +107,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, mon
     assert "form 99" in str(caught.value)
     assert "train from the start in a folder" in str(caught.value)
     assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
-
-
-def test_a_folder_with_checkpoints_of_version_01_is_refused(tmp_path):
-    (tmp_path / "checkpoint-000001").mkdir()
-    with pytest.raises(UserError, match=r"No checkpoint in .* can be read"):
-        Store(tmp_path, keep=3).read_newest()
-
-
-def test_a_worker_keeps_its_parts_of_what_the_chief_has(tmp_path):
-    class Second(Alone):
-        name, writes = "worker 1", False
-
-    chief, other = SharedStore(tmp_path, 1, Alone()), SharedStore(tmp_path, 1, Second())
-    other.folder.mkdir()
-    chiefs, others = Store(chief.folder, 1), Store(other.folder, 1)
-    for _ in range(3):
-        chief.write({})
-        other.write({})
-    for _ in range(5):  # the chief's disk is full
-        other.write({})
-    assert chiefs.numbers() == [1, 2, 3]
-    assert others.numbers() == [1, 2, 3, 4, 5, 6, 7, 8]
-    for _ in range(3):
-        chief.write({})
-    other.write({})
-    assert chiefs.numbers() == [4, 5, 6]
-    assert others.numbers() == [4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
@@ -175,17 +139,3 @@ def write_without_end(store):
             store.write({"number": number, "weights": [np.full(100_000, float(number))] * 4})
     finally:
         os._exit(1)
-
-
-def test_a_write_for_which_there_is_no_space_leaves_the_others(tmp_path):
-    store = Store(tmp_path, keep=3)
-    store.write(1)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(UserError, match="could not be written"):
-            store.write(np.zeros(1_000_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert store.read_newest() == ("checkpoint-000001", 1)
-    assert names(tmp_path) == ["checkpoint-000001"]

@@ -30,6 +30,9 @@ def test_the_rules():
     assert rates(LearningRate("linear"))[0] == [pytest.approx(0.4)]
     assert rates(LearningRate("sqrt"))[0] == [pytest.approx(0.2)]
     assert rates(LearningRate(0.03))[0] == [pytest.approx(0.03)]
+    for wrong in ({"rule": "Linear"}, {"tuned_batch": 0}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            scaled_learning_rate(0.1, **{"tuned_batch": 32, "batch": 64, "rule": "linear", **wrong})
 
 
 def test_warm_up_rises_to_the_peak_and_cosine_falls_to_zero():
@@ -43,25 +46,19 @@ def test_warm_up_rises_to_the_peak_and_cosine_falls_to_zero():
     assert "peak 0.4 by the linear rule (the job's own is 0.1)" in effect.note
 
 
-def test_warm_up_alone_holds_the_peak():
+def test_warm_up_alone_holds_the_peak_and_the_same_rate_has_no_effect():
     values, _ = rates(LearningRate(0.5, warmup=0.1))
     assert values[5] == pytest.approx(0.25)
     assert values[10:] == [pytest.approx(0.5)] * 91
-
-
-def test_the_same_rate_has_no_effect():
     _, effect = rates(LearningRate("linear"), batch_size=32)
     assert not effect.acted
 
 
-def test_a_schedule_of_the_job_is_not_overwritten():
+def test_a_schedule_of_the_job_and_an_unknown_length_or_batch_are_refused():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     rate, arguments = LearningRate(0.3), {"optimizer": keras.optimizers.SGD(schedule)}
     with pytest.raises(UserError, match="ExponentialDecay"):
         rate.compile(run_of(rate), arguments)
-
-
-def test_an_unknown_length_or_batch_is_an_error():
     with pytest.raises(UserError, match=r"Job.steps_per_epoch.*\n?.*Pipeline\(examples="):
         rates(LearningRate(0.3, decay="cosine"), steps_per_epoch=None)
     with pytest.raises(UserError, match="batch_size"):
@@ -75,12 +72,3 @@ def test_a_trained_model_with_a_schedule_has_keras_own_class_in_its_file(tmp_pat
     run(Job.from_model(model, (X, Y)), rate).save(tmp_path)
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer._learning_rate) is keras.optimizers.schedules.CosineDecay
-
-
-@pytest.mark.parametrize(
-    ("wrong", "word"),
-    [({"rule": "Linear"}, "rule is unknown"), ({"tuned_batch": 0}, "tuned_batch")],
-)
-def test_a_rule_or_a_batch_that_is_none_is_refused(wrong, word):
-    with pytest.raises(UserError, match=word):
-        scaled_learning_rate(0.1, **{"tuned_batch": 32, "batch": 64, "rule": "linear", **wrong})

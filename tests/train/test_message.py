@@ -39,9 +39,7 @@ SCRATCH = """Graph execution error:
 Detected at node 'gradient_tape/model/conv3d_20/Conv3D/Conv3DBackpropFilterV2' defined at (most recent call last):
 CUDNN failed to allocate the scratch space for the runner or to find a working no-scratch runner."""
 # tensorflow/tensorflow#7272
-CUDA = (
-    "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY; total memory reported: 18"
-)
+CUDA = "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY; total memory: 18"
 # junxnone/tio#189
 STATUS = "CUDA runtime implicit initialization on GPU:0 failed. Status: out of memory"
 EAGER = "failed to allocate memory [Op:Mul]"

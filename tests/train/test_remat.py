@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from order import unordered
 
 import tfopt
@@ -25,16 +24,6 @@ def residual(blocks=3):
     return keras.Model(inputs, L.Dense(4, "softmax")(x))
 
 
-def convolutional():
-    blocks = [L.Reshape((4, 4, 1))]
-    for channels in (1, 4, 4):
-        layers = [L.Conv2D(4, 3, padding="same"), L.BatchNormalization(), L.Activation("relu")]
-        layers += [L.SpatialDropout2D(0.2), L.ActivityRegularization(1e-2)]
-        blocks.append(keras.Sequential([keras.Input((4, 4, channels)), *layers]))
-    top = [L.GlobalMaxPooling2D(), L.Dense(4, "softmax")]
-    return keras.Sequential([keras.Input((16,)), *blocks, *top])
-
-
 def attentive():
     inputs = keras.Input((16,))
     x = L.Embedding(20, 8, mask_zero=True)(keras.ops.cast(keras.ops.abs(inputs * 2), "int32"))
@@ -43,24 +32,6 @@ def attentive():
         x = L.LayerNormalization()(L.Add()([x, seen]))
         x = L.Add()([x, L.Dropout(0.2)(L.Dense(8, "gelu")(x))])
     return keras.Model(inputs, L.Dense(4, "softmax")(L.GlobalAveragePooling1D()(x)))
-
-
-def recurrent():
-    inputs = keras.Input((16,))
-    x = L.Embedding(20, 8, mask_zero=True)(keras.ops.cast(keras.ops.abs(inputs * 2), "int32"))
-    x = L.LSTM(8, return_sequences=True, dropout=0.2, recurrent_dropout=0.2)(x)
-    x = L.Bidirectional(L.GRU(4, return_sequences=True))(x)
-    return keras.Model(inputs, L.Dense(4, "softmax")(L.GlobalAveragePooling1D()(x)))
-
-
-def nested():
-    inner = [layer for _ in range(4) for layer in (L.Dense(16, "relu"), L.Dropout(0.3))]
-    shared = L.Dense(16, "tanh")
-    inputs = keras.Input((16,))
-    x = shared(keras.Sequential([keras.Input((16,)), *inner])(shared(inputs)))
-    for _ in range(3):
-        x = L.BatchNormalization()(L.Dense(16, "relu")(x))
-    return keras.Model(inputs, L.Dense(4, "softmax")(x))
 
 
 class Block(keras.layers.Layer):
@@ -108,20 +79,6 @@ def subclassed():
     return model
 
 
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
-        return {"loss": loss}
-
-
-def of_own_step():
-    plain = residual()
-    return OwnStep(plain.inputs, plain.outputs)
-
-
 X = RNG.normal(size=(48, 16)).astype("float32")
 Y = RNG.integers(0, 4, 48)
 
@@ -158,10 +115,7 @@ def assert_the_same(build, layers=None, **settings):
     "build",
     [
         residual,
-        *(
-            pytest.param(build, marks=pytest.mark.slow)
-            for build in (of_own_step, convolutional, attentive, recurrent, nested, subclassed)
-        ),
+        *(pytest.param(build, marks=pytest.mark.slow) for build in (attentive, subclassed)),
     ],
 )
 def test_weights_statistics_and_seeds_are_those_of_the_plain_model(build):
@@ -177,7 +131,6 @@ def test_weights_statistics_and_seeds_are_those_of_the_plain_model(build):
         {"steps_per_execution": 2},
         {"run_eagerly": True},
         {"layers": "dropout|batch_norm|dense"},
-        {"layers": "block_1"},
     ],
     ids=lambda settings: "-".join(settings),
 )
@@ -189,7 +142,7 @@ def test_so_they_are_however_the_step_runs(settings):
     "build",
     [
         subclassed,
-        *(pytest.param(build, marks=pytest.mark.slow) for build in (attentive, recurrent, nested)),
+        pytest.param(attentive, marks=pytest.mark.slow),
     ],
 )
 def test_no_weight_is_read_while_it_is_assigned(build):
@@ -203,31 +156,6 @@ def test_no_weight_is_read_while_it_is_assigned(build):
         model.fit(X, Y, batch_size=16, epochs=1, shuffle=False, verbose=0)
     assert pairs == []
     assert pairs.looked_at > 50
-
-
-@pytest.mark.slow
-def test_so_they_are_on_two_replicas(fresh_python):
-    printed = fresh_python("""
-        import json, keras, numpy as np, tfopt
-        L = keras.layers
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(48, 6)).astype("float32"); y = rng.integers(0, 3, 48)
-        def built():
-            keras.utils.set_random_seed(0)
-            blocks = [keras.Sequential([keras.Input((size,)), L.Dense(8, "relu"),
-                L.BatchNormalization(), L.Dropout(0.2)]) for size in (6, 8, 8)]
-            model = keras.Sequential([keras.Input((6,)), *blocks, L.Dense(3, "softmax")])
-            model.compile(keras.optimizers.SGD(0.1, momentum=0.9),
-                          "sparse_categorical_crossentropy", jit_compile=False)
-            return model
-        with tfopt.distribute(logical_cpus=2, verify=False):
-            models = [built(), tfopt.remat(built())]
-        for model in models:
-            model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-        pairs = zip(*[model.variables for model in models])
-        print(float(np.max([np.abs(a.numpy() - b.numpy()).max() for a, b in pairs])))
-    """)
-    assert float(printed) < 1e-6
 
 
 def test_blocks_are_layers_with_layers_inside():
@@ -287,13 +215,8 @@ def test_the_transform_says_what_is_computed_again():
         data=lambda: Data(train=(X, Y)),
         compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
     )
-    order = Pipeline(shuffle=False)
-    outcome = run(job, chain(Remat(), order))
+    outcome = run(job, chain(Remat(), Pipeline(shuffle=False)))
     assert "computed again: block_0, block_1" in outcome.effects[0][1].note
-    small = job.with_(build=lambda: keras.Sequential([keras.Input((16,)), L.Dense(4, "softmax")]))
-    effect = run(small, chain(Remat(), order)).effects[0][1]
-    assert not effect.acted
-    assert "has no blocks" in effect.note
 
 
 class Centred(keras.layers.Layer):
@@ -309,19 +232,8 @@ class Centred(keras.layers.Layer):
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_through_what_is_assigned_and_read_there_is_no_gradient(eagerly):
-    def made():
-        keras.utils.set_random_seed(0)
-        layers = [keras.layers.Dense(8), Centred(), keras.layers.Dense(8, "tanh")]
-        model = keras.Sequential([keras.Input(X.shape[1:]), *layers, keras.layers.Dense(4)])
-        model.compile(
-            "sgd", "sparse_categorical_crossentropy", jit_compile=False, run_eagerly=eagerly
-        )
-        return model
+    def build():
+        layers = [L.Dense(8), Centred(), L.Dense(8, "tanh"), L.Dense(4, "softmax")]
+        return keras.Sequential([keras.Input((16,)), *layers])
 
-    def trained(model):
-        model.fit(X, Y, batch_size=16, epochs=1, shuffle=False, verbose=0)
-        return model.get_weights()
-
-    plain, again = made(), tfopt.remat(made(), layers=(keras.layers.Dense, Centred))
-    for one, other in zip(trained(plain), trained(again), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert_the_same(build, layers=(L.Dense, Centred), run_eagerly=eagerly)

@@ -28,7 +28,7 @@ def resume(
     It ends with the weights, bit for bit, that it would have ended with undisturbed, on the same
     machine with the same seed. Each epoch's end is saved; ``folder`` belongs to one ``fit``. A
     checkpoint holds the model, its optimizers, the metrics, the position in the data, the random
-    state of Python, NumPy and Keras, the history, and what the other callbacks remember: Keras's
+    state of Python and NumPy, the history, and what the other callbacks remember: Keras's
     own, and those with ``get_state()`` and ``set_state(state)``, whose state is made of numbers,
     texts, arrays, and lists, tuples and dicts of them. Another version of tfopt may refuse it.
 
@@ -42,8 +42,9 @@ def resume(
     which all must see; up to two checkpoints more than ``keep`` stay. A training goes on with as
     many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
 
-    Not exact, and not noticed: Python code in the data that draws from a state of its own, random
-    operations of TensorFlow without a ``tf.random.Generator`` that the model holds, a validation
+    Not exact, and not noticed: Python code in the data that draws from a state of its own, calls
+    of ``keras.random`` without a ``SeedGenerator`` that the model holds, random operations of
+    TensorFlow without a ``tf.random.Generator`` that the model holds, a validation
     set that shuffles, a seed that a loss or a metric keeps, variables in a set, in slots, in a
     class or in a layer that Keras does not track, Python numbers that the model counts in, and a
     GPU without ``tf.config.experimental.enable_op_determinism()``. ``CSVLogger`` needs

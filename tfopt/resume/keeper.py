@@ -164,7 +164,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._at.step, self._logs = state["step"], state["logs"]
         # Not the state itself, which has all weights in it.
         random, last_logs = state["random"], state["logs"]
-        start_at(self._data, self._at.step, lambda: random_state.restore(random))
+        start_at(self._data, self._at.step, lambda: random_state.restore_host(random))
         plain = self.model._get_metrics_result_or_logs
         # Where no batch is left in this epoch, Keras has no logs of one to report.
         self.model._get_metrics_result_or_logs = lambda given: plain(given or last_logs)
@@ -220,7 +220,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._half_epoch = state
             random_state.restore_host(state["random_at_epoch"])
             return
-        random_state.restore(state["random"])
+        random_state.restore_host(state["random"])
 
     def _put_back(self, state: dict[str, Any]) -> list[str]:
         for named, values in zip(variables_of(self.model), state["variables"], strict=True):
@@ -255,7 +255,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             "logs": self._logs,
             "variables": values,
             "callbacks": self._memory.read(),
-            "random": random_state.capture(),
+            "random": random_state.capture_host(),
             "random_at_epoch": self._random_at_epoch,
         }
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.backend.common.variables import initialize_all_variables
 
 from tfopt.errors import UserError
 
@@ -98,14 +96,11 @@ def _initialise_waiting() -> None:
 
     Keras would go on with its initial value, which would be that of every step.
     """
-
-    scope = global_state.get_global_attribute("stateless_scope")
-    global_state.set_global_attribute("stateless_scope", None)
-    try:
-        with tf.init_scope():
-            initialize_all_variables()
-    finally:
-        global_state.set_global_attribute("stateless_scope", scope)
+    now, outermost = keras.StatelessScope(initialize_variables=False), keras.StatelessScope()
+    with now, tf.init_scope(), outermost:
+        # Keras initialises what waits when a scope is left that has none around it; then ``now``
+        # is left, and the scope of before is in force again.
+        outermost.original_scope = None
 
 
 def _cannot_repeat(layer: Any, why: str) -> UserError:

@@ -53,17 +53,11 @@ def place(
 
     physical = tf.config.list_physical_devices("GPU")
     chosen = _choose(gpus, physical)
-    _require_before_initialisation(tf, physical, chosen, memory_growth, memory_limit_mib)
+    if physical:
+        _set_devices(chosen, memory_growth, memory_limit_mib)
     tf.config.set_soft_device_placement(soft_placement)
     if not physical:
         return Effect(False, f"runs on the CPU: {why_no_gpu()}")
-    tf.config.set_visible_devices(chosen, "GPU")
-    for gpu in chosen:
-        if memory_limit_mib is not None:
-            limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit_mib)
-            tf.config.set_logical_device_configuration(gpu, [limit])
-        else:
-            tf.config.experimental.set_memory_growth(gpu, memory_growth)
     return Effect(True, _note(chosen, memory_growth, memory_limit_mib))
 
 
@@ -167,33 +161,25 @@ def _find(entry: int | str, physical: list[Any]) -> Any:
     )
 
 
-def _require_before_initialisation(
-    tf: Any,
-    physical: list[Any],
-    chosen: list[Any],
-    memory_growth: bool,
-    memory_limit_mib: int | None,
-) -> None:
-    if not physical or not _initialised():
-        return
-    visible = tf.config.get_visible_devices("GPU")
-    same_growth = memory_limit_mib is None and all(
-        tf.config.experimental.get_memory_growth(gpu) == memory_growth for gpu in chosen
-    )
-    if visible != chosen or not same_growth:
+def _set_devices(chosen: list[Any], memory_growth: bool, memory_limit_mib: int | None) -> None:
+    """Set the GPUs and their memory mode, which TensorFlow refuses once it has them otherwise."""
+    import tensorflow as tf
+
+    try:
+        tf.config.set_visible_devices(chosen, "GPU")
+        for gpu in chosen:
+            if memory_limit_mib is not None:
+                limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit_mib)
+                tf.config.set_logical_device_configuration(gpu, [limit])
+            else:
+                tf.config.experimental.set_memory_growth(gpu, memory_growth)
+    except RuntimeError as error:
         raise DevicesAlreadyInitialised(
             "place() came too late: TensorFlow has initialised its devices in this process.",
             expected="place() before the first tensor, model or device listing with details",
-            received=f"visible GPUs {[gpu.name for gpu in visible]}, asked for "
-            f"{[gpu.name for gpu in chosen]}",
+            received=f"{error}, asked for {[gpu.name for gpu in chosen]}",
             fix="move tfopt.place(...) right after the imports, or run the job in a new process",
-        )
-
-
-def _initialised() -> bool:
-    from tensorflow.python.eager import context
-
-    return bool(context.context()._initialized)
+        ) from error
 
 
 def _note(chosen: list[Any], memory_growth: bool, memory_limit_mib: int | None) -> str:

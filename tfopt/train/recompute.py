@@ -38,7 +38,8 @@ def _trains(args: Any, kwargs: Any) -> bool:
     """Return whether a call trains: shapes may be asked for only, or ``training`` be False."""
     if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten((args, kwargs))):
         return False
-    scope = global_state.get_global_attribute("stateless_scope")
+    with keras.StatelessScope(initialize_variables=False) as inner:
+        scope = inner.original_scope
     if scope is not None and not isinstance(scope, State):
         # Keras's own scope may stand tensors in for weights, whose gradient would be lost.
         return False
