@@ -2,7 +2,6 @@
 
 import io
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -139,26 +138,6 @@ def test_a_pydataset_visits_its_batches_in_new_orders_and_is_told_of_its_epochs(
     linear().fit(tfopt.pipeline(source), epochs=3, shuffle=False, verbose=0)
     assert source.ended == 3
     assert source.began >= 3
-
-
-ORDERS = """
-import numpy as np, tensorflow as tf, tfopt
-tf.random.set_seed({})
-y = np.arange(50)
-for seed in (3, 4):
-    made = tfopt.pipeline((y, y), batch_size=8, seed=seed)
-    print([[b[1].numpy().tolist() for b in made] for _ in range(2)])
-"""
-
-
-def test_its_own_seed_decides_the_order_also_in_another_process(fresh_python):
-    here = io.StringIO()
-    with redirect_stdout(here):
-        exec(ORDERS.format(1), {})
-    there = fresh_python(ORDERS.format(2), env={"PYTHONPATH": str(Path(__file__).parents[2])})
-    assert there == here.getvalue()
-    one, other = there.splitlines()
-    assert one != other
 
 
 def test_a_generator_keeps_its_dtypes_and_may_fill_one_buffer_and_end_raggedly():

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 import keras
 import numpy as np
@@ -443,18 +442,6 @@ def test_pandas_hands_itself_over_without_its_index(tmp_path):
     assert (np.concatenate([x for x, _ in data]) == np.arange(ROWS) / 2).all()
 
 
-def test_an_engine_counts_once(monkeypatch):
-    import dask.dataframe
-
-    counted = []
-    rows = dask.dataframe.from_pandas(frame(), npartitions=3)
-    source = Dask(rows, label="y", features=("id", "half"))
-    plain = Dask.count_examples
-    monkeypatch.setattr(Dask, "count_examples", lambda self: counted.append(1) or plain(self))
-    tfopt.run(small_job(source, batch_size=100)).__repr__()
-    assert len(counted) == 1
-
-
 def test_dask_frames_and_arrays_on_threads():
     import dask.array
     import dask.dataframe
@@ -509,32 +496,19 @@ def test_a_dask_partition_that_fails_is_named():
 
 
 @pytest.mark.slow
-def test_dask_on_a_cluster_that_dies():
+def test_dask_on_a_cluster():
     import dask.dataframe
     from distributed import Client, LocalCluster
 
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
+        Client(cluster),
     ):
-        workers = client.ncores()
         parts = dask.dataframe.from_pandas(frame(), npartitions=7)
         assert sorted(ids(tfopt.pipeline(parts, label="y"))) == list(range(ROWS))
-        assert len(workers) == 1
         failing = parts.map_partitions(_fail_late, meta=parts._meta)
         with pytest.raises(UserError, match=r"Partition 5 could not be computed(.|\n)*planted"):
             list(Dask(failing, label="y"))
-        slow = parts.map_partitions(_slow, meta=parts._meta)
-        batches = iter(Dask(slow, label="y"))
-        next(batches)
-        client.close()
-        with pytest.raises(UserError, match="keep the client open"):
-            list(batches)
-
-
-def _slow(part):
-    time.sleep(0.3)
-    return part
 
 
 def _fail_late(part):

@@ -13,6 +13,7 @@ from tfopt.data.fit_data import (
     Arrays,
     Batches,
     GeneratorExamples,
+    PyDatasetExamples,
     SourceExamples,
     examples_of,
 )
@@ -90,7 +91,7 @@ def evaluation_input(part: Any, batch: int) -> Any:
     if isinstance(examples, ArrayExamples | SourceExamples):
         return build(Plan(batch_size=batch, shuffle=False), examples, seed=0)[0]
     dataset = readable(examples)
-    if not isinstance(dataset, tf.data.Dataset):  # a PyDataset
+    if isinstance(examples, PyDatasetExamples):
         dataset = examples.read().dataset
     options = tf.data.Options()
     options.autotune.enabled = False

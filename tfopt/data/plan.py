@@ -34,7 +34,7 @@ class PipelineOptions:
         drop_remainder: Leave out a last batch that is smaller, so that every step has one shape.
         autoshard: How several workers divide the data. With "data" each reads everything and
             takes its part of every batch; "off" is no sharing: each worker has data of its own,
-            such as ``Parquet(files[rank::workers])``.
+            such as ``Parquet(f"rows/of-{replicas.rank}/")``.
     """
 
     buffer: int = 10_000

@@ -103,8 +103,8 @@ class _OptimizerState:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or not optimizer.built:
             return cls((), (), None)
-        states = ([variable.numpy() for variable in some] for some in _variables(optimizer))
-        return cls(*map(tuple, states), _unscaled(optimizer)._learning_rate)
+        learnt, scale = (tuple(each.numpy() for each in some) for some in _variables(optimizer))
+        return cls(learnt, scale, _unscaled(optimizer)._learning_rate)
 
     def __call__(self, model: keras.Model) -> None:
         import keras

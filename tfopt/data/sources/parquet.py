@@ -56,11 +56,18 @@ class Parquet(Table):
         return f"{self!r} {self._files.stamps}"
 
     def count_examples(self) -> int:
-        self.layout()  # refuses a filter that does not fit
+        arrow = needs("pyarrow", type(self).__name__, "parquet")
         row_groups = self._files.row_groups
         if self.filter is None:
             return sum(each.rows for each in row_groups)
-        return int(self._dataset(row_groups).count_rows(filter=self._asked()))
+        try:
+            return int(self._dataset(row_groups).count_rows(filter=self._asked()))
+        except (arrow.ArrowException, ValueError, TypeError) as error:
+            raise UserError(
+                "The filter does not fit the columns.",
+                expected=", ".join(f"{each.name}: {each.type}" for each in self.schema()),
+                received=f"filter={self.filter!r}: {first_line(error)}",
+            ) from error
 
     def splits(self) -> Sequence[_RowGroup]:
         self._files.refuse_changed()
@@ -100,24 +107,10 @@ class Parquet(Table):
 
     @cached_property
     def _layout(self) -> Layout:
-        if self.filter is not None:
-            self._require_filter()
         plan = super().layout()
         if self.filter is None:
             self._files.refuse_nulls(plan.unfilled)
         return plan
-
-    def _require_filter(self) -> None:
-        """Refuse a filter that names other columns than there are, or compares with other types."""
-        arrow = needs("pyarrow", type(self).__name__, "parquet")
-        try:
-            self._dataset(()).scanner(filter=self._asked()).to_table()
-        except (arrow.ArrowException, ValueError, TypeError) as error:
-            raise UserError(
-                "The filter does not fit the columns.",
-                expected=", ".join(f"{each.name}: {each.type}" for each in self.schema()),
-                received=f"filter={self.filter!r}: {first_line(error)}",
-            ) from error
 
     def _broken(
         self, splits: Sequence[_RowGroup], columns: Sequence[str], error: Exception

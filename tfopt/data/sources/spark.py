@@ -98,10 +98,8 @@ class Spark(Table):
         assert self.folder is not None
         folder = Path(self.folder).expanduser()
         if (folder / "_SUCCESS").exists():
-            there = Parquet(path=str(folder), **self._settings())
-            if sorted(there.schema().names) == sorted(self._frame.columns):
-                _log.warning("spark: reading the rows that are in %s already", folder)
-                return there
+            _log.warning("spark: reading the rows that are in %s already", folder)
+            return Parquet(path=str(folder), **self._settings())
         if folder.exists() and any(folder.iterdir()):
             raise UserError(
                 f"{folder} is not empty.",

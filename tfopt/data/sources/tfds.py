@@ -132,7 +132,8 @@ def prepared_parts(asked: str, name: str, feature: str) -> tuple[list[tuple[Any,
     folder = os.environ.get("TFDS_DATA_DIR")  # TFDS itself reads it once, when it is imported
     splits = (TFDS(name, split, "label", feature, folder) for split in ("train", "test"))
     try:
-        return [tuple(map(np.concatenate, zip(*split, strict=True))) for split in splits], ""
+        columns = (zip(*split, strict=True) for split in splits)
+        return [(np.concatenate(x), np.concatenate(y)) for x, y in columns], ""
     except UserError as error:
         if asked == "tfds":
             raise
