@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_transform import effect_of, run_of
 
 from tfopt import Job, MixedPrecision, UserError, mixed_precision, run
 from tfopt.train import precision
@@ -11,6 +12,12 @@ from tfopt.train import precision
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 8, 6)).astype("float32")
 Y = (X.mean(axis=(1, 2)) > 0).astype("int64")
+
+
+def rebuilt(transform, model):
+    """What the transform makes of a model, and what it says."""
+    run = run_of(transform)
+    return transform.rebuild(run, model), effect_of(run)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +93,7 @@ def transformer():
 
 def test_a_transformer_computes_in_half_and_ends_in_float32():
     model = transformer()
-    mixed, effect = MixedPrecision("mixed_bfloat16").retype(model)
+    mixed, effect = rebuilt(MixedPrecision("mixed_bfloat16"), model)
     full = [layer.name for layer in mixed.layers[1:] if layer.compute_dtype == "float32"]
     assert full == [mixed.layers[-1].name]
     assert f"output {full[0]} in float32" in effect.note
@@ -126,7 +133,7 @@ def block_model(follow):
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_class_that_keeps_its_layers_in_float32_is_left_whole_and_named(tmp_path, follow):
     model = block_model(follow)
-    mixed, effect = MixedPrecision("mixed_bfloat16").retype(model)
+    mixed, effect = rebuilt(MixedPrecision("mixed_bfloat16"), model)
     block = mixed.get_layer("block")
     expected = {"bfloat16"} if follow else {"float32"}
     assert {layer.compute_dtype for layer in block._flatten_layers()} == expected
@@ -205,7 +212,7 @@ def test_auto_leaves_float32_on_a_cpu_and_what_may_be_tried_is_said_apart(monkey
     monkeypatch.setattr(precision, "_cpu_flags", lambda: frozenset([flag]))
     model = nested_model()
     assert mixed_precision(model) is model
-    same, effect = MixedPrecision().retype(model)
+    same, effect = rebuilt(MixedPrecision(), model)
     assert same is model
     assert not effect.acted
     assert "tried by `tfopt tune`, not assumed" in effect.note
@@ -232,10 +239,11 @@ def test_the_tf32_switch_is_back_afterwards_and_an_unknown_policy_is_refused():
     enabled = tf.config.experimental.tensor_float_32_execution_enabled
     before = enabled()
     switch = MixedPrecision("float32", tf32=not before)
-    with switch.tf32_scope(None) as (_, effect):
+    run = run_of(switch)
+    with switch.scope(run):
         assert enabled() is not before
     assert enabled() is before
-    assert "no visible GPU has it" in effect.note
+    assert "no visible GPU has it" in effect_of(run).note
     with pytest.raises(UserError, match="mixed_float16"):
         MixedPrecision("float16")
 

@@ -82,15 +82,7 @@ def cached_in_file(
 
 def check_cache_folder(path: Path) -> None:
     """Refuse a place where no cache can be written."""
-    try:
-        prepare_folder(path.parent)
-    except UserError as error:
-        raise UserError(
-            f"The cache cannot be written to {path}.",
-            expected=error.expected,
-            received=error.received,
-            fix="choose another path, or mend the folder's permissions",
-        ) from error
+    prepare_folder(path.parent)
     if path.is_dir():
         raise UserError(
             "The path of the cache is a folder.",

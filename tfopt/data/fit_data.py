@@ -326,9 +326,8 @@ def source_batches(source: Source, batch_size: int, how: Reading, *, whole: bool
     count = rows // batch_size if how.drop_remainder else math.ceil(rows / batch_size)
     if whole:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    return Batches(
-        dataset, count, "source", rows=rows, size=batch_size, origin=source.fingerprint()
-    )
+    origin = source.fingerprint()
+    return Batches(dataset, count, "source", rows=rows, size=batch_size, origin=origin)
 
 
 class SourceExamples(Examples):

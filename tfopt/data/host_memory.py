@@ -37,8 +37,8 @@ def available_memory(root: Path = Path("/")) -> Memory:
     return min([machine, *groups], key=lambda memory: memory.available_bytes)
 
 
-def require_fits(size_bytes: int, *, what: str, detail: str, fix: str) -> Memory:
-    """Refuse what would not fit beside everything else; return the memory it looked at."""
+def require_fits(size_bytes: int, *, what: str, detail: str, fix: str) -> None:
+    """Refuse what would not fit beside everything else."""
     memory = available_memory()
     usable = int(memory.available_bytes * USABLE_SHARE)
     if size_bytes > usable:
@@ -49,4 +49,3 @@ def require_fits(size_bytes: int, *, what: str, detail: str, fix: str) -> Memory
             received=f"{size_bytes / MIB:,.0f} MiB ({detail})",
             fix=fix,
         )
-    return memory

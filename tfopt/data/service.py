@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 from tfopt.errors import UserError, first_line
 from tfopt.job.cluster_place import place_in_cluster
 
-_ANSWERS_S = 10.0
-
 
 def served(
     dataset: Any, address: str, batch_size: int, *, examples: int | None, buffer: int, seed: int
@@ -75,7 +73,7 @@ def _require_answer(address: str) -> None:
         )
     parts = urlsplit(address)
     try:
-        with socket.create_connection((parts.hostname or "", parts.port or 0), _ANSWERS_S):
+        with socket.create_connection((parts.hostname or "", parts.port or 0), 10.0):
             pass
     except (OSError, ValueError) as error:
         raise UserError(
@@ -87,15 +85,12 @@ def _require_answer(address: str) -> None:
 
 @contextmanager
 def serving(workers: int, *, port: int = 0, host: str | None = None) -> Iterator[str]:
-    """Run a dispatcher and data workers in this process, by TensorFlow's threads.
+    """Run a dispatcher and data workers by TensorFlow's threads; yield the address.
 
     Args:
         workers: How many data workers.
         port: Where the dispatcher listens; 0: a free one.
         host: By which name others reach this host; None: its own.
-
-    Yields:
-        The address for ``service=``.
     """
     import tensorflow as tf
 

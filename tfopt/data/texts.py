@@ -24,11 +24,10 @@ def load_texts(source: str = "auto") -> Data:
     """Return labelled texts.
 
     Args:
-        source: A folder with a sub-folder of .txt files for each class (or ``train`` and ``test``
-            folders of such, as IMDB's own archive has them); "tfds" is ``imdb_reviews``, as
-            ``tfds.load`` has prepared it; "embedded" are paragraphs of the documentation of NumPy
-            and Keras, labelled by their package; "auto" takes the first of these two that is
-            there; "synthetic" is drawn, not real text.
+        source: A folder with a sub-folder of .txt files for each class, or ``train`` and ``test``
+            of such; "tfds" is ``imdb_reviews``, as ``tfds.load`` has prepared it; "embedded" are
+            paragraphs of NumPy's and Keras's documentation, labelled by their package; "auto" is
+            the first of these two that is there; "synthetic" is drawn, not real text.
     """
     if source == "synthetic":
         return _data("synthetic texts", "drawn words, not real text", _drawn(3_000))
@@ -54,11 +53,8 @@ def _data(name: str, note: str, *parts: Iterable[tuple[str, int]]) -> Data:
     if len(parts) == 1:
         del rows[4::5]
     if not (rows and tests[0]):
-        raise UserError(
-            f"There are too few {name}.",
-            expected="at least five files that end in .txt, or some in train and in test",
-            received=len(rows),
-        )
+        expected = "at least five files that end in .txt, or some in train and in test"
+        raise UserError(f"There are too few {name}.", expected=expected, received=len(rows))
     columns = (zip(*part, strict=True) for part in (rows, tests[0]))
     train, test = ((np.array(x, object), np.array(y, np.int64)) for x, y in columns)
     note = f"{note}, {len(rows):,} to train and {len(tests[0]):,} to test"

@@ -83,20 +83,13 @@ class Blueprint:
 
         # Keras changes the configuration that it deserialises.
         config: Any = {**copy.deepcopy(self.config), "compile_config": None}
-        if edit is not None:
-            with keras.saving.custom_object_scope(dict(self.custom_objects)):
-                config = edit(config)
-        try:
-            with keras.saving.custom_object_scope(dict(self.custom_objects)):
+        with keras.saving.custom_object_scope(dict(self.custom_objects)):
+            config = config if edit is None else edit(config)
+            with _told_by_name(self.name):
                 model = keras.saving.deserialize_keras_object(config, safe_mode=False)
-        except Exception as error:
-            raise _cannot_rebuild(self.name, error) from error
-        if not model.built and config.get("build_config"):
-            model.build_from_config(config["build_config"])
-        try:
-            model.set_weights(list(self.weights))
-        except ValueError as error:
-            raise _cannot_rebuild(self.name, error) from error
+                if not model.built and config.get("build_config"):
+                    model.build_from_config(config["build_config"])
+                model.set_weights(list(self.weights))
         # Outer layers come first: setting one sets all inside it.
         for number, layer in enumerate(model._flatten_layers()):
             if layer.trainable != self.trainable[number]:
@@ -111,10 +104,8 @@ def blueprint(model: keras.Model) -> Blueprint:
 
     require_built_keras3(model)
     with ONE_AT_A_TIME, _named_lambdas(model):
-        try:
+        with _told_by_name(model.name):
             config = keras.saving.serialize_keras_object(model)
-        except Exception as error:
-            raise _cannot_rebuild(model.name, error) from error
         return Blueprint(
             name=model.name,
             config=config,
@@ -260,13 +251,22 @@ def _set_assets(layer: Any, files: Mapping[str, bytes] | None) -> None:
         layer.finalize_state()
 
 
-def _cannot_rebuild(name: str, reason: str | Exception) -> UserError:
-    # Keras puts the cause after this phrase and the whole configuration before it.
-    cause = str(reason).rpartition("Exception encountered:")[2].strip().splitlines()
-    # Of an error in a layer's call the first line names the layer alone.
-    shown = " ".join(line for line in cause[:3] if line.strip()) or type(reason).__name__
+@contextmanager
+def _told_by_name(model_name: str) -> Iterator[None]:
+    """Raise whatever Keras finds wrong as one error that names the model."""
+    try:
+        yield
+    except Exception as error:
+        # Keras puts the cause after this phrase and the whole configuration before it.
+        cause = str(error).rpartition("Exception encountered:")[2].strip().splitlines()
+        # Of an error in a layer's call the first line names the layer alone.
+        shown = " ".join(line for line in cause[:3] if line.strip()) or type(error).__name__
+        raise _cannot_rebuild(model_name, shown) from error
+
+
+def _cannot_rebuild(name: str, reason: str) -> UserError:
     return UserError(
-        f"The model {name!r} cannot be rebuilt from its configuration: {shown}",
+        f"The model {name!r} cannot be rebuilt from its configuration: {reason}",
         expected="every layer and the model itself to round-trip through get_config/from_config",
         fix="define get_config() (and from_config) on the class named above, or describe the "
         "training with tfopt.Job(build=your_factory, ...), which needs no rebuilding",

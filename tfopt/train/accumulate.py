@@ -67,14 +67,15 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
     optimizer.gradient_accumulation_steps = steps
     if optimizer.built:  # Keras makes the gradients' variables when it builds an optimizer
         optimizer._iterations.assign(optimizer._iterations * steps)
-        own = optimizer.variables
+        # A file of the optimizer is read in the order of Keras's own build(): these come first.
+        first = sum(v is optimizer._learning_rate for v in optimizer.variables) + 1
+        others = optimizer.variables[first:]
+        del optimizer._variables[first:]
         optimizer._accumulated_gradients = [
             optimizer.add_variable_from_reference(variable, name="gradient_accumulator")
             for variable in optimizer._trainable_variables
         ]
-        # In the order of Keras's own build(), by which a file of the optimizer is read.
-        first = 2 if own[1:] and own[1] is optimizer._learning_rate else 1
-        optimizer._variables[first:] = [*optimizer._accumulated_gradients, *own[first:]]
+        optimizer._variables.extend(others)
     model.train_function = None
     return model
 

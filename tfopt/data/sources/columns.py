@@ -128,15 +128,7 @@ def layout(schema: Any, table: Any) -> Layout:
     }
     if table.stack:
         _require_numbers([rules[name] for name in features])
-    return Layout(
-        features,
-        one_feature,
-        table.stack,
-        labels,
-        one_label,
-        table.weight,
-        rules,
-    )
+    return Layout(features, one_feature, table.stack, labels, one_label, table.weight, rules)
 
 
 def index_columns(schema: Any) -> list[str]:

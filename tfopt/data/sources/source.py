@@ -105,7 +105,6 @@ def refusals(*read: Any) -> Iterator[None]:
         if not texts and "ParseExample" in str(error):
             raise UserError(
                 "An example of a TFRecord file is not like the first one.",
-                expected="features of the types and lengths of the first, or spec=",
                 received=first_line(error),
                 fix="name each feature's type in spec=; VarLenFeature where lengths differ",
             ) from error

@@ -121,10 +121,7 @@ class TFDS(Source):
 
 
 def prepared_parts(asked: str, name: str, feature: str) -> tuple[list[tuple[Any, Any]] | None, str]:
-    """Return a feature and the labels of the splits "train" and "test", as arrays in memory.
-
-    None, and the reason, where "embedded" is asked for, or "auto" and TFDS has not prepared them.
-    """
+    """Return a feature and the labels of the splits "train" and "test"; or None, and the reason."""
     import numpy as np
 
     if asked == "embedded":
