@@ -77,7 +77,7 @@ STEPS = (
     _settings("resnet50", "mixed_float16", "mixed_bfloat16"),
     _settings("transformer", "mixed_float16", "mixed_bfloat16"),
     _step("tune_resnet50", 290, f"{_TUNE} ResNet-50", "tune", subject="resnet50"),
-    _step("monitoring", 180, "what NVML tells, what sampling costs, the energy of an example"),
+    _step("monitoring", 180, "what NVML tells, the energy of an example"),
     _step("memory", 290, "tfopt.training_memory against the peak of TensorFlow's allocator"),
     _settings("resnet50", "float32", "TF32"),
     _settings("transformer", "float32", "TF32"),

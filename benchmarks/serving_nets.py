@@ -1,9 +1,22 @@
-"""Twelve small nets of the kinds that people serve, with random weights and data."""
+"""Twelve small nets of the kinds that people serve, and those of Keras, with random weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+# Smallest first, so that the first results come soon.
+_NAMES = """
+    MobileNetV3Small MobileNet MobileNetV2 MobileNetV3Large NASNetMobile EfficientNetB0
+    EfficientNetV2B0 DenseNet121 EfficientNetB1 EfficientNetV2B1 EfficientNetB2 EfficientNetV2B2
+    DenseNet169 EfficientNetB3 EfficientNetV2B3 ResNet50 ResNet50V2 Xception InceptionV3
+    DenseNet201 ConvNeXtTiny EfficientNetB4 EfficientNetV2S ConvNeXtSmall ResNet101 ResNet101V2
+    EfficientNetB5 InceptionResNetV2 EfficientNetV2M ResNet152 ResNet152V2 EfficientNetB6
+    ConvNeXtBase VGG16 VGG19 NASNetLarge EfficientNetB7 EfficientNetV2L ConvNeXtLarge
+    ConvNeXtXLarge
+"""
+ARCHITECTURES = _NAMES.split()
+_SMALLEST = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
 
 
 def _mlp(layers: Any, keras: Any) -> Any:
@@ -124,13 +137,11 @@ def net(name: str) -> tuple[Any, Any]:
     """Return a net and 64 examples for it: one of the above, or an architecture of Keras's."""
     import keras
 
-    from compression_sweep import SMALLEST
-
     keras.utils.set_random_seed(0)
     if name in NETS:
         model = keras.Model(*NETS[name](keras.layers, keras), name=name)
     else:
-        size = SMALLEST.get(name, 32)
+        size = _SMALLEST.get(name, 32)
         model = getattr(keras.applications, name)(
             weights=None, input_shape=(size, size, 3), classes=10, classifier_activation=None
         )

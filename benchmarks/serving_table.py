@@ -20,9 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from compression_sweep import ARCHITECTURES
 from paired import RESULTS, save_figures
-from serving_nets import NETS, net
+from serving_nets import ARCHITECTURES, NETS, net
 
 FORMATS = ("saved_model", "litert", "onnx", "openvino")
 PRECISIONS = ("float32", "int8", "dynamic")
