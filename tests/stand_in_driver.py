@@ -3,7 +3,7 @@
 What passes on it has not run on the hardware.
 """
 
-# ruff: noqa: N802, N815 (the names are those in the library)
+# ruff: noqa: N802 (the names are those in the library)
 
 from __future__ import annotations
 
@@ -111,10 +111,6 @@ class StandInDriver:
     def _nvmlDeviceGetTemperature(self, gpu: StandInGpu, which: Any, value: Any) -> None:
         value._obj.value = gpu.temperature
 
-    def _nvmlDeviceGetTemperatureV(self, gpu: StandInGpu, asked: Any) -> None:
-        assert asked._obj.sensorType == pynvml.NVML_TEMPERATURE_GPU
-        asked._obj.temperature = gpu.temperature
-
     def _nvmlDeviceGetPowerUsage(self, gpu: StandInGpu, value: Any) -> None:
         value._obj.value = gpu.power_mw
 
@@ -123,5 +119,3 @@ class StandInDriver:
 
     def _nvmlDeviceGetCurrentClocksEventReasons(self, gpu: StandInGpu, value: Any) -> None:
         value._obj.value = gpu.reasons
-
-    _nvmlDeviceGetCurrentClocksThrottleReasons = _nvmlDeviceGetCurrentClocksEventReasons

@@ -128,11 +128,6 @@ def test_every_figure_is_in_its_row(tmp_path, recording):
     assert [StepMark(row.pop("at_s"), **row) for row in steps] == list(recording.steps)
 
 
-def test_a_file_is_a_plain_table_of_the_metrics(tmp_path):
-    header, *_ = write_csv(full(), tmp_path / "samples.csv").read_text().splitlines()
-    assert {metric.name for metric in (*GPU_METRICS, *HOST_METRICS)} <= set(header.split(","))
-
-
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         write_csv(full(), tmp_path / "no" / "folder.csv")

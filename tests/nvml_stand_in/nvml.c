@@ -35,7 +35,6 @@ typedef unsigned long long u64;
 
 typedef struct { u64 total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Utilization;
-typedef struct { unsigned version; int sensor; int temperature; } Temperature1;
 typedef struct { unsigned pid; u64 used; unsigned instance, compute; } ProcessInfo;
 typedef struct {
     unsigned field, scope;
@@ -357,16 +356,6 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, Utilization *rat
     return code;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, Temperature1 *asked)
-{
-    GPU("nvmlDeviceGetTemperatureV");
-    if (asked->version != (sizeof *asked | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
-    unsigned value = 0;
-    code = put_small(gpu, "temperature", &value);
-    asked->temperature = (int)value;
-    return code;
-}
-
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *value)
 {
     (void)sensor;
@@ -396,4 +385,3 @@ SMALL(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
 LARGE(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
 SMALL(nvmlDeviceGetFanSpeed, "fan")
 LARGE(nvmlDeviceGetCurrentClocksEventReasons, "reasons")
-LARGE(nvmlDeviceGetCurrentClocksThrottleReasons, "reasons")

@@ -9,23 +9,26 @@ import argparse
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tfopt.commands.arguments import add_command
 from tfopt.recipes.flags import duration
 
 if TYPE_CHECKING:
-    from tfopt.monitor.outlets.watching import Watch
+    from tfopt.monitor.readings import Sample
+    from tfopt.monitor.sampler import Sampler
 
 WELL = 0
 NO_GPU = 3
 
 _DESCRIPTION = """\
 Shows all GPUs of this machine and the host, and what tfopt's rules find in the last ten minutes. In
-a terminal it is a table that is updated; elsewhere a line for each sample, and for each new
-finding. Ctrl-C ends it.
+a terminal it is a table that is updated; elsewhere a table for each sample, with each new finding.
+Ctrl-C ends it.
 
 Steps of a training and its wait for input are only seen from inside: tfopt.Monitor is a callback
 that marks them.
@@ -90,94 +93,85 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
         print(write_atomically(target_of(options.dashboard), dashboard.read_bytes()))
         return WELL
     with ExitStack() as stack:
-        watch = stack.enter_context(watching(options.interval, options.pid, time.monotonic))
-        _open_outlets(stack, watch, options)
+        sampler, samples = stack.enter_context(
+            watching(options.interval, options.pid, time.monotonic)
+        )
+        next(samples)  # it has no rates yet
+        _open_outlets(stack, sampler, options)
         with ended_by_signals():
+            if options.once:
+                samples = islice(samples, 1)
             if options.json:
-                _print_json(watch, options.once)
-            elif options.once:
-                _print_once(watch)
-            elif sys.stdout.isatty():
-                _show(watch)
+                _print_json(sampler, samples)
+            elif options.once or not sys.stdout.isatty():
+                _print_tables(sampler, samples)
             else:
-                _print_lines(watch)
-        return WELL if watch.recording().gpus else NO_GPU
+                _show_live(sampler, samples)
+        return WELL if sampler.recording().gpus else NO_GPU
 
 
-def _open_outlets(stack: ExitStack, watch: Watch, options: argparse.Namespace) -> None:
+def _open_outlets(stack: ExitStack, sampler: Sampler, options: argparse.Namespace) -> None:
     if options.csv is not None:
         from tfopt.monitor.sample_files import CsvLog
 
-        stack.callback(CsvLog(options.csv, watch.sampler).close)
+        stack.callback(CsvLog(options.csv, sampler).close)
     if options.prometheus is not None:
         from tfopt.monitor.outlets.prometheus import require_port, serving
 
         require_port(options.prometheus)
-        port = stack.enter_context(
-            serving(watch.recording, options.prometheus, options.prometheus_host)
-        )
-        print(f"http://{options.prometheus_host}:{port}/metrics", file=sys.stderr, flush=True)
+        where, port = options.prometheus_host, options.prometheus
+        port = stack.enter_context(serving(sampler.recording, port, where))
+        print(f"http://{where}:{port}/metrics", file=sys.stderr, flush=True)
 
 
-def _print_json(watch: Watch, once: bool) -> None:
+def _print_json(sampler: Sampler, samples: Iterator[Sample]) -> None:
     from tfopt.monitor.outlets.watching import json_line
 
-    for number, sample in enumerate(watch.samples()):
-        # The first one has no rates yet.
-        if once and number == 0:
-            continue
-        print(json_line(sample, watch.recording(), _now()), flush=True)
-        if once:
-            return
+    for sample in samples:
+        print(json_line(sample, sampler.recording(sample.at_s), _now()), flush=True)
 
 
-def _print_once(watch: Watch) -> None:
+def _print_tables(sampler: Sampler, samples: Iterator[Sample]) -> None:
+    """Print a table for each sample, and below it the findings that are new."""
     from rich.console import Console
 
-    from tfopt.monitor.outlets.terminal import live_view
-
-    samples = watch.samples()
-    next(samples)  # it has no rates yet
-    next(samples)
-    Console().print(live_view(watch.recording(), _title()))
-
-
-def _print_lines(watch: Watch) -> None:
     from tfopt.monitor.findings import findings
-    from tfopt.monitor.outlets.watching import plain_line
+    from tfopt.monitor.outlets.terminal import machine_table
+    from tfopt.monitor.outlets.watching import last_minutes
 
-    printed = set()
-    for number, sample in enumerate(watch.samples()):
-        recording = watch.recording()
-        if number == 0 and not recording.gpus:
-            print(f"No GPU to show: {recording.no_gpu_reason}.", flush=True)
-        print(plain_line(sample, _now()), flush=True)
-        for finding in findings(recording):
-            if finding.severity != "not judged" and (finding.rule, finding.gpu) not in printed:
-                printed.add((finding.rule, finding.gpu))
-                print(f"{finding} Do: {finding.action}.", flush=True)
+    console = Console()
+    printed: set[tuple[str, int | None]] = set()
+    for _ in samples:
+        recording = last_minutes(sampler)
+        found = [each for each in findings(recording) if each.severity != "not judged"]
+        new = [each for each in found if (each.rule, each.gpu) not in printed]
+        printed.update((each.rule, each.gpu) for each in new)
+        # Rich would end the command with an error where the reader has gone away.
+        with console.capture() as captured:
+            console.print(machine_table(recording, _title(), new))
+        print(captured.get(), end="", flush=True)
 
 
-def _show(watch: Watch) -> None:
+def _show_live(sampler: Sampler, samples: Iterator[Sample]) -> None:
+    """Show the newest sample and all findings in a table that is updated."""
     from rich.console import Console
     from rich.live import Live
 
     from tfopt.monitor.findings import findings
-    from tfopt.monitor.outlets.terminal import live_view
+    from tfopt.monitor.outlets.terminal import machine_table
+    from tfopt.monitor.outlets.watching import last_minutes
 
-    console, view = Console(), None
+    console, table = Console(), None
     try:
-        with Live(
-            console=console, screen=True, auto_refresh=False, vertical_overflow="crop"
-        ) as live:
-            for _ in watch.samples():
-                recording = watch.recording()
-                view = live_view(recording, _title(), findings(recording))
-                live.update(view, refresh=True)
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for _ in samples:
+                recording = last_minutes(sampler)
+                table = machine_table(recording, _title(), findings(recording))
+                live.update(table, refresh=True)
     finally:
         # What was there last stays in the terminal.
-        if view is not None:
-            console.print(view)
+        if table is not None:
+            console.print(table)
 
 
 def _title() -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from tfopt.monitor.readings import GpuReading, Recording, StepMark
+from tfopt.monitor.readings import GpuReading, Recording, Sample, StepMark
+from tfopt.report.format import quantity
 
 Severity = Literal["serious", "warning", "hint", "not judged"]
 SEVERITIES: tuple[Severity, ...] = ("serious", "warning", "hint", "not judged")
@@ -44,7 +47,7 @@ THROTTLED_SHARE = 0.05
 COSTLY = 0.10
 # Boost clocks end somewhat below the highest; base clocks of data-centre GPUs are at 0.75 to 0.8.
 LOW_CLOCK = 0.80
-# Unthrottled samples needed to compare with them; with fewer, the highest clock is what is lost.
+# Samples at free clocks that a throttled clock can be compared with.
 LEAST_FREE = 3
 # A GPU that computed in most of the moment.
 BUSY_PERCENT = 80.0
@@ -82,15 +85,52 @@ class Finding:
         return f"{self.severity}: {self.message}"
 
 
+class NotKnownError(Exception):
+    """A rule lacks what it needs; the text says what."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The samples of one GPU of a recording, or of its host where ``place`` is None."""
+
+    recording: Recording
+    place: int | None = None
+
+    @property
+    def label(self) -> str:
+        if self.place is None:
+            return "host"
+        return f"GPU {self.place} ({self.recording.gpus[self.place].name})"
+
+    @property
+    def readings(self) -> list[Any]:
+        samples, place = self.recording.samples, self.place
+        return [sample.host if place is None else sample.gpus[place] for sample in samples]
+
+    def values(self, metric: str) -> list[Any]:
+        """Return the known values of a metric, in order; refuse where they are too few."""
+        readings = self.readings
+        values = [v for each in readings if (v := getattr(each, metric)) is not None]
+        if len(values) >= max(LEAST_SAMPLES, LEAST_KNOWN * len(readings)):
+            return values
+        recording, place = self.recording, self.place
+        missing = recording.host_missing if place is None else recording.gpus[place].missing
+        why = f" ({missing[metric]})" if metric in missing else ""
+        known = f"{len(values) or 'none'} of {len(readings)} samples"
+        raise NotKnownError(f"{self.label}: {metric} was known in {known}{why}")
+
+
 def findings(recording: Recording) -> list[Finding]:
     """Return what all rules find, the most serious first; last, in one finding, the not judged.
 
+    What was sampled before the first mark does not count: there the model is built and compiled.
     An empty list is of a recording in which every rule had what it needs and found nothing.
 
     Example:
         >>> for finding in findings(monitor.recording):
         ...     print(finding, finding.action)
     """
+    recording = replace(recording, samples=_while_training(recording))
     samples = recording.samples
     seconds = samples[-1].at_s - samples[0].at_s if samples else 0.0
     if len(samples) < LEAST_SAMPLES or seconds < LEAST_SECONDS:
@@ -98,89 +138,34 @@ def findings(recording: Recording) -> list[Finding]:
             f"{len(samples)} samples over {seconds:.1f} s are too few to judge: "
             f"{LEAST_SAMPLES} over {LEAST_SECONDS:.0f} s are needed."
         )
-        return [_not_judged("too_few_samples", why)]
-    found = [finding for rule in RULES for finding in rule(recording)]
-    judged = [finding for finding in found if finding.severity != "not judged"]
-    # Sorting is stable: within a severity, the order of the rules.
-    judged.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    lacking = [f"{each.rule}: {each.message}" for each in found if each.severity == "not judged"]
-    if not recording.gpus:
+        return [Finding("too_few_samples", "not judged", why)]
+    found: list[Finding] = []
+    lacking = []
+    gpus = [Trace(recording, place) for place in range(len(recording.gpus))]
+    rules = [partial(rule, recording) for rule in RULES]
+    for rule in (*rules, *(partial(rule, gpu) for rule in GPU_RULES for gpu in gpus)):
+        try:
+            found += rule()
+        except NotKnownError as error:
+            lacking.append(f"{rule.func.__name__}: {error}")
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    if not gpus:
         lacking.append(f"the rules about GPUs: {recording.no_gpu_reason}")
     if lacking:
-        judged.append(_not_judged("not_judged", "Not judged: " + "; ".join(lacking) + "."))
-    return judged
+        found.append(Finding("not_judged", "not judged", f"Not judged: {'; '.join(lacking)}."))
+    return found
 
 
-def _not_judged(rule: str, why: str, gpu: int | None = None) -> Finding:
-    """Return the finding of a rule that lacked what it needs."""
-    return Finding(rule, "not judged", why, gpu=gpu)
+def _while_training(recording: Recording) -> tuple[Sample, ...]:
+    samples, marks = recording.samples, recording.steps
+    if len(marks) < 2:
+        return samples
+    begun_s, ended_s = marks[0].ended_s, marks[-1].ended_s
+    return tuple(sample for sample in samples if begun_s <= sample.at_s <= ended_s)
 
 
 def _figure(name: str, value: float, unit: str) -> str:
-    """Return evidence with a number as people write it: 0.42, 9.7, 83, 12345."""
-    places = 2 if abs(value) < 1 else 1 if abs(value) < 10 else 0
-    return f"{name} {value:.{places}f} {unit}"
-
-
-@dataclass(frozen=True)
-class Series:
-    """The known values of a metric, in order; ``asked`` counts the samples they are from."""
-
-    times: tuple[float, ...]
-    values: tuple[Any, ...]
-    asked: int
-
-    @property
-    def seconds(self) -> float:
-        return self.times[-1] - self.times[0] if self.times else 0.0
-
-    @property
-    def enough(self) -> bool:
-        """Return whether the metric can be judged."""
-        least = max(LEAST_SAMPLES, LEAST_KNOWN * self.asked)
-        return len(self.values) >= least and self.seconds >= LEAST_SECONDS
-
-
-class Trace:
-    """One GPU of a recording, or its host, while the training ran.
-
-    What comes before the first mark does not count: there the model is built and compiled.
-    """
-
-    def __init__(self, recording: Recording, place: int | None = None) -> None:
-        """Take the samples of the GPU at ``place``, or the host's where that is None."""
-        self.place = place
-        self.label, self._missing = "host", recording.host_missing
-        if place is not None:
-            gpu = recording.gpus[place]
-            self.label, self._missing = f"GPU {place} ({gpu.name})", gpu.missing
-        samples, marks = recording.samples, recording.steps
-        if len(marks) >= 2:
-            begun_s, ended_s = marks[0].ended_s, marks[-1].ended_s
-            samples = tuple(sample for sample in samples if begun_s <= sample.at_s <= ended_s)
-        self.readings: list[tuple[float, Any]] = [
-            (sample.at_s, sample.host if place is None else sample.gpus[place])
-            for sample in samples
-        ]
-
-    def series(self, metric: str, where: Callable[[Any], bool] = lambda reading: True) -> Series:
-        """Return a metric by its name, from the readings of which ``where`` is true."""
-        asked = [(at_s, getattr(each, metric)) for at_s, each in self.readings if where(each)]
-        known = [(at_s, value) for at_s, value in asked if value is not None]
-        return Series(tuple(at for at, _ in known), tuple(value for _, value in known), len(asked))
-
-    def lacks(self, rule: str, metric: str) -> Finding:
-        """Return that the rule could not judge for want of this metric."""
-        series, reason = self.series(metric), self._missing.get(metric)
-        known = f"{len(series.values)} of {series.asked} samples over {series.seconds:.0f} s"
-        if not series.values:
-            known = f"none of {series.asked} samples"
-        why = f"{self.label}: {metric} was known in {known}" + (f" ({reason})" if reason else "")
-        return _not_judged(rule, why, self.place)
-
-
-def _gpus(recording: Recording) -> list[Trace]:
-    return [Trace(recording, place) for place in range(len(recording.gpus))]
+    return f"{name} {quantity(value, 2)} {unit}"
 
 
 def starved_by_input(recording: Recording) -> Iterator[Finding]:
@@ -189,20 +174,17 @@ def starved_by_input(recording: Recording) -> Iterator[Finding]:
     marks = [mark for mark in recording.steps[1:] if mark.steps and mark.seconds]
     count, seconds = _total(marks, "steps"), _total(marks, "seconds")
     if count < LEAST_STEPS or seconds < LEAST_SECONDS:
-        yield _not_judged(
-            "starved_by_input",
+        raise NotKnownError(
             f"fewer than {LEAST_STEPS} steps or {LEAST_SECONDS:.0f} s of them were marked "
-            "(tfopt.Monitor marks them while fit runs)",
+            "(tfopt.Monitor marks them while fit runs)"
         )
-        return
     waited = [mark for mark in marks if mark.input_wait_s is not None]
     if _total(waited, "seconds") < seconds / 2:
-        yield _not_judged("starved_by_input", "the steps' wait for input was not measured")
-        return
+        raise NotKnownError("the steps' wait for input was not measured")
     share = _total(waited, "input_wait_s") / _total(waited, "seconds")
-    busy = [gpu.series("utilisation_percent") for gpu in _gpus(recording)]
-    queued = all(gpu.enough and statistics.fmean(gpu.values) >= NOT_STARVED_PERCENT for gpu in busy)
-    if share < WARNING_WAIT or (busy and queued):
+    busy = _utilisations(recording)
+    queued = all(percent >= NOT_STARVED_PERCENT for percent in busy.values())
+    if share < WARNING_WAIT or (queued and len(busy) == len(recording.gpus) > 0):
         return
     yield Finding(
         "starved_by_input",
@@ -211,11 +193,7 @@ def starved_by_input(recording: Recording) -> Iterator[Finding]:
         (
             _figure("input wait", 100 * share, "% of the step"),
             _figure("step", 1000 * seconds / count, "ms"),
-            *(
-                _figure(f"GPU {place} utilisation", statistics.fmean(gpu.values), "%")
-                for place, gpu in enumerate(busy)
-                if gpu.enough
-            ),
+            *(_figure(f"{label} utilisation", percent, "%") for label, percent in busy.items()),
         ),
         "read and prepare batches in parallel and ahead of the step; cache what fits",
         'tfopt.Pipeline(cache="memory")',
@@ -226,29 +204,35 @@ def _total(marks: Sequence[StepMark], name: str) -> float:
     return float(sum(getattr(mark, name) for mark in marks))
 
 
+def _utilisations(recording: Recording) -> dict[str, float]:
+    """Return the mean utilisation of each GPU that tells it."""
+    found = {}
+    for place in range(len(recording.gpus)):
+        gpu = Trace(recording, place)
+        with suppress(NotKnownError):
+            found[gpu.label] = statistics.fmean(gpu.values("utilisation_percent"))
+    return found
+
+
 def host_memory(recording: Recording) -> Iterator[Finding]:
     """Find that the container's memory, or else the machine's, is nearly used up."""
     host = Trace(recording)
-    name, whose = "memory_in_limit_mib", "the container's limit"
-    limits = host.series("memory_limit_mib").values
-    if not limits:
-        name, whose = "memory_used_mib", "the machine's memory"
-        limits = host.series("memory_total_mib").values
-    used = host.series(name)
-    if not used.enough or not limits:
-        yield host.lacks("host_memory", name)
+    newest = host.readings[-1]
+    if newest.memory_limit_mib is not None:
+        whose, limit = "the container's limit", newest.memory_limit_mib
+        used = host.values("memory_in_limit_mib")[-1]
+    else:
+        used = host.values("memory_used_mib")[-1]
+        whose, limit = "the machine's memory", host.values("memory_total_mib")[-1]
+    if used < NEARLY_FULL * limit:
         return
-    limit = limits[-1]
-    share = used.values[-1] / limit
-    if share < NEARLY_FULL:
-        return
-    own = host.series("rss_mib").values[-1:]
+    own = [] if newest.rss_mib is None else [newest.rss_mib]
     yield Finding(
         "host_memory",
-        "serious" if share >= FULL else "warning",
-        f"{100 * share:.0f} % of {whose} ({limit:.0f} MiB) is in use.",
+        "serious" if used >= FULL * limit else "warning",
+        f"{100 * used / limit:.0f} % of {whose} ({limit:.0f} MiB) is in use.",
         (
-            _figure("in use", used.values[-1], "MiB"),
+            _figure("in use", used, "MiB"),
             *(_figure("of it this process", mib, "MiB") for mib in own),
         ),
         "cache on disk instead of in memory, shuffle among fewer examples, keep no batches in "
@@ -259,171 +243,135 @@ def host_memory(recording: Recording) -> Iterator[Finding]:
 
 def cpu_held_back(recording: Recording) -> Iterator[Finding]:
     """Find that a container's quota stopped the process now and then, though cores were free."""
-    held = Trace(recording).series("cpu_throttled_s")
-    if not held.enough:
+    samples = recording.samples
+    counted = [v for each in samples if (v := each.host.cpu_throttled_s) is not None]
+    if not counted:
         return  # without a quota there is nothing to count
-    grown_s = held.values[-1] - held.values[0]
-    if grown_s >= HELD_BACK_SHARE * held.seconds:
+    grown_s, seconds = counted[-1] - counted[0], samples[-1].at_s - samples[0].at_s
+    if grown_s >= HELD_BACK_SHARE * seconds:
         yield Finding(
             "cpu_held_back",
             "warning",
             f"The container's CPU quota held its tasks back for {grown_s:.0f} s "
-            f"(of all cores together) in {held.seconds:.0f} s.",
+            f"(of all cores together) in {seconds:.0f} s.",
             (_figure("held back", grown_s, "s"),),
             "raise the quota (docker --cpus, resources.limits.cpu), or use fewer threads: a "
             "quota stops all of them when it is spent",
         )
 
 
-# By rule, NVML's names of the reasons; what is none of them is for the hardware to look at.
+# By rule, NVML's names of the reasons, and what to do; the last one is for all other reasons.
 _CAUSES = {
-    "throttled_by_heat": ("(SwThermalSlowdown)", "(HwThermalSlowdown)"),
-    "throttled_by_power": ("(SwPowerCap)",),
-    "throttled_by_hardware": (),
+    "throttled_by_heat": (
+        ("(SwThermalSlowdown)", "(HwThermalSlowdown)"),
+        "more air: fans, dust, the board's place in the case, the room; or a lower power limit, "
+        "which loses less than throttling",
+    ),
+    "throttled_by_power": (
+        ("(SwPowerCap)",),
+        "raise the limit if the board allows it (nvidia-smi -q -d POWER, sudo nvidia-smi -pl "
+        "WATTS); 16-bit computing draws less for the same work",
+    ),
+    "throttled_by_hardware": (
+        (),
+        "look at the power supply, its cables and the board (nvidia-smi -q -d PERFORMANCE, "
+        "dmesg | grep -i nvrm)",
+    ),
 }
-_ACTIONS = {
-    "throttled_by_heat": "more air: fans, dust, the board's place in the case, the room; "
-    "or a lower power limit, which loses less than throttling",
-    "throttled_by_power": "raise the limit if the board allows it (nvidia-smi -q -d POWER, "
-    "sudo nvidia-smi -pl WATTS); 16-bit computing draws less for the same work",
-    "throttled_by_hardware": "look at the power supply, its cables and the board "
-    "(nvidia-smi -q -d PERFORMANCE, dmesg | grep -i nvrm)",
-}
-# What is no trouble gets no advice to end it.
 _AT_FULL_LOAD = (
     "nothing need be done: under full load a board runs at its limit. A higher one is faster where "
     "the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy an example"
 )
-# The only comparison that says what this very training would run at.
-_BEFORE = "the clock before"
-
-_Moments = Sequence[tuple[float, GpuReading]]
 
 
-def throttled(recording: Recording) -> Iterator[Finding]:
+def throttled(gpu: Trace) -> Iterator[Finding]:
     """Find clocks held down by heat, by the power limit, or by the hardware.
 
-    NVML says why it holds the clocks down (nvmlClocksEventReasons); the cost is computed from the
-    clocks themselves.
+    NVML says why it holds the clocks down (nvmlClocksEventReasons); what it costs is the clock in
+    these samples beside that in the others in which the GPU was busy.
     """
-    for gpu in _gpus(recording):
-        if not gpu.series("clock_reasons").enough:
-            yield gpu.lacks("throttled", "clock_reasons")
-            continue
-        known = [(at_s, each) for at_s, each in gpu.readings if each.clock_reasons is not None]
-        for rule in _CAUSES:
-            held = [(at_s, each) for at_s, each in known if rule in _rules_of(each)]
-            if len(held) >= max(2, THROTTLED_SHARE * len(known)):
-                yield _throttled(gpu, rule, held, known)
+    known = len(gpu.values("clock_reasons"))
+    free = [each.sm_clock_mhz for each in gpu.readings if _is_busy_and_free(each)]
+    for rule in _CAUSES:
+        held = [each for each in gpu.readings if rule in _rules_of(each)]
+        if len(held) >= max(2, THROTTLED_SHARE * known):
+            yield _throttled(gpu, rule, held, free, len(held) / known)
 
 
 def _rules_of(reading: GpuReading) -> list[str]:
     """Return the rules that apply; where heat makes the hardware slow down, it is heat."""
     reasons = " ".join(reading.throttled_by)
-    rules = [rule for rule, names in _CAUSES.items() if any(name in reasons for name in names)]
-    if reasons and not rules:
-        return ["throttled_by_hardware"]
-    return rules
+    rules = [rule for rule, (names, _) in _CAUSES.items() if any(each in reasons for each in names)]
+    return rules or (["throttled_by_hardware"] if reasons else [])
 
 
-def _throttled(gpu: Trace, rule: str, held: _Moments, known: _Moments) -> Finding:
-    share = 100 * len(held) / len(known)
-    names = ", ".join(sorted({name for _, each in held for name in each.throttled_by}))
-    evidence = [_figure("throttled", share, "% of the samples")]
-    cost, compared = _clock_lost(held, known)
-    lost = ""
-    if cost is not None:
-        evidence.append(_figure("clock lost", 100 * cost, f"% of {compared}"))
-        lost = f", which cost {100 * cost:.0f} % of {compared}"
+def _is_busy_and_free(reading: GpuReading) -> bool:
+    busy = (reading.utilisation_percent or 0.0) >= BUSY_PERCENT
+    return busy and reading.sm_clock_mhz is not None and not reading.throttled_by
+
+
+def _throttled(
+    gpu: Trace, rule: str, held: Sequence[GpuReading], free: Sequence[Any], share: float
+) -> Finding:
+    names = ", ".join(sorted({name for each in held for name in each.throttled_by}))
+    evidence, lost, cost = [_figure("throttled", 100 * share, "% of the samples")], "", None
+    clocks = [each.sm_clock_mhz for each in held if each.sm_clock_mhz is not None]
+    if clocks and len(free) >= LEAST_FREE:
+        cost = max(0.0, 1 - statistics.median(clocks) / statistics.median(free))
+        evidence.append(_figure("clock lost", 100 * cost, "% of the clock while it was free"))
+        lost = f", which cost {100 * cost:.0f} % of its clock"
     for metric, name, unit in (
         ("temperature_c", "temperature", "°C"),
         ("slowdown_temperature_c", "slowdown at", "°C"),
         ("power_w", "power", "W"),
         ("power_limit_w", "power limit", "W"),
     ):
-        values = [value for _, each in held if (value := getattr(each, metric)) is not None]
+        values = [value for each in held if (value := getattr(each, metric)) is not None]
         if values:
             evidence.append(_figure(name, statistics.median(values), unit))
-    severity = _severity(rule, cost, compared)
-    since_s = held[0][0] - gpu.readings[0][0]
+    severity: Severity = "warning" if cost is not None and cost < COSTLY else "serious"
+    action = _CAUSES[rule][1]
+    if rule == "throttled_by_power":
+        # Under full load it is how a board is meant to run: that something was lost is known only
+        # where it computed faster in this recording.
+        severity = "warning" if cost is not None and cost >= COSTLY else "hint"
+        action = action if severity == "warning" else _AT_FULL_LOAD
     return Finding(
         rule,
         severity,
-        f"{gpu.label} was held down by {names} in {share:.0f} % of the samples, "
-        f"first {since_s:.0f} s after the start{lost}.",
+        f"{gpu.label} was held down by {names} in {100 * share:.0f} % of the samples{lost}.",
         tuple(evidence),
-        _AT_FULL_LOAD if severity == "hint" else _ACTIONS[rule],
+        action,
         gpu=gpu.place,
     )
 
 
-def _clock_lost(held: _Moments, known: _Moments) -> tuple[float | None, str]:
-    """Return the share of the clock that was lost, and compared with what; None if not known."""
-    down = [each.sm_clock_mhz for _, each in held if each.sm_clock_mhz is not None]
-    free = [
-        each.sm_clock_mhz
-        for _, each in known
-        if each.sm_clock_mhz is not None and _is_busy_and_free(each)
-    ]
-    highest = [each.max_sm_clock_mhz for _, each in held if each.max_sm_clock_mhz]
-    if down and len(free) >= LEAST_FREE:
-        return max(0.0, 1 - statistics.median(down) / statistics.median(free)), _BEFORE
-    if down and highest:
-        return max(0.0, 1 - statistics.median(down) / highest[-1]), "the highest clock"
-    return None, ""
-
-
-def _severity(rule: str, cost: float | None, compared: str) -> Severity:
-    costly = cost is None or cost >= COSTLY
-    if rule == "throttled_by_power":
-        # Under full load it is how a board is meant to run, and the highest clock is for lighter
-        # work: that something was lost is known only where it computed faster in this recording.
-        return "warning" if costly and compared == _BEFORE else "hint"
-    return "serious" if costly else "warning"
-
-
-def _is_busy_and_free(reading: GpuReading) -> bool:
-    return (reading.utilisation_percent or 0.0) >= BUSY_PERCENT and not reading.throttled_by
-
-
-def low_clocks(recording: Recording) -> Iterator[Finding]:
+def low_clocks(gpu: Trace) -> Iterator[Finding]:
     """Find a GPU that computes at low clocks without heat, power or hardware as the reason."""
-    needed = ("sm_clock_mhz", "utilisation_percent", "max_sm_clock_mhz")
-    for gpu in _gpus(recording):
-        lacking = [metric for metric in needed if not gpu.series(metric).enough]
-        if lacking:
-            yield gpu.lacks("low_clocks", lacking[0])
-            continue
-        clock = gpu.series("sm_clock_mhz", _is_busy_and_free)
-        highest = gpu.series("max_sm_clock_mhz").values[-1]
-        if not clock.enough or statistics.median(clock.values) >= LOW_CLOCK * highest:
-            continue
-        told = gpu.series("clock_reasons", _is_busy_and_free).values
-        reasons = {reason.description for moment in told for reason in moment}
-        yield Finding(
-            "low_clocks",
-            "warning",
-            f"{gpu.label} computes at {statistics.median(clock.values):.0f} MHz of {highest:.0f}: "
-            f"{', '.join(sorted(reasons)) or 'no reason is reported'}.",
-            (_figure("SM clock", statistics.median(clock.values), "MHz"),),
-            "reset clocks that somebody set: sudo nvidia-smi -rgc; sudo nvidia-smi -rac",
-            gpu=gpu.place,
-        )
+    for metric in ("utilisation_percent", "sm_clock_mhz"):
+        gpu.values(metric)
+    highest = gpu.values("max_sm_clock_mhz")[-1]
+    free = [each for each in gpu.readings if _is_busy_and_free(each)]
+    clock = statistics.median(each.sm_clock_mhz for each in free) if free else highest
+    if len(free) < LEAST_SAMPLES or clock >= LOW_CLOCK * highest:
+        return
+    reasons = {reason.description for each in free for reason in each.clock_reasons or ()}
+    yield Finding(
+        "low_clocks",
+        "warning",
+        f"{gpu.label} computes at {clock:.0f} MHz of {highest:.0f}: "
+        f"{', '.join(sorted(reasons)) or 'no reason is reported'}.",
+        (_figure("SM clock", clock, "MHz"),),
+        "reset clocks that somebody set: sudo nvidia-smi -rgc; sudo nvidia-smi -rac",
+        gpu=gpu.place,
+    )
 
 
-def another_process(recording: Recording) -> Iterator[Finding]:
+def another_process(gpu: Trace) -> Iterator[Finding]:
     """Find processes that hold memory of one GPU together, as NVML lists them."""
-    for gpu in _gpus(recording):
-        lists = gpu.series("processes").values
-        if lists:
-            yield from _shared(gpu, lists)
-        else:
-            yield gpu.lacks("another_process", "processes")
-
-
-def _shared(gpu: Trace, lists: Sequence[Any]) -> Iterator[Finding]:
-    at_once = [[who for who in held if who.mib is None or who.mib >= LEAST_MIB] for held in lists]
-    shared = [held for held in at_once if len(held) > 1]
+    lists = gpu.values("processes")
+    large = [[who for who in held if who.mib is None or who.mib >= LEAST_MIB] for held in lists]
+    shared = [held for held in large if len(held) > 1]
     if len(shared) < max(2, SHARED_SHARE * len(lists)):
         return
     last = shared[-1]
@@ -441,13 +389,7 @@ def _shared(gpu: Trace, lists: Sequence[Any]) -> Iterator[Finding]:
 
 def gpu_unused(recording: Recording) -> Iterator[Finding]:
     """Find GPUs that did nothing while another one computed."""
-    busy: dict[str, float] = {}
-    for gpu in _gpus(recording):
-        utilisation = gpu.series("utilisation_percent")
-        if not utilisation.enough:
-            yield gpu.lacks("gpu_unused", "utilisation_percent")
-            return
-        busy[gpu.label] = statistics.fmean(utilisation.values)
+    busy = _utilisations(recording)
     idle = [label for label, percent in busy.items() if percent < IDLE_PERCENT]
     if idle and max(busy.values()) >= USED_PERCENT:
         yield Finding(
@@ -455,19 +397,20 @@ def gpu_unused(recording: Recording) -> Iterator[Finding]:
             # Outside a training, one sees the GPUs of others, and those left for others.
             "serious" if recording.steps else "hint",
             f"{', '.join(idle)} did nothing while another one computed.",
-            tuple(_figure(f"{label} utilisation", busy[label], "%") for label in busy),
+            tuple(_figure(f"{label} utilisation", percent, "%") for label, percent in busy.items()),
             "train on all of them, or leave the idle ones to somebody else (CUDA_VISIBLE_DEVICES)",
             "tfopt.Distribute()",
         )
 
 
-Rule = Callable[[Recording], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Callable[[Recording], Iterator[Finding]], ...] = (
     starved_by_input,
     host_memory,
     cpu_held_back,
-    throttled,
     gpu_unused,
+)
+GPU_RULES: tuple[Callable[[Trace], Iterator[Finding]], ...] = (
+    throttled,
     another_process,
     low_clocks,
 )

@@ -53,23 +53,11 @@ def _of_a_part(nvml: Any, handle: Any, process_id: int | None) -> dict[str, Ques
 
 
 def _of_the_board(nvml: Any, handle: Any) -> dict[str, Question]:
-    # Drivers, and pynvml, drop the older of two names.
-    clock_reasons = _NewestName(
-        nvml,
-        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-        handle,
-    )
-    temperature = _NewestName(
-        nvml,
-        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
-        handle,
-        nvml.NVML_TEMPERATURE_GPU,
-    )
     return {
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        "temperature_c": temperature,
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
         "memory_temperature_c": lambda: _memory_temperature(nvml, handle),
         "slowdown_temperature_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(
             handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
@@ -78,26 +66,10 @@ def _of_the_board(nvml: Any, handle: Any) -> dict[str, Question]:
         "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
         "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
         "fan_percent": lambda: nvml.nvmlDeviceGetFanSpeed(handle),
-        "clock_reasons": lambda: _clock_reasons(clock_reasons()),
+        "clock_reasons": lambda: _clock_reasons(
+            nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        ),
     }
-
-
-class _NewestName:
-    """Call NVML by the newest of several names that this driver, and this pynvml, has."""
-
-    def __init__(self, nvml: Any, names: Sequence[str], *arguments: Any) -> None:
-        self._names = names
-        self._functions = [getattr(nvml, name) for name in names if hasattr(nvml, name)]
-        self._arguments = arguments
-        self._unknown = nvml.NVMLError_FunctionNotFound
-
-    def __call__(self) -> Any:
-        for function in tuple(self._functions):
-            try:
-                return function(*self._arguments)
-            except self._unknown:
-                self._functions.remove(function)
-        raise UnavailableError(f"NVML: this driver has no {' or '.join(self._names)}")
 
 
 def _processes(nvml: Any, listed: Sequence[Any]) -> tuple[GpuProcess, ...]:

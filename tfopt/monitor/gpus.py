@@ -93,9 +93,6 @@ def _watched(nvml: Any, gpu: ListedGpu, process_id: int | None) -> _WatchedGpu:
     def explain(error: Exception) -> tuple[str, bool]:
         if isinstance(error, UnavailableError):
             return str(error), False
-        # A pynvml without a function raises another error.
-        if not isinstance(error, nvml.NVMLError):
-            return f"NVML: {error}", True
         return f"NVML: {error}", getattr(error, "value", None) in permanent
 
     asked = {} if gpu.lost else questions(nvml, gpu, process_id)

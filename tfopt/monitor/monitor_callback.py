@@ -214,9 +214,9 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     def _show(self) -> None:
         from rich.console import Console
 
-        from tfopt.monitor.outlets.terminal import findings_view
+        from tfopt.monitor.outlets.terminal import findings_text
 
-        Console().print(findings_view(self.findings()))
+        Console().print(findings_text(self.findings()))
 
     def _end(self) -> None:
         """End the sampling, and keep the recording."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_EACH_SECOND_S = 1.0
 _SELDOM_S = 10.0
 
 
@@ -50,13 +49,9 @@ class GpuReading:
         processes: Those of all users, the largest first.
     """
 
-    device_mib: float | None = _metric(
-        "Memory that everybody holds, with what the driver keeps for itself"
-    )
+    device_mib: float | None = _metric("Memory that everybody and the driver hold")
     total_mib: float | None = _metric("Memory there is")
-    process_mib: float | None = _metric(
-        "Memory that the watched process holds; 0 where the driver does not list it"
-    )
+    process_mib: float | None = _metric("Memory that the watched process holds")
     utilisation_percent: float | None = _metric(
         "Share of the last moment (1/6 to 1 s, by GPU) in which any kernel ran"
     )
@@ -64,16 +59,11 @@ class GpuReading:
         "Share of the last moment in which device memory was read or written"
     )
     sm_clock_mhz: float | None = _metric("Clock of the multiprocessors")
-    max_sm_clock_mhz: float | None = _metric(
-        "Highest clock of the multiprocessors", every_s=_SELDOM_S
-    )
+    max_sm_clock_mhz: float | None = _metric("Their highest clock", every_s=_SELDOM_S)
     memory_clock_mhz: float | None = _metric("Clock of the device memory")
-    temperature_c: float | None = _metric("Temperature of the GPU", every_s=_EACH_SECOND_S)
-    memory_temperature_c: float | None = _metric(
-        "Temperature of the device memory", every_s=_EACH_SECOND_S
-    )
-    # Drivers that do not report it (Ada and newer) may report T.Limits instead (fields 193 to
-    # 196): those are distances, such as -2, and no temperatures. It is None there.
+    temperature_c: float | None = _metric("Temperature of the GPU", every_s=1)
+    memory_temperature_c: float | None = _metric("Temperature of its memory", every_s=1)
+    # Newer drivers (Ada on) may report a distance from it instead, which is no temperature.
     slowdown_temperature_c: float | None = _metric(
         "Temperature at which the hardware slows the GPU down", every_s=_SELDOM_S
     )
@@ -82,9 +72,7 @@ class GpuReading:
     )
     power_limit_w: float | None = _metric("Power that may be drawn", every_s=_SELDOM_S)
     energy_j: float | None = _metric("Energy since the driver was loaded", counter=True)
-    fan_percent: float | None = _metric(
-        "Intended fan speed, of its highest", every_s=_EACH_SECOND_S
-    )
+    fan_percent: float | None = _metric("Intended fan speed, of its highest", every_s=1)
     clock_reasons: tuple[ClockReason, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
 
@@ -101,44 +89,26 @@ class HostReading:
     cpu_percent: tuple[float, ...] | None = _metric(
         "Of each core in turn, how busy it was since the value before"
     )
-    process_cpu_percent: float | None = _metric(
-        "Of the watched process alone, without its children; 100 is one core"
-    )
+    process_cpu_percent: float | None = _metric("Of the watched process; 100 is one core")
     rss_mib: float | None = _metric("Resident memory of the watched process")
-    memory_used_mib: float | None = _metric(
-        "Memory of the machine that nothing else could have", every_s=_EACH_SECOND_S
-    )
-    memory_total_mib: float | None = _metric("Memory of the machine", every_s=_EACH_SECOND_S)
+    memory_used_mib: float | None = _metric("Memory that is not available", every_s=1)
+    memory_total_mib: float | None = _metric("Memory of the machine", every_s=1)
     memory_limit_mib: float | None = _metric(
         "Memory that the process's control group (container) may use", every_s=_SELDOM_S
     )
     memory_in_limit_mib: float | None = _metric(
-        "What counts against that limit, without file pages that can be given back",
-        every_s=_EACH_SECOND_S,
+        "What counts against that limit, without file pages that can be given back", every_s=1
     )
     cpu_limit_cores: float | None = _metric(
-        "Cores that the process may use: its affinity, and its control group's quota",
-        every_s=_SELDOM_S,
+        "Cores that the process may use: its affinity, and its quota", every_s=_SELDOM_S
     )
     cpu_throttled_s: float | None = _metric(
-        "Time for which that quota has held tasks of the group back",
-        counter=True,
-        every_s=_EACH_SECOND_S,
+        "Time for which that quota has held tasks of the group back", counter=True, every_s=1
     )
-    disk_read_mib_per_s: float | None = _metric(
-        "Read from all the machine's disks, since the value before", every_s=_EACH_SECOND_S
-    )
-    disk_write_mib_per_s: float | None = _metric(
-        "Written to all the machine's disks, since the value before", every_s=_EACH_SECOND_S
-    )
-    network_received_mib_per_s: float | None = _metric(
-        "Received on all network interfaces but loopback, since the value before",
-        every_s=_EACH_SECOND_S,
-    )
-    network_sent_mib_per_s: float | None = _metric(
-        "Sent on all network interfaces but loopback, since the value before",
-        every_s=_EACH_SECOND_S,
-    )
+    disk_read_mib_per_s: float | None = _metric("Read from all disks", every_s=1)
+    disk_write_mib_per_s: float | None = _metric("Written to all disks", every_s=1)
+    network_received_mib_per_s: float | None = _metric("Received, but by loopback", every_s=1)
+    network_sent_mib_per_s: float | None = _metric("Sent, but by loopback", every_s=1)
 
     @property
     def mean_cpu_percent(self) -> float | None:
@@ -202,6 +172,16 @@ class StepMark:
     seconds: float | None = None
     examples: int | None = None
     input_wait_s: float | None = None
+
+    def joined(self, later: StepMark) -> StepMark:
+        """Return both as one mark; a figure that either lacks is None."""
+
+        def total(name: str) -> Any:
+            values = (getattr(self, name), getattr(later, name))
+            return None if None in values else sum(values)
+
+        figures = ("steps", "seconds", "examples", "input_wait_s")
+        return StepMark(later.ended_s, **{name: total(name) for name in figures})
 
 
 @dataclass(frozen=True)

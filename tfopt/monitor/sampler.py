@@ -10,9 +10,10 @@ import math
 import threading
 import warnings
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 from tfopt.monitor.gpus import GpuWatch, Wanted
 from tfopt.monitor.host import WatchedHost
@@ -21,8 +22,6 @@ from tfopt.monitor.readings import Recording, Sample, StepMark
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
-# Of the pauses that are due, these may wait: each second's first sample polls more metrics.
-_DEFERRED_S = 1.0
 # A driver that is in trouble may take seconds; one that takes longer never answers.
 _LAST_ANSWER_S = 10.0
 # A sample of one GPU and a few cores is about 2 KiB: some 40 MiB.
@@ -32,84 +31,51 @@ Listener = Callable[[Sample], object]
 T = TypeVar("T")
 
 
-class History:
-    """Keep the samples and marks of a training that may last for weeks, in limited memory.
+class Moments(Generic[T]):
+    """Keep what happened in a run that may last for weeks, in limited memory, in order of time.
 
-    The older half of the samples is thinned to every second one, again and again; of marks two
-    become one, so that their sums stay whole. It may be read in one thread while it grows in
-    another.
+    Pairs of the older half become one, again and again. It may be read in one thread while it
+    grows in another.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, at: str, join: Callable[[T, T], T], most: int = MOST) -> None:
+        self._at = attrgetter(at)
+        self._join = join
         self._most = most
-        self._samples: list[Sample] = []
-        self._marks: list[StepMark] = []
+        self._items: list[T] = []
 
-    def add(self, sample: Sample) -> None:
-        """Keep a sample."""
-        if len(self._samples) >= self._most:
-            self._samples = _thinned(self._samples, lambda first, second: first)
-        self._samples.append(sample)
+    def add(self, item: T) -> None:
+        """Keep it as the newest."""
+        if len(self._items) >= self._most:
+            old = len(self._items) // 4 * 2
+            pairs = zip(self._items[:old:2], self._items[1:old:2], strict=True)
+            # A new list: a reader sees either.
+            self._items = [self._join(*pair) for pair in pairs] + self._items[old:]
+        self._items.append(item)
 
-    def mark(self, mark: StepMark) -> None:
-        """Keep a mark."""
-        if len(self._marks) >= self._most:
-            self._marks = _thinned(self._marks, _joined)
-        self._marks.append(mark)
+    def between(self, begun_s: float, ended_s: float) -> tuple[T, ...]:
+        """Return what is of these two moments or between them."""
+        items = self._items
+        first = bisect_left(items, begun_s, key=self._at)
+        return tuple(items[first : bisect_right(items, ended_s, key=self._at)])
 
-    def samples(self, begun_s: float, ended_s: float) -> tuple[Sample, ...]:
-        """Return the samples between two moments, these included."""
-        return _between(self._samples, lambda sample: sample.at_s, begun_s, ended_s)
-
-    def marks(self, begun_s: float, ended_s: float) -> tuple[StepMark, ...]:
-        """Return the marks that ended between two moments, these included."""
-        return _between(self._marks, lambda mark: mark.ended_s, begun_s, ended_s)
-
-    def newest(self) -> Sample | None:
-        """Return the last sample, if there is one."""
-        return self._samples[-1] if self._samples else None
-
-
-def _thinned(items: list[T], join: Callable[[T, T], T]) -> list[T]:
-    """Return a new list, in which pairs of the older half are one: a reader sees either list."""
-    old = len(items) // 4 * 2
-    pairs = zip(items[:old:2], items[1:old:2], strict=True)
-    return [join(*pair) for pair in pairs] + items[old:]
-
-
-def _between(
-    items: list[T], moment: Callable[[T], float], begun_s: float, ended_s: float
-) -> tuple[T, ...]:
-    first = bisect_left(items, begun_s, key=moment)
-    return tuple(items[first : bisect_right(items, ended_s, key=moment)])
-
-
-def _joined(first: StepMark, second: StepMark) -> StepMark:
-    """Return both as one; a figure that either lacks is None."""
-
-    def total(name: str) -> Any:
-        values = (getattr(first, name), getattr(second, name))
-        return None if None in values else sum(values)
-
-    figures = ("steps", "seconds", "examples", "input_wait_s")
-    return StepMark(second.ended_s, **{name: total(name) for name in figures})
+    def newest(self) -> T | None:
+        """Return the last one, if there is one."""
+        return self._items[-1] if self._items else None
 
 
 class Sampler:
     """Take samples: one at each call of ``take``, and regularly while it is running."""
 
     def __init__(
-        self,
-        process_id: int | None,
-        clock: Callable[[], float],
-        gpus: GpuWatch | None = None,
-        listeners: Sequence[Listener] = (),
+        self, process_id: int | None, clock: Callable[[], float], gpus: GpuWatch | None = None
     ) -> None:
         self._clock = clock
         self._host = WatchedHost(process_id, clock)
         self._gpus = gpus or GpuWatch(process_id, {}, clock)
-        self._listeners = list(listeners)
-        self._history = History()
+        self._listeners: list[Listener] = []
+        self._samples: Moments[Sample] = Moments("at_s", lambda first, second: first)
+        self._marks: Moments[StepMark] = Moments("ended_s", StepMark.joined)
         self._busy = threading.Lock()
         self._ended = threading.Event()
 
@@ -123,7 +89,7 @@ class Sampler:
         try:
             readings = self._gpus.read()
             sample = Sample(self._clock(), self._host.read(), readings)
-            self._history.add(sample)
+            self._samples.add(sample)
         finally:
             self._busy.release()
         self._notify(sample)
@@ -131,7 +97,7 @@ class Sampler:
 
     def mark(self, mark: StepMark) -> None:
         """Keep a mark of the training that runs meanwhile."""
-        self._history.mark(mark)
+        self._marks.add(mark)
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` with each sample from now on, in the thread that took it.
@@ -142,12 +108,12 @@ class Sampler:
 
     def newest(self) -> Sample | None:
         """Return the last sample that was taken."""
-        return self._history.newest()
+        return self._samples.newest()
 
     def recording(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> Recording:
         """Return what was sampled between two moments of the clock, these included."""
         return Recording(
-            samples=self._history.samples(begun_s, ended_s),
+            samples=self._samples.between(begun_s, ended_s),
             gpus=self._gpus.gpus(),
             no_gpu_reason=self._gpus.no_gpu_reason,
             steps=self.marks(begun_s, ended_s),
@@ -156,7 +122,7 @@ class Sampler:
 
     def marks(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> tuple[StepMark, ...]:
         """Return the marks between two moments of the clock, these included."""
-        return self._history.marks(begun_s, ended_s)
+        return self._marks.between(begun_s, ended_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
@@ -173,14 +139,13 @@ class Sampler:
             self._wait_for(thread)
 
     def _run(self, period_s: float) -> None:
-        pause_s, owed_s = period_s, 0.0
+        pause_s = period_s
         while not self._ended.wait(pause_s):
-            begun = self._clock()
+            begun_s = self._clock()
             self.take()
-            owed_s = max(owed_s - pause_s, 0.0) + _PAUSES_A_SAMPLE * (self._clock() - begun)
-            owed_s = min(owed_s, _LONGEST_PAUSE_S + _DEFERRED_S)
             # A driver that answers slowly is polled less often: the training goes first.
-            pause_s = max(period_s, owed_s - _DEFERRED_S)
+            slow_s = min(_PAUSES_A_SAMPLE * (self._clock() - begun_s), _LONGEST_PAUSE_S)
+            pause_s = max(period_s, slow_s)
 
     def _notify(self, sample: Sample) -> None:
         for listener in tuple(self._listeners):
@@ -215,7 +180,6 @@ def sampling(
     clock: Callable[[], float],
     wanted: Wanted = "visible",
     period_s: float = PERIOD_S,
-    listeners: Sequence[Listener] = (),
 ) -> Iterator[Sampler]:
     """Sample a process, its machine and GPUs while the block runs.
 
@@ -228,7 +192,6 @@ def sampling(
         wanted: The GPUs by their places in CUDA's order; or "visible", those that
             CUDA_VISIBLE_DEVICES leaves; or "all" of the machine, parts of GPUs (MIG) included.
         period_s: From the end of one sample to the next.
-        listeners: See ``Sampler.listen``.
 
     Example:
         >>> with sampling(os.getpid(), clock=time.perf_counter) as sampler:
@@ -236,7 +199,7 @@ def sampling(
         >>> sampler.recording().samples[-1].host.rss_mib
     """
     gpus = GpuWatch(process_id, wanted, clock)
-    sampler = Sampler(process_id, clock, gpus, listeners)
+    sampler = Sampler(process_id, clock, gpus)
     try:
         with sampler.running(period_s):
             yield sampler

@@ -8,9 +8,8 @@ from rich.console import Console
 from traces import HEALTHY, HEAT, HOST, marks, trace
 
 from tfopt.monitor.findings import findings
-from tfopt.monitor.outlets.terminal import findings_view, live_view
-from tfopt.monitor.outlets.watching import json_line, plain_line
-from tfopt.monitor.readings import Recording
+from tfopt.monitor.outlets.terminal import findings_text, machine_table
+from tfopt.monitor.outlets.watching import json_line
 
 
 def shown(what, width=80):
@@ -25,7 +24,7 @@ BAD = {"clock_reasons": (HEAT,), "sm_clock_mhz": 900, "temperature_c": 89}
 
 def test_the_table_fits_any_width_and_shortens_names_before_figures():
     recording = trace(90, gpu=[{}, BAD], names=["NVIDIA A100-SXM4-80GB"] * 2)
-    view = live_view(recording, "tfopt monitor " * 5, findings(recording))
+    view = machine_table(recording, "tfopt monitor " * 5, findings(recording))
     for width in (50, 80, 120, 250):
         lines = shown(view, width).splitlines()
         assert max(map(len, lines)) <= width
@@ -35,51 +34,49 @@ def test_the_table_fits_any_width_and_shortens_names_before_figures():
 
 
 def test_eight_gpus_take_a_line_each():
-    lines = shown(live_view(trace(gpu=[{}] * 8), "title")).splitlines()
-    assert len(lines) == 11
+    lines = shown(machine_table(trace(gpu=[{}] * 8), "title")).splitlines()
+    assert len(lines) == 10
     assert sum("97 %" in line and "19.5/39.1" in line for line in lines) == 8
 
 
 def test_what_is_not_known_is_a_dash_and_never_0():
     recording = trace(gpu=dict.fromkeys(HEALTHY), host=dict.fromkeys(HOST))
-    *_, gpu, host = shown(live_view(recording, "title")).splitlines()
+    *_, gpu, host = shown(machine_table(recording, "title")).splitlines()
     assert gpu.split()[-5:] == ["-", "-", "-/-", "-", "-"]
     assert host.split() == ["host", "-", "-"]
-    assert "GPU 0 - % -/- MiB" in plain_line(recording.samples[0], datetime.now(UTC))
 
 
-def test_the_table_of_nothing_and_of_no_gpu():
-    assert "nothing was sampled yet" in shown(live_view(Recording((), (), "x"), "title"))
-    assert "No GPU to show: NVML: Driver Not Loaded." in shown(live_view(trace(), "title"))
+def test_the_table_of_no_gpu():
+    assert "No GPU to show: NVML: Driver Not Loaded." in shown(machine_table(trace(), "title"))
 
 
 def test_the_host_s_row_shows_a_container_s_limits_and_markup_in_names_is_text():
     host = {"memory_limit_mib": 8192, "memory_in_limit_mib": 4096, "cpu_limit_cores": 2}
-    text = shown(live_view(trace(host=host), "title"))
+    text = shown(machine_table(trace(host=host), "title"))
     assert "host, 2 of 4 cores" in text
     assert "4.0/8.0" in text
     recording = trace(gpu={}, names=["[red]GPU[/red] [/]"])
-    assert "[red]GPU[/red] [/]" in shown(live_view(recording, "[bold]"))
+    assert "[red]GPU[/red] [/]" in shown(machine_table(recording, "[bold]"))
 
 
 def test_the_table_in_ascii_has_no_other_characters():
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=80)
     assert console.options.ascii_only
-    lines = console.render_lines(live_view(trace(gpu={}), "title"))
+    lines = console.render_lines(machine_table(trace(gpu={}), "title"))
     drawn = "".join(segment.text for line in lines for segment in line)
     assert set(drawn.replace("°", "")) <= set(map(chr, range(128)))
 
 
 def test_findings_are_shown_with_their_evidence_and_what_to_do():
     found = findings(trace(gpu=[{}, {**BAD, "utilisation_percent": 88}], steps=marks(wait=0.3)))
-    text = shown(findings_view(found), 200)
+    text = shown(findings_text(found), 200)
     assert "temperature 89 °C" in text
     assert "do: more air" in text
     assert "try: tfopt.Pipeline" in text
     assert "Nothing found" not in text
-    assert "Nothing found" in shown(findings_view([]))
-    assert "Nothing found" in shown(findings_view(findings(trace(gpu={}))))
-    assert "too few to judge" in shown(findings_view(findings(trace(1))))
+    assert "Nothing found" in shown(findings_text([]))
+    assert "Nothing found" in shown(findings_text(findings(trace(gpu={}))))
+    assert "too few to judge" in shown(findings_text(findings(trace(1))))
 
 
 def test_json_lines_hold_every_metric_and_the_reasons():

@@ -12,11 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.monitor.findings import Finding, Severity
+from tfopt.monitor.findings import FULL, NEARLY_FULL, Finding, Severity
 from tfopt.monitor.readings import GpuReading, HostReading, Recording
 
 _GIB = 1024.0
-_NEARLY_FULL, _FULL = 0.90, 0.97
 _STYLES: dict[Severity, str] = {
     "serious": "bold red",
     "warning": "yellow",
@@ -25,26 +24,29 @@ _STYLES: dict[Severity, str] = {
 }
 
 
-def live_view(
-    recording: Recording, title: str, findings: Sequence[Finding] | None = None
+def machine_table(
+    recording: Recording, title: str, findings: Sequence[Finding] = ()
 ) -> RenderableType:
-    """Return the newest sample as a table, with the findings of the last minutes if given."""
-    heading = _one_line(title, "bold")
-    if not recording.samples:
-        return Group(heading, Text("nothing was sampled yet"))
-    parts: list[RenderableType] = [heading, _table(recording)]
+    """Return the newest sample as a table, and the findings below it."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(_one_line(title, "bold not dim"), min_width=6)
+    for name in ("used", "memory GiB", "power W", "°C", "MHz"):
+        table.add_column(name, justify="right", no_wrap=True)
+    parts: list[RenderableType] = [table]
+    newest = recording.samples[-1]
     if not recording.gpus:
         parts.append(Text(f"No GPU to show: {recording.no_gpu_reason}.", style="yellow"))
-    for place, gpu in enumerate(recording.samples[-1].gpus):
-        if gpu.throttled_by:
-            held = f"GPU {place} is held down by {', '.join(gpu.throttled_by)}"
+    # A driver that has just gone away leaves a sample without GPUs.
+    for place, (gpu, reading) in enumerate(zip(recording.gpus, newest.gpus, strict=False)):
+        table.add_row(_one_line(f"GPU {place} {gpu.name}"), *_gpu_cells(reading))
+        if reading.throttled_by:
+            held = f"GPU {place} is held down by {', '.join(reading.throttled_by)}"
             parts.append(Text(held, style="bold red"))
-    if findings is not None:
-        parts += [Text(""), findings_view(findings)]
-    return Group(*parts)
+    table.add_row(_one_line(_host_name(newest.host)), *_host_cells(newest.host), "", "", "")
+    return Group(*parts, *((Text(""), findings_text(findings)) if findings else ()))
 
 
-def findings_view(findings: Sequence[Finding]) -> RenderableType:
+def findings_text(findings: Sequence[Finding]) -> RenderableType:
     """Return the findings with their evidence and what to do."""
     lines = [line for finding in findings for line in _lines(finding)]
     if all(finding.rule == "not_judged" for finding in findings):
@@ -58,27 +60,10 @@ def _lines(finding: Finding) -> Iterator[RenderableType]:
         yield Text(finding.message, style=style)
         return
     yield Text.assemble((f"{finding.severity}: ", style), finding.message)
-    yield _indented("; ".join(finding.evidence), "dim")
-    yield _indented(f"do: {finding.action}")
+    lines = [Text("; ".join(finding.evidence), style="dim"), Text(f"do: {finding.action}")]
     if finding.transform is not None:
-        yield _indented(f"try: {finding.transform}", "bold")
-
-
-def _indented(text: str, style: str = "") -> Padding:
-    return Padding(Text(text, style=style), (0, 0, 0, 2))
-
-
-def _table(recording: Recording) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", min_width=6)
-    for name in ("used", "memory GiB", "power W", "°C", "MHz"):
-        table.add_column(name, justify="right", no_wrap=True)
-    newest = recording.samples[-1]
-    # A driver that has just gone away leaves a sample without GPUs.
-    for place, (gpu, reading) in enumerate(zip(recording.gpus, newest.gpus, strict=False)):
-        table.add_row(_one_line(f"GPU {place} {gpu.name}"), *_gpu_cells(reading))
-    table.add_row(_one_line(_host_name(newest.host)), *_host_cells(newest.host), "", "", "")
-    return table
+        lines.append(Text(f"try: {finding.transform}", style="bold"))
+    yield from (Padding(line, (0, 0, 0, 2)) for line in lines)
 
 
 def _one_line(text: str, style: str = "") -> Text:
@@ -120,7 +105,7 @@ def _memory(used_mib: float | None, total_mib: float | None) -> Text:
     if used_mib is None or not total_mib:
         return Text("-")
     share = used_mib / total_mib
-    style = "red" if share >= _FULL else "yellow" if share >= _NEARLY_FULL else ""
+    style = "red" if share >= FULL else "yellow" if share >= NEARLY_FULL else ""
     return Text(f"{used_mib / _GIB:.1f}/{total_mib / _GIB:.1f}", style=style)
 
 
