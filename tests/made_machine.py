@@ -22,7 +22,7 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.scores import Trained, TrainWhole
 from tfopt.measure.turn_taking import Peaks, Ready, Turn
 from tfopt.monitor.nvml import GpuMemory
-from tfopt.report.footprint import Footprint, Footprints
+from tfopt.report.serving import Footprint, Footprints
 from tfopt.report.training import Reading
 
 FACTS = JobFacts(

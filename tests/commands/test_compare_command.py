@@ -10,7 +10,7 @@ from bench_reports import processes, report, single, variant
 
 from tfopt.commands.cli import main
 from tfopt.commands.compare import share
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from keras import layers
 import tfopt
 from tfopt.errors import UserError
 from tfopt.export.model_footprint import against, footprint
-from tfopt.report.footprint import flops_in_words
+from tfopt.report.serving import flops_in_words
 
 X = np.random.default_rng(0).random((40, 8, 8, 1), dtype="float32")
 
@@ -55,7 +55,6 @@ def test_zeros_and_arithmetic_are_counted(found):
     assert rows["pruned"].zeros >= 0.79 * kernels
     products = 2 * (6 * 6 * 9 * 4 + 144 * 64 + 640)
     assert rows["plain"].gflop_per_example == pytest.approx(products / 1e9, rel=0.1)
-    assert "FLOP: operations on one example" in str(found[0])
     report = tfopt.compress.channels_report(net(), 0.5)
     assert report.flops_before == products < rows["plain"].gflop_per_example * 1e9
     assert f"{products:,} FLOPs of products with kernels become" in str(report)
@@ -72,8 +71,7 @@ def test_latencies_are_against_the_first_row(found):
     assert wide.latency.low > 1.5
     text = str(found[0])
     assert "LiteRT" in text
-    assert "80" in text.splitlines()[2]
-    assert text.splitlines()[5].endswith(", slower")
+    assert text.splitlines()[5].endswith(" slower")
     assert "int8: a file in int8, of which weights, zeros and FLOP are not counted" in text
 
 
@@ -108,7 +106,7 @@ def test_a_model_with_open_sizes_or_a_fixed_batch_has_a_note():
     assert closed.latency_ms > 0
     # The first, which all are compared with, has none.
     assert closed.latency is None
-    assert "-" in str(found).splitlines()[1].split()
+    assert "n/a [1]" in str(found).splitlines()[1]
     assert fixed.notes == ("its batch is fixed: the latency is that of 8 examples",)
     for one, other in zip(before, models["closed"].get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -10,7 +10,7 @@ from tfopt import UserError
 from tfopt.export.model_footprint import compared_folders
 from tfopt.export.serving import ServingFile, leave, trained_file
 from tfopt.job.parts import Artefact
-from tfopt.report.serving_view import serving_table
+from tfopt.report.serving import serving_table
 
 
 def net(width=64, **settings):

@@ -7,7 +7,7 @@ from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, cha
 from tfopt.measure.advice import choose, in_words, recommend
 from tfopt.measure.targets import Variant
 from tfopt.report.bench_report import Quality
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 
 FASTER = Comparison(0.5, 0.48, 0.52, 5)
 SLOWER = Comparison(1.2, 1.1, 1.3, 5)

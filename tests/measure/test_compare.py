@@ -29,7 +29,7 @@ from tfopt.measure.compare import (
 )
 from tfopt.report.bench_report import Provenance
 from tfopt.report.compared import as_markdown, as_terminal_text
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 
 HOSTILE = "</td><script>|a`b\n# d\x1b[31m\u202e [bold]x[/bold] @i"
 

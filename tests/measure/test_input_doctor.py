@@ -20,7 +20,7 @@ from tfopt.measure.input_doctor import (
 from tfopt.measure.input_ways import Changed, Drained, Resident
 from tfopt.measure.targets import Target, Variant
 from tfopt.measure.turn_taking import fill
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.run import prepared
 
 COMPILED = {"optimizer": "sgd", "loss": "mse", "metrics": ["mae"], "steps_per_execution": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfopt.report import format as fmt
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change, size_tone
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tfopt.report import format as fmt
-from tfopt.report.footprint import Comparison
 from tfopt.report.html import as_html
 from tfopt.report.plots import plots_of
+from tfopt.report.statistics import Comparison
 
 
 def drawn(report, key):

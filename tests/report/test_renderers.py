@@ -8,9 +8,9 @@ from dataclasses import replace
 from rich.console import Console
 
 from tfopt.report.documents import Report
-from tfopt.report.footprint import Comparison
 from tfopt.report.html import as_html
 from tfopt.report.markdown import as_markdown
+from tfopt.report.statistics import Comparison
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
 

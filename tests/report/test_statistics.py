@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfopt.report.footprint import Comparison
 from tfopt.report.statistics import (
+    Comparison,
     compare,
     compare_apart,
     compare_crossed,

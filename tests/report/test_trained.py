@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.report.footprint import Comparison
 from tfopt.report.html import as_html
 from tfopt.report.markdown import as_markdown
+from tfopt.report.statistics import Comparison
 from tfopt.report.view import view_of
 
 X, DASH = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"

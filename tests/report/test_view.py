@@ -8,9 +8,9 @@ import pytest
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Recommendation
-from tfopt.report.footprint import Comparison
 from tfopt.report.html import as_html
 from tfopt.report.markdown import as_markdown
+from tfopt.report.statistics import Comparison
 from tfopt.report.strict import ReportError
 from tfopt.report.view import columns_of, view_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from sizes_jobs import facts
 
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.tune.batch_sizes_found import BatchSizes, Tried, rate_for
 
 FOUND = BatchSizes(

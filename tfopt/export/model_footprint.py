@@ -21,8 +21,8 @@ import numpy as np
 
 from tfopt.errors import UserError, require_count
 from tfopt.export.serving import ServingFile, one_inference, serving_file
-from tfopt.report.footprint import Comparison, Footprint, Footprints
-from tfopt.report.statistics import LEAST, compare_pairs
+from tfopt.report.serving import Footprint, Footprints
+from tfopt.report.statistics import LEAST, Comparison, compare_pairs
 
 _TURN_S = 0.02
 Timed = tuple[float | None, Comparison | None]

@@ -43,9 +43,8 @@ from tfopt.export.model_footprint import against, in_turns, timed_turn
 from tfopt.export.reference import Reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
-from tfopt.report.footprint import Comparison
 from tfopt.report.format import factor, speed_and_interval, table
-from tfopt.report.statistics import LEAST, compare_pairs
+from tfopt.report.statistics import LEAST, Comparison, compare_pairs
 
 if TYPE_CHECKING:
     import keras

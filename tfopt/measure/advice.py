@@ -15,7 +15,7 @@ from tfopt.measure.targets import Variant
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import decisive, is_faster, lost, middle_training, sizes
 from tfopt.report.bench_report import Kind, Recommendation, VariantReport
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 
 Rows = Sequence[tuple[Variant, VariantReport]]
 Link = tuple[Transform, ...]

@@ -17,8 +17,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_report import KEPT, BenchReport, VariantReport
 from tfopt.report.compared import LeftOut, Line, Side, SideBySide, VariantFigures
 from tfopt.report.documents import read_any
-from tfopt.report.footprint import Comparison
-from tfopt.report.statistics import LEAST, compare_apart
+from tfopt.report.statistics import LEAST, Comparison, compare_apart
 
 NOT_IN_THE_INTERVAL = (
     "What the machine itself did between the two measurements (another day, another load, another "

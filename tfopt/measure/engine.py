@@ -28,8 +28,7 @@ from tfopt.measure.display import Display
 from tfopt.measure.targets import Variant
 from tfopt.measure.turn_taking import Ready, TakeTurns, Turn
 from tfopt.monitor.nvml import GpuMemory, gpu_memories
-from tfopt.report.footprint import Comparison
-from tfopt.report.statistics import LEAST, compare
+from tfopt.report.statistics import LEAST, Comparison, compare
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess
 

@@ -32,7 +32,7 @@ from tfopt.measure.input_ways import (
 from tfopt.measure.job_facts import facts_of
 from tfopt.measure.targets import Target, Variant
 from tfopt.measure.turn_taking import FILLS_S, fill
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.run import Prepared, prepared
 
 Bound = Literal["nothing", "Python", "disk", "processor", "handing over"]

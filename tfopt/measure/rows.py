@@ -19,8 +19,7 @@ from tfopt.measure.trainings import (
 )
 from tfopt.measure.turn_taking import Ready
 from tfopt.report.bench_report import Quality, VariantReport
-from tfopt.report.footprint import Comparison
-from tfopt.report.statistics import LEAST, compare
+from tfopt.report.statistics import LEAST, Comparison, compare
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess, in_shared_rounds
 

@@ -19,8 +19,7 @@ from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
 from tfopt.measure.targets import Variant
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
-from tfopt.report.footprint import Comparison
-from tfopt.report.statistics import LEAST, compare_crossed, compare_pairs, students_t
+from tfopt.report.statistics import LEAST, Comparison, compare_crossed, compare_pairs, students_t
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess, in_shared_rounds
 from tfopt.report.training import Training, lowest_final_accuracy

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfopt.report.bench_report import PLAIN, BenchReport, VariantReport
-from tfopt.report.footprint import Comparison, Footprint, Footprints
+from tfopt.report.serving import Footprint, Footprints
+from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change
 from tfopt.report.timed_process import in_shared_rounds
 from tfopt.report.training import lowest_final_accuracy

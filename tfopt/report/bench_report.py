@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.report.footprint import Comparison, Footprints
+from tfopt.report.serving import Footprints
+from tfopt.report.statistics import Comparison
 from tfopt.report.strict import (
     AboveZero,
     Count,

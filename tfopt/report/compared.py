@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import peak, phase_s
 from tfopt.report.bench_report import VariantReport
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.report.strict import ReportError, Status
 from tfopt.report.table import Cell, Column, Row, Table, absent, table_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfopt.report.bench_report import Quality
-    from tfopt.report.footprint import Comparison
+    from tfopt.report.statistics import Comparison
 
 NOT_AVAILABLE = "n/a"
 NOTHING = "-"

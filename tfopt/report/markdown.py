@@ -96,14 +96,7 @@ def table(figures: Table[Any]) -> Iterator[str]:
 def _cells(row: Row, width: int) -> list[str]:
     if not row.measured:
         return [f"*{row.status_text}*", *[fmt.NOTHING] * (width - 1)]
-    cells = []
-    for cell in row.cells:
-        parts = [cell.text]
-        parts += [f"({cell.detail})"] if cell.detail else []
-        parts += [cell.badge] if cell.badge else []
-        parts += [f"[{cell.footnote}]"] if cell.footnote else []
-        cells.append(escape(" ".join(parts)))
-    return cells
+    return [escape(cell.in_words) for cell in row.cells]
 
 
 def _variant(row: VariantRow) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import TIMES, kept, lost, shared_times
 from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.footprint import SAME_WITHIN, Comparison
+from tfopt.report.statistics import SAME_WITHIN, Comparison
 
 _MOST_TICKS = 5
 _TICK_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

@@ -9,8 +9,48 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from tfopt.report.footprint import CONFIDENCE, Comparison
+from tfopt.report.strict import AboveZero, Count, ReportError
+
+Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
+
+CONFIDENCE = 0.95
+# Two variants closer than this are the same for anyone who has to choose.
+SAME_WITHIN = 0.02
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The time of a variant as a share of the reference's, and what may be said of it.
+
+    ``processes``: how many a side the interval is made of.
+    """
+
+    ratio: AboveZero
+    low: AboveZero
+    high: AboveZero
+    processes: Count
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high < math.inf:
+            raise ReportError("low", expected="above 0, at most high", received=self.low)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return what the interval allows to say; "inconclusive" where it allows nothing."""
+        if self.low >= 1 - SAME_WITHIN and self.high <= 1 + SAME_WITHIN:
+            return "no difference"
+        if self.high < 1:
+            return "faster"
+        return "slower" if self.low > 1 else "inconclusive"
+
+    @property
+    def half_width(self) -> float:
+        """Return how far the interval reaches from its middle, as a share of it."""
+        return math.sqrt(self.high / self.low) - 1
+
 
 LEAST = 2
 """The fewest values a side that have an interval."""

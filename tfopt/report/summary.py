@@ -19,7 +19,7 @@ from tfopt.report.bench_figures import (
     to_target_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change
 
 _SPOKEN = {

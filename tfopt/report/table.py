@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 from tfopt.report import format as fmt
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.report.strict import Status
 
 Tone = Literal["better", "worse", "plain"]
@@ -30,6 +30,13 @@ class Cell:
     footnote: int | None = None
     reason: str = ""
     badge: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """Return the figures, the verdict and the number of the footnote, on one line."""
+        detail = f"({self.detail})" if self.detail else ""
+        footnote = f"[{self.footnote}]" if self.footnote else ""
+        return " ".join(filter(None, (self.text, detail, self.badge, footnote)))
 
 
 def absent(reason: str) -> Cell:
@@ -92,6 +99,13 @@ class Table(Generic[AnyRow]):
     rows: tuple[AnyRow, ...]
     footnotes: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return aligned text: a line for each row, and what is to be said of them."""
+        rows = [(row.name, *(cell.in_words for cell in row.cells)) for row in self.rows]
+        lines = fmt.table(["", *(column.title for column in self.columns)], rows)
+        footnotes = (f"[{n}] {text}" for n, text in enumerate(self.footnotes, start=1))
+        return "\n".join([*lines, self.caption, *footnotes, *self.notes])
 
 
 def table_of(

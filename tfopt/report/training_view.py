@@ -18,14 +18,6 @@ from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.table import Cell, Column, absent, verdict_tone
 from tfopt.report.training import Training
 
-TRAINING_HEADINGS = (
-    "Seed",
-    "Steps",
-    "Epochs",
-    "Ends of epochs",
-    "Test accuracy",
-    "After so many steps: accuracy",
-)
 _FEW_SEEDS = 3
 _FEWER = {"faster": "fewer", "slower": "more"}
 _UNTRAINED = "it was not trained as a whole"
@@ -49,11 +41,6 @@ def training_columns(report: BenchReport) -> tuple[Column, ...]:
     )
 
 
-def training_rows(variant: VariantReport) -> tuple[tuple[str, ...], ...]:
-    """Return a row for each training, under ``TRAINING_HEADINGS``."""
-    return tuple(_row(training) for training in variant.trainings)
-
-
 def how_often(variant: VariantReport) -> str:
     """Return how often it was trained, where that is too seldom to say much."""
     seeds = len(variant.trainings)
@@ -62,17 +49,25 @@ def how_often(variant: VariantReport) -> str:
     return "trained once" if seeds == 1 else f"trained with {seeds} seeds"
 
 
-def _row(training: Training) -> tuple[str, ...]:
-    last = training.test_accuracy
+def _read(training: Training) -> str:
     read = (f"{each.steps:,}: {fmt.share(each.accuracy)}" for each in training.readings)
-    return (
-        str(training.seed),
-        f"{training.steps:,}",
-        str(training.epochs),
-        fmt.percent(training.epoch_end_share),
-        fmt.NOT_AVAILABLE if last is None else fmt.share(last),
-        "; ".join(read) or fmt.NOTHING,
-    )
+    return "; ".join(read) or fmt.NOTHING
+
+
+def _final(training: Training) -> str:
+    last = training.test_accuracy
+    return fmt.NOT_AVAILABLE if last is None else fmt.share(last)
+
+
+TRAINING: dict[str, Callable[[Training], str]] = {
+    "Seed": lambda training: str(training.seed),
+    "Steps": lambda training: f"{training.steps:,}",
+    "Epochs": lambda training: str(training.epochs),
+    "Ends of epochs": lambda training: fmt.percent(training.epoch_end_share),
+    "Test accuracy": _final,
+    "After so many steps: accuracy": _read,
+}
+"""What is listed of each training, by its heading."""
 
 
 def _compared(cell: Cell, variant: VariantReport, name: str) -> Cell:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,31 +16,18 @@ from typing import Any
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept, lost, peak, phase_s
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
-from tfopt.report.footprint import Comparison
-from tfopt.report.serving_view import serving_table
+from tfopt.report.serving import serving_table
+from tfopt.report.statistics import Comparison
 from tfopt.report.summary import Summary, summarise
 from tfopt.report.table import Cell, Column, Row, Table, Tone, absent, table_of, verdict_tone
 from tfopt.report.tiles import Tile, tiles_of
 from tfopt.report.timed_process import TimedProcess
-from tfopt.report.training_view import (
-    TRAINING_HEADINGS,
-    how_often,
-    training_columns,
-    training_rows,
-)
+from tfopt.report.training_view import TRAINING, how_often, training_columns
 
+Columns = Mapping[str, Callable[[Any], str]]
+"""What is listed of an item, by its heading."""
 _UNKNOWN = "unknown"
 _NO_BATCH = "the data do not tell the batch size"
-_PROCESS_HEADINGS = (
-    "Process",
-    "Median step, ms",
-    "Turns",
-    "Build, s",
-    "First step, s",
-    "Host, MiB",
-    "GPU, MiB",
-    "Remarks",
-)
 _CAPTIONS: dict[Kind, str] = {
     "prefixes": "Each row adds one link of the chain to those before it.",
     "ablation": "Each row leaves one link of the chain out.",
@@ -57,6 +44,14 @@ class Listing:
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def of(
+        title: str, columns: Mapping[str, Callable[[Any], str]], items: Iterable[Any]
+    ) -> Listing:
+        """Return a row for each item, of what each column makes of it."""
+        rows = (tuple(make(item) for make in columns.values()) for item in items)
+        return Listing(title, tuple(columns), tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -310,7 +305,6 @@ def _first_step(variant: VariantReport) -> Cell:
 def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...]) -> VariantRow:
     measured = variant.status == "measured"
     plain = "what everything is compared with" if variant is report.reference else ""
-    processes = tuple(map(_process, range(1, len(variant.processes) + 1), variant.processes))
     return VariantRow(
         name=fmt.one_line(variant.name),
         cells=tuple(column.make(variant) for column in columns) if measured else (),
@@ -322,8 +316,8 @@ def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...
         chain=fmt.one_line(variant.chain),
         facts=_facts(variant),
         listings=(
-            Listing("Trainings", TRAINING_HEADINGS, training_rows(variant)),
-            Listing("Processes", _PROCESS_HEADINGS, processes),
+            Listing.of("Trainings", TRAINING, variant.trainings),
+            Listing.of("Processes", _PROCESS, variant.processes),
         ),
     )
 
@@ -396,16 +390,22 @@ def _energy(variant: VariantReport) -> str:
     return f"{fmt.quantity(1000 * statistics.median(known))} mJ" if known else ""
 
 
-def _process(number: int, process: TimedProcess) -> tuple[str, ...]:
-    peaks = (process.host_peak_mib, process.gpu_peak_mib)
+def _mib(value: float | None) -> str:
+    return fmt.NOT_AVAILABLE if value is None else fmt.quantity(value)
+
+
+def _held_down(process: TimedProcess) -> str:
     throttled = (gpu for gpu in process.gpus if gpu.throttled)
     held = sorted({reason for gpu in throttled for reason in gpu.throttle_reasons})
-    return (
-        str(number),
-        fmt.quantity(process.step_ms),
-        str(len(process.turns_ms)),
-        fmt.quantity(process.build_s),
-        fmt.quantity(process.first_step_s),
-        *(fmt.NOT_AVAILABLE if value is None else fmt.quantity(value) for value in peaks),
-        fmt.one_line(f"GPU throttled: {', '.join(held)}") if held else fmt.NOTHING,
-    )
+    return fmt.one_line(f"GPU throttled: {', '.join(held)}") if held else fmt.NOTHING
+
+
+_PROCESS: dict[str, Callable[[TimedProcess], str]] = {
+    "Median step, ms": lambda process: fmt.quantity(process.step_ms),
+    "Turns": lambda process: str(len(process.turns_ms)),
+    "Build, s": lambda process: fmt.quantity(process.build_s),
+    "First step, s": lambda process: fmt.quantity(process.first_step_s),
+    "Host, MiB": lambda process: _mib(process.host_peak_mib),
+    "GPU, MiB": lambda process: _mib(process.gpu_peak_mib),
+    "Remarks": _held_down,
+}

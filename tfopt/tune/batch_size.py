@@ -23,7 +23,7 @@ from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.targets import Target, Variant, plain_arguments, reference_of
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.tune.at_batch import AtBatch, LookAtJob
 from tfopt.tune.batch_sizes_found import INTERRUPTED, BatchSizes, Tried
 

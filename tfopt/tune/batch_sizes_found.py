@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from tfopt.measure.job_facts import RULES, JobFacts
 from tfopt.report import format as fmt
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.train.learning_rate import scaled_learning_rate
 
 INTERRUPTED = "The search was interrupted: not all was tried or measured again."

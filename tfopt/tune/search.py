@@ -36,7 +36,7 @@ from tfopt.measure.scores import READINGS, TrainWhole
 from tfopt.measure.targets import Target, Variant
 from tfopt.measure.trainings import Order, Trainings, quality, train
 from tfopt.report.bench_report import Quality
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.memory_message import is_lack_of_memory
 from tfopt.tune.predicted import start_s, training_s

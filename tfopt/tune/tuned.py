@@ -16,7 +16,7 @@ from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import row_report
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation
-from tfopt.report.footprint import Comparison
+from tfopt.report.statistics import Comparison
 from tfopt.run import Outcome, run
 from tfopt.tune.search import INTERRUPTED, Search, Trial
 

@@ -1,12 +1,17 @@
-"""Lay out in words what variants would serve: sizes, arithmetic and latency, in a table."""
+"""Hold what models weigh and how fast they answer when they serve, and lay it out in a table.
+
+What was not measured is None, with its reason in ``notes``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from tfopt.report import format as fmt
-from tfopt.report.footprint import Footprint, Footprints, flops_in_words
+from tfopt.report.statistics import Comparison
+from tfopt.report.strict import AboveZero, ReportError
 from tfopt.report.table import (
     Cell,
     Column,
@@ -20,8 +25,63 @@ from tfopt.report.table import (
 )
 
 
-def serving_table(serving: Footprints, kept: str | None) -> Table[Row]:
-    """Return the table of what the variants would serve; ``kept`` is the name of the kept one."""
+@dataclass(frozen=True)
+class Footprint:
+    """One model.
+
+    Attributes:
+        name: What it is called in the comparison.
+        parameters: Weights of the Keras model; None for a file.
+        zeros: How many of them are zero.
+        gflop_per_example: Arithmetic of one inference, in 10^9 operations, as TensorFlow's profiler
+            counts them (``tfopt.compress.channels_report`` counts products with kernels alone);
+            zeros count as others.
+        kib: The LiteRT file: in float32 for a Keras model.
+        gzip_kib: The same file, compressed as for a download.
+        sparse_kib: The same file with sparse kernels stored as such.
+        latency_ms: Median time of one example on LiteRT; None where inputs leave a size open.
+        latency: That against the first row's; None for the first row itself, or without both.
+        notes: Why something is missing, and what to know.
+    """
+
+    name: str
+    parameters: int | None
+    zeros: int | None
+    gflop_per_example: float | None
+    kib: AboveZero
+    gzip_kib: AboveZero
+    sparse_kib: float | None
+    latency_ms: float | None
+    latency: Comparison | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Footprints:
+    """Several models, measured in turns on one machine.
+
+    Attributes:
+        engine: What ran them: its version, threads and delegate.
+        rows: In the order given, the reference first.
+        missing: Names of which there is no file, each with the reason.
+        compared: Whether the first row is the reference; False: that has no file.
+    """
+
+    engine: str
+    rows: tuple[Footprint, ...]
+    missing: tuple[str, ...] = ()
+    compared: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ReportError("rows", expected="at least the reference", received="none")
+
+    def __str__(self) -> str:
+        return str(serving_table(self))
+
+
+def serving_table(serving: Footprints, kept: str | None = None) -> Table[Row]:
+    """Return the table of what the models would serve; ``kept`` is the name of the kept one."""
     columns = tuple(_columns(serving))
     rows = (
         Row(
@@ -90,3 +150,11 @@ def _latency(row: Footprint) -> Cell:
         return Cell(shown)
     speed = fmt.speed_and_interval(against)
     return Cell(shown, speed, verdict_tone(against), badge=against.verdict)
+
+
+def flops_in_words(gflop: float) -> str:
+    """Return operations with three digits and the thousands that they count: 1.64 M."""
+    for size, unit in ((1.0, "G"), (1e-3, "M"), (1e-6, "k")):
+        if gflop >= size:
+            return f"{gflop / size:.3g} {unit}"
+    return f"{gflop * 1e9:.0f}"
