@@ -1,13 +1,7 @@
-"""The tfopt command: one vocabulary, one error a mistake, bench and report for real."""
+"""The tfopt command: one vocabulary, one error a mistake, errors in the words of the flags."""
 
 import argparse
-import json
-import os
-import signal
-import subprocess
 import sys
-import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -18,17 +12,6 @@ from tfopt.errors import UserError
 from tfopt.job.roster import transform_name
 from tfopt.recipes import cnn_mnist
 from tfopt.recipes.flags import count, duration, in_flags, points
-
-
-def tfopt(*arguments, cwd=None, module="tfopt.commands.cli"):
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=cwd,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -61,9 +44,7 @@ def test_the_same_thing_has_the_same_flag_in_every_command():
         "doctor", "monitor", "launch",
     ]  # fmt: skip
     assert [name for name, flags in found.items() if "--json" not in flags] == ["launch"]
-    gone = {"--batch_size", "--batch", "--minutes", "--resume", "--rounds", "--anew"}
     for name, flags in found.items():
-        assert not gone & {*flags}, name
         assert ("--job" in flags) == (name == "optimize"), name
         for flag in ("--budget", "--grace", "--listen", "--interval"):
             assert flag not in flags or flags[flag].type is duration, name
@@ -104,15 +85,6 @@ def test_an_error_names_the_flags_of_its_command():
         assert in_flags(python, tune) == flags
 
 
-def test_an_error_of_a_python_function_names_the_flag(tmp_path, capsys):
-    listening = ["doctor", "--only", "host", "--listen", "2h"]
-    for arguments in (listening, [*listening, "--json"]):
-        assert main(arguments) == 2
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        assert "--listen is not a time to wait" in shown.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -147,13 +119,6 @@ def test_a_mistake_is_one_message(tmp_path, monkeypatch, capsys, arguments, word
     assert not Path("mark").exists()
     with pytest.raises(UserError):
         main([arguments[0], "--debug", *arguments[1:]])
-
-
-def test_python_finds_the_command_by_the_name_of_the_package(tmp_path):
-    done = tfopt("report", "nowhere.json", cwd=tmp_path, module="tfopt")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: nowhere.json")
-    assert "Traceback" not in done.stderr
 
 
 def test_an_unknown_command_and_flag_are_refused_with_what_was_meant(recipe, capsys):
@@ -201,62 +166,6 @@ def test_wrong_flags_of_a_recipe(recipe, tmp_path, capsys, flag, word):
     assert not list(tmp_path.iterdir())
 
 
-JOB = """
-    import numpy as np
-    from tfopt import Data, Job
-
-    def job(epochs=1) -> Job:
-        return Job(build=build, data=data, compile=lambda: {"optimizer": "adam",
-                   "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}, epochs=epochs)
-
-    def build():
-        import keras
-        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2, "softmax")])
-
-    def data():
-        x = np.random.default_rng(0).normal(size=(320, 6)).astype("float32")
-        y = (x.sum(axis=1) > 0).astype("int64")
-        return Data(train=(x, y), test=(x, y), name="toy")
-"""
-RECIPE = """
-tfopt = 1
-[[chain]]
-transform = "prune"
-sparsity = 0.5
-[[chain]]
-transform = "quantize"
-mode = "dynamic"
-[[chain]]
-transform = "pipeline"
-map = "my_package.maps:halve"
-"""
-
-
-@pytest.fixture
-def project(tmp_path):
-    """A user's project: a package, and a recipe file that names a function of it."""
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "maps.py").write_text(
-        "def halve(x, y):\n    open('mapped', 'a').close()\n    return x / 2, y\n"
-    )
-    (tmp_path / "my_package" / "train.py").write_text(textwrap.dedent(JOB))
-    (tmp_path / "small.toml").write_text(RECIPE)
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_bench_measures_a_chain_on_someones_own_job(project):
-    """Through the processes and back, with a function that the file names."""
-    arguments = ("bench", "my_package.train:job", "--chain", "small.toml", "--set", "epochs=2")
-    flags = ("--budget", "90s", "--whole", "--seeds", "2", "--output", "out", "--json")
-    done = tfopt(*arguments, *flags, "--trust-functions", cwd=project)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["command"].startswith("tfopt bench my_package.train:job")
-    assert (project / "mapped").exists()
-    written = {path.name for path in (project / "out").iterdir()}
-    assert {"bench.json", "bench.md", "bench.html", "kept"} <= written
-
-
 def test_report_in_each_form(tmp_path, capsys):
     written = single().to_json()
     (tmp_path / "bench.json").write_text(written)
@@ -268,45 +177,3 @@ def test_report_in_each_form(tmp_path, capsys):
     assert capsys.readouterr().out == written
     assert main(["report", str(tmp_path.parent)]) == 2
     assert "holds no report" in capsys.readouterr().err
-
-
-def test_a_reader_that_stops_early_is_no_error(tmp_path):
-    """As in ``tfopt report ... | head``, with a reader that is gone before anything is written."""
-    (tmp_path / "bench.json").write_text(single().to_json())
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "wb") as stdout:
-        done = subprocess.run(
-            [sys.executable, "-m", "tfopt.commands.cli", "report", "bench.json"],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            cwd=tmp_path,
-            check=False,
-        )
-    assert done.stderr == ""
-
-
-def test_an_interrupt_while_modules_are_still_loading(tmp_path):
-    """A real Ctrl-C: SIGINT to a real process that is inside an import."""
-    # Modules of the current folder come before the installed ones of the same name.
-    blocked = "import time\nopen('importing', 'w').close()\ntime.sleep(600)\n"
-    (tmp_path / "rich.py").write_text(blocked)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tfopt.commands.cli", "report", "any.json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
-    try:
-        while not (tmp_path / "importing").exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert errors == "Interrupted.\n"

@@ -1,6 +1,5 @@
 """Doctors that ask each other over real sockets on loopback."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -9,7 +8,6 @@ import pytest
 
 from tfopt.doctor import cluster_checks as cluster
 from tfopt.doctor.check import Subject
-from tfopt.doctor.cluster_checks import meet
 
 
 @pytest.fixture
@@ -70,9 +68,3 @@ def test_a_port_of_its_own_that_is_taken(free_ports):
         checks = checks_of([f"127.0.0.1:{port}" for port in free_ports[:2]])
     assert checks["own port"].verdict == "failure"
     assert "in use" in checks["own port"].told
-
-
-def test_sockets_are_free_again_at_once(free_ports):
-    own = f"127.0.0.1:{free_ports[0]}"
-    for _ in range(2):
-        assert asyncio.run(meet(own, {}, 0.0)) == ({}, None)

@@ -11,7 +11,6 @@ from tfopt.doctor import gpu_checks as gpus
 from tfopt.doctor.check import Subject
 from tfopt.doctor.examine import INSPECTIONS
 from tfopt.doctor.isolated import Answered
-from tfopt.monitor.nvml import device_facts, gpu_memories
 
 MIB = 1024**2
 ON_GPUS = [each for each in INSPECTIONS if each.theme == "gpu"]
@@ -56,17 +55,6 @@ def pci_device(root, address, **files):
 
 def verdicts(found):
     return [(check.verdict, check.told) for check in found]
-
-
-def test_facts_are_read_and_what_is_refused_is_none(driver):
-    driver.gpus[1].refuses = {
-        "nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED,
-    }
-    first, second = device_facts()
-    assert (first.capability, first.total_mib) == ((8, 0), 8000)
-    assert (second.capability, second.total_mib) == ((8, 0), None)
-    driver.unknown = {"nvmlDeviceGetComputeMode"}
-    assert device_facts()[0].prohibited is None
 
 
 def test_a_driver_against_the_build(driver, tmp_path, monkeypatch):
@@ -114,14 +102,6 @@ def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_
     assert (left_out.verdict, len(asked)) == ("not here", 1)
 
 
-def test_gpus_that_are_all_lost_are_failures(driver, tmp_path):
-    for gpu in driver.gpus:
-        gpu.refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
-    found = gpus.visible_gpus(Subject(root=tmp_path))
-    assert [check.verdict for check in found] == ["failure", "failure"]
-    assert gpu_memories() == "NVML: GPU is lost"
-
-
 def test_what_cuda_visible_devices_hides(driver, monkeypatch):
     assert verdicts(gpus.visible_gpus(Subject()))[0][0] == "ok"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7,1")
@@ -129,13 +109,6 @@ def test_what_cuda_visible_devices_hides(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (check,) = gpus.visible_gpus(Subject())
     assert (check.verdict, check.fix) == ("warning", "unset CUDA_VISIBLE_DEVICES")
-
-
-def test_a_compute_mode_that_forbids_everything(driver):
-    driver.gpus[1].mode = pynvml.NVML_COMPUTEMODE_PROHIBITED
-    _, check = gpus.visible_gpus(Subject())
-    assert (check.verdict, check.name) == ("failure", "compute mode")
-    assert "GPU 1" in check.told
 
 
 @pytest.mark.parametrize(
@@ -163,10 +136,3 @@ def test_memory_that_somebody_holds(driver):
     assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in held.fix
     _, held = gpus.memory(Subject(environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"}))
     assert "GROWTH" not in held.fix
-
-
-def test_without_a_driver_nothing_is_said_but_why(stand_in_driver, tmp_path):
-    stand_in_driver.unknown = {"nvmlInitWithFlags"}
-    found = [c for each in ON_GPUS for c in each.look(Subject(root=tmp_path))]
-    assert {check.verdict for check in found} == {"not here"}
-    assert len({check.told for check in found}) == 1

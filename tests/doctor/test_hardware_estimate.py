@@ -70,14 +70,6 @@ def test_a_real_model_counted_by_hand():
     assert json.loads(found.to_json())["rows"][0]["gpu"] == "T4"
 
 
-def test_what_is_not_counted_is_named():
-    model = keras.Sequential([keras.Input((9, 4)), keras.layers.LSTM(8)])
-    model.compile("sgd", "mse")
-    data = np.zeros((2, 9, 4), "float32"), np.zeros((2, 8), "float32")
-    job = tfopt.Job.from_model(model, data, batch_size=2)
-    assert tfopt.hardware_estimate(job).note.endswith(": While")
-
-
 def test_a_large_batch_does_not_fit():
     found = tfopt.hardware_estimate(job_of(*[512] * 5, size=8), batch_size=1_500_000)
     assert [found.fits(BY_NAME[name]) for name in ("T4", "H200 SXM")] == [False, True]

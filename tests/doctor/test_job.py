@@ -5,7 +5,6 @@ import textwrap
 
 import pytest
 
-from tfopt import Distribute, chain
 from tfopt.doctor.check import Check, Subject
 from tfopt.doctor.job_checks import examine_job, job
 
@@ -91,16 +90,6 @@ def test_transforms_that_do_not_combine_are_named(probed):
     assert checks["transforms"].fix
 
 
-@pytest.mark.slow
-def test_a_batch_that_does_not_divide(subject):
-    checks = by_name(
-        job(subject("plain", arguments={"batch": 63}, chain=chain(Distribute(logical_cpus=2))))
-    )
-    assert checks["job"].verdict == "failure"
-    assert "63" in checks["job"].told
-    assert "62 or 64" in checks["job"].fix
-
-
 def test_float16_without_loss_scaling(probed):
     checks = probed("unscaled")
     assert checks["precision"].verdict == "failure"
@@ -114,8 +103,3 @@ def test_a_model_that_does_not_take_its_data(probed):
     assert checks["rehearsal"].verdict == "failure"
     assert "Sequential.call()" in checks["rehearsal"].told
     assert "19" in checks["rehearsal"].told, "the whole of Keras's message, not its first line"
-
-
-def test_without_a_job_there_is_nothing_here():
-    (check,) = job(Subject())
-    assert check.verdict == "not here"

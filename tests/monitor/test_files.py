@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import resource
 import signal
 from dataclasses import astuple, fields, replace
 from types import SimpleNamespace
@@ -157,23 +156,6 @@ def test_a_log_holds_each_sample_as_soon_as_it_is_taken(tmp_path, turned):
     assert is_whole()
     turned.take_at(4.0)
     assert len(of("host", path)) == 4
-
-
-def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(tmp_path, turned):
-    log = CsvLog(tmp_path / "log.csv", turned)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        # A line begins, and does not end: there is room for some of it.
-        room = log.path.stat().st_size + 3
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-        with pytest.warns(RuntimeWarning, match="is the disk full"):
-            turned.take_at(1.0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    turned.take_at(2.0)
-    log.close()
-    assert len(turned.recording().samples) == 3
-    assert [row["at_s"] for row in of("host", log.path)] == [0.0]
 
 
 def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):

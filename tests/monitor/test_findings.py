@@ -95,14 +95,6 @@ def test_without_a_gpu_the_rules_about_the_host_still_work():
     assert "the rules about GPUs: NVML: Driver Not Loaded" in found[-1].message
 
 
-def test_a_gpu_that_fell_off_the_bus_is_not_judged_and_the_other_one_is():
-    gone = dict.fromkeys(HEALTHY)
-    missing = {"utilisation_percent": "NVML: GPU is lost"}
-    found = findings(trace(gpu=[gone, {"sm_clock_mhz": 900}], missing=missing))
-    assert {each.gpu for each in found if each.rule == "low_clocks"} == {1}
-    assert "(NVML: GPU is lost)" in not_judged(found)[0].message
-
-
 def test_gaps_in_the_samples_change_no_verdict_and_too_little_is_no_ground_for_one():
     def now_and_then(value):
         return lambda t: None if t % 3 == 1 else value
@@ -214,15 +206,6 @@ def test_throttled_says_by_what_and_what_it_cost():
 )
 def test_clocks_by_reason_and_cost(gpu, expected):
     assert rules(findings(trace(gpu=gpu))) == expected
-
-
-def test_what_to_do_about_clocks():
-    (meant,) = found_by("throttled", trace(gpu=held(POWER, 1100, since=0)))
-    assert meant.action.startswith("nothing need be done")
-    (slower,) = found_by("throttled", trace(gpu=held(POWER, 1100)))
-    assert slower.action.startswith("raise the limit")
-    (low,) = found_by("low_clocks", trace(gpu={"sm_clock_mhz": 900, "clock_reasons": (SET,)}))
-    assert "ApplicationsClocksSetting" in low.message
 
 
 def test_another_process_on_the_gpu():

@@ -69,15 +69,6 @@ def played(nvml_stand_in, monkeypatch):
     return play
 
 
-def test_the_stand_in_is_not_in_the_drivers_place_afterwards(played):
-    played(gpu(0))
-    try:
-        found = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return  # there is no driver here
-    assert not hasattr(found, "nvml_stand_in_play")
-
-
 def powers(recording):
     return [[each.power_w for each in sample.gpus] for sample in recording.samples]
 
@@ -134,13 +125,6 @@ def test_what_is_not_there_or_not_allowed_is_none_with_the_reason_and_asked_once
     assert gpus.calls("nvmlDeviceGetPowerUsage") == 100
 
 
-def test_what_hardly_changes_is_asked_seldom(played):
-    gpus = played(gpu(0) + gpu(1, {"uuid": "GPU-bbbb"}))
-    gpus.samples(moment / 2 for moment in range(12))
-    assert gpus.calls("nvmlDeviceGetEnforcedPowerLimit") == 2
-    assert gpus.calls("nvmlDeviceGetPowerUsage") == 24
-
-
 def test_a_gpu_that_falls_off_the_bus_is_empty_while_the_others_go_on_and_may_come_back(played):
     gpus = played(gpu(0) + gpu(1, {"uuid": "GPU-bbbb"}) + "10 1 * !15\n60 1 * ok\n")
     recording = gpus.samples((0.0, 10.0, 11.0, 30.0, 61.0))
@@ -150,18 +134,6 @@ def test_a_gpu_that_falls_off_the_bus_is_empty_while_the_others_go_on_and_may_co
     missing = recording.gpus[1].missing
     assert {missing[name] for name in ("power_w", "fan_percent")} == {"NVML: GPU is lost"}
     assert "power_w" not in recording.gpus[0].missing
-
-
-def test_a_gpu_that_is_lost_before_the_beginning_keeps_its_place(played, monkeypatch):
-    gpus = played(gpu(0) + gpu(1, {"uuid": "GPU-bbbb"}) + "0 0 * !15\n")
-    recording = gpus.samples([0.0], "all")
-    assert [each.uuid for each in recording.gpus] == ["GPU number 0", "GPU-bbbb"]
-    assert powers(recording) == [[None, 312.45]]
-    assert recording.gpus[0].missing["power_w"] == "NVML: GPU is lost"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpus.chosen() == ["GPU-bbbb"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert nvml.gpu_memories() == "NVML: GPU is lost"
 
 
 @pytest.mark.parametrize(("code", "reason"), [(4, "Insufficient Permissions"), (999, "Unknown")])
@@ -182,20 +154,6 @@ def test_a_gpu_that_refuses_its_handle_hides_no_other(played, monkeypatch, code,
     assert ("GPU number 1" in facts) != forbidden
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert gpus.chosen() == ["GPU-cccc" if forbidden else "GPU number 1"]
-
-
-@pytest.mark.parametrize(
-    ("trace", "reason"),
-    [
-        (gpu(0) + "0 0 nvmlDeviceGetHandleByIndex_v2 !4\n", "NVML: Insufficient Permissions"),
-        ("0 - nvmlInitWithFlags !9\n", "NVML: Driver Not Loaded"),
-    ],
-)
-def test_without_any_gpu_there_is_a_reason_and_the_host_is_sampled(played, trace, reason):
-    recording = played(trace).samples([0.0])
-    assert (recording.no_gpu_reason, recording.gpus) == (reason, ())
-    assert recording.samples[0].host.rss_mib > 0
-    assert nvml.gpu_memories() == reason
 
 
 def test_a_driver_that_goes_leaves_the_host_and_may_come_back(played):

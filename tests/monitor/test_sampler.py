@@ -5,7 +5,6 @@ import os
 import threading
 import time
 
-import psutil
 import pynvml
 import pytest
 
@@ -78,18 +77,6 @@ def test_a_driver_that_answers_slowly_is_asked_less_often(monkeypatch):
     sampler = samplers.Sampler(ME, lambda: float(next(seconds)))
     sampler._run(0.25)
     assert pauses == [0.25, 2.0, 2.0, 2.0]
-
-
-def test_sampling_is_cheap():
-    """Of one period, sampling this process takes much less than a hundredth."""
-    with sampling(ME, clock=time.perf_counter, wanted={}, period_s=60) as sampler:
-        process = psutil.Process()
-        before = process.cpu_times()
-        for _ in range(200):
-            sampler.take()
-        after = process.cpu_times()
-    spent_s = after.user + after.system - before.user - before.system
-    assert spent_s / 200 < samplers.PERIOD_S / 100
 
 
 def test_what_is_kept_does_not_grow_without_end():

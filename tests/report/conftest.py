@@ -261,17 +261,6 @@ def quick() -> BenchReport:
 
 
 @pytest.fixture(scope="session")
-def pair() -> BenchReport:
-    """Two jobs that hardly differ, with an interval that reaches too far."""
-    first, second, *_ = walked()
-    other = changed(
-        second, name="my job", job="project.train:job", transform=None, chain="chain()",
-        against_reference=Comparison(0.998, 0.93, 1.08, 5), against_previous=None, quality=None,
-    )  # fmt: skip
-    return bench_report((first, other), asked={"kind": "pair"}, recommendation=None)
-
-
-@pytest.fixture(scope="session")
 def ablation() -> BenchReport:
     """A chain of two links beside the chain without each."""
     full, first, _, other, _ = walked()
@@ -360,11 +349,12 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page(HTMLParser):
-    """Tags, attributes and the text outside of style; every tag must be closed in order."""
+    """Tags, attributes, tables' cells and the text outside of style; every tag must be closed."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
         self.text = ""
         self.style = ""
         self._open: list[str] = []
@@ -375,6 +365,12 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self._open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
 
     def handle_endtag(self, tag):
         assert self._open.pop() == tag
@@ -382,37 +378,9 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self._open and self._open[-1] == "style":
             self.style += data
-        else:
-            self.text += data
-
-
-class MarkdownTexts(HTMLParser):
-    """The tables' cells, and every tag there is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.tables: list[list[list[str]]] = []
-        self.text = ""
-        self._in_cell = False
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-            self._in_cell = True
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self._in_cell = False
-
-    def handle_data(self, data):
+            return
         self.text += data
-        if self._in_cell:
+        if {"td", "th"} & {*self._open}:
             self.tables[-1][-1][-1] += data
 
 
@@ -423,15 +391,10 @@ def page_of() -> type[Page]:
 
 
 @pytest.fixture(scope="session")
-def markdown_of() -> Callable[[str], MarkdownTexts]:
+def markdown_of() -> Callable[[str], Page]:
     """Reads Markdown as a pull request would."""
-
-    def read(markdown: str) -> MarkdownTexts:
-        parser = MarkdownTexts()
-        parser.feed(MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown))
-        return parser
-
-    return read
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    return lambda markdown: Page(parser.render(markdown))
 
 
 @pytest.fixture(scope="session")
@@ -439,20 +402,19 @@ def chromium(tmp_path_factory) -> Callable[..., str]:
     """Shows a page in a headless Chromium with a profile of its own; returns what that printed."""
     if CHROMIUM is None:
         pytest.skip("no chromium on PATH (Debian: apt install chromium)")
-
     folder = tmp_path_factory.mktemp("chromium")
 
-    def show(html: str, *options: str, errors: bool = False) -> str:
+    def show(html: str) -> str:
         page = folder / "report.html"
         page.write_text(html, encoding="utf-8")
         command = [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
             "--no-first-run", "--disable-background-networking", "--disable-component-update",
             "--disable-sync", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}",
-            *options, page.as_uri(),
+            "--virtual-time-budget=20000", "--dump-dom", page.as_uri(),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
-        return done.stderr if errors else done.stdout
+        return done.stdout
 
     return show

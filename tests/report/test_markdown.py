@@ -22,7 +22,3 @@ def test_code_is_shown_as_it_is(text, markdown_of):
     parsed = markdown_of(f"- {code(text)}")
     assert parsed.text.strip() == text
     assert [tag for tag, _ in parsed.tags] == ["ul", "li", "code"]
-
-
-def test_no_code_of_nothing():
-    assert code("") == ""

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.report import format as fmt
-from tfopt.report.html import as_html
 from tfopt.report.plots import plots_of
 from tfopt.report.statistics import Comparison
 
@@ -41,14 +39,6 @@ def test_each_process_is_marked_at_its_own_speed(cpu):
     for point in points:
         middle = sum(point.processes) / len(point.processes)
         assert middle == pytest.approx(point.place, abs=0.1)
-
-
-def test_names_are_texts_and_a_screen_reader_hears_the_figures(cpu, texts, page_of):
-    changed = texts(cpu, lambda text: text.replace("+ Prune", "<b>&\"'$x$"))
-    parsed = page_of(as_html(changed))
-    (plot,) = (a for _, a in parsed.tags if a.get("role") == "img")
-    told = fmt.speed_and_interval(cpu.variants[-1].against_reference)
-    assert f"<b>&\"'$x$ {told}" in plot["aria-label"]
 
 
 def test_nothing_is_drawn_where_nothing_was_compared(single, trained):

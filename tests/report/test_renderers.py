@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 from rich.console import Console
 
-from tfopt.report.documents import Report
-from tfopt.report.html import as_html
 from tfopt.report.markdown import as_markdown
-from tfopt.report.statistics import Comparison
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
 
@@ -25,13 +21,6 @@ def test_markdown_says_what_the_page_says(lossy, quick):
     assert "-1.20 lost" in markdown
     assert "<details><summary>Where it comes from</summary>" in markdown
     assert as_markdown(quick).startswith("## cnn_mnist (quick)\n")
-
-
-def test_a_bad_day(rough_bench):
-    markdown = as_markdown(rough_bench)
-    assert "| + Prune | *failed* | - |" in markdown
-    assert "received: steps_per_execution=16<br>" in markdown
-    assert "- forced: another program was using the CPU" in markdown
 
 
 def shown(report, width):
@@ -55,14 +44,3 @@ def test_a_bad_day_in_a_terminal(rough_bench):
     assert "+ Prune failed: MemoryError: no room" in text
     assert "forced: another program was using the CPU" in text
     assert "Keep:" not in text
-
-
-def test_what_is_not_certain_is_kept_nowhere(cpu):
-    last = replace(cpu.variants[-1], against_reference=Comparison(0.6, 0.3, 1.2, 3))
-    report = replace(cpu, variants=(*cpu.variants[:-1], last))
-    text, markdown, page = shown(report, 400), as_markdown(report), as_html(report)
-    assert text.rstrip().splitlines()[-1] == view_of(report).summary.headline
-    assert "Keep" not in text + markdown + page
-    assert 'class="kept"' in as_html(cpu)
-    assert 'class="kept"' not in page
-    assert Report(report)["kept"] is report.reference

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.report.html import as_html
-from tfopt.report.markdown import as_markdown
 from tfopt.report.statistics import Comparison
 from tfopt.report.view import view_of
 
@@ -127,12 +125,6 @@ def test_an_accuracy_that_is_not_reached_is_said(trained):
     assert view.tiles[0].label == "Whole training, s"
 
 
-def test_without_the_reference_file_the_saved_model_is_compared(trained):
-    view = view_of(replace(trained, serving=None))
-    assert "the file is 4.3 times smaller" in view.summary.headline
-    assert "answers" not in view.summary.headline
-
-
 def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
     cells, row = row_of(trained, "+ Prune")
     until = cells["Until accurate, s"]
@@ -165,15 +157,3 @@ def test_few_seeds_are_said(trained):
     view = view_of(replace(trained, variants=(*trained.variants[:-1], once)))
     assert "trained once" in view.table.rows[-1].flags
     assert view.tiles[1].change == ""
-
-
-@pytest.mark.parametrize("verdict", ["slower", "inconclusive"])
-def test_the_badge_follows_from_the_interval(trained, verdict, page_of):
-    ends = {"slower": (1.2, 1.1, 1.3), "inconclusive": (0.9, 0.7, 1.1)}[verdict]
-    last = replace(trained.variants[-1], whole=Comparison(*ends, 3))
-    report = replace(trained, variants=(*trained.variants[:-1], last))
-    assert row_of(report, "+ Prune")[0]["Whole training, s"].badge == verdict
-    assert f") {verdict}" in as_markdown(report)
-    html = as_html(report)
-    assert f">{verdict}</span>" in html
-    assert page_of(html)

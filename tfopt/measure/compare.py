@@ -15,7 +15,7 @@ from tfopt.errors import UserError
 from tfopt.measure.comparability import NotComparable, differences, variant_differences
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import KEPT, BenchReport, VariantReport
-from tfopt.report.compared import LeftOut, Line, Side, SideBySide, VariantFigures
+from tfopt.report.compared import LeftOut, Line, Side, SideBySide
 from tfopt.report.documents import read_any
 from tfopt.report.statistics import LEAST, Comparison, compare_apart
 
@@ -155,8 +155,7 @@ def _in_turns(reference: VariantReport, variant: VariantReport) -> Line:
 def _line(
     a: VariantReport, b: VariantReport, found: Comparison | None, why_not: str | None, **more: Any
 ) -> Line:
-    figures = VariantFigures.of(a), VariantFigures.of(b)
-    return Line(fmt.one_line(b.name), *figures, comparison=found, why_not=why_not, **more)
+    return Line(fmt.one_line(b.name), a, b, comparison=found, why_not=why_not, **more)
 
 
 def judge(found: SideBySide, limit: float) -> dict[str, Outcome]:

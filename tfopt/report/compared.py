@@ -6,10 +6,10 @@ A line without a comparison says why there is none.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import peak, phase_s
@@ -50,45 +50,6 @@ class Side:
 
 
 @dataclass(frozen=True)
-class VariantFigures:
-    """A variant summed up over its processes.
-
-    Attributes:
-        step_ms: Median of the turns; ``p90_ms`` is their ninetieth percentile.
-        processes: How many there were.
-        build_s: Median over the processes; so is ``first_step_s``.
-        peaks_mib: The largest over the processes, by the names of ``TimedProcess``.
-        unavailable: Why a peak is None, by its name.
-    """
-
-    step_ms: float
-    p90_ms: float
-    batch_size: int | None
-    replicas: int
-    processes: int
-    build_s: float
-    first_step_s: float
-    peaks_mib: Mapping[str, float | None]
-    unavailable: Mapping[str, str]
-
-    @staticmethod
-    def of(variant: VariantReport) -> VariantFigures:
-        """Return the figures of a variant that was measured."""
-        peaks = {name: peak(variant, name) for name in _PEAKS.values()}
-        return VariantFigures(
-            step_ms=variant.step_ms,
-            p90_ms=variant.percentile_ms(90),
-            batch_size=variant.batch_size,
-            replicas=variant.processes[0].replicas,
-            processes=len(variant.processes),
-            build_s=phase_s(variant, "build_s"),
-            first_step_s=phase_s(variant, "first_step_s"),
-            peaks_mib={name: found.mib for name, found in peaks.items()},
-            unavailable={name: found.why for name, found in peaks.items() if found.mib is None},
-        )
-
-
-@dataclass(frozen=True)
 class Line:
     """One variant in both: ``comparison`` is the second's time as a share of the first's.
 
@@ -97,8 +58,8 @@ class Line:
     """
 
     name: str
-    first: VariantFigures
-    second: VariantFigures
+    first: VariantReport
+    second: VariantReport
     comparison: Comparison | None
     why_not: str | None
     differences: tuple[Difference, ...]
@@ -106,6 +67,18 @@ class Line:
     def __post_init__(self) -> None:
         if (self.comparison is None) != bool(self.why_not):
             raise ReportError("why_not", expected="a comparison or a reason", received="neither")
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """Return it as it stands in JSON."""
+        found = self.comparison
+        return {
+            "name": self.name,
+            "step_ms": [self.first.step_ms, self.second.step_ms],
+            "comparison": None if found is None else {**asdict(found), "verdict": found.verdict},
+            "why_not": self.why_not,
+            "differences": [asdict(each) for each in self.differences],
+        }
 
 
 @dataclass(frozen=True)
@@ -134,14 +107,12 @@ class SideBySide:
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
 
-    schema: ClassVar[str] = "tfopt.compare/3"
+    schema: ClassVar[str] = "tfopt.compare/4"
 
     def to_json(self) -> str:
         """Return it as JSON; the verdict of each comparison stands beside its interval."""
-        content = {"schema": self.schema, **asdict(self)}
-        for line, written in zip(self.lines, content["lines"], strict=True):
-            if line.comparison is not None:
-                written["comparison"]["verdict"] = line.comparison.verdict
+        content = {"schema": self.schema, **asdict(replace(self, lines=()))}
+        content["lines"] = [line.written for line in self.lines]
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
@@ -199,17 +170,17 @@ def _table(found: SideBySide) -> Table[Row]:
         Column("A: step, ms", "p90", lambda line: _step(line.first)),
         Column("B: step, ms", "p90", lambda line: _step(line.second)),
         Column("Speed of B", "95 %", _speed),
-        Column("Processes", "", partial(_both, lambda figures: str(figures.processes))),
-        Column("Build, s", "", partial(_both, lambda figures: fmt.quantity(figures.build_s))),
-        Column("First step, s", "", partial(_both, lambda each: fmt.quantity(each.first_step_s))),
+        Column("Processes", "", partial(_both, lambda variant: str(len(variant.processes)))),
+        Column("Build, s", "", partial(_both, partial(_phase, "build_s"))),
+        Column("First step, s", "", partial(_both, partial(_phase, "first_step_s"))),
         *(Column(title, "", partial(_peaks, name)) for title, name in _PEAKS.items()),
     )
     rows = (Row(line.name, tuple(column.make(line) for column in columns)) for line in found.lines)
     return table_of(columns, rows)
 
 
-def _step(figures: VariantFigures) -> Cell:
-    return Cell(fmt.quantity(figures.step_ms), fmt.quantity(figures.p90_ms))
+def _step(variant: VariantReport) -> Cell:
+    return Cell(fmt.quantity(variant.step_ms), fmt.quantity(variant.percentile_ms(90)))
 
 
 def _speed(line: Line) -> Cell:
@@ -220,17 +191,18 @@ def _speed(line: Line) -> Cell:
     )
 
 
-def _both(text: Callable[[VariantFigures], str], line: Line) -> Cell:
+def _both(text: Callable[[VariantReport], str], line: Line) -> Cell:
     return Cell(f"{text(line.first)} -> {text(line.second)}")
 
 
+def _phase(name: str, variant: VariantReport) -> str:
+    return fmt.quantity(phase_s(variant, name))
+
+
 def _peaks(name: str, line: Line) -> Cell:
-    sides = line.first, line.second
-    texts = [
-        fmt.NOT_AVAILABLE if (mib := side.peaks_mib[name]) is None else fmt.quantity(mib)
-        for side in sides
-    ]
-    reasons = dict.fromkeys(fmt.one_line(side.unavailable.get(name, "")) for side in sides)
+    peaks = [peak(variant, name) for variant in (line.first, line.second)]
+    texts = (fmt.NOT_AVAILABLE if each.mib is None else fmt.quantity(each.mib) for each in peaks)
+    reasons = dict.fromkeys(fmt.one_line(each.why) for each in peaks)
     return Cell(" -> ".join(texts), reason="; ".join(filter(None, reasons)))
 
 

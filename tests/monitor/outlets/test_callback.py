@@ -15,7 +15,6 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.distribute.input_wait import seconds_waited
-from tfopt.monitor import monitor_callback as callbacks
 
 X = np.random.default_rng(0).normal(size=(16 * 8 + 8, 16)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -153,17 +152,6 @@ def test_no_failure_of_its_own_ends_a_training(tmp_path, plain):
     assert sum(m.steps for m in monitor.recording.steps) == 2 * STEPS
 
 
-def test_a_sampler_that_cannot_begin_ends_no_training(monkeypatch):
-    def broken(*args, **kwargs):
-        raise OSError("no threads left")
-
-    monkeypatch.setattr(callbacks, "sampling", broken)
-    monitor = tfopt.Monitor(log_dir="/nowhere")
-    with pytest.warns(RuntimeWarning, match="sampling failed, the training goes on: no threads"):
-        train(monitor)
-    assert monitor.findings()[0].rule == "too_few_samples"
-
-
 def test_a_training_that_an_error_ends_leaves_its_recording_and_no_thread(sampler_threads):
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -188,29 +176,6 @@ def test_a_training_that_an_error_ends_leaves_its_recording_and_no_thread(sample
         gc.collect()
         time.sleep(0.1)
     assert sampler_threads() == []
-
-
-@pytest.mark.slow
-def test_under_two_replicas(fresh_python):
-    code = """
-        import keras, numpy as np, tfopt
-        x = np.random.default_rng(0).normal(size=(72, 16)).astype("float32")
-        def train(callbacks):
-            with tfopt.distribute(logical_cpus=2, verify=False, global_batch=16):
-                keras.utils.set_random_seed(0)
-                model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
-                model.compile("sgd", "mse")
-            model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
-            return model.get_weights()[0]
-        plain = train([])
-        monitor = tfopt.Monitor(hz=10)
-        assert np.array_equal(plain, train([monitor]))
-        marks = monitor.recording.steps
-        assert sum(m.examples for m in marks) == 144, marks
-        assert all(0 <= m.input_wait_s <= m.seconds for m in marks), marks
-        print("well")
-    """
-    assert fresh_python(code).strip().endswith("well")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ import dataclasses
 import json
 import re
 import socket
-import threading
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from traces import HEAT, marks, trace
@@ -23,7 +20,6 @@ from tfopt.monitor.outlets.prometheus import (
 from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Recording
 
 pytest.importorskip("prometheus_client")
-import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -101,27 +97,6 @@ def test_it_listens_on_loopback_only_and_frees_its_port():
             pass
     with serving(full, port) as again:
         assert again == port
-
-
-def test_it_ends_where_its_own_thread_collects_a_crashed_training(monkeypatch):
-    collecting = threading.Event()
-
-    def start(*given):
-        server, thread = prometheus_client.start_http_server(*given)
-        # What the server does between two requests, it does in its own thread.
-        server.service_actions = lambda: collecting.is_set() or (collecting.set(), crashed.close())
-        threads.append(thread)
-        return server, thread
-
-    client = SimpleNamespace(**{**vars(prometheus_client), "start_http_server": start})
-    monkeypatch.setattr(prometheus, "require_client", lambda: client)
-    threads, crashed = [], ExitStack()
-    collecting.set()
-    crashed.enter_context(serving(full, 0))
-    collecting.clear()
-    threads[0].join(60)
-    assert collecting.is_set()
-    assert not threads[0].is_alive()
 
 
 def queries():

@@ -1,6 +1,5 @@
 """Views for people: the table, the findings, lines."""
 
-import io
 import json
 from datetime import UTC, datetime
 
@@ -57,14 +56,6 @@ def test_the_host_s_row_shows_a_container_s_limits_and_markup_in_names_is_text()
     assert "4.0/8.0" in text
     recording = trace(gpu={}, names=["[red]GPU[/red] [/]"])
     assert "[red]GPU[/red] [/]" in shown(machine_table(recording, "[bold]"))
-
-
-def test_the_table_in_ascii_has_no_other_characters():
-    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=80)
-    assert console.options.ascii_only
-    lines = console.render_lines(machine_table(trace(gpu={}), "title"))
-    drawn = "".join(segment.text for line in lines for segment in line)
-    assert set(drawn.replace("°", "")) <= set(map(chr, range(128)))
 
 
 def test_findings_are_shown_with_their_evidence_and_what_to_do():

@@ -12,13 +12,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, within
-from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Metric, Recording, Sample
+from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Metric, Recording
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 LOOPBACK = "127.0.0.1"
 _GPU_LABELS = ("uuid", "name", "index")
+_TRAINING = (
+    ("tfopt_training_steps", "Training steps", "steps"),
+    ("tfopt_training_seconds", "Time that the training steps took", "seconds"),
+    ("tfopt_training_examples", "Examples trained on", "examples"),
+    ("tfopt_training_input_wait_seconds", "Time that steps waited for input", "input_wait_s"),
+)
 # By the ending of a metric's name, that of Prometheus's base unit, and the factor.
 _BASE_UNITS = {
     "_mib_per_s": ("_bytes_per_second", 2.0**20),
@@ -57,60 +63,44 @@ class NewestSample:
         for metric in HOST_METRICS:
             value = getattr(newest.host, metric.name)
             if isinstance(value, tuple):
-                labelled = [((str(core),), each) for core, each in enumerate(value)]
-                yield _family(metric, "host", ("core",), labelled)
+                cores = [((str(core),), each) for core, each in enumerate(value)]
+                yield _metric(metric, "host", ("core",), cores)
             elif value is not None:
-                yield _family(metric, "host", (), [((), value)])
-        gpus = [(gpu.uuid, gpu.name, str(place)) for place, gpu in enumerate(recording.gpus)]
+                yield _metric(metric, "host", (), [((), value)])
+        labels = [(gpu.uuid, gpu.name, str(place)) for place, gpu in enumerate(recording.gpus)]
+        gpus = list(zip(labels, newest.gpus, strict=False))
         for metric in GPU_METRICS:
-            values = [
-                (labels, value)
-                for labels, reading in zip(gpus, newest.gpus, strict=False)
-                if (value := getattr(reading, metric.name)) is not None
-            ]
+            found = [(of, v) for of, gpu in gpus if (v := getattr(gpu, metric.name)) is not None]
+            if found:
+                yield _metric(metric, "gpu", _GPU_LABELS, found)
+        held = "Whether heat, power or hardware holds the clocks down"
+        known = [(of, gpu.throttled_by != []) for of, gpu in gpus if gpu.clock_reasons is not None]
+        yield _family("tfopt_gpu_throttled", held, _GPU_LABELS, known)
+        # The sums of all marks, so that a scrape misses none.
+        for name, description, field in _TRAINING:
+            values = [v for mark in recording.steps if (v := getattr(mark, field)) is not None]
             if values:
-                yield _family(metric, "gpu", _GPU_LABELS, values)
-        yield _throttled(gpus, newest)
-        yield from _training(recording)
+                yield _family(f"{name}_total", description, (), [((), sum(values))])
+
+
+def _metric(
+    metric: Metric, device: str, labels: tuple[str, ...], values: list[tuple[Any, float]]
+) -> Family:
+    name, factor = prometheus_name(metric, device)
+    return _family(name, metric.description, labels, [(of, v * factor) for of, v in values])
 
 
 def _family(
-    metric: Metric, device: str, labels: tuple[str, ...], values: list[tuple[Any, float]]
+    name: str, description: str, labels: tuple[str, ...], values: list[tuple[Any, float]]
 ) -> Family:
+    """Return a family of metrics; one whose name ends in ``_total`` is a counter."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
-    name, factor = prometheus_name(metric, device)
-    family = kind(name, metric.description, labels=labels)
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(name, description, labels=labels)
     for of, value in values:
-        family.add_metric(of, value * factor)
+        family.add_metric(of, float(value))
     return family
-
-
-def _throttled(gpus: list[tuple[str, str, str]], newest: Sample) -> Family:
-    from prometheus_client.core import GaugeMetricFamily
-
-    description = "Whether heat, power or hardware holds the clocks down"
-    family = GaugeMetricFamily("tfopt_gpu_throttled", description, labels=_GPU_LABELS)
-    for labels, reading in zip(gpus, newest.gpus, strict=False):
-        if reading.clock_reasons is not None:
-            family.add_metric(labels, float(bool(reading.throttled_by)))
-    return family
-
-
-def _training(recording: Recording) -> Iterator[Family]:
-    """Yield the sums of all marks, so that a scrape misses none."""
-    from prometheus_client.core import CounterMetricFamily
-
-    for name, description, field in (
-        ("tfopt_training_steps", "Training steps", "steps"),
-        ("tfopt_training_seconds", "Time that the training steps took", "seconds"),
-        ("tfopt_training_examples", "Examples trained on", "examples"),
-        ("tfopt_training_input_wait_seconds", "Time that steps waited for input", "input_wait_s"),
-    ):
-        values = [v for mark in recording.steps if (v := getattr(mark, field)) is not None]
-        if values:
-            yield CounterMetricFamily(name, description, value=float(sum(values)))
 
 
 @contextmanager
