@@ -15,7 +15,6 @@ and ``power_w`` of the rows "gpu" with its UUID. ``pandas.read_csv`` reads it.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-from tfopt.files import target_of, write_atomically
+from tfopt.files import target_of
 from tfopt.monitor.readings import (
     GPU_METRICS,
     HOST_METRICS,
@@ -62,11 +61,13 @@ class CsvLog:
     """
 
     def __init__(self, path: str | os.PathLike[str], sampler: Sampler) -> None:
-        self.path = write_atomically(target_of(path), _lines((), header=True))
+        self.path = target_of(path)
         self._sampler = sampler
         self._about: tuple[Row, ...] = ()
         self._sampled_s = self._marked_s = -math.inf
-        self._file = self.path.open("ab", buffering=0)
+        self._file = self.path.open("w", encoding="utf-8", newline="")
+        self._table = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+        self._table.writeheader()
         self._busy = threading.Lock()
         self._write()
         sampler.listen(self)
@@ -85,30 +86,24 @@ class CsvLog:
 
     def _write(self) -> None:
         with self._busy:
-            if self._file.closed:
-                return
-            data = self._new_lines().encode()
-            if self._file.write(data) != len(data):
-                # Another line after half of one would be a file that nobody can read.
-                self._file.close()
-                raise OSError(f"{self.path} could be written in part only: is the disk full?")
+            if not self._file.closed:
+                self._table.writerows(self._new_rows())
+                self._file.flush()
 
-    def _new_lines(self) -> str:
+    def _new_rows(self) -> Iterator[Row]:
         new = self._sampler.recording(math.nextafter(self._sampled_s, math.inf))
-        rows: list[Row] = []
         about = tuple(_about(new))
         if about != self._about:
-            rows.extend(about)
+            yield from about
             self._about = about
         uuids = [gpu.uuid for gpu in new.gpus]
         for sample in new.samples:
-            rows.extend(_of_sample(sample, uuids))
+            yield from _of_sample(sample, uuids)
             self._sampled_s = sample.at_s
         # Asked for by themselves: a mark may come after a sample that is later than it.
         for mark in self._sampler.marks(math.nextafter(self._marked_s, math.inf)):
-            rows.append(_of_step(mark))
+            yield _of_step(mark)
             self._marked_s = mark.ended_s
-        return _lines(rows)
 
 
 def _about(recording: Recording) -> Iterator[Row]:
@@ -140,12 +135,3 @@ def _values(reading: HostReading | GpuReading) -> dict[str, Any]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, default=astuple)
-
-
-def _lines(table: Iterable[Row], *, header: bool = False) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    if header:
-        writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
