@@ -16,7 +16,7 @@ from tfopt.report.bench_figures import peak, phase_s
 from tfopt.report.bench_report import VariantReport
 from tfopt.report.statistics import Comparison
 from tfopt.report.strict import ReportError, Status
-from tfopt.report.table import Cell, Column, Row, Table, absent, table_of
+from tfopt.report.table import Cell, Column, Row, Table, absent, figure, table_of
 
 _TITLE = "Side by side"
 _PEAKS = {"Peak host, MiB": "host_peak_mib", "Peak GPU, MiB": "gpu_peak_mib"}
@@ -201,7 +201,7 @@ def _phase(name: str, variant: VariantReport) -> str:
 
 def _peaks(name: str, line: Line) -> Cell:
     peaks = [peak(variant, name) for variant in (line.first, line.second)]
-    texts = (fmt.NOT_AVAILABLE if each.mib is None else fmt.quantity(each.mib) for each in peaks)
+    texts = (figure(each.mib, each.why).text for each in peaks)
     reasons = dict.fromkeys(fmt.one_line(each.why) for each in peaks)
     return Cell(" -> ".join(texts), reason="; ".join(filter(None, reasons)))
 

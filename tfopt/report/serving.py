@@ -18,10 +18,11 @@ from tfopt.report.table import (
     Row,
     Table,
     absent,
+    compared,
+    figure,
     is_change,
     size_tone,
     table_of,
-    verdict_tone,
 )
 
 
@@ -137,19 +138,13 @@ def _size(name: str, first: Footprint | None, row: Footprint) -> Cell:
 
 
 def _sparse(row: Footprint) -> Cell:
-    if row.sparse_kib is None:
-        return absent("few zeros, or a file that is not in float32")
-    return Cell(fmt.quantity(row.sparse_kib))
+    return figure(row.sparse_kib, "few zeros, or a file that is not in float32")
 
 
 def _latency(row: Footprint) -> Cell:
     if row.latency_ms is None:
         return absent("the inputs leave a size open")
-    shown, against = fmt.quantity(row.latency_ms), row.latency
-    if against is None:
-        return Cell(shown)
-    speed = fmt.speed_and_interval(against)
-    return Cell(shown, speed, verdict_tone(against), badge=against.verdict)
+    return compared(row.latency_ms, row.latency)
 
 
 def flops_in_words(gflop: float) -> str:

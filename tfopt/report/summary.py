@@ -98,16 +98,10 @@ def _headline(report: BenchReport, subject: VariantReport | None) -> str:
         return sentence
     if best is not None:
         return f"The whole chain is worth keeping. {sentence}"
-    if recommended.keep == report.reference.chain:
-        found = decisive(subject)
-        faster = found is not None and found[1].verdict == "faster"
-        left = "The job is best left as it is. " if faster else ""
-        undecided = " Not decided yet: a longer measurement may." if recommended.undecided else ""
-        return f"{left}{sentence}{undecided}"
-    if lost(subject):
+    if lost(subject) and recommended.keep != report.reference.chain:
         return f"No chain is recommended. {sentence}"
-    measured = any(each.chain == recommended.keep for each in report.measured)
-    return sentence if measured else f"The chain to keep was not measured as a whole. {sentence}"
+    undecided = " Not decided yet: a longer measurement may." if recommended.undecided else ""
+    return f"{sentence}{undecided}"
 
 
 def _alone_sentence(report: BenchReport) -> str:

@@ -44,6 +44,23 @@ def absent(reason: str) -> Cell:
     return Cell(fmt.NOT_AVAILABLE, reason=fmt.one_line(reason))
 
 
+def figure(value: float | None, reason: str) -> Cell:
+    """Return the cell of a figure, or of one that is not there for this reason."""
+    return absent(reason) if value is None else Cell(fmt.quantity(value))
+
+
+def compared(value: float, comparison: Comparison | None) -> Cell:
+    """Return the cell of a figure with its speed against the reference, where that is known."""
+    if comparison is None:
+        return Cell(fmt.quantity(value))
+    return Cell(
+        fmt.quantity(value),
+        fmt.speed_and_interval(comparison),
+        verdict_tone(comparison),
+        badge=comparison.verdict,
+    )
+
+
 @dataclass(frozen=True)
 class Column:
     """A column: its title with the unit, what stands second in its cells, and how one is made."""

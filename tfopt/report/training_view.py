@@ -15,7 +15,7 @@ from tfopt.report.bench_figures import (
     whole_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.table import Cell, Column, absent, verdict_tone
+from tfopt.report.table import Cell, Column, absent, compared
 from tfopt.report.training import Training
 
 _FEW_SEEDS = 3
@@ -70,40 +70,28 @@ TRAINING: dict[str, Callable[[Training], str]] = {
 """What is listed of each training, by its heading."""
 
 
-def _compared(cell: Cell, variant: VariantReport, name: str) -> Cell:
-    comparison = getattr(variant, name)
-    if comparison is None:
-        return cell
-    return replace(
-        cell,
-        detail=fmt.speed_and_interval(comparison),
-        badge=_FEWER.get(comparison.verdict, comparison.verdict)
-        if name == "steps_to_accuracy"
-        else comparison.verdict,
-        tone=verdict_tone(comparison),
-    )
-
-
 def _whole(variant: VariantReport) -> Cell:
     seconds = whole_s(variant)
     if seconds is None:
         return absent(variant.unavailable.get("whole", _UNTRAINED))
-    return _compared(Cell(fmt.quantity(seconds)), variant, "whole")
+    return compared(seconds, variant.whole)
 
 
 def _reached(
     report: BenchReport,
-    figure: Callable[[BenchReport, VariantReport], float | None],
+    way: Callable[[BenchReport, VariantReport], float | None],
     name: str,
     variant: VariantReport,
 ) -> Cell:
     """Return a figure of the way to the reference's accuracy, compared by ``name``."""
-    value = figure(report, variant)
-    if value is None:
-        if variant is report.reference:
-            return absent("the reference has no test accuracy")
-        return absent(variant.unavailable.get(name, _UNTRAINED))
-    return _compared(Cell(fmt.quantity(value)), variant, name)
+    value = way(report, variant)
+    if value is not None:
+        cell = compared(value, getattr(variant, name))
+        fewer = _FEWER if name == "steps_to_accuracy" else {}
+        return replace(cell, badge=fewer.get(cell.badge, cell.badge))
+    if variant is report.reference:
+        return absent("the reference has no test accuracy")
+    return absent(variant.unavailable.get(name, _UNTRAINED))
 
 
 def _accuracy(variant: VariantReport) -> Cell:

@@ -19,7 +19,17 @@ from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, Vari
 from tfopt.report.serving import serving_table
 from tfopt.report.statistics import Comparison
 from tfopt.report.summary import Summary, summarise
-from tfopt.report.table import Cell, Column, Row, Table, Tone, absent, table_of, verdict_tone
+from tfopt.report.table import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    Tone,
+    absent,
+    figure,
+    table_of,
+    verdict_tone,
+)
 from tfopt.report.tiles import Tile, tiles_of
 from tfopt.report.timed_process import TimedProcess
 from tfopt.report.training_view import TRAINING, how_often, training_columns
@@ -295,7 +305,7 @@ def _quality(variant: VariantReport) -> Cell:
 
 def _peak(name: str, variant: VariantReport) -> Cell:
     found = peak(variant, name)
-    return absent(found.why) if found.mib is None else Cell(fmt.quantity(found.mib))
+    return figure(found.mib, found.why)
 
 
 def _first_step(variant: VariantReport) -> Cell:
@@ -390,10 +400,6 @@ def _energy(variant: VariantReport) -> str:
     return f"{fmt.quantity(1000 * statistics.median(known))} mJ" if known else ""
 
 
-def _mib(value: float | None) -> str:
-    return fmt.NOT_AVAILABLE if value is None else fmt.quantity(value)
-
-
 def _held_down(process: TimedProcess) -> str:
     throttled = (gpu for gpu in process.gpus if gpu.throttled)
     held = sorted({reason for gpu in throttled for reason in gpu.throttle_reasons})
@@ -405,7 +411,7 @@ _PROCESS: dict[str, Callable[[TimedProcess], str]] = {
     "Turns": lambda process: str(len(process.turns_ms)),
     "Build, s": lambda process: fmt.quantity(process.build_s),
     "First step, s": lambda process: fmt.quantity(process.first_step_s),
-    "Host, MiB": lambda process: _mib(process.host_peak_mib),
-    "GPU, MiB": lambda process: _mib(process.gpu_peak_mib),
+    "Host, MiB": lambda process: figure(process.host_peak_mib, "").text,
+    "GPU, MiB": lambda process: figure(process.gpu_peak_mib, "").text,
     "Remarks": _held_down,
 }
