@@ -9,6 +9,7 @@ clusters on: import it inside functions.
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from math import prod
@@ -35,9 +36,14 @@ def _even(kernel: Any, index: Any, share: Any) -> Any:
     return tf.reshape(values, kernel.shape)
 
 
-# One pass of machine code instead of an operation for each conversion, sum and look-up: less than
-# half the time on a CPU.
-_compiled = tf.function(_even, jit_compile=True, autograph=False, reduce_retracing=False)
+@functools.cache
+def _compiled(shape: tuple[int, ...]) -> Any:
+    """Return ``_even`` for kernels of one shape: of one for all, TensorFlow warns of its traces.
+
+    It is one pass of machine code instead of an operation for each conversion, sum and look-up:
+    less than half the time on a CPU.
+    """
+    return tf.function(_even, jit_compile=True, autograph=False)
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ class _State:
         """Return the nearest kernel in which each cluster has one value."""
         on_cpu = "GPU" not in (self.index.device or "")
         # Keras does not use XLA on a Mac either.
-        even = _compiled if tf.inside_function() and on_cpu and sys.platform != "darwin" else _even
+        compiles = tf.inside_function() and on_cpu and sys.platform != "darwin"
+        even = _compiled(tuple(value.shape)) if compiles else _even
         return even(value, self.index.read_value(), self.shares.read_value())
 
 
