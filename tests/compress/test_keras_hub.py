@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt import UserError
 
 hub = pytest.importorskip("keras_hub", reason="keras-hub is not installed")
 pytestmark = pytest.mark.slow
@@ -92,13 +91,8 @@ def test_it_is_pruned_clustered_and_made_for_integers(make, tmp_path):
 
 
 @pytest.mark.parametrize("make", [bert, gpt2, vit])
-def test_half_precision_computes_the_same_or_names_the_layer(make):
+def test_half_precision_computes_the_same(make):
     model, x = classifier(make)
     expected = model.predict(x, verbose=0)
-    try:
-        half = tfopt.mixed_precision(model, "mixed_bfloat16")
-    except UserError as error:
-        assert "ViT" in str(error)
-        assert make is vit
-        return
+    half = tfopt.mixed_precision(model, "mixed_bfloat16")
     np.testing.assert_allclose(half.predict(x, verbose=0), expected, atol=0.02)
