@@ -91,9 +91,11 @@ class Blueprint:
                     model.build_from_config(config["build_config"])
                 model.set_weights(list(self.weights))
         # Outer layers come first: setting one sets all inside it.
-        for number, layer in enumerate(model._flatten_layers()):
-            if layer.trainable != self.trainable[number]:
-                layer.trainable = self.trainable[number]
+        # A class of KerasHub's may have more layers when it is made again.
+        layers = zip(model._flatten_layers(), self.trainable, strict=False)
+        for number, (layer, trainable) in enumerate(layers):
+            if layer.trainable != trainable:
+                layer.trainable = trainable
             _set_assets(layer, self.assets.get(number))
         return model
 
