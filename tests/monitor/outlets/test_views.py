@@ -34,7 +34,7 @@ def test_the_table_fits_any_width_and_shortens_names_before_figures():
 
 def test_eight_gpus_take_a_line_each():
     lines = shown(machine_table(trace(gpu=[{}] * 8), "title")).splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert sum("97 %" in line and "19.5/39.1" in line for line in lines) == 8
 
 

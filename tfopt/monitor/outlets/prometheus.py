@@ -7,7 +7,7 @@ hertz, ratios from 0 to 1), ``_total`` after counters. A metric that is None is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -84,14 +84,14 @@ class NewestSample:
 
 
 def _metric(
-    metric: Metric, device: str, labels: tuple[str, ...], values: list[tuple[Any, float]]
+    metric: Metric, device: str, labels: tuple[str, ...], values: Sequence[tuple[Any, float]]
 ) -> Family:
     name, factor = prometheus_name(metric, device)
     return _family(name, metric.description, labels, [(of, v * factor) for of, v in values])
 
 
 def _family(
-    name: str, description: str, labels: tuple[str, ...], values: list[tuple[Any, float]]
+    name: str, description: str, labels: tuple[str, ...], values: Sequence[tuple[Any, float]]
 ) -> Family:
     """Return a family of metrics; one whose name ends in ``_total`` is a counter."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

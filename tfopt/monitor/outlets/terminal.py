@@ -29,10 +29,10 @@ def machine_table(
 ) -> RenderableType:
     """Return the newest sample as a table, and the findings below it."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(_one_line(title, "bold not dim"), min_width=6)
+    table.add_column("", min_width=6)
     for name in ("used", "memory GiB", "power W", "°C", "MHz"):
         table.add_column(name, justify="right", no_wrap=True)
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [_one_line(title, "bold"), table]
     newest = recording.samples[-1]
     if not recording.gpus:
         parts.append(Text(f"No GPU to show: {recording.no_gpu_reason}.", style="yellow"))
