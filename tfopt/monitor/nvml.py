@@ -77,35 +77,26 @@ def _in_session(ask: Callable[[Any], _Answer]) -> _Answer | None:
 
 
 def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
-    lost, memory = gpu.lost, None
-    if lost is None:
+    lost, answers = gpu.lost, dict[str, Any]()
+    for name in ("MemoryInfo", "CudaComputeCapability", "ComputeMode"):
         try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
+            if lost is None:
+                answers[name] = getattr(nvml, f"nvmlDeviceGet{name}")(gpu.handle)
         # A lost GPU may still have a name, but no memory.
         except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
-            lost = f"NVML: {error}"
+            lost, answers = f"NVML: {error}", {}
         except nvml.NVMLError:
-            memory = None
-    if lost is not None:
-        return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, lost)
-    capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", gpu.handle)
-    mode = _asked(nvml, "nvmlDeviceGetComputeMode", gpu.handle)
+            continue
+    memory, mode = answers.get("MemoryInfo"), answers.get("ComputeMode")
     return DeviceFacts(
         uuid=gpu.uuid,
         name=gpu.name,
-        capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        capability=answers.get("CudaComputeCapability"),
         total_mib=None if memory is None else memory.total / MIB,
         free_mib=None if memory is None else memory.free / MIB,
         prohibited=None if mode is None else mode == _PROHIBITED,
+        lost=lost,
     )
-
-
-def _asked(nvml: Any, name: str, *arguments: Any) -> Any:
-    question: Callable[..., Any] | None = getattr(nvml, name, None)
-    try:
-        return None if question is None else question(*arguments)
-    except nvml.NVMLError:
-        return None
 
 
 @dataclass(frozen=True)

@@ -74,18 +74,15 @@ def _select(gpus: Sequence[ListedGpu], visible: str | None) -> list[ListedGpu]:
     chosen: list[ListedGpu] = []
     for entry in (part.strip() for part in visible.split(",")):
         place = int(entry) if entry.isdecimal() else None
-        matches = _called(gpus, entry) if place is None else whole[place : place + 1]
+        # A name may be cut short.
+        named = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        matches = named if place is None else whole[place : place + 1]
         if len(matches) != 1:
             break
         if matches[0] in chosen:
             return []
         chosen.append(matches[0])
     return chosen
-
-
-def _called(gpus: Sequence[ListedGpu], entry: str) -> list[ListedGpu]:
-    """Return the GPUs whose name begins with this."""
-    return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
 
 
 def visible_gpus(nvml: Any) -> list[ListedGpu]:
@@ -96,9 +93,8 @@ def visible_gpus(nvml: Any) -> list[ListedGpu]:
         raise UnavailableError(str(forbidden[0].lost))
     listed = [gpu for gpu in listed if not gpu.forbidden]
     chosen = _select(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    used = [_as_used(gpu, listed) for gpu in chosen]
-    parts = [gpu for gpu in used if gpu is not None and gpu.whole is not None]
-    return parts[:1] or [gpu for gpu in used if gpu is not None]
+    parts = [each for gpu in chosen for each in listed if gpu in (each, each.whole) and each.whole]
+    return parts[:1] or [gpu for gpu in chosen if not gpu.divided]
 
 
 def order_is_known(listed: Sequence[ListedGpu], by_place: bool) -> bool:
@@ -110,13 +106,6 @@ def order_is_known(listed: Sequence[ListedGpu], by_place: bool) -> bool:
     if visible is None:
         return not by_place
     return not any(entry.strip().isdecimal() for entry in visible.split(","))
-
-
-def _as_used(gpu: ListedGpu, listed: Sequence[ListedGpu]) -> ListedGpu | None:
-    """Return the first part of a divided GPU, None if it has none; any other GPU itself."""
-    if not gpu.divided:
-        return gpu
-    return next((each for each in listed if each.whole is gpu), None)
 
 
 def listed_gpus(nvml: Any) -> list[ListedGpu]:

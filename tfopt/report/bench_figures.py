@@ -40,11 +40,6 @@ def phase_s(variant: VariantReport, name: str) -> float:
     return float(statistics.median(getattr(process, name) for process in variant.processes))
 
 
-def example_ms(variant: VariantReport) -> float | None:
-    """Return the time of one example at the median step time."""
-    return None if variant.batch_size is None else variant.step_ms / variant.batch_size
-
-
 def lost(variant: VariantReport) -> bool:
     """Return whether quality was measured and is lost: such a variant is never recommended."""
     return variant.quality is not None and variant.quality.lost

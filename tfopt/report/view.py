@@ -153,17 +153,6 @@ def gpu_names(machine: Provenance) -> str:
     return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in names.items())
 
 
-def machine_in_words(machine: Provenance) -> str:
-    """Return CPU, cores, memory and platform."""
-    cores = fmt.count(machine.cpu_count, "CPU")
-    return f"{machine.cpu}, {cores}, {machine.memory_gib:g} GiB, {machine.platform}"
-
-
-def story_of(*texts: str | None) -> tuple[str, ...]:
-    """Return what happened to a row, each text once: one without effect gives its own as reason."""
-    return tuple(dict.fromkeys(text for each in texts if (text := fmt.clean(each or ""))))
-
-
 def _caption(report: BenchReport) -> str:
     sentences = [_CAPTIONS[report.asked.kind]]
     last = report.variants[-1]
@@ -208,7 +197,8 @@ def _machine_facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
         "Command": report.command,
         "Measured": fmt.moment(report.created),
         "Data": report.data or "not told",
-        "Machine": machine_in_words(machine),
+        "Machine": f"{machine.cpu}, {fmt.count(machine.cpu_count, 'CPU')}, "
+        f"{machine.memory_gib:g} GiB, {machine.platform}",
         "Limits": _limits(machine),
         "CPU flags": ", ".join(machine.cpu_flags) or "none that matter",
         "GPU": _gpus(machine),
@@ -221,13 +211,9 @@ def _machine_facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
 
 
 def _limits(machine: Provenance) -> str:
-    limits = (
-        "no CPU quota" if machine.cpu_limit is None else f"{machine.cpu_limit:g} CPUs",
-        "no memory limit"
-        if machine.memory_limit_gib is None
-        else f"{machine.memory_limit_gib:g} GiB of memory",
-    )
-    return ", ".join(limits)
+    cpus, memory = machine.cpu_limit, machine.memory_limit_gib
+    quota = "no CPU quota" if cpus is None else f"{cpus:g} CPUs"
+    return f"{quota}, {'no memory limit' if memory is None else f'{memory:g} GiB of memory'}"
 
 
 def _gpus(machine: Provenance) -> str:
@@ -315,12 +301,16 @@ def _first_step(variant: VariantReport) -> Cell:
 def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...]) -> VariantRow:
     measured = variant.status == "measured"
     plain = "what everything is compared with" if variant is report.reference else ""
+    # One without effect gives its own words as the reason.
+    told = dict.fromkeys(
+        fmt.clean(each or "") for each in (variant.reason, plain, *variant.changed)
+    )
     return VariantRow(
         name=fmt.one_line(variant.name),
         cells=tuple(column.make(variant) for column in columns) if measured else (),
         status=variant.status,
         kept=variant is kept(report),
-        story=story_of(variant.reason, plain, *variant.changed),
+        story=tuple(filter(None, told)),
         flags=_flags(variant),
         transform=fmt.one_line(variant.transform or ""),
         chain=fmt.one_line(variant.chain),
@@ -360,9 +350,7 @@ def _quality_words(variant: VariantReport) -> str:
         return why if variant.processes else ""
     lost_or_not = "lost" if quality.lost else "nothing lost"
     if not quality.certain:
-        lost_or_not += (
-            ", not certain: the interval reaches over the tolerance, more seeds would tell"
-        )
+        lost_or_not += ", not certain: the interval holds the tolerance, more seeds would tell"
     return (
         f"{quality.metric}: {fmt.signed_points(quality.points)} points, 95 % interval "
         f"{fmt.points_interval(quality)}, over {fmt.count(len(quality.seeds), 'seed')}: "
@@ -370,26 +358,28 @@ def _quality_words(variant: VariantReport) -> str:
     )
 
 
+_GPU_FIGURES = (
+    ("utilisation", "utilisation_percent", "%"),
+    ("SM clock", "sm_clock_mhz", "MHz"),
+    ("memory clock", "memory_clock_mhz", "MHz"),
+    ("temperature", "temperature_c", "\N{DEGREE SIGN}C"),
+    ("power", "power_w", "W"),
+    ("energy", "energy_j", "J"),
+)
+
+
 def _gpu_words(variant: VariantReport) -> str:
     """Return the GPUs as the driver saw them in the last process."""
     texts = []
     for gpu in variant.processes[-1].gpus if variant.processes else ():
-        figures = (
-            ("utilisation", gpu.utilisation_percent, "%"),
-            ("SM clock", gpu.sm_clock_mhz, "MHz"),
-            ("memory clock", gpu.memory_clock_mhz, "MHz"),
-            ("temperature", gpu.temperature_c, "\N{DEGREE SIGN}C"),
-            ("power", gpu.power_w, "W"),
-            ("energy", gpu.energy_j, "J"),
-        )
+        values = ((name, getattr(gpu, key), unit) for name, key, unit in _GPU_FIGURES)
         parts = [
             f"{name} {fmt.NOT_AVAILABLE if value is None else f'{fmt.quantity(value)} {unit}'}"
-            for name, value, unit in figures
+            for name, value, unit in values
         ]
-        held = (
-            f"; clocks held down: {', '.join(gpu.throttle_reasons)}" if gpu.throttle_reasons else ""
-        )
-        texts.append(f"{gpu.name}: {', '.join(parts)}{held}")
+        if gpu.throttle_reasons:
+            parts[-1] += f"; clocks held down: {', '.join(gpu.throttle_reasons)}"
+        texts.append(f"{gpu.name}: {', '.join(parts)}")
     return "; ".join(texts)
 
 
