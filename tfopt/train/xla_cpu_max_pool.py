@@ -6,7 +6,7 @@ TensorFlow 2.21.
 
 The mend: where pooling windows do not overlap and tile the image, the same function is written as a
 reshape and a maximum, with a gradient that XLA fuses. Outputs and gradients are equal bit for bit,
-ties included; every other pooling goes to Keras unchanged.
+ties included; every other pooling goes to Keras unchanged, also ``keras.ops.max_pool``.
 """
 
 from __future__ import annotations
@@ -36,47 +36,30 @@ def probe() -> bool:
 
 @contextmanager
 def tiled_max_pool() -> Iterator[bool]:
-    """Let Keras layers max-pool in the fast form inside; yield whether the defect was there."""
+    """Let MaxPooling2D pool in the fast form inside; yield whether the defect was there."""
     if not probe():
         yield False
         return
-    from keras.src import backend
+    import keras
 
-    original = backend.nn.max_pool
+    plain = keras.layers.MaxPooling2D.call
 
-    def max_pool(
-        inputs: Any,
-        pool_size: Any,
-        strides: Any = None,
-        padding: str = "valid",
-        data_format: str | None = None,
-    ) -> Any:
-        window = _tiling_window(inputs, pool_size, strides, padding, data_format)
-        if window is None:
-            return original(inputs, pool_size, strides, padding, data_format)
-        return max_pool_tiles(inputs, *window)
+    def call(layer: Any, inputs: Any) -> Any:
+        window = _tiling_window(layer, inputs.shape)
+        return plain(layer, inputs) if window is None else max_pool_tiles(inputs, *window)
 
-    with replaced(backend.nn, max_pool=max_pool):
+    with replaced(keras.layers.MaxPooling2D, call=call):
         yield True
 
 
-def _tiling_window(
-    inputs: Any, pool_size: Any, strides: Any, padding: str, data_format: str | None
-) -> tuple[int, int] | None:
-    """Return the window where windows tile a 2-D channels-last image of known size, else None."""
-    import keras
-
-    shape = inputs.shape
-    if len(shape) != 4 or (data_format or keras.config.image_data_format()) != "channels_last":
+def _tiling_window(layer: Any, shape: Any) -> tuple[int, int] | None:
+    """Return the window where windows tile a channels-last image of known size, else None."""
+    window = layer.pool_size
+    if layer.data_format != "channels_last" or None in shape[1:] or layer.strides != window:
         return None
-    window = (pool_size, pool_size) if isinstance(pool_size, int) else tuple(pool_size)
-    stride = window if strides is None else strides
-    stride = (stride, stride) if isinstance(stride, int) else tuple(stride)
-    height, width, channels = shape[1:]
-    if None in (height, width, channels) or stride != window or len(window) != 2:
-        return None
+    height, width = shape[1:3]
     uneven = height % window[0] or width % window[1]
-    if uneven and (padding != "valid" or height < window[0] or width < window[1]):
+    if uneven and (layer.padding != "valid" or height < window[0] or width < window[1]):
         return None
     return int(window[0]), int(window[1])
 
