@@ -20,11 +20,11 @@ from typing import Any
 
 import keras
 
-from tfopt.distribute.input_wait import count_input_wait, seconds_waited
 from tfopt.errors import UserError, within
 from tfopt.files import target_of
 from tfopt.job.cluster_place import place_in_cluster
 from tfopt.monitor.findings import Finding, findings
+from tfopt.monitor.input_wait import count_input_wait, seconds_waited
 from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
 from tfopt.monitor.outlets.tensorboard import TensorBoardScalars
 from tfopt.monitor.readings import Recording, StepMark

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.distribute.input_wait import seconds_waited
+from tfopt.monitor.input_wait import seconds_waited
 
 X = np.random.default_rng(0).normal(size=(16 * 8 + 8, 16)).astype("float32")
 Y = X.sum(1, keepdims=True)
