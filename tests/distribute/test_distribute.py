@@ -1,6 +1,5 @@
 """Distribution over logical CPU devices: equal to one device, explicit batches, clear refusals."""
 
-import sys
 from types import SimpleNamespace
 
 import keras
@@ -13,7 +12,6 @@ from tfopt import (
     Data,
     Distribute,
     Job,
-    MixedPrecision,
     Pipeline,
     UserError,
     chain,
@@ -21,7 +19,6 @@ from tfopt import (
     run,
 )
 from tfopt.errors import CannotCombine
-from tfopt.run import prepared
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 6)).astype("float32")
@@ -73,18 +70,6 @@ def test_two_replicas_train_the_weights_of_one_device(replicas):
         assert "global batch 16, 8 per replica" in note
 
 
-def in_float16():
-    links = (MixedPrecision("mixed_float16"), Distribute(logical_cpus=2))
-    outcome = run(job(), chain(*links, Pipeline(shuffle=False)))
-    return type(outcome.model.optimizer).__name__, outcome.evaluation["loss"]
-
-
-def test_float16_trains_on_several_replicas(replicas):
-    optimizer, loss = replicas(in_float16)
-    assert optimizer == "LossScaleOptimizer"
-    assert loss < 10
-
-
 def fitted_in_the_scope():
     with distribute(logical_cpus=2, verify=False, per_replica_batch=12) as scope:
         model = build()
@@ -94,14 +79,14 @@ def fitted_in_the_scope():
     return (
         *counts,
         int(model.optimizer.iterations.numpy()),
-        type(model.distribute_strategy).__mro__[1],
+        isinstance(model.distribute_strategy, tf.distribute.MirroredStrategy),
     )
 
 
 def test_the_function_is_a_scope_with_explicit_batches(replicas):
-    *counts, strategy = replicas(fitted_in_the_scope)
+    *counts, is_mirrored = replicas(fitted_in_the_scope)
     assert counts == [2, 24, 12, 4]
-    assert strategy is tf.distribute.MirroredStrategy
+    assert is_mirrored
 
 
 def effect_on_one_device():
@@ -184,51 +169,6 @@ def test_what_cannot_be_distributed_is_refused(replicas, name):
         assert words in message
 
 
-def note_on_a_dataset():
-    return run(of_datasets(24), Distribute(logical_cpus=2)).effects[0][1].note
-
-
-def test_the_batches_of_the_data_are_what_is_shared(replicas):
-    assert "global batch 24, 12 per replica" in replicas(note_on_a_dataset)
-
-
-def failing_build():
-    keras.config.set_dtype_policy("float32")
-
-    def bad():
-        keras.config.set_dtype_policy("mixed_bfloat16")
-        raise RuntimeError("boom")
-
-    try:
-        run(job(build=bad), Distribute(logical_cpus=2))
-    except RuntimeError:
-        return tf.distribute.has_strategy(), keras.config.dtype_policy().name
-
-
-def test_an_error_inside_leaves_no_scope_behind(replicas):
-    assert replicas(failing_build) == (False, "float32")
-
-
-def evaluated_in_uneven_batches():
-    running = sys.modules["tfopt.run"]
-    test = (X[:93], Y[:93], WEIGHTS)
-    given = job(batch_size=10, data=lambda: Data(train=(X, Y), test=test))
-    before, running._EVALUATION_BATCH = running._EVALUATION_BATCH, 8
-    try:
-        with prepared(given, Distribute(logical_cpus=2)) as ready:
-            expected = ready.model.evaluate(
-                *test[:2], sample_weight=WEIGHTS, batch_size=10, verbose=0
-            )
-            return expected, ready.evaluate()["loss"], ready.evaluate()["loss"]
-    finally:
-        running._EVALUATION_BATCH = before
-
-
-def test_the_test_part_gives_its_numbers_under_replicas(replicas):
-    expected, once, again = replicas(evaluated_in_uneven_batches)
-    assert once == again == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -249,6 +189,13 @@ def test_nonsense_is_refused(bad):
 def test_a_model_is_refused_at_the_call():
     with pytest.raises(UserError, match=r"takes GPU indices, and no model"):
         distribute(build())
+
+
+def test_a_scope_without_with_warns_and_has_no_replicas():
+    with pytest.warns(RuntimeWarning, match=r"without `with`, and nothing is distributed"):
+        distribute()
+    with pytest.raises(UserError, match=r"with tfopt.distribute\(\) as replicas"):
+        distribute().global_batch  # noqa: B018
 
 
 @pytest.mark.parametrize(

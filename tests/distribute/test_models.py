@@ -134,43 +134,12 @@ class Coder(keras.Model):
         return {"mse": self.mse(data, self.decoder(self.encoder(data)))}
 
 
-class Siamese(keras.Model):
-    """Its step takes a batch otherwise than its call() does."""
-
-    def __init__(self):
-        super().__init__()
-        self.coder = keras.Sequential([keras.Input((6,)), K.Dense(3, "tanh")])
-
-    def call(self, inputs):
-        return self.coder(inputs)
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            one, near, far = map(self.coder, data)
-            near, far = (ops.sum((one - each) ** 2, -1) for each in (near, far))
-            loss = ops.mean(ops.maximum(near - far + 0.5, 0.0))
-        weights = self.coder.trainable_weights
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return {"loss": loss}
-
-
 def of_parts():
     def coder(*first):
         keras.utils.set_random_seed(0)
         model = Coder(*first)
         model.compile(O.Adam(0.1))
         return model
-
-    def siamese():
-        keras.utils.set_random_seed(0)
-        model = Siamese()
-        model.compile(O.Adam(0.1))
-        return model
-
-    def fitted(model):
-        data = tf.data.Dataset.from_tensor_slices((x, x[::-1].copy(), x + 1)).batch(16)
-        shown = model.fit(data, epochs=2, verbose=0).history["loss"]
-        return [*model.get_weights(), np.asarray(shown)]
 
     def coded(model):
         how = {"batch_size": 16, "shuffle": False, "verbose": 0}
@@ -179,11 +148,7 @@ def of_parts():
 
     with scope(own_losses="mean"):
         coders = coder(keras.Input((6,))), coder()
-        pairs = siamese()
-    gap = max(
-        largest(coded(coder(keras.Input((6,)))), coded(coders[0])),
-        largest(fitted(siamese()), fitted(pairs)),
-    )
+    gap = largest(coded(coder(keras.Input((6,)))), coded(coders[0]))
     return gap, error_of(coded, coders[1])
 
 

@@ -4,8 +4,6 @@ The models are those of Keras's guides and TensorFlow's tutorial, with noise tak
 that one device can train the same.
 """
 
-from contextlib import nullcontext
-
 import keras
 import pytest
 import tensorflow as tf
@@ -57,24 +55,6 @@ def of_keras(model, wanted, given):
 
 def by_keras(model, wanted, given):
     return model.compute_loss(None, wanted, given) - 0.1 * ops.mean(given)
-
-
-def regularized(model, wanted, given):
-    return mean(model, wanted, given) + ops.sum(model.losses)
-
-
-def averaged(model, wanted, given):
-    each = ops.mean(ops.square(wanted - given), axis=1)
-    return tf.nn.compute_average_loss(each, global_batch_size=16)
-
-
-def halved(model, wanted, given):
-    """Divide by the replicas, as TensorFlow's tutorial does: by one, in a step."""
-    return mean(model, wanted, given) / tf.distribute.get_strategy().num_replicas_in_sync
-
-
-def one_value_each(model, wanted, given):
-    return ops.mean(ops.square(wanted - given), axis=1) / 16
 
 
 class VAE(keras.Model):
@@ -183,90 +163,6 @@ class Guide(keras.Model):
         return self.shown(self.compute_loss(y=y, y_pred=y_pred), y, y_pred)
 
 
-class Logged(keras.Model):
-    """It adds to what Keras's own step does, and needs no declaration."""
-
-    def train_step(self, data):
-        x, y = data
-        return super().train_step((2.0 * x, y))
-
-
-class Two(keras.Model):
-    """An optimizer that compile() does not know, built by its first step."""
-
-    def compile(self, other):
-        super().compile(O.Adam(0.01), "mse", jit_compile=False)
-        self.other = other
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(None, data[1], self(data[0]))
-        weights = self.trainable_variables
-        self.other.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return logs
-
-
-class Weighed(keras.Model):
-    """It shows numbers with weights, through subclasses of Mean too."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.mean = type("Own", (keras.metrics.Mean,), {})(name="mean")
-        self.weighted = keras.metrics.Mean(name="weighted")
-        self.total = keras.metrics.Sum(name="total")
-
-    metrics = property(lambda self: [self.mean, self.weighted, self.total])
-
-    def train_step(self, data):
-        x, wanted = data
-        with tf.GradientTape() as tape:
-            loss = ops.mean(ops.square(wanted - self(x, training=True)))
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        self.mean.update_state(loss)
-        self.weighted.update_state(loss, sample_weight=ops.cast(ops.shape(x)[0], "float32"))
-        self.total.update_state(loss, sample_weight=2.0)
-        return {metric.name: metric.result() for metric in self.metrics}
-
-
-class Outer(keras.Model):
-    """It trains by the optimizer of a part, which was compiled by itself."""
-
-    def __init__(self, *args):
-        super().__init__()
-        self.net = keras.Model(*args)
-        self.net.compile(O.Adam(0.05), "mse")
-
-    def call(self, x):
-        return self.net(x)
-
-    def train_step(self, data):
-        x, wanted = data
-        with tf.GradientTape() as tape:
-            loss = ops.mean(ops.square(wanted - self.net(x, training=True)))
-        weights = self.net.trainable_variables
-        self.net.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-class Free(keras.Model):
-    """Adversarial training, with the gradients of its inputs beside those of its weights."""
-
-    def train_step(self, data):
-        x, wanted = data
-        shift = tf.zeros_like(x)
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                tape.watch(shift)
-                loss = self.compute_loss(y=wanted, y_pred=self(x + shift, training=True))
-            weights = self.trainable_variables
-            grads, of_shift = tape.gradient(loss, [weights, shift])
-            shift += 0.3 * tf.sign(of_shift)
-            self.optimizer.apply_gradients(zip(grads, weights, strict=True))
-        return {"loss": loss}
-
-
 def made(kind, *units, compile=lambda model: model.compile("sgd", "mse", jit_compile=False)):
     def build():
         keras.utils.set_random_seed(0)
@@ -303,9 +199,6 @@ CASES = {
     "student": lambda: case(made(Student, 8, 3)),
     "a mean": lambda: case(own_step(mean)),
     "by compute_loss": lambda: case(own_step(by_keras)),
-    "regularized": lambda: case(own_step(regularized)),
-    "averaged": lambda: case(own_step(averaged), "sum", data=(x[:64], y[:64])),
-    "one value each": lambda: case(own_step(one_value_each), "sum"),
     "several steps": lambda: case(own_step(of_keras, steps_per_execution=3)),
     "compiled": lambda: case(own_step(of_keras, jit_compile=True)),
     "scaled": lambda: case(
@@ -313,12 +206,6 @@ CASES = {
     ),
     "guide": lambda: Case(guided(), (x, classes), "mean"),
     "guide, one left": lambda: Case(guided(steps_per_execution=2), (x[:17], classes[:17]), "mean"),
-    "Keras's step": lambda: Case(made(Logged, 8, 3)),
-    "two optimizers": lambda: case(made(Two, 8, 3, compile=lambda m: m.compile(O.Adam(0.1)))),
-    "adversarial": lambda: case(made(Free, 8, 3)),
-    "weighed numbers": lambda: case(made(Weighed, 8, 3), data=(x[:65], y[:65])),
-    "a part's optimizer": lambda: case(made(Outer, 8, 3, compile=lambda m: m.compile())),
-    "divided by the replicas": lambda: case(own_step(halved)),
     "eager": lambda: case(own_step(mean, run_eagerly=True), data=(x[:33], y[:33])),
 }
 FAST = ("VAE", "Wasserstein GAN")
@@ -343,31 +230,6 @@ def all_on_four():
 @pytest.mark.slow
 def test_so_they_do_on_four_replicas(alone):
     check(alone(all_on_four))
-
-
-def shown_by_batch():
-    """Return the losses that callbacks see of a step which returns Keras's name for its own."""
-    found = []
-    for several in (True, False):
-        with (
-            tfopt.distribute(logical_cpus=2, own_losses="mean", verify=False)
-            if several
-            else nullcontext()
-        ):
-            model = made(Student, 8, 3)()
-        losses = []
-        note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs, losses=losses: losses.append(float(logs["loss"]))
-        )
-        model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[note])
-        found.append(losses)
-    return found
-
-
-def test_callbacks_see_what_a_step_returns_under_a_name_of_keras(replicas):
-    several, one = replicas(shown_by_batch)
-    assert len(one) == 5
-    assert several == pytest.approx(one, rel=1e-5)
 
 
 def elsewhere():
@@ -413,41 +275,3 @@ def test_one_that_is_not_declared_is_refused_before_a_weight_moves(replicas):
     assert 'own_losses="mean"' in trains
     assert "The test_step of Guide returns 'odd'" in shows
     assert moved == 0
-
-
-def test_a_declaration_is_a_mean_or_a_sum():
-    text = error_of(tfopt.Distribute, own_losses="average")
-    assert '"mean", "sum"' in text
-
-
-def tutorial_loop():
-    """Train as TensorFlow's tutorial does, in a loop of one's own with an optimizer built late."""
-
-    def looped(strategy):
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((6,)), K.Dense(3)])
-            optimizer = O.Adam(0.01)
-            optimizer.build(model.trainable_variables)
-
-        def step(data):
-            inputs, wanted = data
-            with tf.GradientTape() as tape:
-                each = tf.reduce_mean((model(inputs, training=True) - wanted) ** 2, axis=1)
-                loss = tf.nn.compute_average_loss(each, global_batch_size=16)
-            weights = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-
-        run = tf.function(lambda data: strategy.run(step, args=(data,)))
-        batches = tf.data.Dataset.from_tensor_slices((x[:64], y[:64])).batch(16)
-        for data in strategy.experimental_distribute_dataset(batches):
-            run(data)
-        return model.get_weights()
-
-    with tfopt.distribute(logical_cpus=2) as scope:
-        strategy = scope.strategy
-    return largest(looped(tf.distribute.get_strategy()), looped(strategy))
-
-
-def test_a_loop_of_ones_own_is_left_to_tensorflow(replicas):
-    assert replicas(tutorial_loop) < 1e-6

@@ -82,39 +82,6 @@ def proven_in_run():
     return next(part for part in note.split("; ") if part.startswith(("equal", "incon", "diff")))
 
 
-class Coder(keras.Model):
-    """A VAE of the guides is given its input alone, and not in a tuple."""
-
-    def __init__(self, **_):
-        super().__init__()
-        self.dense = K.Dense(6)
-        self.dense.build((None, 6))
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean(keras.ops.square(data - self.dense(data)))
-        weights = self.trainable_weights
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-def coder():
-    with tfopt.distribute(logical_cpus=2, own_losses="mean"):
-        model = Coder()
-        model.compile("sgd", jit_compile=False)
-    return model
-
-
-def texts():
-    """Return a model of texts, and batches of different lengths."""
-    with tfopt.distribute(logical_cpus=2):
-        layers = [K.Embedding(9, 4), K.GlobalAveragePooling1D(), K.Dense(1)]
-        model = keras.Sequential([keras.Input((None,), dtype="int32"), *layers])
-        model.compile("sgd", "mse", jit_compile=False)
-    rows = tf.data.Dataset.range(1, 33).map(lambda n: (tf.ones([n], tf.int32), n))
-    return model, rows.padded_batch(8, ((None,), ()))
-
-
 def normalized():
     """Return a model whose biases have a gradient of rounding alone, which RMSprop enlarges."""
     keras.utils.set_random_seed(0)
@@ -132,7 +99,7 @@ images = np.random.default_rng(3).normal(size=(69, 8, 8, 1)).astype("float32")
 VERDICTS = {  # what is proven, and what is said of it
     "dropout": (
         lambda: verdict(made(between=[lambda: K.Dropout(0.5)])),
-        r"inconclusive: 'dropout\w*' draws random numbers.*all else is equal",
+        r"inconclusive: random numbers are drawn.*all else is equal",
     ),
     "statistics": (
         lambda: verdict(made(between=[K.BatchNormalization])),
@@ -152,13 +119,6 @@ VERDICTS = {  # what is proven, and what is said of it
         lambda: verdict(made(), x=tf.RaggedTensor.from_tensor(x), y=None),
         r"inconclusive: .*RaggedTensor",
     ),
-    "still": (lambda: verdict(made(rate=0.0)), r"inconclusive: .*no weight moved"),
-    "inputs alone": (lambda: verdict(coder(), y=None), r"equal: "),
-    "inputs of a dataset": (
-        lambda: verdict(coder(), x=tf.data.Dataset.from_tensor_slices(x).batch(16), y=None),
-        r"equal: ",
-    ),
-    "lengths": (lambda: (lambda model, data: verdict(model, x=data, y=None))(*texts()), r"equal: "),
     "normalized": (lambda: verdict(normalized(), x=images), r"equal: "),
     "in run": (proven_in_run, r"equal: "),
 }
@@ -195,31 +155,11 @@ def before_and_after():
     return seen
 
 
-def interrupted():
-    model = made(Own, "mean", run_eagerly=True)
-    before = [w.tolist() for w in model.get_weights()]
-    calls = []
-
-    def own_loss(y, p):
-        calls.append(p)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return Own.own_loss(model, y, p)
-
-    object.__setattr__(model, "own_loss", own_loss)
-    with pytest.raises(KeyboardInterrupt):
-        verify(distributed(model).step, {"x": x, "y": y, **BATCH})
-    return [before, [w.tolist() for w in model.get_weights()], len(calls)]
-
-
 def test_everything_is_put_back(replicas):
     (variables, *drawn), (untouched, *then) = replicas(before_and_after)
     assert len(variables) == len(untouched) > 15
     assert variables == untouched
     assert drawn == then
-    before, after, calls = replicas(interrupted)
-    assert before == after
-    assert calls == 4
 
 
 def histories(name):

@@ -1,8 +1,8 @@
 """Let the models that are made under a strategy train by ``Step``, through methods of their own.
 
 A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``compile`` and so on,
-on the instance: they call Keras's with what its step needs. Keras's classes are changed while the
-scope is open, to see which models are made in it, and are left as they were.
+on the instance: they call Keras's with what its step needs. ``keras.Model`` is changed while the
+scope is open, to see which models are made in it, and is left as it was.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -12,25 +12,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 from keras import tree
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.trainers.trainer import Trainer
 
 from tfopt.compress.hooks import Shared, replaced
-from tfopt.distribute.mends.in_force import mends_in_force
-from tfopt.distribute.mends.worker_saves import moved_into_place
-from tfopt.distribute.shards import refuse_what_cannot_be_split
-from tfopt.distribute.step import Step, has_own
+from tfopt.distribute.shards import refuse_what_cannot_be_split, until_all_have_ended
+from tfopt.distribute.step import Step, has_own, unbuilt_parts
 from tfopt.distribute.step_function import split, step_function
 from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import padded, replicas_of
-from tfopt.distribute.workers import call_together, limited
+from tfopt.distribute.worker_files import divided, saved
+from tfopt.distribute.workers import limited, together
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import exchange_of
 
@@ -99,36 +96,43 @@ class DistributedModel:
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the model's own method, with what it needs in force and its errors named."""
         plain = functools.partial(getattr(type(self._model), name), self._model)
-        with mends_in_force(self.strategy):
+        with _numbers():
             if name.endswith("_on_batch"):
                 return plain(*args, **kwargs)
-            call = self._prepared(plain) if name == "fit" else plain
-            return call_together(name, self._model, call, args, kwargs)
+            given = inspect.signature(plain).bind(*args, **kwargs)
+            given.apply_defaults()
+            with together(name, self._model, given.arguments):
+                self._share_out(given.arguments)
+                if name == "fit":
+                    self._before_fit(given.arguments)
+                return plain(*given.args, **given.kwargs)
 
-    def _prepared(self, fit: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``fit`` with what comes before its first step."""
-        signature = inspect.signature(fit)
+    def _share_out(self, arguments: dict[str, Any]) -> None:
+        """Replace the datasets and callbacks of a call by those for several workers."""
+        exchange = exchange_of(self.strategy)
+        if exchange is None:
+            return
+        divided(arguments.get("callbacks"), exchange)
+        of_x = arguments.get("steps_per_epoch") or arguments.get("steps")
+        for name, steps in (("x", of_x), ("validation_data", arguments.get("validation_steps"))):
+            data = arguments.get(name)
+            if isinstance(data, tf.data.Dataset) and not steps:
+                arguments[name] = until_all_have_ended(data, exchange.place.workers)
 
-        @functools.wraps(fit)
-        def prepared(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs)
-            replicas, x = replicas_of(self.strategy), given.arguments.get("x")
-            if given.arguments.get("batch_size") is None and _is_arrays(x):
-                given.arguments["batch_size"] = self.declared.global_batch
-            refuse_what_cannot_be_split(self._model, given.arguments, replicas)
-            if self.declared.verify and self.proof is None and self._model.compiled:
-                self.proof = prove(self.step, given.arguments)
-            return fit(*given.args, **given.kwargs)
-
-        prepared.__signature__ = signature  # type: ignore[attr-defined]
-        return prepared
+    def _before_fit(self, arguments: dict[str, Any]) -> None:
+        """Refuse what replicas cannot share, and prove that they train as one device does."""
+        if arguments.get("batch_size") is None and _is_arrays(arguments.get("x")):
+            arguments["batch_size"] = self.declared.global_batch
+        refuse_what_cannot_be_split(self._model, arguments, replicas_of(self.strategy))
+        if self.declared.verify and self.proof is None and self._model.compiled:
+            self.proof = prove(self.step, arguments)
 
     def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(getattr(type(self._model), name), self._model)
-        return moved_into_place(plain, self._model, *args, **kwargs)
+        return saved(plain, exchange_of(self.strategy), *args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(Trainer.compile).bind(self._model, *args, **kwargs).arguments
+        given = inspect.signature(keras.Model.compile).bind(self._model, *args, **kwargs).arguments
         _require_made_inside(self._model, self.strategy, given)
         with self.strategy.scope():
             self.plain("compile", *args, **kwargs)
@@ -174,9 +178,10 @@ class DistributedModel:
             _require_built_parts(model)
             return
         if iterator is not None:
-            data_batch = _spec_of_a_part(iterator) or _first_part(self.strategy, iterator)
+            data_batch = _spec_of_a_part(iterator)
+        known = {"iterator": iterator} if data_batch is None else {"data_batch": data_batch}
         try:
-            self.plain("_maybe_symbolic_build", data_batch=data_batch)
+            self.plain("_maybe_symbolic_build", **known)
         except UserError:
             raise
         except Exception:
@@ -184,7 +189,7 @@ class DistributedModel:
             metrics = model._compile_metrics
             if (
                 not has_own(model, "train_step")
-                or _unbuilt(model)
+                or unbuilt_parts(model)
                 or not (metrics is None or metrics.built)
             ):
                 raise
@@ -210,7 +215,7 @@ _open: list[tuple[Any, Declared]] = []
 def models_attached(strategy: Any, declared: Declared) -> Iterator[None]:
     """Attach every model that is made under this strategy inside the block."""
     entry = (strategy, declared)
-    with _models_seen():
+    with _models_seen(), _numbers():
         _open.append(entry)
         try:
             yield
@@ -221,14 +226,16 @@ def models_attached(strategy: Any, declared: Declared) -> Iterator[None]:
 @contextmanager
 def _see_models() -> Iterator[None]:
     """Let Keras's classes say which models are made and used."""
-    made, compiled = TensorFlowTrainer.__init__, Trainer.compile
-    built = TensorFlowTrainer._maybe_symbolic_build
+    kind = keras.Model
+    # Keras asks whether a model's compile is another one than this class's.
+    compiles = next(each for each in kind.__mro__ if "compile" in vars(each))
+    made, compiled, built = kind.__init__, compiles.compile, kind._maybe_symbolic_build
 
     @functools.wraps(made)
-    def initialise(self: Any) -> None:
-        made(self)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
         for strategy, declared in reversed(_open):
-            if self._distribute_strategy is strategy:
+            if self._distribute_strategy is strategy and distributed(self) is None:
                 DistributedModel(self, strategy, declared).attach()
                 break
 
@@ -243,13 +250,28 @@ def _see_models() -> Iterator[None]:
         return built(self, *args, **kwargs)
 
     with (
-        replaced(TensorFlowTrainer, __init__=initialise, _maybe_symbolic_build=build),
-        replaced(Trainer, compile=compile),
+        replaced(kind, __init__=initialise, _maybe_symbolic_build=build),
+        replaced(compiles, compile=compile),
     ):
         yield
 
 
 _models_seen = Shared(_see_models)
+
+
+def _variables_as_numbers() -> AbstractContextManager[None]:
+    """Let callbacks write ``float(optimizer.learning_rate)``, as on one device.
+
+    TensorFlow's variables of several devices only know ``numpy()``.
+    """
+
+    def reader(number: type) -> Callable[[Any], Any]:
+        return lambda variable: number(variable.numpy())
+
+    return replaced(tf.distribute.DistributedValues, __float__=reader(float), __int__=reader(int))
+
+
+_numbers = Shared(_variables_as_numbers)
 
 
 def _refuse_built_outside(model: Any, call: str) -> None:
@@ -314,7 +336,7 @@ def _require_trained_inside(model: Any) -> None:
 
 
 def _require_built_parts(model: Any) -> None:
-    unbuilt = _unbuilt(model)
+    unbuilt = unbuilt_parts(model)
     if unbuilt:
         raise UserError(
             f"{type(model).__name__} has no call(), and parts of it are not built yet.",
@@ -323,16 +345,6 @@ def _require_built_parts(model: Any) -> None:
             fix="begin these parts with keras.Input(shape), or call them once on a batch inside "
             "the scope, or give the model a call()",
         )
-
-
-def _unbuilt(model: Any) -> list[str]:
-    """Return the parts that have yet to make their weights."""
-    plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
-    return [
-        f"{layer.name} ({type(layer).__name__})"
-        for layer in model._flatten_layers(include_self=False)
-        if not layer.built and type(layer).build not in plain
-    ]
 
 
 def _is_arrays(x: Any) -> bool:
@@ -350,10 +362,3 @@ def _spec_of_a_part(epochs: Any) -> Any:
     specs = tree.map_structure(of_a_part, epochs._distributed_dataset.element_spec)
     there = [each for each in tree.flatten(specs) if each is not None]
     return specs if all(each.shape.rank is not None for each in there) else None
-
-
-def _first_part(strategy: Any, epochs: Any) -> Any:
-    """Return the first replica's part of the first batch; Keras resets the epoch afterwards."""
-    _, _, batches = next(iter(epochs))
-    batch = next(batches)
-    return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)

@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
-from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.data.ops import dataset_ops
-from tensorflow.python.ops import gen_experimental_dataset_ops
 
 from tfopt.distribute.shards import all_of
 
@@ -137,27 +134,37 @@ def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
         return list(map(_as_keras_gives_it, read))
     if isinstance(x, tf.data.Dataset):
         batches = iter(_begun_anew(x).take(steps))
-    elif isinstance(x, PyDataset):
+    elif isinstance(x, keras.utils.PyDataset):
         batches = map(_as_keras_gives_it, _items(x, steps))
-    elif isinstance(x, tf.distribute.DistributedDataset) or callable(x):
+    elif not all(hasattr(leaf, "shape") for leaf in tree.flatten(x)):
         raise CannotRead(f"a {type(x).__name__} is not read twice")
     else:
-        return list(itertools.islice(_of_arrays(arguments), steps))
+        batches = _of_arrays(arguments, steps)
     return [_weighed(batch, weights) for batch in batches]
 
 
-def _of_arrays(arguments: dict[str, Any]) -> Iterator[Any]:
-    data = (arguments.get("x"), arguments.get("y"), arguments.get("sample_weight"))
-    for leaf in tree.flatten(data):
+def _of_arrays(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
+    """Yield the first batches that Keras would make of arrays, unshuffled."""
+    x, y, weights = (arguments.get(name) for name in ("x", "y", "sample_weight"))
+    if tree.is_nested(y) and weights is not None and not tree.is_nested(weights):
+        weights = tree.map_structure(lambda _: weights, y)
+    data = keras.utils.pack_x_y_sample_weight(x, y, weights)
+    leaves = _leaves(data)
+    for leaf in leaves:
         _require_dense(leaf)
-    adapter = get_data_adapter(
-        *data,
-        batch_size=arguments.get("batch_size"),
-        steps_per_epoch=arguments.get("steps_per_epoch"),
-        class_weight=arguments.get("class_weight"),
-    )
-    found: Iterator[Any] = iter(adapter.get_numpy_iterator())
-    return found
+    number = len(leaves[0])
+    size, in_steps = arguments.get("batch_size"), arguments.get("steps_per_epoch")
+    size = size or (-(-number // in_steps) if in_steps else 32)
+    for begin in range(0, min(number, steps * size), size):
+
+        def rows(value: Any, first: int = begin) -> Any:
+            return None if value is None else _as_floatx(np.asarray(value[first : first + size]))
+
+        yield tree.map_structure(rows, data)
+
+
+def _as_floatx(values: Any) -> Any:
+    return values.astype(keras.backend.floatx()) if values.dtype.kind == "f" else values
 
 
 def _items(data: Any, steps: int) -> Iterator[Any]:
@@ -182,25 +189,26 @@ def _begun_anew(dataset: Any) -> Any:
             orders = nodes[shuffle.input[-1].split(":")[0]]
             orders.op = "DummySeedGenerator"
             orders.ClearField("attr")
-    made = gen_experimental_dataset_ops.dataset_from_graph(graph.SerializeToString())
-    return dataset_ops._VariantDataset(made, dataset.element_spec)
+    made = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    return tf.data.experimental.from_variant(made, dataset.element_spec)
 
 
 def _as_keras_gives_it(batch: Any) -> Any:
     """Return what a step gets of a batch that Python code has made."""
-    return data_adapter_utils.pack_x_y_sample_weight(
-        *data_adapter_utils.unpack_x_y_sample_weight(batch)
-    )
+    return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
 def _weighed(batch: Any, class_weight: Any) -> Any:
     if class_weight is None:
         return batch
-    x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     if weights is not None:
         raise CannotRead("sample weights and class weights together")  # which fit refuses
-    weights = data_adapter_utils.class_weight_to_sample_weights(np.asarray(y), class_weight)
-    return data_adapter_utils.pack_x_y_sample_weight(x, y, weights)
+    labels = np.asarray(y)
+    if labels.ndim > 1:
+        labels = labels[..., 0] if labels.shape[-1] == 1 else labels.argmax(axis=-1)
+    weights = np.array([class_weight.get(round(float(label)), 1.0) for label in labels], "float32")
+    return keras.utils.pack_x_y_sample_weight(x, y, weights)
 
 
 def _arrays(batch: Any) -> Any:

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.random import SeedGenerator
 from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from tfopt.compress.hooks import putting, replaced
 from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
@@ -107,19 +105,6 @@ class SavedState:
         object.__setattr__(optimizer, "build", build_and_save)
 
 
-def random_parts(model: Any) -> str:
-    """Return who draws random numbers, with the verb."""
-    names = []
-    for layer in model._flatten_layers(include_self=False):
-        draws = any(isinstance(value, SeedGenerator) for value in vars(layer).values())
-        if draws and getattr(layer, "rate", None) != 0:
-            names.append(repr(layer.name))
-    if not names:
-        return "the model's own code draws"
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more + (" draw" if len(names) > 1 else " draws")
-
-
 def _random_state() -> tuple[Any, ...]:
     there = context.context()
     drawn = getattr(there, "_rng", None)
@@ -183,13 +168,14 @@ def functions_traced_anew() -> Iterator[None]:
 
     What it keeps is for all its callers: a trace of one device, and with random numbers of a proof.
     """
-    plain = Function.__call__
+    kind = type(tf.function(lambda: None))
+    plain = kind.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return plain(self if id(self) in _of_proofs else self._clone(None), *args, **kwargs)
 
     try:
-        with replaced(Function, __call__=call):
+        with replaced(kind, __call__=call):
             yield
     finally:
         _of_proofs.clear()

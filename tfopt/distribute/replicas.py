@@ -7,14 +7,13 @@ up again.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tfopt.distribute.joining import join
-from tfopt.distribute.mends.cleared_sessions import scope_kept
-from tfopt.distribute.mends.in_force import mends_in_force
+from tfopt.distribute.scope import scope_kept
 from tfopt.distribute.shards import per_replica
 from tfopt.distribute.workers import lost_workers_named
 from tfopt.errors import (
@@ -79,9 +78,10 @@ def distribute(
             model.compile("adam", "mse")
         model.fit(x, y, batch_size=replicas.global_batch)
 
-    Outside of ``with`` the scope does nothing. In a process of a cluster (TF_CONFIG, or a task of
-    Slurm's srun) the replicas are those of all workers; every worker runs the same script, and
-    gives ``fit`` the same data and the global batch, of which each example goes to one replica.
+    Without ``with`` nothing is distributed, and a warning says so. In a process of a cluster
+    (TF_CONFIG, or a task of Slurm's srun) the replicas are those of all workers; every worker runs
+    the same script, and gives ``fit`` the same data and the global batch, of which each example
+    goes to one replica.
 
     What is trained is what one device would train: losses and metrics are the whole batch's, and
     before the first epoch ``fit`` proves it on a few batches of the model's own data.
@@ -112,7 +112,41 @@ def distribute(
     settings = Distribute(
         gpus, logical_cpus, global_batch, per_replica_batch, own_losses, bool(verify)
     )
-    return _entered(settings, peer_timeout_s)
+    return _Scope(settings, peer_timeout_s)
+
+
+class _Scope(AbstractContextManager[Replicas]):
+    """What ``distribute`` returns: it does nothing until its ``with``."""
+
+    def __init__(self, settings: Distribute, peer_timeout_s: float) -> None:
+        self._entered = _entered(settings, peer_timeout_s)
+        self._is_used = False
+
+    def __enter__(self) -> Replicas:
+        self._is_used = True
+        return self._entered.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Replicas.__dataclass_fields__ or name in ("is_chief", "wait_for_all"):
+            self._is_used = True
+            raise _without_with(f"distribute(...).{name}")
+        raise AttributeError(name)
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_is_used", True):
+            warnings.warn(str(_without_with("distribute(...)")), RuntimeWarning, stacklevel=2)
+
+
+def _without_with(received: str) -> UserError:
+    return UserError(
+        "distribute() was called without `with`, and nothing is distributed.",
+        expected="a scope in which the model is built and compiled",
+        received=received,
+        fix="with tfopt.distribute() as replicas: model = build()",
+    )
 
 
 @contextmanager
@@ -137,14 +171,14 @@ def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
     if count == 1:
         yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
         return
-    strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
+    strategy = _strategy(place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
     from tfopt.distribute.models import Declared, models_attached
 
     declared = Declared(settings.own_losses, settings.verify, total)
     attached = models_attached(strategy, declared)
-    with watched, mends_in_force(strategy), scope_kept(strategy.scope), attached:
+    with watched, scope_kept(strategy.scope), attached:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 
@@ -177,9 +211,7 @@ def _training_place() -> ClusterPlace | None:
     return place if place.workers > 1 else None
 
 
-def _strategy(
-    tf: Any, place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float
-) -> Any:
+def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float) -> Any:
     """Return the one strategy of this process; made by the first call."""
     where = (None if place is None else place.tf_config, devices)
     if where in _in_force:
@@ -193,17 +225,15 @@ def _strategy(
             + ("" if cluster == where[0] else ", and another cluster"),
             fix="use the same devices, or train in another process",
         )
-    from tfopt.distribute.whole_batch import seen_as_one
-
-    if place:
-        strategy = _joined(place, devices, timeout_s)
-    else:
-        strategy = seen_as_one(tf.distribute.MirroredStrategy)(devices)
-    _in_force[where] = strategy
-    return strategy
+    _in_force[where] = _made(place, devices, timeout_s)
+    return _in_force[where]
 
 
-def _joined(place: ClusterPlace, devices: tuple[str, ...], timeout_s: float) -> Any:
+def _made(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float) -> Any:
+    from tfopt.distribute.strategy import MirroredStrategy, join
+
+    if place is None:
+        return MirroredStrategy(devices)
     try:
         return join(place, devices, timeout_s)
     except RuntimeError as error:

@@ -6,13 +6,14 @@ wrongly is refused, as far as tf.data shows it: not a shuffle inside a function 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tfopt.data.stages import batch_size_of, calls_python, operations_of
 from tfopt.errors import UserError
 
+_log = logging.getLogger("tfopt")
 # Those by which TensorFlow's own sharding finds out that a dataset reads files.
 _READERS = frozenset({"FixedLengthRecordDataset", "TextLineDataset", "TFRecordDataset"}) | {
     *("ArrayRecordDataset", "FixedLengthRecordDatasetV2", "TFRecordDatasetV2")
@@ -91,43 +92,86 @@ def _batch(arguments: Mapping[str, Any]) -> int | None:
     return arguments.get("batch_size")
 
 
-@dataclass(frozen=True)
-class Shares:
-    """A dataset as it is to be distributed, and the rule."""
+def as_distributed(dataset: Any, workers: int) -> Any:
+    """Return a dataset as a strategy over so many workers may distribute it."""
+    import tensorflow as tf
 
-    dataset: Any
-    policy: str
-    files: int | None
-    """How many files it reads; None: none, or that cannot be seen."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset
+    if reads_python(dataset):
+        dataset = copied(dataset)
+    if workers == 1:
+        return dataset
+    dataset = with_policy(dataset, workers)
+    policy = policy_of(dataset)
+    notes = {
+        "FILE": f"each worker reads its share of {_files(dataset) or 'the'} files",
+        "DATA": "each worker reads all and takes its share of every batch",
+    }
+    note = notes.get(policy, "each worker takes all of its own data")
+    _log.info("input: %s (AutoShardPolicy.%s)", note, policy)
+    if dataset.options().autotune.enabled is None:
+        # Else the last iterator of an epoch may stall all workers for many seconds.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        dataset = dataset.with_options(options)
+    return dataset
 
-    @property
-    def of_known_length(self) -> bool:
-        """Return whether all workers together take as many steps as the dataset has batches."""
-        return self.policy == "DATA"
 
-    @property
-    def note(self) -> str:
-        """Return what each worker reads, in words."""
-        notes = {
-            "FILE": f"each worker reads its share of {self.files or 'the'} files",
-            "DATA": "each worker reads all and takes its share of every batch",
-        }
-        return notes.get(self.policy, "each worker takes all of its own data")
-
-
-def shared_out(dataset: Any, workers: int) -> Shares:
+def with_policy(dataset: Any, workers: int) -> Any:
     """Return the dataset with the policy by which it will be shared out in its options."""
     import tensorflow as tf
 
-    policy, files = policy_of(dataset), _files(dataset)
+    policy = policy_of(dataset)
     if policy == "AUTO":
+        files = _files(dataset)
         policy = "FILE" if files is not None and files >= workers else "DATA"
         options = tf.data.Options()
         chosen = getattr(tf.data.experimental.AutoShardPolicy, policy)
         options.experimental_distribute.auto_shard_policy = chosen
         dataset = dataset.with_options(options)
     _refuse_own_orders(dataset, policy)
-    return Shares(dataset, policy, files)
+    return dataset
+
+
+def until_all_have_ended(dataset: Any, workers: int) -> Any:
+    """Return a dataset of which an epoch lasts until the last worker has no more.
+
+    Keras counts an epoch's steps by the batches of the whole dataset. Where each worker has its
+    own data, or files, all together take another number, and the rest would be left out.
+    """
+    dataset = with_policy(dataset, workers)
+    if policy_of(dataset) == "DATA":
+        return dataset
+    # The same elements, of a number that is not known.
+    return dataset.filter(_autograph_off(lambda *_: True))
+
+
+def copied(dataset: Any) -> Any:
+    """Return the same elements, each in memory of TensorFlow's own.
+
+    TensorFlow 2.21 does not copy an aligned array that Python code yields, and promises not to
+    write there. The parts of a batch that is split over replicas have lost that promise: a step
+    may write its results into the arrays of a generator.
+    """
+    import tensorflow as tf
+
+    def copy(value: Any) -> Any:
+        if value is None or value.dtype in (tf.variant, tf.resource):
+            return value
+        return tf.raw_ops.DeepCopy(x=value)
+
+    def on_element(*parts: Any) -> Any:
+        element = parts if isinstance(dataset.element_spec, tuple) else parts[0]
+        return tf.nest.map_structure(copy, element, expand_composites=True)
+
+    return dataset.map(_autograph_off(on_element))
+
+
+def _autograph_off(function: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def policy_of(dataset: Any) -> str:

@@ -12,18 +12,16 @@ Importing this module imports TensorFlow and Keras.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
-from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras import ops, tree
 
 from tfopt.compress.hooks import putting
-from tfopt.distribute.partial_losses import adds_up, loss_of, terms
+from tfopt.distribute.partial_losses import adds_up, terms
 from tfopt.distribute.whole_batch import (
     LossesOfReplica,
     Shard,
@@ -41,7 +39,6 @@ from tfopt.distribute.whole_batch import (
 from tfopt.errors import UserError
 
 Put = Callable[[Any, str, Any], None]
-_LARGE = 2**26  # bytes of rows, from which on it is said what they cost
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
 _STATISTICS = (
     "moving_mean",
@@ -87,22 +84,8 @@ class Step:
             logs = strategy.run(on_each, (data,))
         if name == "train_step":
             self.exchanged = counted
-            self._say_if_rows_are_large()
         logs = tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
         return self._with_results(logs, of_metrics)
-
-    def _say_if_rows_are_large(self) -> None:
-        rows, gradients = self.exchanged.get("rows", 0), self.exchanged.get("gradients", 0)
-        if rows > max(gradients, _LARGE):
-            warnings.warn(
-                f"The loss or a metric of {self.model.name!r} is computed of the whole batch: a "
-                f"replica sends {rows / 2**20:,.0f} MiB of outputs and targets a step, and "
-                f"{gradients / 2**20:,.0f} MiB of gradients. A loss of keras.losses needs a few "
-                "numbers instead, and so does one of your own that has a value for each example by "
-                "itself: my_loss.adds_up = True.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
     def _with_results(self, logs: Any, of_metrics: set[str]) -> Any:
         """Return logs in which metrics show what all replicas have counted."""
@@ -376,14 +359,26 @@ class Step:
 class _OnEachReplica(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Between an optimizer's class and Keras's: what Keras does on one device."""
 
-    _apply_weight_decay = BaseOptimizer._apply_weight_decay
-    _backend_update_step = BaseOptimizer._backend_update_step
-    _backend_increment_gradient_accumulators = (
-        BaseOptimizer._backend_increment_gradient_accumulators
-    )
-    _overwrite_model_variables_with_average_value = (
-        BaseOptimizer._overwrite_model_variables_with_average_value
-    )
+    def _apply_weight_decay(self, variables: Any) -> None:
+        if self.weight_decay is None:
+            return
+        for variable in filter(self._use_weight_decay, variables):
+            rate = ops.cast(self.learning_rate, variable.dtype)
+            variable.assign(variable - variable * ops.cast(self.weight_decay, rate.dtype) * rate)
+
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
+        for grad, variable in zip(grads, trainable_variables, strict=True):
+            self.update_step(grad, variable, learning_rate)
+
+    def _backend_increment_gradient_accumulators(self, grads: Any, acc_grads: Any) -> None:
+        for grad, accumulated in zip(grads, acc_grads, strict=True):
+            accumulated.assign(grad + accumulated)
+
+    def _overwrite_model_variables_with_average_value(self, trainable_variables: Any) -> None:
+        averages = self._model_variables_moving_average
+        for variable, average in zip(trainable_variables, averages, strict=True):
+            if average is not None:
+                variable.assign(average)
 
 
 class WholeLoss:
@@ -403,10 +398,12 @@ class WholeLoss:
             return loss(y_true, y_pred, sample_weight)
         if not adds_up(loss):
             return loss(*gather_rows(drop_padding((y_true, y_pred, sample_weight))))
-        numerator, divisors = terms(loss, y_true, y_pred, sample_weight)
-        numbers = [shard.weigh(number, "sum") for number in (numerator, *(divisors or []))]
-        numerator, *divisors = tf.unstack(all_reduce_sum(tf.stack(numbers)), num=len(numbers))
-        return loss_of(numerator, divisors or None)
+        numerator, divisor = terms(loss, y_true, y_pred, sample_weight)
+        numerator = shard.weigh(numerator, "sum")
+        if divisor is None:
+            return all_reduce_sum(numerator)
+        numbers = tf.stack([numerator, shard.weigh(divisor, "sum")])
+        return tf.math.divide_no_nan(*tf.unstack(all_reduce_sum(numbers), num=2))
 
 
 def undeclared(who: str) -> UserError:
@@ -441,6 +438,16 @@ def unsynchronized(model: Any) -> list[Any]:
     ]
 
 
+def unbuilt_parts(model: Any) -> list[str]:
+    """Return the parts that have yet to make their weights."""
+    plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
+    return [
+        f"{layer.name} ({type(layer).__name__})"
+        for layer in model._flatten_layers(include_self=False)
+        if not layer.built and type(layer).build not in plain
+    ]
+
+
 def has_own(model: Any, method: str) -> bool:
     """Return whether a model, or its class, has another method than Keras's."""
     if method == "compute_loss" and method in vars(model):
@@ -457,7 +464,8 @@ def optimizers_of(model: Any) -> list[Any]:
                 held += value.values()
             else:
                 held += value if isinstance(value, list | tuple) else [value]
-    return list({id(each): each for each in held if isinstance(each, BaseOptimizer)}.values())
+    kind = keras.optimizers.Optimizer
+    return list({id(each): each for each in held if isinstance(each, kind)}.values())
 
 
 def metrics_of(model: Any) -> list[Any]:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.distribute.mends.cleared_sessions import outside_scope
 from tfopt.distribute.proof_data import Batches, CannotRead, read_batches
 from tfopt.distribute.proof_state import (
     SavedState,
@@ -31,10 +30,10 @@ from tfopt.distribute.proof_state import (
     exact_products,
     functions_traced_anew,
     of_proof,
-    random_parts,
     same_for_each_example,
     shared_value,
 )
+from tfopt.distribute.scope import outside_scope
 from tfopt.distribute.step import (
     Step,
     has_own,
@@ -272,7 +271,7 @@ class _Proof:
             chance = undo.enter_context(same_for_each_example())
             differ, doubts = self._compare()
         if chance.is_drawn:
-            reasons.append(f"{random_parts(model)} random numbers, others on each replica")
+            reasons.append("random numbers are drawn, others on each replica")
             if not chance.is_shared and differ:
                 doubts.append("they cannot be given to all examples alike")
         if differ and not doubts:

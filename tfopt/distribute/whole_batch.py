@@ -17,7 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 from keras import tree
-from keras.src import backend
 
 from tfopt.errors import UserError
 
@@ -88,16 +87,6 @@ def replica_step(shard: Shard | None) -> Iterator[None]:
         yield
     finally:
         _of_this_thread.shard = before
-
-
-def seen_as_one(strategy: type) -> Any:
-    """Return a class of strategy whose ``num_replicas_in_sync`` is 1 inside ``replica_step``."""
-
-    def num_replicas_in_sync(self: Any) -> int:
-        return 1 if shard_here() is not None else replicas_of(self)
-
-    namespace = {"num_replicas_in_sync": property(num_replicas_in_sync)}
-    return type(strategy.__name__, (strategy,), namespace)
 
 
 def replicas_of(strategy: Any) -> int:
@@ -229,10 +218,15 @@ def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
     operation: Any = None if tf.executing_eagerly() else getattr(value, "op", None)
     again = _ACTIVATIONS.get(operation.type) if operation is not None else None
     result = work(value) if again is None else again(work(operation.inputs[0]))
-    mask = backend.get_keras_mask(value)
+    mask = mask_of(value)
     if mask is not None:
-        backend.set_keras_mask(result, work(mask))
+        result._keras_mask = work(mask)
     return result
+
+
+def mask_of(value: Any) -> Any:
+    """Return the mask that Keras has put on a tensor."""
+    return getattr(value, "_keras_mask", None)
 
 
 def _gathered(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Say which worker of a cluster is late, lost, or different from the others.
 
 - ``call_roll`` waits for all workers before TensorFlow starts, which would wait without end.
-- ``call_together`` compares what the workers give ``fit``, ``evaluate`` and ``predict``, and turns
+- ``together`` compares what the workers give ``fit``, ``evaluate`` and ``predict``, and turns
   TensorFlow's error about another worker into one that names it.
 - ``StepLimit`` ends a step that waits without end. TensorFlow starts a thread for each exchange
   with a time limit, which sleeps until it is up; here one thread looks at all steps.
@@ -11,24 +11,22 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import logging
 import os
-import random
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.data_content import CONTENT, content_of, digest_of, is_array, is_numbers
-from tfopt.distribute.shards import policy_of, shuffle_seeds
+from tfopt.distribute.facts import content_taken_whole, facts_of
 from tfopt.errors import UserError, WorkerMissing, first_line
 from tfopt.job.cluster_place import (
     ClusterPlace,
@@ -37,7 +35,6 @@ from tfopt.job.cluster_place import (
     host_and_port,
     key_value_store,
 )
-from tfopt.resume.identity import identity_of
 
 JOINED = "TFOPT_JOINED"
 """The variable that names the file by which a launcher sees that the tasks of a job have met."""
@@ -51,9 +48,6 @@ _PAUSE_S = 0.2
 _ANSWERED_S = 2.0  # within which a process that listens takes a connection
 _ASKED_S = 6.0  # for what another worker may never say
 _UNLIKE = "another member in the group expected"
-_WEIGHTS = 1000  # values compared of each variable
-# What may differ between workers: the chief alone may show progress and write logs.
-_OWN = ("verbose", "callbacks", "self")
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 
 
@@ -200,9 +194,7 @@ class Exchange:
         gathered = self.gather(facts)
         chief, expected = next(iter(gathered.items()))
         for name, each in gathered.items():
-            keys = expected.keys() | each.keys()
-            # Another shape, or setting, says more than other numbers.
-            for key in sorted(keys, key=lambda key: (key.startswith(CONTENT), key)):
+            for key in [*expected, *each]:
                 if expected.get(key) != each.get(key):
                     # All have found the same difference, and may end by it.
                     self._let_all_read()
@@ -291,103 +283,19 @@ def _read(key: str, wait_s: float) -> str:
 
 
 def _another(name: str, key: str, chief: str, expected: Any, received: Any) -> UserError:
-    fix = (
-        "run the same code on the same kind of data on every worker; data that differ on purpose "
-        "need AutoShardPolicy.OFF, and the same shapes"
-    )
-    if key.startswith(CONTENT):
-        fix = (
-            "give every worker the whole data in the same order, by the same seed: tfopt shares "
-            "them out; to share them out yourself, give each worker its part as a tf.data.Dataset "
-            "with AutoShardPolicy.OFF, in batches of the global size"
-        )
     return UserError(
         f"{name} has another {key} than {chief}.",
         expected=f"on all workers {_short(expected)}",
         received=_short(received),
-        fix=fix,
+        fix="run the same code on every worker, on the whole data in the same order: tfopt shares "
+        "them out; to share them out yourself, give each worker its part as a tf.data.Dataset "
+        "with AutoShardPolicy.OFF, of the same shapes, in batches of the global size",
     )
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 400 else text[:400] + " ..."
-
-
-# What must be alike
-
-
-def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is compared before the call; ``arguments`` by their names."""
-    import keras
-    from tensorflow.python.eager import context
-
-    facts: dict[str, Any] = {
-        "call": call,
-        "random seed": context.global_seed(),
-        "shapes of the model's weights": [[list(v.shape), str(v.dtype)] for v in model.weights],
-        **_settings(model),
-        "content of the weights": [_beginning(each) for each in model.trainable_variables],
-    }
-    for name, value in arguments.items():
-        if name not in _OWN:
-            facts[f"{call}({name}=)"] = _described(value)
-            content = content_of(value)
-            if content is not None:
-                facts[f"{CONTENT} of {call}({name}=)"] = content
-    if arguments.get("shuffle") and isinstance(arguments.get("x"), keras.utils.PyDataset):
-        facts["state of Python's random"] = digest_of(repr(random.getstate()))
-    return facts
-
-
-def _settings(model: Any) -> dict[str, Any]:
-    """Describe what the model was compiled with, and digest the settings of each layer."""
-    if not getattr(model, "compiled", False):
-        return {}
-    found = identity_of(model, [], {}, workers=1)
-    compiled = {name: found[name] for name in ("optimizer", "loss", "loss_weights")}
-    facts: dict[str, Any] = {
-        "compile arguments": {**compiled, "steps_per_execution": model.steps_per_execution}
-    }
-    for place, layer in enumerate(found["layers"]):
-        # RandomCrop draws its seed at random.
-        alike = {key: each for key, each in layer.items() if key != "seed"}
-        name = f"layer {place} ({layer['class']})"
-        facts[name] = digest_of(json.dumps(alike, sort_keys=True))
-    return facts
-
-
-def _beginning(weight: Any) -> str:
-    """Return a few digits: enough to notice weights that one worker alone has loaded."""
-    import tensorflow as tf
-
-    first = tf.reshape(tf.convert_to_tensor(weight.value), [-1])[:_WEIGHTS]
-    return f"{float(tf.reduce_sum(tf.cast(first, tf.float32))):.3g}"
-
-
-def _described(value: Any) -> Any:
-    import tensorflow as tf
-
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tf.data.Dataset):
-        policy = policy_of(value)
-        off = policy == "OFF"
-        return {
-            "elements": repr(value.element_spec),
-            "batches": None if off else int(value.cardinality()),
-            "policy": policy,
-            "shuffle seeds": None if off else shuffle_seeds(value),
-        }
-    if isinstance(value, Mapping):
-        return {str(key): _described(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        if is_numbers(value):
-            return {"numbers": len(value)}
-        return [_described(each) for each in value]
-    if is_array(value):
-        return [[None if n is None else int(n) for n in value.shape], str(value.dtype)]
-    return type(value).__name__
 
 
 # How long a step may last
@@ -488,34 +396,47 @@ def limited(model: Any, steps: Callable[..., Any]) -> Callable[..., Any]:
 # The errors of fit, evaluate and predict
 
 
-def call_together(
-    call: str,
-    model: Any,
-    plain: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Return what ``plain``, the model's own fit, evaluate or predict, returns for these.
+@contextmanager
+def together(call: str, model: Any, arguments: dict[str, Any]) -> Iterator[None]:
+    """Be in a call of the model's own fit, evaluate or predict, with arguments by their names.
 
     In a cluster the workers compare them first, and an error names the worker that it comes from.
     """
-    exchange = exchange_of(model._distribute_strategy)
+    exchange = exchange_of(model.distribute_strategy)
     if exchange is None:
-        return plain(*args, **kwargs)
+        yield
+        return
     if calls:  # the evaluation within a fit, or a callback's own
         calls.append(call)
-        result = plain(*args, **kwargs)
+        yield
         calls.pop()  # after an error it stays, for the message
-        return result
-    bound = inspect.signature(plain).bind(*args, **kwargs)
-    bound.apply_defaults()
+        return
     calls.append(call)
     try:
-        with lost_workers_named(exchange):
-            exchange.require_alike(facts_of(call, model, bound.arguments))
-            return plain(*args, **kwargs)
+        with lost_workers_named(exchange), warnings.catch_warnings():
+            exchange.require_alike(facts_of(call, model, arguments))
+            _warn_of_the_same(exchange, arguments.get("x"))
+            # Keras warns of data of which it does not know the number of batches.
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+            yield
     finally:
         calls.clear()
+
+
+def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
+    """Warn of what each worker takes whole, where all have the same."""
+    content = content_taken_whole(dataset)
+    if content is None:
+        return
+    told = exchange.gather({"call": "the same input", "content": content}).values()
+    if all(each["content"] == content for each in told):
+        warnings.warn(
+            f"AutoShardPolicy.OFF, and the same data on all {len(told)} workers: each example is "
+            "seen by every one of them. Leave the policy out, and tfopt shares them out; or give "
+            "each worker data of its own.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 @contextmanager

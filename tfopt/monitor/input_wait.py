@@ -35,23 +35,28 @@ def count_input_wait(on: bool) -> None:
 
 def seconds_waited() -> float:
     """Return the input wait of all steps that were compiled to count it."""
-    return 0.0 if _Counted.seconds is None else float(_Counted.seconds.numpy())
+    import tensorflow as tf
+
+    if _Counted.seconds is None:
+        return 0.0
+    return float(tf.raw_ops.ReadVariableOp(resource=_Counted.seconds, dtype=tf.float64))
 
 
 def _replace_fetches(undo: ExitStack) -> None:
     import tensorflow as tf
-    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
     from tensorflow.python.distribute import input_lib
-    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     if _Counted.seconds is None:
         # tf.Variable would, in a strategy's scope, be one for each replica of each worker.
         with tf.init_scope(), tf.device("CPU:0"):
-            _Counted.seconds = ResourceVariable(0.0, trainable=False, dtype=tf.float64)
+            _Counted.seconds = tf.raw_ops.VarHandleOp(
+                dtype=tf.float64, shape=(), shared_name="tfopt_input_wait"
+            )
+            tf.raw_ops.AssignVariableOp(resource=_Counted.seconds, value=tf.zeros((), tf.float64))
     of_several = input_lib._SingleWorkerDatasetIteratorBase
     for kind, names in (
         (of_several, ("get_next_as_list", "get_next_as_optional_list")),
-        (OwnedIterator, ("get_next", "get_next_as_optional")),
+        (type(iter(tf.data.Dataset.range(0))), ("get_next", "get_next_as_optional")),
     ):
         undo.enter_context(replaced(kind, **{name: _timed(getattr(kind, name)) for name in names}))
 
@@ -72,7 +77,8 @@ def _timed(plain: Callable[..., Any]) -> Callable[..., Any]:
             _Counted.within = False
         there = tf.nest.flatten(data, expand_composites=True)
         with tf.control_dependencies(there), tf.device("CPU:0"):
-            _Counted.seconds.assign_add(tf.timestamp() - begun)
+            waited = tf.timestamp() - begun
+            tf.raw_ops.AssignAddVariableOp(resource=_Counted.seconds, value=waited)
         return data
 
     return timed

@@ -16,7 +16,7 @@ def test_an_uncompiled_model_is_an_error_in_every_task(cluster_of):
     cluster.start("ps 0", "worker 0", "chief 0")
     for task in ("chief 0", "ps 0", "worker 0"):
         assert cluster.status(task) == 1
-        assert "build() gave a model that is not compiled" in cluster.text(task)
+        assert "build() gave no compiled Keras 3 model" in cluster.text(task)
 
 
 def test_who_does_not_answer_is_named(cluster_of):
@@ -100,9 +100,8 @@ def test_shares_that_cannot_be_trained_on():
 
     for data, message in (
         (lambda share: ten, "no tf.data.Dataset for worker 0"),
-        (lambda share: of_arrays(ten).repeat(), "an endless dataset"),
-        (lambda share: of_arrays(ten).filter(lambda x: x > 2), "of unknown length"),
-        (lambda share: of_arrays(ten[: share.index]).batch(2), "The share of worker 0 is empty"),
+        (lambda share: of_arrays(ten).repeat(), "does not say how many batches"),
+        (lambda share: of_arrays(ten[: share.index]).batch(2), "worker 0 is empty"),
         (lambda share: of_arrays(ten).batch(2 + share.index, True), "worker 1 has other examples"),
         (python, "calls Python"),
     ):
@@ -123,7 +122,7 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
 
     averaged = keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
     for model, message in (
-        (3, "no Keras 3 model"),
+        (3, "no compiled Keras 3 model"),
         (compiled(run_eagerly=True), "run_eagerly=True"),
         (compiled(steps_per_execution=2), "steps_per_execution=2"),
         (compiled(keras.optimizers.SGD(gradient_accumulation_steps=2)), "each other's gradients"),
@@ -145,9 +144,8 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
         ]
     )
     each_batch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
-    for wrong, message in ((each_batch, "at every batch"), (print, "holds something else")):
-        with pytest.raises(UserError, match=message):
-            check_callbacks([wrong])
+    with pytest.raises(UserError, match="at every batch"):
+        check_callbacks([each_batch])
 
 
 def test_a_model_that_makes_weights_in_its_first_step_is_refused():

@@ -1,6 +1,5 @@
 """What is kept at epochs' ends: through full disks, from before a damage, of this training alone."""
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -40,21 +39,6 @@ def test_a_full_disk_and_a_damaged_checkpoint(cluster_of):
     assert "checkpoint-000004: not as it was written" in cluster.text("chief 0")
     assert cluster.facts()[-1] == {"counts": {"optimizer": 5 * STEPS}, "epochs": [3, 4]}
     assert kept_in(folder) == ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
-
-
-@pytest.mark.slow
-def test_both_optimizers_of_a_gan_go_on(cluster_of):
-    cluster = cluster_of("kept.py")
-    for epochs in (1, 3):
-        assert run(cluster, EPOCHS=str(epochs), GAN="yes") == {0}, cluster.logs()
-        counts = cluster.facts()[-1]["counts"]
-        # compile() has made one that no step applies.
-        assert counts == {
-            "optimizer": 0,
-            "d_optimizer": 2 * epochs * STEPS,
-            "g_optimizer": epochs * STEPS,
-        }
-    assert cluster.facts()[-1]["epochs"] == [1, 2]
 
 
 def built(activation="relu", dtype="float32", second=None, **compiled):
@@ -138,19 +122,3 @@ def test_the_folder_is_one_trainings(tmp_path):
             pytest.raises(UserError, match="Another training has its checkpoints in"),
         ):
             other.submit(take_folder, tmp_path / "mine", ExitStack()).result()
-
-
-def test_three_are_kept_and_a_write_that_was_cut_short_is_cleared(tmp_path):
-    from tfopt.distribute.asynchronous.saved_progress import take_folder
-
-    model = built()
-    kept = progress(tmp_path, model)
-    for epoch in range(1, 6):
-        kept.keep(epoch, model)
-    (tmp_path / ".checkpoint-000006-abc").touch()
-    with warnings.catch_warnings(), ExitStack() as held:
-        warnings.simplefilter("error")
-        assert progress(take_folder(tmp_path, held), model).go_on(model) == 5
-    assert sorted(each.name for each in tmp_path.glob("*checkpoint*")) == [
-        f"checkpoint-00000{number}" for number in (3, 4, 5)
-    ]

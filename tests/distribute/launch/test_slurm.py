@@ -64,13 +64,6 @@ def test_the_tasks_begin_in_the_python_of_the_command(command, python):
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def test_without_a_requeue_nothing_is_queued_again():
-    text = SlurmJob(("python", "train.py"), nodes=1).batch_file()
-    assert "--no-requeue" in text
-    assert "scontrol" not in text
-    assert "--gres" not in text
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -294,34 +287,3 @@ sys.exit(3)
     slurm.wait_until(lambda: slurm.job(number)["JobState"] == "FAILED")
     assert "task 1: Exited with exit code 3" in slurm.said("failed")
     assert slurm.job(number)["Restarts"] == "0"
-
-
-@pytest.mark.slow
-@needs_slurm
-def test_two_workers_of_tensorflow_train_under_slurm(slurm):
-    """A plain script of tf.distribute, which knows nothing of Slurm."""
-    script = """
-import tensorflow as tf
-
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-mine = strategy.cluster_resolver.task_id + 1.0
-with strategy.scope():
-    weight = tf.Variable(0.0)
-
-@tf.function
-def step():
-    def on_each():
-        with tf.GradientTape() as tape:
-            loss = (weight - mine) ** 2 / 2
-        replica = tf.distribute.get_replica_context()
-        weight.assign_sub(replica.all_reduce("MEAN", tape.gradient(loss, weight)) / 2)
-    strategy.run(on_each)
-
-for _ in range(20):
-    step()
-print("trained to", round(float(weight.numpy()), 3), flush=True)
-"""
-    number = slurm.submit(script, "trained")
-    slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
-    said = slurm.said("trained")
-    assert {"0: trained to 1.5", "1: trained to 1.5"} <= set(said.splitlines()), said

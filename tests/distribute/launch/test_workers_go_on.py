@@ -95,16 +95,3 @@ def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(l
     assert "starting again (1 of 1 restarts)" in err
     assert results(out) == expected
     assert launcher.living() == []
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_that_stands_still_is_named_and_all_are_ended(launcher, victim):
-    job = start(launcher, "stopped", "slow", flags="--grace 3")
-    os.kill(begun(launcher, "stopped")[victim], signal.SIGSTOP)
-    _, err = job.communicate(timeout=LIMIT_S)
-    assert job.returncode == 1
-    named = f"WorkerMissing: worker {victim} "
-    assert named + "did not come to a step" in err or named + "has ended or does not answer" in err
-    assert f"worker {1 - victim} failed first: exit code 1" in err
-    assert f"not ended within 3 s of grace: worker {victim}" in err
-    assert launcher.living() == []

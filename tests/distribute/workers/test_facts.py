@@ -2,7 +2,7 @@
 
 import keras
 
-from tfopt.distribute.workers import facts_of
+from tfopt.distribute.facts import facts_of
 
 
 def facts_with(activation):

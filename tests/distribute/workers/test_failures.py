@@ -93,23 +93,6 @@ def test_a_mistake_is_an_error_of_all_before_anything_is_trained(workers):
     assert both[1]["helper"] == 7
 
 
-@pytest.mark.slow
-def test_other_shapes_of_weights_are_an_error_of_all(workers):
-    for said in workers.all_well(
-        COMMON
-        + """
-    def build():
-        with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=20):
-            model = built(units=1 + rank)
-        model.fit(x, y, batch_size=8, verbose=0)
-    refused("error", build)
-    """
-    ):
-        assert "The workers do different things in one step" in said["error"]
-        assert "shape [4,1]" in said["error"]
-        assert "shape [4,2]" in said["error"]
-
-
 def test_a_call_that_one_worker_alone_makes_in_a_callback_is_named(workers):
     """Also by a worker that reads late: the chief, whose end ends the store, waits for it."""
     for said in workers.all_well(
@@ -141,17 +124,6 @@ def test_a_worker_that_is_killed_is_named_by_the_other(workers, victim):
     left = ended[1 - victim]
     assert left.code == 0, left.err[-3000:]
     assert f"worker {victim} has ended or does not answer" in left.said["error"]
-
-
-@pytest.mark.slow
-def test_a_worker_that_was_started_otherwise_is_named_to_all(workers):
-    code = """
-    def enter():
-        with tfopt.distribute(logical_cpus=1 + rank, verify=False, peer_timeout_s=60): pass
-    refused("devices", enter)
-    """
-    for said in workers.all_well(COMMON + code):
-        assert "worker 1 has another devices than worker 0" in said["devices"]
 
 
 @pytest.mark.slow
@@ -215,43 +187,3 @@ def test_a_scope_that_comes_too_late_is_refused(workers):
     """
     ):
         assert "came too late to join the other workers" in said["late"]
-
-
-@pytest.mark.slow
-def test_a_model_that_one_worker_builds_later_is_no_hang(workers):
-    first, _ = workers.run(
-        COMMON
-        + """
-    with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=10) as replicas:
-        built()
-    try:
-        if rank == 1:
-            time.sleep(25)
-        with replicas.strategy.scope():
-            built(units=3)
-    except tf.errors.OpError as error:
-        say(error=str(error))
-    """
-    )
-    assert "a step lasts longer than 1" in first.said["error"], first.err[-3000:]
-
-
-THREADS = """
-    with tfopt.distribute(logical_cpus=2, verify=False, peer_timeout_s=600) as replicas:
-        model = built()
-
-    class Counts(keras.callbacks.Callback):
-        threads = []
-        def on_epoch_end(self, epoch, logs=None):
-            self.threads.append(len(os.listdir("/proc/self/task")))
-
-    model.fit(x, y, batch_size=8, epochs=6, verbose=0, callbacks=[Counts()])
-    say(threads=Counts.threads)
-"""
-
-
-@pytest.mark.slow
-def test_a_step_leaves_no_thread_behind(workers):
-    """With a time limit of TensorFlow's own for each exchange there would be hundreds."""
-    for said in workers.all_well(COMMON + THREADS):
-        assert said["threads"][-1] - said["threads"][1] < 20, said

@@ -3,10 +3,6 @@
 What is killed and started again is in ``tests/resume/test_kills.py`` and ``tests/distribute/launch``.
 """
 
-import os
-import subprocess
-from textwrap import dedent
-
 import pytest
 
 CODE = """
@@ -102,81 +98,3 @@ def test_parts_of_several_workers(workers):
         assert " at epoch 0, batch " in said["stopped"]
     one, other = (said["stopped"].partition(" at epoch ")[2][:11] for said in (first, second))
     assert one == other
-
-
-FULL = """
-    import keras, numpy as np, os, pathlib, tensorflow as tf, tfopt, time, warnings
-    from tfopt.resume.store import Store
-
-    x = np.random.default_rng(1).normal(size=(48, 6)).astype("float32")
-    disk = pathlib.Path(disk)
-    where, other = disk / "checkpoints", disk / "other"
-    tried = disk.with_name(disk.name + "-tried")
-    tried.mkdir(exist_ok=True)
-    write = Store.write
-
-    def one_behind_the_other(store, state, number):
-        \"\"\"What the chief writes in vain takes the other one's space, until it is given up.\"\"\"
-        while rank == 1 and not (tried / str(number)).exists():
-            time.sleep(0.01)
-        try:
-            return write(store, state, number)
-        finally:
-            if rank == 0: (tried / str(number)).touch()
-
-    Store.write = one_behind_the_other
-
-    class Fills(keras.callbacks.Callback):
-        \"\"\"Leaves space for what is one worker's own, and none for the weights.\"\"\"
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1 and rank == 0 and not other.exists():
-                free = os.statvfs(disk)
-                other.write_bytes(b"x" * (free.f_bavail * free.f_bsize - 256_000))
-
-    class Stops(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                raise KeyError("stopped")
-
-    def fit(resuming, *callbacks):
-        with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=60):
-            keras.utils.set_random_seed(7)
-            layers = [keras.layers.Dense(9000), keras.layers.Dense(1)]
-            model = keras.Sequential([keras.Input((6,)), *layers])
-            model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
-        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try: model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[*resuming, *callbacks])
-            except KeyError: pass
-        return [w.numpy() for w in model.weights], [str(each.message) for each in caught]
-
-    undisturbed, _ = fit([])
-    resuming = lambda: [tfopt.resume(where, every_steps=1, keep=1)]
-    _, caught = fit(resuming(), Fills(), Stops())
-    own = where if rank == 0 else where / "of-worker-1"
-    numbers = lambda: sorted(path.name for path in own.glob("checkpoint-*"))
-    say(failed=len([each for each in caught if "No checkpoint was written" in each]), kept=numbers())
-    with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=60) as replicas:
-        replicas.wait_for_all()
-    other.unlink(missing_ok=True)
-    weights, _ = fit(resuming())
-    say(same=all(np.array_equal(*each) for each in zip(weights, undisturbed)))
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_with_space_for_one_workers_part_alone_keeps_a_whole_checkpoint(workers, tmp_path):
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting takes root's rights")
-    try:
-        first, second = workers.all_well(f"disk = {str(tmp_path)!r}\n" + dedent(FULL))
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-    # The chief's failed, the other one's went on, and left those that both have.
-    assert first["failed"] > 3
-    assert second["failed"] == 0
-    assert set(first["kept"]) <= set(second["kept"])
-    assert first["same"]
-    assert second["same"]

@@ -49,36 +49,6 @@ CASES = """
         early = keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.2, restore_best_weights=True)
         return model, dict(x=X, y=Y, batch_size=16, epochs=30, shuffle=False, callbacks=[plateau, early])
 
-    def smaller_steps():
-        keras.utils.set_random_seed(0)
-        layers = [layer for _ in range(4) for layer in (
-            keras.layers.Dense(8, "tanh", kernel_regularizer="l2"), keras.layers.LayerNormalization())]
-        model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.05, global_clipnorm=0.5), "mse", jit_compile=False,
-                      steps_per_execution=2)
-        tfopt.accumulate(tfopt.remat(model, keras.layers.Dense), 2)
-        return model, dict(x=X, y=Y, sample_weight=WEIGHTS, batch_size=8, epochs=2, shuffle=False)
-
-    class Guide(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                predicted = self(x, training=True)
-                loss = self.compute_loss(y=y, y_pred=predicted)
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            for metric in self.metrics:
-                metric.update_state(*((loss,) if metric.name == "loss" else (y, predicted)))
-            return {metric.name: metric.result() for metric in self.metrics}
-
-    def own_step():
-        keras.utils.set_random_seed(0)
-        i = keras.Input((6,))
-        model = Guide(i, keras.layers.Dense(1)(keras.layers.Dense(8, "tanh")(i)))
-        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], jit_compile=True,
-                      steps_per_execution=2)
-        return model, dict(x=X, y=Y, batch_size=16, epochs=2, shuffle=False)
-
     def job():
         data = lambda: tfopt.Data(train=(X, Y), test=(X[:37], Y[:37]))
         job = tfopt.Job(build=lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)]),
@@ -92,7 +62,7 @@ CASES = """
 
     def trained(scope, cases):
         for case in cases:
-            with scope(**({"own_losses": "mean"} if case is own_step else {})):
+            with scope():
                 model, arguments = case()
             history = model.fit(verbose=0, **arguments).history
             facts = {"history": history, "iterations": int(model.optimizer.iterations.numpy())}
@@ -129,7 +99,7 @@ ON_WORKERS = """
     ("replicas", "cases"),
     [
         (1, "plain, scaled, decided"),
-        pytest.param(2, "plain, several_steps, smaller_steps, own_step", marks=pytest.mark.slow),
+        pytest.param(2, "plain, several_steps", marks=pytest.mark.slow),
     ],
 )
 def test_all_is_as_on_one_device(workers, replicas, cases):

@@ -34,17 +34,11 @@ def check_model(model: Any) -> None:
     """Refuse what ``build`` has given where it is no model that can be trained here."""
     import keras
 
-    if not isinstance(model, keras.Model):
+    if not isinstance(model, keras.Model) or not model.compiled or model.optimizer is None:
         raise UserError(
-            "build() gave no Keras 3 model.",
-            expected="a function without arguments that returns a compiled keras.Model",
-            received=f"{type(model).__module__}.{type(model).__name__}",
-        )
-    if not model.compiled or model.optimizer is None:
-        raise UserError(
-            "build() gave a model that is not compiled.",
+            "build() gave no compiled Keras 3 model.",
             expected="model.compile(optimizer=…, loss=…) inside build",
-            received=f"{model.name}, without an optimizer and a loss",
+            received=f"{type(model).__module__}.{type(model).__name__}",
         )
     for reason in _reasons(model):
         raise UserError(
@@ -70,25 +64,22 @@ def check_callbacks(callbacks: Any) -> None:
     """Refuse callbacks that would wait for batches: those are many workers' and have no order."""
     import keras
 
-    of_keras = (keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard)
-    plain = {name: getattr(keras.callbacks.Callback, name) for name in _BATCHES}
-    for each in callbacks:
-        if not isinstance(each, keras.callbacks.Callback):
+    plain = keras.callbacks.Callback
+    for callback in callbacks:
+        per_batch = [n for n in _BATCHES if _method(callback, n) is not _method(plain, n)]
+        when = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
+        if per_batch and when != "epoch":
             raise UserError(
-                "callbacks holds something else.",
-                expected="Keras callbacks",
-                received=repr(each),
-            )
-        own = {name: getattr(getattr(each, name), "__func__", None) for name in _BATCHES}
-        per_batch = [name for name in _BATCHES if own[name] is not plain[name]]
-        when = getattr(each, "save_freq", getattr(each, "update_freq", None))
-        if per_batch and not (isinstance(each, of_keras) and when == "epoch"):
-            raise UserError(
-                f"{type(each).__name__} wants to be called at every batch ({per_batch[0]}).",
+                f"{type(callback).__name__} wants to be called at every batch ({per_batch[0]}).",
                 expected="callbacks at the ends of epochs: many workers do batches at once",
-                received=type(each).__name__,
+                received=type(callback).__name__,
                 fix="do it in on_epoch_end; ModelCheckpoint and TensorBoard: once an epoch",
             )
+
+
+def _method(holder: Any, name: str) -> Any:
+    method = getattr(holder, name, None)
+    return getattr(method, "__func__", method)
 
 
 def build_variables(model: Any, element_spec: Any) -> None:
@@ -97,6 +88,8 @@ def build_variables(model: Any, element_spec: Any) -> None:
     A model without a call() has to be built by the function that makes it.
     """
     import keras
+
+    from tfopt.distribute.step import unbuilt_parts
 
     if type(model).call is not keras.Model.call:
         try:
@@ -108,9 +101,7 @@ def build_variables(model: Any, element_spec: Any) -> None:
                 received=f"{type(error).__name__}: {error}",
                 fix="mend what Keras says, or call the model on a batch in build()",
             ) from error
-    plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
-    parts = model._flatten_layers(include_self=False)
-    unbuilt = [each.name for each in parts if not each.built and type(each).build not in plain]
+    unbuilt = unbuilt_parts(model)
     if unbuilt:
         raise UserError(
             f"{type(model).__name__} makes variables in its first step.",

@@ -209,22 +209,18 @@ class Chief:
         for variable in model.trainable_variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
+        arrived = int(self._arrived.numpy()) - before
         logs = tally.logs or {
             name: float(value) for name, value in model.get_metrics_result().items()
         }
-        arrived = int(self._arrived.numpy()) - before
-        return logs | self._measured(tally, arrived)
-
-    def _measured(self, tally: Tally, arrived: int) -> dict[str, float]:
-        speed = {
-            f"examples_per_s_worker_{index}": tally.examples[index] / tally.seconds
-            for index in range(len(self._connection.place.cluster["worker"]))
-        }
+        workers = range(len(self._connection.place.cluster["worker"]))
+        speed = {f"examples_per_s_worker_{n}": tally.examples[n] / tally.seconds for n in workers}
         return {
+            **logs,
             "staleness_mean": tally.staleness_sum / tally.steps,
             "staleness_max": tally.staleness_max,
             "steps_repeated": arrived - tally.steps,
-            "examples_per_s": sum(tally.examples.values()) / tally.seconds,
+            "examples_per_s": sum(speed.values()),
             **speed,
         }
 

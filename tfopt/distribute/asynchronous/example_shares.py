@@ -77,19 +77,13 @@ def _batches(tf: Any, share: Any, index: int) -> int:
             fix="write the examples to TFRecord files and read those, or make them of arrays",
         )
     batches = int(share.cardinality())
-    if batches < 0:
-        endless = batches == tf.data.INFINITE_CARDINALITY
+    if batches < 1:
+        number = {0: "0 batches", tf.data.INFINITE_CARDINALITY: "an endless dataset"}
         raise UserError(
-            f"The share of worker {index} does not say how many batches it has.",
-            expected="a number of batches: an epoch is as many steps as all shares have",
-            received="an endless dataset" if endless else "a dataset of unknown length",
-            fix="dataset.take(n), or .apply(tf.data.experimental.assert_cardinality(n))",
-        )
-    if batches == 0:
-        raise UserError(
-            f"The share of worker {index} is empty.",
-            expected="one batch or more for each worker",
-            received="0 batches",
-            fix="use fewer workers, smaller batches or more files",
+            f"The share of worker {index} is empty, or does not say how many batches it has.",
+            expected="one batch or more: an epoch is as many steps as all shares have",
+            received=number.get(batches, "a dataset of unknown length"),
+            fix="use fewer workers, dataset.take(n), or "
+            ".apply(tf.data.experimental.assert_cardinality(n))",
         )
     return batches

@@ -1,16 +1,13 @@
 """Keep the updates that workers on parameter servers would lose to each other.
 
-``keras.Variable.assign_add`` is ``assign(self + value)`` in Keras 3.15; optimizers count their
-iterations so, and momenta, moving statistics, metrics and seeds are assigned in the same way: of
-two workers that read at the same moment the update of one is lost (keras#18668, open since 2023).
+``keras.Variable.assign_add`` is ``assign(self + value)``; optimizers count their iterations so, and
+momenta, moving statistics, metrics and seeds are assigned in the same way: of two workers that read
+at the same moment the update of one is lost (keras#18668, open since 2023).
 
 While a step is traced inside ``kept_updates()`` each shared variable is read once, and an
-assignment adds its difference to the reading, which the parameter server does in one piece. What is
-put in a variable and not added to it, such as a loss scale, a flag or a pointer that wraps round,
-is assigned as before: there a difference would be wrong.
-
-ScheduleFreeAdamW trains by its own description here, which plain training on TensorFlow does not:
-there the momentum that it keeps for "the old one" is the variable itself, and so the new one.
+assignment of what comes from the reading adds its difference, which the parameter server does in
+one piece. What is put in a variable, such as a loss scale, a maximum, a flag or a pointer that
+wraps round, is assigned as before: there a difference would be wrong.
 """
 
 from __future__ import annotations
@@ -24,79 +21,48 @@ from tfopt.compress.hooks import replaced
 
 # As long as a tensor goes through these it is the same number.
 _SAME = frozenset({"Cast", "EnsureShape", "Identity", "Reshape", "StopGradient"})
-_SUMS = frozenset({"Add", "AddN", "AddV2"})
 # What comes out of these was put there, not added.
-_PUT = frozenset({"ConcatV2", "FloorMod", "Maximum", "Minimum", "Mod", "Roll"}) | {
+_PUT = frozenset({"ConcatV2", "FloorMod", "Maximum", "Minimum", "Mod", "Roll", "SelectV2"}) | {
     "TensorScatterUpdate",
     "XlaDynamicUpdateSlice",
 }
 
-_Key = tuple[int, str]
 
-
-def adds_to(value: Any, read: list[Any], *, of_optimizer: bool) -> bool:
+def adds_to(value: Any, read: list[Any]) -> bool:
     """Return whether the difference of ``value`` to what was ``read`` may be added by each worker.
 
-    A whole number must be a sum; another number must come from what was read. An optimizer's own
-    state is averages and sums, and the largest of many steps in some. The graph is read, nothing is
-    computed.
+    It is a number that comes from what was read. The graph is read, nothing is computed.
     """
-    number = value.dtype.is_floating or value.dtype.is_integer
-    if not hasattr(value, "graph") or not number:
-        return bool(number or value.dtype.is_complex)
-    keys = {_key(each) for each in read}
-    if value.dtype.is_integer:
-        return _is_sum(value, keys)
-    if not of_optimizer and _through(value).op.type in _PUT:
+    if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex):
         return False
-    return _comes_from(value, keys)
-
-
-def _is_sum(value: Any, keys: set[_Key]) -> bool:
-    if _key(value) in keys:
-        return True
-    outside = _captured(value)
-    if outside is not None:
-        return _is_sum(outside, keys)
-    kind, inputs = value.op.type, list(value.op.inputs)
-    if kind in _SAME or kind == "Sub":
-        return _is_sum(inputs[0], keys)
-    return kind in _SUMS and any(_is_sum(each, keys) for each in inputs)
-
-
-def _comes_from(value: Any, keys: set[_Key]) -> bool:
+    last = value
+    while last.op.type in _SAME:
+        last = last.op.inputs[0]
+    if last.op.type in _PUT:
+        return False
+    wanted = set(map(_key, read))
     left, looked_at = deque([value]), set()
     # Nearest first: an average has what was read close to its end, and a model far before that.
     while left:
-        each = left.popleft()
-        if _key(each) in keys:
+        tensor = left.popleft()
+        if _key(tensor) in wanted:
             return True
-        if _key(each) in looked_at:
-            continue
-        looked_at.add(_key(each))
-        outside = _captured(each)
-        left.extend(each.op.inputs if outside is None else [outside])
+        if _key(tensor) not in looked_at:
+            looked_at.add(_key(tensor))
+            left.extend(_made_from(tensor))
     return False
 
 
-def _through(value: Any) -> Any:
-    while value.op.type in _SAME:
-        value = value.op.inputs[0]
-    return value
-
-
-def _captured(value: Any) -> Any:
-    """Return what a tensor is outside of the branch or loop that it was handed into."""
-    if value.op.type != "Placeholder":
-        return None
-    for outside, inside in getattr(value.graph, "captures", ()):
-        if inside is value and hasattr(outside, "op"):
-            return outside
-    return None
-
-
-def _key(tensor: Any) -> _Key:
+def _key(tensor: Any) -> tuple[int, str]:
     return id(tensor.graph), tensor.name
+
+
+def _made_from(tensor: Any) -> list[Any]:
+    """Return what a tensor is computed from; of one in a branch or loop, what was handed in."""
+    if tensor.op.type != "Placeholder":
+        return list(tensor.op.inputs)
+    captures = getattr(tensor.graph, "captures", ())
+    return [out for out, inside in captures if inside is tensor and hasattr(out, "op")]
 
 
 class Reading:
@@ -117,11 +83,12 @@ class Reading:
         self.variable._value = value if offset is None else value + offset
         self._read += [value, self.variable._value]
 
-    def assign(self, value: Any, *, of_optimizer: bool = False) -> None:
+    def assign(self, value: Any) -> None:
+        """Add the difference to what was read, or put the value."""
         import tensorflow as tf
 
         value = tf.cast(value, self.shared.dtype)
-        if self.adds and adds_to(value, self._read, of_optimizer=of_optimizer):
+        if self.adds and adds_to(value, self._read):
             self.shared.assign_add(value - self.variable._value)
         else:
             self.shared.assign(value)
@@ -129,11 +96,6 @@ class Reading:
         if value.graph is self.variable._value.graph:
             self.variable._value = value
             self._read.append(value)
-
-    def scatter(self, how: str, value: Any) -> None:
-        """Update some rows, which TensorFlow does in one piece by itself."""
-        getattr(self.shared, how)(value)
-        self.take()
 
 
 class Readings:
@@ -178,52 +140,46 @@ def kept_updates(variables: Iterable[Any], settled: Iterable[Any] = ()) -> Itera
 
     ``settled`` are those among them where the last assignment counts instead.
     """
-    from keras.src.backend.tensorflow.core import Variable
-    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    import keras
 
     readings = Readings(variables, settled)
-    of_optimizers = replaced(
-        TFOptimizer,
-        assign=_of_optimizer("scatter_update", TFOptimizer.assign, readings),
-        assign_add=_of_optimizer("scatter_add", TFOptimizer.assign_add, readings),
-        assign_sub=_of_optimizer("scatter_sub", TFOptimizer.assign_sub, readings),
-    )
-    direct_assign = _assigning(Variable._direct_assign, readings)
-    with of_optimizers, replaced(Variable, _direct_assign=direct_assign):
+    plain = keras.Variable._direct_assign
+
+    def direct_assign(self: Any, value: Any) -> Any:
+        reading = readings.of(self)
+        return plain(self, value) if reading is None else reading.assign(value)
+
+    ways = {name: _of_optimizer(name, readings) for name in ("assign", "assign_add", "assign_sub")}
+    with (
+        replaced(keras.optimizers.Optimizer, **ways),
+        replaced(keras.Variable, _direct_assign=direct_assign),
+    ):
         try:
             yield readings
         finally:
             readings.give_back()
 
 
-def _assigning(plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:
-    def direct_assign(self: Any, value: Any) -> Any:
-        reading = readings.of(self)
-        return plain(self, value) if reading is None else reading.assign(value)
-
-    return direct_assign
-
-
-def _of_optimizer(how: str, plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:
+def _of_optimizer(name: str, readings: Readings) -> Callable[..., Any]:
     import keras
     import tensorflow as tf
+
+    plain = getattr(keras.optimizers.Optimizer, name)
+    rows = {"assign": "scatter_update", "assign_add": "scatter_add", "assign_sub": "scatter_sub"}
 
     def assign(self: Any, variable: Any, value: Any) -> Any:
         reading = readings.of(variable)
         if reading is None:
-            if how == "scatter_update" and not isinstance(value, tf.IndexedSlices):
+            if name == "assign" and not isinstance(value, tf.IndexedSlices):
                 # A weight that is assigned whole: what others add from here on is kept.
                 where = variable.value if isinstance(variable, keras.Variable) else variable
                 return where.assign_add(tf.cast(value, where.dtype) - where.read_value())
             return plain(self, variable, value)
-        if isinstance(value, tf.IndexedSlices):
-            return reading.scatter(how, tf.cast(value, reading.shared.dtype))
+        if isinstance(value, tf.IndexedSlices):  # TensorFlow updates some rows in one piece
+            getattr(reading.shared, rows[name])(tf.cast(value, reading.shared.dtype))
+            return reading.take()
         now = reading.variable._value
         value = tf.cast(value, now.dtype)
-        if how == "scatter_add":
-            value = now + value
-        elif how == "scatter_sub":
-            value = now - value
-        return reading.assign(value, of_optimizer=True)
+        return reading.assign({"assign": value, "assign_add": now + value}.get(name, now - value))
 
     return assign

@@ -58,9 +58,11 @@ class Progress:
         try:
             self._store.write(state, epoch)
         except UserError as error:
-            _warn(
+            warnings.warn(
                 f"No checkpoint was written after epoch {epoch}: {error.what} ({error.received}) "
-                "The training goes on."
+                "The training goes on.",
+                RuntimeWarning,
+                stacklevel=2,
             )
 
 
@@ -93,7 +95,3 @@ def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
         if each is not model.optimizer and id(each) not in inner
     }
     return {**identity, "optimizer": {**identity["optimizer"], **others}}
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)

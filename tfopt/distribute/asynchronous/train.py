@@ -100,22 +100,15 @@ def train_asynchronously(
 
 
 def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any) -> None:
-    for name, function, fix in (
-        ("build", build, "def build(): ... return model, compiled in it"),
-        (
-            "data",
-            data,
-            "def data(share): return dataset.shard(share.count, share.index).batch(64): each "
-            "worker's own part",
-        ),
-    ):
+    for name, function in (("build", build), ("data", data)):
         # A compiled model can be called; build() makes one.
         if not callable(function) or hasattr(function, "compile"):
             raise UserError(
                 f"{name} is not a function.",
                 expected="a function: the model and the data are made where they are needed",
                 received=type(function).__name__,
-                fix=fix,
+                fix="def build(): return a compiled model; def data(share): return "
+                "dataset.shard(share.count, share.index).batch(64), each worker's own part",
             )
     require_count("epochs", epochs)
     if staleness is not None:

@@ -30,6 +30,8 @@ class Arrivals:
         self._begun = arrived.read_value()
         self._graph = self._begun.graph
         self._before: Any = None
+        self.is_applied = False
+        """Whether gradients were given to an optimizer of the model's, also in a branch."""
 
     def note(self) -> None:
         """Note that gradients are there; not in a branch, whose tensors are of no use outside."""
@@ -41,29 +43,26 @@ class Arrivals:
         with tf.control_dependencies([self._before]):
             self._arrived.assign_add(1, read_value=False)
 
-    def staleness(self, results: list[Any]) -> Any:
-        """Return how many steps came between reading the weights and the gradients.
-
-        A step that has noted none counts when its ``results`` are there.
-        """
-        import tensorflow as tf
-
-        with tf.control_dependencies(tensors_in(results)):
-            self.note()
+    @property
+    def staleness(self) -> Any:
+        """Return how many steps came between reading the weights and the gradients."""
+        if not self.is_applied:
+            raise UserError(
+                "The train_step applies none of the model's optimizers.",
+                expected="optimizers that the model keeps, whose state can go to the parameter "
+                "servers and into the checkpoint",
+                fix="keep it as an attribute of the model, or in a list or a dict that is one",
+            )
+        self.note()
         return self._before - self._begun
 
 
 @contextmanager
 def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> Iterator[None]:
-    """Trace a step inside in which these optimizers, and no others, may be applied."""
-    from keras.optimizers import Optimizer
-
-    known = {id(each) for each in optimizers}
+    """Trace a step inside in which these optimizers are applied."""
     with ExitStack() as held:
         for each in optimizers:
             held.enter_context(replaced(each, apply=_noting(each, arrivals, readings)))
-        refusing = _refusing_others(Optimizer.apply, known)
-        held.enter_context(replaced(Optimizer, apply=refusing))
         yield
 
 
@@ -76,26 +75,11 @@ def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[
         import tensorflow as tf
 
         grads = list(grads)
-        with ExitStack() as held:
-            held.enter_context(tf.control_dependencies(tensors_in(grads)))
+        with tf.control_dependencies(tensors_in(grads)):
             arrivals.note()
-            held.enter_context(readings.afresh(read_anew))
-            return plain(grads, trainable_variables)
-
-    return apply
-
-
-def _refusing_others(plain: Callable[..., Any], known: set[int]) -> Callable[..., Any]:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if id(self) not in known:
-            raise UserError(
-                "A step applies an optimizer that is not among the model's own: "
-                f"{type(self).__name__} {self.name!r}.",
-                expected="optimizers that the model keeps, whose state can go to the parameter "
-                "servers and into the checkpoint",
-                fix="keep it as an attribute of the model, or in a list or a dict that is one",
-            )
-        return plain(self, grads, trainable_variables)
+            arrivals.is_applied = True
+            with readings.afresh(read_anew):
+                return plain(grads, trainable_variables)
 
     return apply
 
@@ -139,11 +123,10 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
             with watched(optimizers, arrivals, readings):
                 logs = model.train_step(batch)
             logs = logs if isinstance(logs, dict) else {}
-            staleness = arrivals.staleness(list(logs.values()))
         return {
             "worker": tf.cast(worker, tf.int64),
             "examples": tf.cast(length, tf.int64),
-            "staleness": staleness,
+            "staleness": arrivals.staleness,
             "logs": {} if set(logs) == metric_names else _numbers(tf, logs),
         }
 

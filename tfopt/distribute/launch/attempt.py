@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +21,11 @@ from tfopt.distribute.launch.local_tasks import (
     Signals,
     Task,
 )
-from tfopt.distribute.launch.task import LIFELINE, signalled
+from tfopt.distribute.launch.task import LAUNCHER
 from tfopt.errors import UserError
 
-# A task, and the guard, need only Python, whatever the environment says.
-BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
+# A task needs only Python, whatever the environment says.
+_BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
 _KILLED_WITHIN = 5.0
 _TURN = 0.1  # between two looks at signals and ends
 _LINES_WITHIN = 5.0  # in which what was printed is written, once its task has ended
@@ -72,7 +71,6 @@ class Attempt:
 
     command: Sequence[str]
     grace: float
-    lifeline: int
     signals: Signals
     streams: tuple[IO[bytes], IO[bytes]]
     tell: Callable[[str], None]
@@ -83,7 +81,6 @@ class Attempt:
     _environment: Mapping[str, str] = field(default_factory=dict, init=False)
     _to_start: list[tuple[float, Task, int]] = field(default_factory=list, init=False)
     _lines: list[MarkedLines] = field(default_factory=list, init=False)
-    _unread: threading.Event = field(default_factory=threading.Event, init=False)
     _running: list[_Running] = field(default_factory=list, init=False)
     _failed: _Running | None = field(default=None, init=False)
     _stopped_by: signal.Signals | None = field(default=None, init=False)
@@ -104,17 +101,16 @@ class Attempt:
         return self._ending()
 
     def _start(self, task: Task, **more: str) -> None:
-        lifeline = {LIFELINE: str(self.lifeline)}
-        environment = {**self._environment, **task.environment, **lifeline, **more}
+        environment = {**self._environment, **task.environment, **more}
+        environment[LAUNCHER] = str(os.getpid())
         try:
             process = subprocess.Popen(
-                [*BARE_TASK, "--", *self.command],
+                [*_BARE_TASK, "--", *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
                 start_new_session=True,
-                pass_fds=(self.lifeline,),
             )
         except OSError as error:
             raise UserError(f"{task.label} could not be started.", received=error) from error
@@ -122,16 +118,12 @@ class Attempt:
         self._running.append(running)
         for source, target in zip((process.stdout, process.stderr), self.streams, strict=True):
             assert source is not None
-            lines = MarkedLines(source, task.label, target, running.last, self._unread)
+            lines = MarkedLines(source, task.label, target, running.last)
             lines.start()
             self._lines.append(lines)
 
     def _take_turn(self) -> None:
         time.sleep(_TURN)
-        if self._unread.is_set() and self._stopped_by is None:
-            self._stopped_by = signal.SIGPIPE
-            self.tell("nobody reads the tasks' lines any more: ending all tasks")
-            self._end_all(signal.SIGTERM)
         self._pass_signals_on()
         self._look_for_ends()
         self._start_again()
@@ -190,7 +182,7 @@ class Attempt:
             self._start(each[1], TFOPT_RESTART=str(each[2]))
 
     def _end_all(self, number: signal.Signals) -> None:
-        signalled(self._groups(), number)
+        _signalled(self._groups(), number)
         if self._deadline is None:
             self._deadline = time.monotonic() + self.grace
 
@@ -200,13 +192,13 @@ class Attempt:
 
     def _groups(self) -> set[int]:
         """Return the process groups in which something still runs."""
-        there = signalled({each.process.pid for each in self._running}, 0)
+        there = _signalled({each.process.pid for each in self._running}, 0)
         working = {each.process.pid for each in self._running if each.code is None}
         # Where nobody waits for orphans, as in some containers, they stay as zombies.
         return {group for group in there if group in working or _has_a_living_process(group)}
 
     def _kill(self) -> None:
-        signalled(self._groups(), signal.SIGKILL)
+        _signalled(self._groups(), signal.SIGKILL)
         self._killed = True
         for each in self._running:
             each.process.wait()
@@ -246,6 +238,20 @@ class Attempt:
             for line in self._failed.last:
                 self.tell(f"    {line}")
         return Ending(code, restarts=self._restarted)
+
+
+def _signalled(groups: set[int], number: int) -> set[int]:
+    """Send the signal to each group; return those that are still there."""
+    there = set()
+    for group in groups:
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            pass  # a task that has become another user
+        there.add(group)
+    return there
 
 
 def _how(code: int) -> str:

@@ -17,33 +17,20 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One variable, and why it is so."""
-
-    name: str
-    value: str
-    reason: str
-    by_user: bool = False
-
-
-@dataclass(frozen=True)
 class Communication:
     """What was chosen on this machine."""
 
     implementation: str
     """"NCCL" or "RING", a name of tf.distribute.experimental.CommunicationImplementation."""
     reason: str
-    settings: tuple[Setting, ...]
-
-    @property
-    def to_set(self) -> dict[str, str]:
-        """Return the variables to set: none that the user has set."""
-        return {each.name: each.value for each in self.settings if not each.by_user}
+    to_set: dict[str, str]
+    """The variables to set: none that the user has set."""
+    rows: tuple[tuple[str, str, str], ...]
+    """Name, value and reason of each variable."""
 
     def table(self) -> str:
         """Return a line for each variable: name, value, reason."""
-        rows = [("communication", self.implementation, self.reason)]
-        rows += [(each.name, each.value, each.reason) for each in self.settings]
+        rows = [("communication", self.implementation, self.reason), *self.rows]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(
             f"{name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows
@@ -68,10 +55,10 @@ def choose(
         root: The file system to look at.
     """
     count = len(visible_gpus(environment, root)) if gpus is None else gpus
-    wanted: list[Setting] = []
+    wanted: list[tuple[str, str, str]] = []
     if ps:
         reason = "a dead ps or worker becomes an error at the chief, as TensorFlow's guide asks"
-        wanted.append(Setting("GRPC_FAIL_FAST", "use_caller", reason))
+        wanted.append(("GRPC_FAIL_FAST", "use_caller", reason))
     wanted += _around_the_proxy(environment, hosts)
     if count == 0:
         implementation, why = "RING", "no GPU: gRPC between the processors"
@@ -79,21 +66,22 @@ def choose(
         ports = _infiniband_ports(root)
         implementation, why = "NCCL", f"{count} GPU(s) a worker, {ports} InfiniBand port(s) up"
         if not ports:
-            wanted.append(Setting("NCCL_IB_DISABLE", "1", "no InfiniBand port that is up"))
+            wanted.append(("NCCL_IB_DISABLE", "1", "no InfiniBand port that is up"))
         wanted += [
-            Setting("NCCL_DEBUG", "WARN", "else NCCL fails without a word"),
-            Setting("TF_GPU_THREAD_MODE", "gpu_private", "input does not delay the GPU's kernels"),
+            ("NCCL_DEBUG", "WARN", "else NCCL fails without a word"),
+            ("TF_GPU_THREAD_MODE", "gpu_private", "input does not delay the GPU's kernels"),
         ]
-    settings = tuple(
-        Setting(each.name, environment[each.name], "set by you", by_user=True)
-        if each.name in environment
-        else each
-        for each in wanted
+    rows = tuple(
+        (name, environment[name], "set by you") if name in environment else (name, value, reason)
+        for name, value, reason in wanted
     )
-    return Communication(implementation, why, settings)
+    to_set = {name: value for name, value, _ in rows if name not in environment}
+    return Communication(implementation, why, to_set, rows)
 
 
-def _around_the_proxy(environment: Mapping[str, str], hosts: Sequence[str]) -> list[Setting]:
+def _around_the_proxy(
+    environment: Mapping[str, str], hosts: Sequence[str]
+) -> list[tuple[str, str, str]]:
     proxies = [name for name in _PROXIES if environment.get(name)]
     if not proxies or not hosts:
         return []
@@ -101,7 +89,7 @@ def _around_the_proxy(environment: Mapping[str, str], hosts: Sequence[str]) -> l
     value = ",".join([*filter(None, [known]), *dict.fromkeys(hosts)])
     # Of gRPC alone, so that downloads go as they went.
     reason = f"else gRPC asks the proxy of {proxies[0]} for the other tasks, and all wait for ever"
-    return [Setting("no_grpc_proxy", value, reason)]
+    return [("no_grpc_proxy", value, reason)]
 
 
 def _infiniband_ports(root: Path) -> int:

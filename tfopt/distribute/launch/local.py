@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfopt.distribute.launch.attempt import BARE_TASK, Attempt
+from tfopt.distribute.launch.attempt import Attempt
 from tfopt.distribute.launch.communication import choose
 from tfopt.distribute.launch.local_tasks import (
     Signals,
@@ -90,7 +89,6 @@ def launch_here(
     tell(f"the workers talk by {chosen.implementation}{set_here}")
     with (
         Signals() as signals,
-        _guarded(job.grace) as lifeline,
         tempfile.TemporaryDirectory(prefix="tfopt-launch-") as marks,
     ):
         joined = Path(marks) / "joined"
@@ -102,7 +100,7 @@ def launch_here(
             tell("starting " + (f"a chief, {workers}, {job.ps} ps" if job.ps else workers))
             base["TFOPT_RESTART"] = str(restarts)
             left = range(restarts + 1, job.restarts + 1)
-            attempt = Attempt(job.command, job.grace, lifeline, signals, (out, err), tell, left)
+            attempt = Attempt(job.command, job.grace, signals, (out, err), tell, left)
             ending = attempt.run(tasks, base)
             if ending.code == 0 and not joined.exists() and (job.workers > 1 or job.ps):
                 call = "train_asynchronously" if job.ps else "distribute"
@@ -115,22 +113,3 @@ def launch_here(
                 return ending.code
             restarts += 1
             tell(f"starting again ({restarts} of {job.restarts} restarts)")
-
-
-@contextlib.contextmanager
-def _guarded(grace: float) -> Iterator[int]:
-    """Start the guard; yield the end of its pipe that goes to every task."""
-    started = subprocess.Popen(
-        [*BARE_TASK, "--guard", str(grace)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert started.stdin is not None
-    try:
-        yield started.stdin.fileno()
-    finally:
-        # All tasks have ended: the guard goes without looking for them.
-        started.kill()
-        started.wait()
-        started.stdin.close()

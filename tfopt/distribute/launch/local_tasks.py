@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -79,8 +80,7 @@ class Signals:
 class MarkedLines(threading.Thread):
     """Write the lines of one stream of one task as wholes, each marked by the task.
 
-    A progress bar's carriage return ends a line. Where nobody reads them any more, ``unread`` is
-    set, and the lines are dropped.
+    A progress bar's carriage return ends a line. What nobody reads any more is dropped.
     """
 
     _one_at_a_time = threading.Lock()
@@ -91,27 +91,19 @@ class MarkedLines(threading.Thread):
         label: str,
         target: IO[bytes],
         last: deque[str],
-        unread: threading.Event,
     ) -> None:
         super().__init__(name=f"tfopt-lines-{label}", daemon=True)
         # Bytes that are no text come out as they went in.
         self._lines = io.TextIOWrapper(source, "utf-8", errors="surrogateescape")
-        self._label, self._target, self._last, self._unread = label, target, last, unread
+        self._label, self._target, self._last = label, target, last
 
     def run(self) -> None:
         with self._lines:
             for line in self._lines:
                 self._last.append(line.rstrip("\n"))
-                if not self._unread.is_set():
-                    self._write(self._last[-1])
-
-    def _write(self, line: str) -> None:
-        text = f"[{self._label}] {line}\n".encode("utf-8", "surrogateescape")
-        try:
-            with self._one_at_a_time:
-                write_all(self._target, text)
-        except OSError:
-            self._unread.set()
+                text = f"[{self._label}] {self._last[-1]}\n".encode("utf-8", "surrogateescape")
+                with suppress(OSError), self._one_at_a_time:
+                    write_all(self._target, text)
 
 
 def write_all(target: IO[bytes], text: bytes) -> None:

@@ -1,8 +1,7 @@
 """Set up a task, then become the user's command: ``python -m tfopt.distribute.launch.task``.
 
-Under ``tfopt launch`` the task gives its process group to the launcher's guard, so that there is no
-moment in which the launcher could die and leave it behind. The guard is this file too, in a process
-of its own: it ends the tasks of a launcher that is gone, as by kill -9. Both need only Python.
+Under ``tfopt launch`` Linux sends the task SIGTERM when the launcher dies, as by kill -9; this
+needs only Python.
 
 Elsewhere, as under Slurm, the task sets what tf.distribute reads, so that a script needs to know
 nothing of tfopt: TF_CONFIG, the task's share of the GPUs, and how the workers talk.
@@ -10,24 +9,21 @@ nothing of tfopt: TF_CONFIG, the task's share of the GPUs, and how the workers t
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import signal
 import sys
-import time
 
-LIFELINE = "TFOPT_LIFELINE"
+LAUNCHER = "TFOPT_LAUNCHER"
+"""The variable with the launcher's process."""
+_PR_SET_PDEATHSIG = 1
 
 
 def become(command: list[str]) -> None:
     """Become ``command``; this never returns."""
-    lifeline = os.environ.pop(LIFELINE, None)
-    if lifeline is not None:
-        try:
-            os.write(int(lifeline), f"{os.getpgid(0)}\n".encode())
-        except BrokenPipeError:
-            sys.exit("error: the launcher's guard is gone")
-        os.close(int(lifeline))
+    launcher = os.environ.pop(LAUNCHER, None)
+    if launcher is not None:
+        _end_with(int(launcher))
     else:
         _join_the_cluster()
     # Python ignores it, and what is ignored stays so in the command: `yes | head` would complain.
@@ -36,6 +32,14 @@ def become(command: list[str]) -> None:
         os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"error: {command[0]} cannot be started: {error.strerror}")
+
+
+def _end_with(launcher: int) -> None:
+    """Have this process, and what it becomes, end with its parent; on other systems it goes on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != launcher:  # it died before
+            sys.exit("error: the launcher is gone")
 
 
 def _join_the_cluster() -> None:
@@ -73,45 +77,8 @@ def _take_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shares[int(mine)]) or "-1"
 
 
-def guard(grace: float) -> None:
-    """Wait for the launcher's end, then end what it has left: SIGTERM, after the grace SIGKILL.
-
-    Each task writes its process group into the standard input. The launcher holds the other end of
-    this pipe, so it is read to its end when the launcher has ended without ending the guard first.
-    A process that has left its task's group and session on purpose is not found.
-    """
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
-    groups = signalled({int(line) for line in sys.stdin}, signal.SIGTERM)
-    if groups:
-        with contextlib.suppress(OSError):  # nobody may be there to read it
-            sys.stderr.write(f"[tfopt] the launcher is gone: ending {len(groups)} task(s)\n")
-            sys.stderr.flush()
-    deadline = time.monotonic() + grace
-    while groups and time.monotonic() < deadline:
-        time.sleep(0.1)
-        groups = signalled(groups, 0)
-    signalled(groups, signal.SIGKILL)
-
-
-def signalled(groups: set[int], number: int) -> set[int]:
-    """Send the signal to each group; return those that are still there."""
-    there = set()
-    for group in groups:
-        try:
-            os.killpg(group, number)
-        except ProcessLookupError:
-            continue
-        except PermissionError:
-            pass  # a task that has become another user
-        there.add(group)
-    return there
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--guard"]:
-        guard(float(sys.argv[2]))
-    elif sys.argv[1:2] == ["--"] and len(sys.argv) > 2:
+    if sys.argv[1:2] == ["--"] and len(sys.argv) > 2:
         become(sys.argv[2:])
     else:
         sys.exit("usage: python -m tfopt.distribute.launch.task -- COMMAND ...")

@@ -5,7 +5,6 @@ import resource
 import signal
 
 import keras
-from several import adversaries
 from small import FOLDER, Noted, data, note
 
 import tfopt
@@ -32,7 +31,7 @@ def build():
 
 
 model, history = tfopt.train_asynchronously(
-    adversaries if os.environ.get("GAN") == "yes" else build,
+    build,
     lambda share: data(share).take(20),
     epochs=int(os.environ["EPOCHS"]),
     callbacks=[Noted(), Fills()],

@@ -2,10 +2,9 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import layers, optimizers
-from several import adversaries, hidden, parts
-from small import X, Y, build, data, note
+from several import adversaries, hidden
+from small import X, build, data, note
 
 from tfopt.distribute.asynchronous.chief import Chief
 from tfopt.distribute.asynchronous.connection import Connection
@@ -60,31 +59,6 @@ def everything():
     return model
 
 
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return self.compute_metrics(x, y, self(x))
-
-
-def own_step():
-    inputs = keras.Input((8,))
-    model = OwnStep(inputs, layers.Dense(3)(layers.BatchNormalization()(inputs)))
-    model.compile(optimizers.SGD(0.05, momentum=0.9, nesterov=True), LOSS, metrics=["accuracy"])
-    return model
-
-
-def masked():
-    words = [keras.Input((8,), dtype="int32"), layers.Embedding(50, 8, mask_zero=True)]
-    model = keras.Sequential([*words, layers.GRU(8, dropout=0.2), layers.Dense(3)])
-    rate = optimizers.schedules.ExponentialDecay(0.02, 50, 0.9)
-    model.compile(optimizers.Adam(rate), LOSS, weighted_metrics=["accuracy"])
-    return model
-
-
 def scaled():
     half = keras.DTypePolicy("mixed_float16")
     hidden = layers.Dense(16, "relu", dtype=half)
@@ -94,13 +68,6 @@ def scaled():
     optimizer = optimizers.LossScaleOptimizer(inner, initial_scale=2.0**30)
     model.compile(optimizer, LOSS, metrics=["accuracy"])
     return model
-
-
-def words(share):
-    mine = slice(share.index, None, share.count)
-    ids = (np.abs(X[mine]) * 20).astype("int32") % 50
-    weights = np.ones(len(ids), "float32")
-    return tf.data.Dataset.from_tensor_slices((ids, Y[mine], weights)).shuffle(800).batch(8)
 
 
 def few(share):
@@ -116,17 +83,6 @@ def with_optimizer(make):
     return built
 
 
-def without_the_mend(connection, count):
-    """How far iterations count where each step counts as Keras does."""
-    with connection.strategy.scope():
-        optimizer = optimizers.SGD()
-    step = tf.function(lambda: optimizer.iterations.assign_add(1)).get_concrete_function()
-    for _ in range(count):
-        connection.coordinator.schedule(step)
-    connection.coordinator.join()
-    return int(optimizer.iterations.numpy())
-
-
 def trained(connection, make, examples, epochs, staleness=None):
     chief = Chief(connection, make, examples, staleness, None)
     model, history = chief.train(epochs, None, [])
@@ -136,7 +92,6 @@ def trained(connection, make, examples, epochs, staleness=None):
 
 
 def main(connection):
-    note(counted=without_the_mend(connection, 500))
     model, facts = trained(connection, everything, data, 3)
     note(
         name="everything",
@@ -148,11 +103,6 @@ def main(connection):
         norms=np.linalg.norm(model.last.kernel.numpy(), axis=0).tolist(),
         **facts,
     )
-    for name, make, examples in (
-        ("own step", own_step, data),
-        ("masked", masked, words),
-    ):
-        note(name=name, **trained(connection, make, examples, 1)[1])
     model, facts = trained(connection, scaled, data, 1)
     note(name="scaled", scale=float(model.optimizer.dynamic_scale.numpy()), **facts)
     model, facts = trained(connection, adversaries, data, 2)
@@ -163,9 +113,6 @@ def main(connection):
         moved=float(np.abs(model.d_optimizer.variables[2].numpy()).max()),
         **facts,
     )
-    model, facts = trained(connection, parts, data, 1)
-    made = [*model.in_list, *model.by_name.values(), model.parts[3].optimizer, model.branched]
-    note(name="parts", of_each=[int(each.iterations.numpy()) for each in made], **facts)
     try:
         trained(connection, hidden, data, 1)
     except UserError as error:
@@ -173,18 +120,10 @@ def main(connection):
     for bound in (0, 2):
         note(name=f"bound {bound}", **trained(connection, build, few, 1, bound)[1])
     for make in (
-        lambda: optimizers.RMSprop(0.01),
-        lambda: optimizers.Adagrad(0.1),
-        lambda: optimizers.Adadelta(1.0),
         lambda: optimizers.Adamax(0.01),
-        lambda: optimizers.Adam(0.01, amsgrad=True),
         lambda: optimizers.Nadam(0.01),
-        lambda: optimizers.Ftrl(0.1),
-        lambda: optimizers.Lion(0.003),
-        lambda: optimizers.Lamb(0.02),
         lambda: optimizers.Adafactor(0.05),
         lambda: optimizers.Muon(0.02),
-        lambda: optimizers.ScheduleFreeAdamW(0.02),
     ):
         note(
             name=f"optimizer {make().name}", **trained(connection, with_optimizer(make), few, 2)[1]

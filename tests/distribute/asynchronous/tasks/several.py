@@ -56,47 +56,6 @@ def adversaries():
     return model
 
 
-class Parts(keras.Model):
-    """Trains each part by an optimizer that is kept somewhere else; says what no metric does."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = [dense(1) for _ in range(5)]
-        self.parts[3].compile(optimizers.SGD(0.001, momentum=0.9))
-        self.in_list = [optimizers.SGD(0.001, momentum=0.9)]
-        self.by_name = {"one": optimizers.Adam(0.001)}
-        self.branched = optimizers.SGD(0.001, momentum=0.9)
-
-    def call(self, x):
-        return sum(part(x) for part in self.parts)
-
-    def train_step(self, data):
-        x = data[0]
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x) - 1.0) ** 2)
-        weights = [part.trainable_variables for part in self.parts]
-        gradients = tape.gradient(loss, weights)
-        made = [self.optimizer, self.in_list[0], self.by_name["one"], self.parts[3].optimizer]
-        for optimizer, *each in zip(made, gradients[:4], weights[:4], strict=True):
-            optimizer.apply(*each)
-
-        def apply():
-            self.branched.apply(gradients[4], weights[4])
-            return tf.constant(True)
-
-        tf.cond(tf.reduce_all(x < 1e6), apply, lambda: tf.constant(False))
-        return {"how_far": loss}
-
-
-def parts():
-    model = Parts()
-    model.compile(optimizers.SGD(0.001, momentum=0.9))
-    made = [*model.in_list, *model.by_name.values(), model.parts[3].optimizer, model.branched]
-    for optimizer, part in zip(made, model.parts[1:], strict=True):
-        optimizer.build(part.trainable_variables)
-    return model
-
-
 class Hidden(keras.Model):
     """Its optimizer is its class's: no attribute of the model."""
 

@@ -1,4 +1,9 @@
-"""Join the cluster of this process: the roll call, then TensorFlow's strategy, one seed for all."""
+"""Make the strategy of this process: mirrored over its devices, or over all workers of a cluster.
+
+Joining a cluster is the roll call, then TensorFlow's strategy, then one seed for all.
+
+Importing this module imports TensorFlow and Keras.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
+import tensorflow as tf
+from tensorflow.python.distribute import collective_all_reduce_strategy as upstream
+from tensorflow.python.eager import context
+
+from tfopt.distribute.shards import as_distributed
+from tfopt.distribute.whole_batch import replicas_of, shard_here
 from tfopt.distribute.workers import Exchange, StepLimit, call_roll, leave_mark
 from tfopt.errors import WorkerMissing, first_line
-from tfopt.job.cluster_place import ClusterPlace
+from tfopt.job.cluster_place import ClusterPlace, exchange_of
 
 # A worker that has not been heard of for this long is taken for dead: TensorFlow's heartbeats.
 _HEARTBEAT_S = 20.0
@@ -20,15 +32,40 @@ _TRAINING = ("chief", "worker")
 _CALL = "distribute()"
 
 
+class _WholeBatches:
+    """In front of a class of strategy: each step is one of the whole batch."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Return 1 inside a replica's step, as on one device."""
+        return 1 if shard_here() is not None else replicas_of(self)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Share the dataset out so that each example is seen once."""
+        exchange = exchange_of(self)
+        workers = 1 if exchange is None else exchange.place.workers
+        ready = as_distributed(dataset, workers)
+        return super().experimental_distribute_dataset(ready, options)  # type: ignore[misc]
+
+
+class MirroredStrategy(_WholeBatches, tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Over devices of this process."""
+
+
+class MultiWorkerMirroredStrategy(  # type: ignore[misc]
+    _WholeBatches, tf.distribute.MultiWorkerMirroredStrategy
+):
+    """Over the devices given of each worker."""
+
+    def __init__(self, extended: Any) -> None:
+        tf.distribute.Strategy.__init__(self, extended(self))
+
+
 def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     """Return the strategy over all workers of the cluster, this one's replicas on ``devices``.
 
     Raise RuntimeError where TensorFlow has initialised its devices in this process.
     """
-    import keras
-    import tensorflow as tf
-    from tensorflow.python.eager import context
-
     if context.context()._initialized:
         raise RuntimeError("TensorFlow has initialised its devices")
     leave_mark()
@@ -71,16 +108,12 @@ def _script() -> str:
 def _several_workers(
     place: ClusterPlace, devices: Sequence[str], timeout_s: float, limit: StepLimit
 ) -> Any:
-    """Return MultiWorkerMirroredStrategy on ``devices``, logical CPU devices too."""
-    import tensorflow as tf
-    from tensorflow.python.distribute import collective_all_reduce_strategy as upstream
-    from tensorflow.python.distribute import distribute_lib
+    """Return MultiWorkerMirroredStrategy on ``devices``.
 
-    from tfopt.distribute.whole_batch import seen_as_one
+    Its own constructor takes all GPUs of a machine, or one CPU.
+    """
 
     class OnDevices(upstream.CollectiveAllReduceExtended):  # type: ignore[misc]
-        """With the devices given, where upstream takes all GPUs, or one CPU."""
-
         def _initialize_local_devices(self, resolver: Any, worker: str) -> tuple[Any, str]:
             del resolver
             return tuple(f"{worker}/device:{device}" for device in devices), devices[0][:3]
@@ -93,21 +126,12 @@ def _several_workers(
     # Without TensorFlow's own time limit: see ``StepLimit``.
     options = tf.distribute.experimental.CommunicationOptions()
     extended = limit.on(OnDevices)
-
-    class OverWorkers(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
-        """Keras asks whether a strategy is of the base class."""
-
-        def __init__(self) -> None:
-            distribute_lib.Strategy.__init__(self, extended(self, resolver, options))
-
-    OverWorkers.__name__ = "MultiWorkerMirroredStrategy"
-    return seen_as_one(OverWorkers)()
+    return MultiWorkerMirroredStrategy(lambda strategy: extended(strategy, resolver, options))
 
 
 def _coordinate(spec: dict[str, list[str]], timeout_s: float) -> None:
     """Configure TensorFlow's coordination service, with a limit on each thing that it waits for."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-    from tensorflow.python.eager import context
 
     leader = next(kind for kind in _TRAINING if kind in spec)
     wait_ms = int(1000 * timeout_s)

@@ -1,11 +1,8 @@
-"""Clearing Keras's session inside a distribution scope ends the scope without a word.
+"""Keep a strategy's scope open where something resets TensorFlow's default graph, or must leave it.
 
-What is wrong: ``keras.backend.clear_session()`` resets TensorFlow's default graph, on which the
-scopes of this thread are kept: what is built behind it trains on one device, and the end of the
-``with`` fails on an empty list.
-
-The mend: the scope is left before and entered again behind. Guarantees: only on the thread that has
-entered it.
+``keras.backend.clear_session()`` resets the graph on which the scopes of this thread are kept: what
+is built behind it would train on one device, and the end of the ``with`` fails on an empty list.
+So the scope is left before and entered again behind.
 """
 
 from __future__ import annotations
@@ -16,21 +13,22 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
-from tfopt.compress.hooks import replaced
+from tfopt.compress.hooks import Shared, replaced
 
 _of_this_thread = threading.local()
 
 
 @contextmanager
 def scope_kept(scope: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Be in this scope, which can be made several times; mended, clearing does not end it."""
+    """Be in this scope, which can be made several times; clearing the session does not end it."""
     before = getattr(_of_this_thread, "kept", None)
-    kept = _of_this_thread.kept = _Kept(scope)
-    try:
-        yield
-    finally:
-        _of_this_thread.kept = before
-        kept.leave()
+    with _cleared_outside():
+        kept = _of_this_thread.kept = _Kept(scope)
+        try:
+            yield
+        finally:
+            _of_this_thread.kept = before
+            kept.leave()
 
 
 class _Kept:
@@ -63,14 +61,13 @@ def outside_scope() -> Iterator[None]:
 
 def _depth() -> tuple[int, int]:
     """Return how many scopes, and makers of variables, there are."""
-    from tensorflow.python.framework import ops
+    import tensorflow as tf
 
-    graph = ops.get_default_graph()
+    graph = tf.compat.v1.get_default_graph()
     return len(graph._distribution_strategy_stack), len(graph._variable_creator_stack)
 
 
-def mended(strategy: Any) -> AbstractContextManager[None]:
-    """Leave the scope of a thread that clears the session inside, and enter it again."""
+def _clear_outside() -> AbstractContextManager[None]:
     import tensorflow as tf
 
     plain = tf.compat.v1.reset_default_graph
@@ -81,3 +78,6 @@ def mended(strategy: Any) -> AbstractContextManager[None]:
             plain()
 
     return replaced(tf.compat.v1, reset_default_graph=reset_default_graph)
+
+
+_cleared_outside = Shared(_clear_outside)

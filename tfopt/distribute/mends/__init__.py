@@ -1,1 +1,0 @@
-"""Mend one defect of Keras or TensorFlow under a strategy, a file each."""
