@@ -121,21 +121,6 @@ class GAN(keras.Model):
         return {"g": loss}
 
 
-class Student(keras.Model):
-    """Keras's distillation: a loss object and a mean of its own."""
-
-    def train_step(self, data):
-        inputs, wanted = data
-        taught = tf.nn.softmax(self.teacher(inputs, training=False) / 3.0)
-        with tf.GradientTape() as tape:
-            own = self(inputs, training=True)
-            loss = 0.1 * L.CategoricalCrossentropy(from_logits=True)(wanted, own)
-            loss += 8.1 * tf.reduce_mean(L.kl_divergence(taught, tf.nn.softmax(own / 3.0)))
-        weights = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return {"loss": loss}
-
-
 class Guide(keras.Model):
     """Keras's guide "Customizing what happens in fit"; it tests by a step of its own, too."""
 
@@ -167,9 +152,6 @@ def made(kind, *units, compile=lambda model: model.compile("sgd", "mse", jit_com
     def build():
         keras.utils.set_random_seed(0)
         model = kind(*parts(6, *units)) if units else kind()
-        if kind is Student:
-            model.teacher = keras.Model(*parts(6, 8, 3))
-            model.teacher.trainable = False
         compile(model)
         return model
 
@@ -196,7 +178,6 @@ CASES = {
     "VAE": lambda: case(made(VAE, compile=lambda m: m.compile(O.SGD(0.05)))),
     "Wasserstein GAN": lambda: case(gan(True)),
     "GAN": lambda: case(gan(False)),
-    "student": lambda: case(made(Student, 8, 3)),
     "a mean": lambda: case(own_step(mean)),
     "by compute_loss": lambda: case(own_step(by_keras)),
     "several steps": lambda: case(own_step(of_keras, steps_per_execution=3)),
@@ -219,17 +200,6 @@ def cases(*names):
 @pytest.mark.parametrize("names", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_they_train_and_show_what_one_device_does(replicas, names):
     check(replicas(cases, *names))
-
-
-def all_on_four():
-    with tfopt.distribute(logical_cpus=4):
-        pass  # before the first tensor
-    return compared({name: case() for name, case in CASES.items()}, 4)
-
-
-@pytest.mark.slow
-def test_so_they_do_on_four_replicas(alone):
-    check(alone(all_on_four))
 
 
 def elsewhere():

@@ -158,14 +158,13 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         common,
         "kubernetes",
         _kubernetes,
-        help="write a manifest for Kubernetes, or a Dockerfile",
+        help="write a manifest for Kubernetes",
         usage="tfopt launch kubernetes --name NAME --image IMAGE --workers N [options] -- "
         "COMMAND ...",
         description="Writes an Indexed Job and its Service, for kubectl apply -f. A pod that was\n"
         "evicted, or ends with exit code 75, starts again and does not count as a\n"
         "failure.",
     )
-    parser.add_argument("--dockerfile", action="store_true", help="write a Dockerfile instead")
     parser.add_argument("--name", default="train", help="the job's name (default: train)")
     parser.add_argument("--image", default="", help="the image that holds the script")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="how many pods")
@@ -205,10 +204,8 @@ def _slurm(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _kubernetes(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.distribute.launch.kubernetes import KubernetesJob, dockerfile
+    from tfopt.distribute.launch.kubernetes import KubernetesJob
 
-    if options.dockerfile:
-        return _written(dockerfile(), options.output)
     job = KubernetesJob(**_fields(KubernetesJob, options))
     return _written(job.manifest(), options.output)
 

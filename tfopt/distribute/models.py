@@ -102,9 +102,11 @@ class DistributedModel:
             given = inspect.signature(plain).bind(*args, **kwargs)
             given.apply_defaults()
             with together(name, self._model, given.arguments):
-                self._share_out(given.arguments)
                 if name == "fit":
-                    self._before_fit(given.arguments)
+                    self._refuse_to_split(given.arguments)
+                self._share_out(given.arguments)
+                if name == "fit" and self._is_unproven():
+                    self.proof = prove(self.step, given.arguments)
                 return plain(*given.args, **given.kwargs)
 
     def _share_out(self, arguments: dict[str, Any]) -> None:
@@ -119,13 +121,14 @@ class DistributedModel:
             if isinstance(data, tf.data.Dataset) and not steps:
                 arguments[name] = until_all_have_ended(data, exchange.place.workers)
 
-    def _before_fit(self, arguments: dict[str, Any]) -> None:
-        """Refuse what replicas cannot share, and prove that they train as one device does."""
+    def _refuse_to_split(self, arguments: dict[str, Any]) -> None:
+        """Refuse what replicas cannot share of a ``fit``, to which the scope's batch is given."""
         if arguments.get("batch_size") is None and _is_arrays(arguments.get("x")):
             arguments["batch_size"] = self.declared.global_batch
         refuse_what_cannot_be_split(self._model, arguments, replicas_of(self.strategy))
-        if self.declared.verify and self.proof is None and self._model.compiled:
-            self.proof = prove(self.step, arguments)
+
+    def _is_unproven(self) -> bool:
+        return self.declared.verify and self.proof is None and bool(self._model.compiled)
 
     def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(getattr(type(self._model), name), self._model)

@@ -99,19 +99,16 @@ def wait_for(tasks: Mapping[str, str], timeout_s: float, own: str) -> None:
 
 @contextmanager
 def _listening(place: ClusterPlace) -> Iterator[None]:
-    """Listen at the own address: on all interfaces, as a name may stand for an outer address."""
-    host, port = host_and_port(place.address)
-    family, both = socket.AF_INET, False
-    if host not in ("localhost", "::1") and not host.startswith("127."):
-        host, both = "", socket.has_dualstack_ipv6()
-    if both or host == "::1":
-        family = socket.AF_INET6
+    """Listen at the own port on all interfaces: a name may stand for an outer address."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        server = socket.create_server((host, port), family=family, dualstack_ipv6=both)
+        _, port = host_and_port(place.address)
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(
             f"{place.kind} {place.index} cannot listen at its own address.",
-            expected=f"{place.address} to be this machine's, and its port to be free",
+            expected=f"the port of {place.address} to be free",
             received=str(error),
             fix="give it another port, or end the process that holds this one",
         ) from error

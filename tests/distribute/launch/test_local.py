@@ -177,6 +177,21 @@ def test_a_parameter_server_job_is_over_when_its_chief_is(launcher):
     assert launcher.living() == []
 
 
+def test_a_worker_that_fails_with_no_restart_left_ends_the_job(launcher):
+    code, _, err = launcher.run(
+        "--workers 1 --ps 1 --restarts 1 --grace 5",
+        code="""
+            if task["type"] == "worker":
+                raise SystemExit(7)
+            forever()
+        """,
+    )
+    assert code == 7
+    assert "worker 0 ended by exit code 7: starting it again in 5 s (1 of 1 restarts)" in err
+    assert "worker 0 failed first: exit code 7" in err
+    assert "starting again" not in err
+
+
 def test_no_task_outlives_a_launcher_that_is_killed(launcher):
     started = launcher.start("--workers 2", code="forever()")
     launcher.wait_for("there", 2)

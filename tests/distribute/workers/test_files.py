@@ -6,7 +6,7 @@ CODE = """
     import keras, numpy as np, os, pathlib, tensorflow as tf, tfopt
     x = np.arange(16, dtype="float32")[:, None]
     with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=60) as replicas:
-        keras.utils.set_random_seed(rank)
+        keras.utils.set_random_seed(0)
         layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((1,)), *layers])
         model.compile(keras.optimizers.SGD(0.001), "mse", jit_compile=False)

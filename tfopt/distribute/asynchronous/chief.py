@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,6 @@ _WORKER, _BY_A_PS = "/job:worker", "GRPC error information from remote target /j
 _NOT_THERE_ANY_MORE = "Unable to find the relevant tensor remote_handle"
 _PAUSE_S = 0.1
 _IDLE_S = 10.0  # without any result, after which the parameter servers are looked at
-
-
-@dataclass
-class Tally:
-    """What the steps of one epoch have returned, summed up."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    examples: Counter[int] = field(default_factory=Counter)
-    logs: dict[str, float] = field(default_factory=dict)
-    """What the last step returned, where the model's metrics do not hold it."""
-
-    def add(self, step: dict[str, Any]) -> None:
-        self.steps += 1
-        self.staleness_sum += int(step["staleness"])
-        self.staleness_max = max(self.staleness_max, int(step["staleness"]))
-        self.examples[int(step["worker"])] += int(step["examples"])
-        self.logs = {name: float(value) for name, value in step["logs"].items()}
 
 
 class Steps:
@@ -65,17 +44,16 @@ class Steps:
         workers = len(connection.place.cluster["worker"])
         self._ahead = _AHEAD_FOR_EACH * workers if staleness is None else staleness // 2 + 1
 
-    def take(self, count: int) -> Tally:
-        """Have so many steps done."""
-        tally = Tally()
+    def take(self, count: int) -> list[dict[str, Any]]:
+        """Have so many steps done; return what they have returned."""
+        done: list[dict[str, Any]] = []
         results: queue.Queue[Any] = queue.Queue()
-        begun = time.perf_counter()
         # TensorFlow's own calls can wait for a dead ps without end, so another thread makes them.
         threading.Thread(
             target=self._hand_out, args=(count, results), name="tfopt-steps", daemon=True
         ).start()
         idle_s = 0.0
-        while tally.steps < count:
+        while len(done) < count:
             try:
                 each = results.get(timeout=1.0)
             except queue.Empty:
@@ -88,9 +66,8 @@ class Steps:
             idle_s = 0.0
             if isinstance(each, BaseException):
                 raise each
-            tally.add(each)
-        tally.seconds = time.perf_counter() - begun
-        return tally
+            done.append(each)
+        return done
 
     def _hand_out(self, count: int, results: queue.Queue[Any]) -> None:
         under_way: deque[Any] = deque()
@@ -204,24 +181,27 @@ class Chief:
         model = self._model
         model.reset_metrics()
         before = int(self._arrived.numpy())
-        tally = self._steps.take(self._steps_an_epoch)
+        begun = time.perf_counter()
+        done = self._steps.take(self._steps_an_epoch)
+        seconds = time.perf_counter() - begun
         # Each worker's last constraint may have been before another's last gradient.
         for variable in model.trainable_variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
-        arrived = int(self._arrived.numpy()) - before
-        logs = tally.logs or {
-            name: float(value) for name, value in model.get_metrics_result().items()
-        }
+        staleness = [int(step["staleness"]) for step in done]
+        examples: Counter[int] = Counter()
+        for step in done:
+            examples[int(step["worker"])] += int(step["examples"])
         workers = range(len(self._connection.place.cluster["worker"]))
-        speed = {f"examples_per_s_worker_{n}": tally.examples[n] / tally.seconds for n in workers}
+        # What the last step returned, where the model's metrics do not hold it.
+        logs = done[-1]["logs"] or model.get_metrics_result()
         return {
-            **logs,
-            "staleness_mean": tally.staleness_sum / tally.steps,
-            "staleness_max": tally.staleness_max,
-            "steps_repeated": arrived - tally.steps,
-            "examples_per_s": sum(speed.values()),
-            **speed,
+            **{name: float(value) for name, value in logs.items()},
+            "staleness_mean": sum(staleness) / len(done),
+            "staleness_max": max(staleness),
+            "steps_repeated": int(self._arrived.numpy()) - before - len(done),
+            "examples_per_s": examples.total() / seconds,
+            **{f"examples_per_s_worker_{index}": examples[index] / seconds for index in workers},
         }
 
     def _validated(self, validation_data: Any) -> dict[str, float]:

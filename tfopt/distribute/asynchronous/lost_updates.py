@@ -74,14 +74,13 @@ class Reading:
         self.adds = adds
         self._read: list[Any] = []
 
-    def take(self, offset: Any = None) -> None:
+    def take(self) -> None:
         """Read the variable where it is kept, so that what is computed there stays there."""
         import tensorflow as tf
 
         with tf.device(self.shared.device):
-            value = self.shared.read_value()
-        self.variable._value = value if offset is None else value + offset
-        self._read += [value, self.variable._value]
+            self.variable._value = self.shared.read_value()
+        self._read.append(self.variable._value)
 
     def assign(self, value: Any) -> None:
         """Add the difference to what was read, or put the value."""
@@ -110,12 +109,12 @@ class Readings:
     def of(self, variable: Any) -> Reading | None:
         return self._of.get(id(variable))
 
-    def take(self, variables: Iterable[Any], offset: Callable[[Any], Any] | None = None) -> None:
+    def take(self, variables: Iterable[Any]) -> None:
         """Read anew those of these variables that are shared."""
         for variable in variables:
             reading = self.of(variable)
             if reading is not None:
-                reading.take(offset(variable) if offset else None)
+                reading.take()
 
     @contextmanager
     def afresh(self, variables: Iterable[Any]) -> Iterator[None]:

@@ -15,9 +15,6 @@ from tfopt.distribute.asynchronous.building import has_inner, optimizers_of
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
 
-# The random numbers of two neighbouring workers are this far apart.
-_DRAWS_APART = 1 << 20
-
 
 class Arrivals:
     """Count a traced step in ``arrived``, a variable on a ps that all workers share.
@@ -119,7 +116,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
             kept_updates(shared, _settled(optimizers)) as readings,
         ):
             arrivals = Arrivals(arrived)
-            readings.take(shared, lambda variable: _offset(tf, variable, worker))
+            readings.take(shared)
             with watched(optimizers, arrivals, readings):
                 logs = model.train_step(batch)
             logs = logs if isinstance(logs, dict) else {}
@@ -163,9 +160,3 @@ def _settled(optimizers: list[Any]) -> list[Any]:
     """Return the loss scales: doubled or halved, differences of two workers make no sense."""
     scales = [each for each in optimizers if has_inner(each)]
     return [variable for each in scales for variable in each._variables]
-
-
-def _offset(tf: Any, variable: Any, worker: Any) -> Any:
-    if variable.name != "seed_generator_state":
-        return None
-    return tf.cast(tf.stack([tf.zeros_like(worker), worker * _DRAWS_APART]), variable.dtype)

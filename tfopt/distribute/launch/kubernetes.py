@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from tfopt.distribute.launch.local_tasks import PREEMPTED, require_at_least, require_command
@@ -121,11 +120,6 @@ class KubernetesJob:
         )
 
 
-def dockerfile() -> str:
-    """Return a Dockerfile for the CUDA image, with the versions that are installed here."""
-    return _DOCKERFILE.format(tensorflow=version("tensorflow"), keras=version("keras"))
-
-
 _GPU_VARIABLES = """
             - {name: NCCL_DEBUG, value: WARN}
             - {name: TF_GPU_THREAD_MODE, value: gpu_private}"""
@@ -188,14 +182,4 @@ spec:
       volumes:
         # NCCL and the processes of a data loader talk through it; 64 MiB is what there is else.
         - {{name: shared-memory, emptyDir: {{medium: Memory, sizeLimit: {shared_memory}}}}}{volumes}
-"""
-_DOCKERFILE = """\
-# CUDA, cuDNN and NCCL come with tensorflow[and-cuda]; the host brings the driver and NVIDIA's
-# container toolkit.
-FROM python:3.12-slim
-ENV PYTHONUNBUFFERED=1 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN pip install --no-cache-dir "tensorflow[and-cuda]=={tensorflow}" "keras=={keras}" tfopt
-WORKDIR /work
-COPY . .
-CMD ["python", "train.py"]
 """

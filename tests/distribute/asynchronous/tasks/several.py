@@ -77,5 +77,6 @@ class Hidden(keras.Model):
 def hidden():
     Hidden.hidden = optimizers.Adagrad()
     model = Hidden()
+    Hidden.hidden.build(model.dense.trainable_variables)
     model.compile()
     return model
