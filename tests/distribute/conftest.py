@@ -71,7 +71,7 @@ def _shared(forks, tmp_path_factory):
 
 @pytest.fixture
 def replicas(_shared):
-    """Call a function in the process that all tests share, in which tfopt.distribute() mends."""
+    """Call a function in the process that all tests share, that has two logical CPU devices."""
     return _shared()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import signal
 import threading
@@ -95,11 +94,6 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         default=30.0,
         metavar="TIME",
         help="how long a task may take to save and end (default: 30s)",
-    )
-    parser.add_argument(
-        "--show",
-        action="store_true",
-        help="only show how the workers would talk, and why",
     )
     # argparse would take a command without its dashes for another kind of launcher.
     plain: Callable[[str], NoReturn] = parser.error
@@ -226,14 +220,8 @@ def _written(text: str, output: str | None) -> int:
 
 
 def _launch(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.distribute.launch.communication import choose
     from tfopt.distribute.launch.local import LocalJob, launch_here
 
-    if options.show:
-        here = ["127.0.0.1"]
-        found = choose(os.environ, gpus=options.gpus_per_worker, ps=options.ps > 0, hosts=here)
-        print(found.table())
-        return 0
     if options.data_workers is not None:
         return _serve(options)
     if options.workers is None:

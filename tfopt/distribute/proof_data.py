@@ -74,18 +74,11 @@ class Batches:
         mine = [leaf for n in range(len(self.all)) for leaf in self.leaves(n)]
         if not is_chief:
             mine = [np.zeros(shape, name) for shape, name, _ in kinds]
-        # All-reduce takes few types of integers.
+        # Few types of integers are exchanged.
         sent = [each if each.dtype.kind == "f" else each.astype("int64") for each in mine]
-
-        def received() -> Any:
-            context = tf.distribute.get_replica_context()
-            sends = is_chief and tf.equal(context.replica_id_in_sync_group, 0)
-            parts = [tf.where(sends, each, tf.zeros_like(each)) for each in sent]
-            # One by one: packed together they would have to be of one type.
-            return [context.all_reduce("sum", each) for each in parts]
-
-        sums = strategy.run(tf.function(received, autograph=False))
-        first = (strategy.experimental_local_results(each)[0].numpy() for each in sums)
+        with strategy.scope():  # in which all workers' variables begin with the chief's value
+            held = [tf.Variable(each, trainable=False) for each in sent]
+        first = (each.numpy() for each in held)
         whole = (value.astype(name) for value, (_, name, _) in zip(first, kinds, strict=True))
         return Batches([self.pack(whole) for _ in self.all], self.is_fixed)
 

@@ -15,7 +15,7 @@ _GONE_AFTER = 10
 # The memory file system of a process: the chief writes there through TensorFlow's own channel.
 LAST_WORD = "ram://tfopt/asynchronous/last_word"
 DONE = "done"
-_LOOK_S = 0.2
+_LOOK_S = 1.0
 _LINGER_S = 1.0
 
 
@@ -58,7 +58,7 @@ def _started(tf: Any, place: ClusterPlace) -> Any:
 def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
     chief = place.cluster["chief"][0]
     seen = False
-    silent = looks = 0
+    silent = 0
     while True:
         if tf.io.gfile.exists(LAST_WORD):
             with tf.io.gfile.GFile(LAST_WORD) as file:
@@ -67,9 +67,6 @@ def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
             time.sleep(_LINGER_S)
             return word
         time.sleep(_LOOK_S)
-        looks += 1
-        if looks % round(1 / _LOOK_S):
-            continue
         there = answers(chief)
         seen = seen or there
         silent = 0 if there else silent + 1

@@ -85,8 +85,7 @@ def launch_here(
         with contextlib.suppress(OSError):  # a terminal that was closed; the tasks' lines say so
             write_all(err, f"[tfopt] {text}\n".encode(errors="replace"))
 
-    set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
-    tell(f"the workers talk by {chosen.implementation}{set_here}")
+    tell(str(chosen))
     with (
         Signals() as signals,
         tempfile.TemporaryDirectory(prefix="tfopt-launch-") as marks,

@@ -61,7 +61,7 @@ def _join_the_cluster() -> None:
     chosen = choose(os.environ, ps="ps" in place.cluster, hosts=hosts)
     os.environ.update(chosen.to_set)
     if place.is_chief:
-        sys.stderr.write(f"{chosen.table()}\n")
+        sys.stderr.write(f"[tfopt] {chosen}\n")
         sys.stderr.flush()
 
 
