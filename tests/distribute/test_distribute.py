@@ -113,11 +113,6 @@ def beside_a_distribution_of_keras():
     parallel = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
     keras.distribution.set_distribution(parallel)
     try:
-        model = build()
-        model.compile("sgd", "mse")
-        model.fit(X, Y, verbose=0)
-        # The defect: the kernel lies on one device, whole, and nobody else has seen the data.
-        assert "CPU:0" in model.layers[0].kernel.value.device
         with distribute(logical_cpus=2, verify=False):
             pass
     finally:

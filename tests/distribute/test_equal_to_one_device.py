@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "equal_to_one_device.py"
@@ -65,13 +64,3 @@ def test_each_pair_of_settings_is_there(benchmark):
             pairs = {(getattr(cell, first), getattr(cell, second)) for cell in there}
             if first != second:
                 assert len(pairs) == len(settings[first]) * len(settings[second])
-
-
-def test_a_weight_that_is_no_number_is_a_difference(benchmark):
-    plain = [np.zeros(3), np.zeros(2)]
-    first, second = benchmark.cells()[:2]
-    spoilt = benchmark.row_of(first, plain, [np.zeros(3), np.array([0, np.nan])])
-    assert np.isnan(spoilt["gap"])
-    assert not spoilt["equal"]
-    rows = [benchmark.row_of(second, plain, plain), spoilt]
-    assert np.isnan(benchmark.largest_gaps(rows)[first.precision])

@@ -111,11 +111,6 @@ def own_loss():
     return model
 
 
-class Normed(keras.optimizers.SGD):
-    def apply(self, grads, trainable_variables=None):
-        super().apply([g / (tf.norm(g) + 1e-6) for g in grads], trainable_variables)
-
-
 def optimizers():
     """Return one of each of Keras's optimizers."""
     kinds = (
@@ -203,11 +198,6 @@ CASES = {
         net(optimizer=lambda: O.Adam(gradient_accumulation_steps=3), steps_per_execution=4)
     ),
     "scaled": lambda: Case(net(optimizer=lambda: O.LossScaleOptimizer(O.SGD(0.1, clipnorm=0.5)))),
-    "an optimizer of one's own": lambda: Case(net(optimizer=lambda: Normed(0.1))),
-    "CTC, one left": lambda: Case(
-        net(lambda: [K.Dense(8, "tanh"), K.Dense(5)], O.Adam, L.CTC(), (9, 4)),
-        (rng.normal(size=(17, 9, 4)).astype("float32"), rng.integers(1, 5, (17, 3))),
-    ),
     "compiled": lambda: Case(net(optimizer=O.Adam, jit_compile=True, metrics=["mae"])),
     "synchronized": lambda: Case(net(synchronized)),
     "positions": lambda: Case(

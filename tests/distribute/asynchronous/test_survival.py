@@ -50,34 +50,6 @@ def test_workers_die_and_come_back_and_no_step_is_lost(cluster_of):
 
 
 @pytest.mark.slow
-def test_a_worker_may_die_with_a_result_that_nobody_has_and_callbacks_act_as_ever(cluster_of):
-    cluster = cluster_of("late_result.py")
-    cluster.start("ps 0", "worker 0", "worker 1", "chief 0")
-    done = cluster.folder / "worker"
-    cluster.until(lambda: done.exists() and done.read_text(), "a step that is done")
-    dying, living = (f"worker {place}" for place in (done.read_text(), 1 - int(done.read_text())))
-    cluster.kill(dying)
-    assert cluster.status(dying) == -9
-    (cluster.folder / "killed").touch()
-    for task in ("chief 0", "ps 0", living):
-        assert cluster.status(task) == 0, cluster.logs()
-    # Both workers may have been waiting to report; what one of them has done was of a lost step.
-    repeated = [each["steps_repeated"] for each in epochs(cluster)]
-    assert repeated[0] >= 1
-    facts = cluster.facts()[-1]
-    assert facts["iterations"] == 4 * STEPS + sum(repeated)
-    history = facts["history"]
-    # Of nine epochs: the learning rate has not risen for three.
-    assert history["learning_rate"] == pytest.approx([0.01, 0.01, 0.005, 0.0025])
-    assert facts["rate"] == pytest.approx(0.0025)
-    assert facts["again"] == pytest.approx(history["val_accuracy"][-1], abs=1e-4)
-    best = history["val_loss"].index(min(history["val_loss"]))
-    assert facts["best"] == pytest.approx(history["val_accuracy"][best], abs=1e-4)
-    assert history["loss"][-1] < history["loss"][0]
-    assert max(history[f"examples_per_s_{living.replace(' ', '_')}"]) > 0
-
-
-@pytest.mark.slow
 def test_a_lost_ps_ends_every_task_and_is_named_and_what_was_kept_is_gone_on_from(cluster_of):
     cluster = cluster_of("until_stopped.py")
     cluster.start("ps 0", "worker 0", "worker 1", "chief 0")

@@ -55,10 +55,8 @@ CODE = """
     attempt("arrays", fit(own(x), own(y), batch_size=8))
     attempt("validation", fit(x, y, batch_size=8, validation_data=(own(x), own(y))))
     attempt("labels", fit(np.zeros_like(own(x)), own(y), batch_size=8))
-    attempt("tensors", fit(tf.constant(own(x)), tf.constant(own(y)), batch_size=8))
     attempt("slices", fit(pairs(own(x), own(y)).shuffle(32).batch(8)))
     attempt("shard", fit(shard(pairs(x, y)).shuffle(32).batch(8)))
-    attempt("skip", fit(pairs(x, y).skip(32 * rank).take(32).batch(8)))
     attempt("generator", fit(batches(own(x), own(y))))
     attempt("PyDataset", fit(Batches(own(x), own(y)), shuffle=False))
     attempt("of a generator", fit(examples(own(x), own(y)).shuffle(9).batch(8)))
@@ -91,7 +89,7 @@ CODE = """
 
 
 REFUSED = [
-    *("arrays", "validation", "labels", "tensors", "slices", "shard", "skip", "generator"),
+    *("arrays", "validation", "labels", "slices", "shard", "generator"),
     *("PyDataset", "of a generator", "files", "predict"),
 ]
 TRAINED = [
