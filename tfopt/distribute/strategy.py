@@ -22,7 +22,7 @@ from tensorflow.python.eager import context
 
 from tfopt.distribute.shards import as_distributed
 from tfopt.distribute.whole_batch import replicas_of, shard_here
-from tfopt.distribute.workers import Exchange, StepLimit, call_roll, leave_mark
+from tfopt.distribute.workers import Exchange, call_roll, leave_mark
 from tfopt.errors import WorkerMissing, first_line
 from tfopt.job.cluster_place import ClusterPlace, exchange_of
 
@@ -52,8 +52,9 @@ class MirroredStrategy(_WholeBatches, tf.distribute.MirroredStrategy):  # type: 
     """Over devices of this process."""
 
 
-class MultiWorkerMirroredStrategy(  # type: ignore[misc]
-    _WholeBatches, tf.distribute.MultiWorkerMirroredStrategy
+class MultiWorkerMirroredStrategy(
+    _WholeBatches,
+    tf.distribute.MultiWorkerMirroredStrategy,  # type: ignore[misc]
 ):
     """Over the devices given of each worker."""
 
@@ -72,7 +73,7 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     call_roll(place, timeout_s)
     exchange = Exchange(place, timeout_s)
     try:
-        strategy = _several_workers(place, devices, timeout_s, exchange.limit)
+        strategy = _several_workers(place, devices, timeout_s)
     except tf.errors.OpError as error:
         raise WorkerMissing(
             "The workers did not all join the cluster.",
@@ -105,9 +106,7 @@ def _script() -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def _several_workers(
-    place: ClusterPlace, devices: Sequence[str], timeout_s: float, limit: StepLimit
-) -> Any:
+def _several_workers(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     """Return MultiWorkerMirroredStrategy on ``devices``.
 
     Its own constructor takes all GPUs of a machine, or one CPU.
@@ -125,8 +124,7 @@ def _several_workers(
     _coordinate(spec, timeout_s)
     # Without TensorFlow's own time limit: see ``StepLimit``.
     options = tf.distribute.experimental.CommunicationOptions()
-    extended = limit.on(OnDevices)
-    return MultiWorkerMirroredStrategy(lambda strategy: extended(strategy, resolver, options))
+    return MultiWorkerMirroredStrategy(lambda strategy: OnDevices(strategy, resolver, options))
 
 
 def _coordinate(spec: dict[str, list[str]], timeout_s: float) -> None:

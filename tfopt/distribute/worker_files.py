@@ -60,7 +60,7 @@ def _folder() -> str:
 def saved(plain: Callable[..., Any], exchange: Exchange, *args: Any, **kwargs: Any) -> Any:
     """Return what ``plain``, the model's own save, save_weights or export, returns for these."""
     given = inspect.signature(plain).bind(*args, **kwargs)
-    path = given.arguments.get("filepath")
+    path: Any = given.arguments.get("filepath")
     is_path = isinstance(path, str | os.PathLike) and "://" not in os.fspath(path)
     if is_path and not exchange.place.is_chief:
         with tempfile.TemporaryDirectory(prefix="tfopt-worker-") as folder:

@@ -298,16 +298,6 @@ def _short(value: Any) -> str:
 # How long a step may last
 
 
-# What a strategy does with all workers where it is called eagerly: variables, sums of metrics.
-_ON_STRATEGY = (
-    "_create_variable",
-    "_call_for_each_replica",
-    "_reduce_to",
-    "_batch_reduce_to",
-    "_gather_to_implementation",
-)
-
-
 class StepLimit:
     """How long a step of this process may last; it then ends with DeadlineExceededError.
 
@@ -338,23 +328,6 @@ class StepLimit:
             yield
         finally:
             self._begun = None
-
-    def on(self, extended: type[Any]) -> type[Any]:
-        """Return the class of a strategy whose eager calls are steps."""
-        methods = {name: self._limited(getattr(extended, name)) for name in _ON_STRATEGY}
-        return type(extended.__name__, (extended,), methods)
-
-    def _limited(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        import tensorflow as tf
-
-        @functools.wraps(plain)
-        def limited(*args: Any, **kwargs: Any) -> Any:
-            if not tf.executing_eagerly():
-                return plain(*args, **kwargs)
-            with self.step(1):
-                return plain(*args, **kwargs)
-
-        return limited
 
     def _watch(self) -> None:
         import tensorflow as tf
