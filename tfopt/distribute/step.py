@@ -77,8 +77,11 @@ class Step:
             first = tf.distribute.get_replica_context()._replica_id == 0
             if self.model.jit_compile and not tf.executing_eagerly():
                 _compile_between_exchanges()
-            shard, data = self._shard(data, counted if first else {}, is_even)
-            return self._on_replica(name, shard, data, of_metrics)
+            # A step that finds no more data counts nowhere, in the optimizer's iterations neither.
+            tensors = [v for v in tf.nest.flatten(data, True) if isinstance(v, tf.Tensor)]
+            with tf.control_dependencies(tensors):
+                shard, data = self._shard(data, counted if first else {}, is_even)
+                return self._on_replica(name, shard, data, of_metrics)
 
         with self._in_force():
             logs = strategy.run(on_each, (data,))

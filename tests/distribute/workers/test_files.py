@@ -37,7 +37,8 @@ CODE = """
         read = keras.saving.load_model(f"{folder}/{name}.keras")
         say(**{name: np.array_equal(read.weights[0].numpy(), kernel)})
     model.load_weights(f"{folder}/only.weights.h5")
-    served = tf.saved_model.load(f"{folder}/served").serve(x)
+    exported = tf.saved_model.load(f"{folder}/served")
+    served = exported.serve(x)
     say(served=np.allclose(served, model.predict(x, verbose=0), atol=1e-5), chief=replicas.is_chief)
     try:
         if replicas.is_chief: replicas.wait_for_all()
