@@ -169,11 +169,9 @@ def test_what_cannot_be_distributed_is_refused(replicas, name):
     [
         {"gpus": (0, 0)},
         {"gpus": ()},
-        {"gpus": (-1,)},
         {"logical_cpus": 0},
         {"gpus": (0,), "logical_cpus": 2},
         {"global_batch": 8, "per_replica_batch": 4},
-        {"global_batch": 0},
     ],
 )
 def test_nonsense_is_refused(bad):

@@ -46,7 +46,6 @@ WAYS = {  # what is assigned to a variable of this dtype, and whether it adds up
         lambda ops, v: ops.cond(v > 1, lambda: 0.9 * v, lambda: v * 1),
         True,
     ),
-    "a reset": ("float32", lambda ops, v: ops.zeros_like(v), False),
     "a maximum": ("float32", lambda ops, v: ops.maximum(v, 3.0), False),
     "a flag": ("bool", lambda ops, v: ops.logical_or(v, True), False),
 }

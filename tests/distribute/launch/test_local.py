@@ -240,8 +240,6 @@ def test_the_rules_of_sharing_gpus(tmp_path):
     ("fields", "words"),
     [
         ({"workers": 0}, "--workers is too small"),
-        ({"ps": -1}, "--ps is too small"),
-        ({"restarts": -1}, "--restarts is too small"),
         ({"gpus_per_worker": -1}, "--gpus-per-worker is too small"),
         ({"grace": float("nan")}, "--grace is too small"),
         ({"command": ()}, "no command"),

@@ -218,7 +218,9 @@ print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address,
 """
     number = slurm.submit(script, "placed", nodes=len(slurm.nodes))
     slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
-    lines = [line.split() for line in sorted(slurm.said("placed").splitlines()) if "worker" in line]
+    lines = [
+        line.split() for line in sorted(slurm.said("placed").splitlines()) if " worker " in line
+    ]
     assert [int(words[2]) for words in lines] == list(range(2 * len(slurm.nodes)))
     for words in lines:
         assert words[4] == words[5].partition(":")[0]
