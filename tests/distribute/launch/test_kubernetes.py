@@ -90,7 +90,6 @@ def test_preemption_is_no_failure():
         ({"name": "t" * 62}, "--name is no name"),
         ({"name": "train\nkind: Secret"}, "--name is no name"),
         ({"claim": "checkpoints"}, "--claim is not"),
-        ({"workers": 0}, "--workers is too small"),
         ({"command": ()}, "no command"),
     ],
 )

@@ -61,7 +61,6 @@ def test_the_tasks_begin_in_the_python_of_the_command():
     ("fields", "words"),
     [
         ({"nodes": 0}, "--nodes is too small"),
-        ({"grace": 0}, "--grace is too small"),
         ({"name": "two words"}, "--name cannot be written"),
         ({"partition": "gpu\n#SBATCH --mail-user=x"}, "--partition cannot be written"),
         ({"command": ()}, "no command"),
