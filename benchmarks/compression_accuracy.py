@@ -121,14 +121,15 @@ class Work:
         """The int8 file of a quantization-aware model, compared with the model itself."""
         from tfopt.export.litert_file import LitertPredictor
 
-        content, x = self.int8_file(model), self.test[0][:1000]
-        answers = LitertPredictor(content)([x])[0], model.predict(x, verbose=0)
-        found, wanted = (answer.argmax(axis=-1) for answer in answers)
+        x = self.test[0][:1000]
+        wanted = model.predict(x, verbose=0).argmax(axis=-1)
+        content = self.int8_file(model)
+        found = LitertPredictor(content)([x])[0].argmax(axis=-1)
         self.agreement = float(np.mean(found == wanted))
         return content
 
     def int8_file(self, model: Any) -> bytes:
-        """A file in int8; a quantization-aware model's has the ranges that it learned."""
+        """A file in int8; of a quantization-aware model tfopt's is the stripped one's."""
         if self.tool == "tfmot":
             import tensorflow as tf
 
@@ -138,7 +139,7 @@ class Work:
             return content
         import tfopt
 
-        made = tfopt.quantize(model, representative=self.train[0][:256])
+        made = tfopt.quantize(tfopt.strip(model), calibration=self.train[0][:256])
         if not made.fully_integer:
             raise RuntimeError(f"left in float: {made.left_float}")
         return made.content

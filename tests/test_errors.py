@@ -58,7 +58,7 @@ def test_what_lies_outside_or_is_none_is_not_within():
         (tfopt.Prune(np.float32(0.5), begin=np.float64(0.25)), tfopt.Prune(0.5, begin=0.25)),
         (tfopt.Cluster(np.int64(8), begin=np.float32(0.5)), tfopt.Cluster(8, begin=0.5)),
         (tfopt.QuantizeAware(begin=np.float32(0.5)), tfopt.QuantizeAware(begin=0.5)),
-        (tfopt.Quantize(samples=np.int64(9), tolerance=np.float32(0.5)), None),
+        (tfopt.Quantize(samples=np.int64(9), max_drop=np.float32(0.5)), None),
         (tfopt.RemoveChannels(np.float32(0.5), multiple=np.int64(4)), None),
         (tfopt.LearningRate(np.float32(0.5), warmup=np.float32(0.25)), None),
         (tfopt.Execution(steps_per_execution=np.int64(2)), None),

@@ -130,7 +130,7 @@ AWARE = """
     assert aware is not model
     assert "mae" in aware.fit(x, y, batch_size=8, verbose=0).history
     rows = {row.path: row for row in tfopt.compress.quantization_report(aware)}
-    assert rows["hidden"].weights == "int8", rows
+    assert rows["hidden"].precision == "int8", rows
     assert rows.keys() == {"hidden"}
 
     refused(tfopt.quantize_aware, "already", aware)

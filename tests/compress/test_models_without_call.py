@@ -79,7 +79,7 @@ def test_clusters_hold_its_kernels_too():
 
 
 @pytest.mark.parametrize(
-    "refused", [tfopt.quantize_aware, lambda model: tfopt.quantize(model, representative=X)]
+    "refused", [tfopt.quantize_aware, lambda model: tfopt.quantize(model, calibration=X)]
 )
 def test_what_needs_a_call_names_the_models_that_have_one(refused):
     with pytest.raises(UserError, match=r"model\.encoder.*model\.decoder") as told:

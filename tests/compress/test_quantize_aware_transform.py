@@ -1,4 +1,4 @@
-"""The transform: training in integers' values, a LiteRT file with the ranges, a plain model."""
+"""The transform: training in integers' values, a plain model, a LiteRT file."""
 
 import keras
 import numpy as np
@@ -65,7 +65,7 @@ def test_layers_not_chosen_are_told():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"weights": "int3"}, "int8"),
+        ({"precision": "int3"}, "int8"),
         ({"begin": 1.5}, "begin"),
         ({"freeze_batchnorm": -1}, "freeze_batchnorm"),
     ],

@@ -120,7 +120,7 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
         assert isinstance(each, keras.Model)
         each.compile("sgd", "mse")
         each.fit(x, y, verbose=0)
-    assert tfopt.quantize(path, mode="dynamic").kib > 0
+    assert tfopt.quantize(path, precision="dynamic").kib > 0
     assert tfopt.footprint({"saved": path}, turns=5).rows[0].parameters == model.count_params()
     with pytest.raises(UserError, match="not a saved Keras 3 model"):
         tfopt.prune(tmp_path / "other.keras", 0.5)

@@ -32,7 +32,7 @@ def net(width=64):
 def found(tmp_path_factory):
     pruned = tfopt.strip(tfopt.prune(net(), 0.8))
     path = tmp_path_factory.mktemp("files") / "m.tflite"
-    int8 = tfopt.quantize(pruned, path, representative=X)
+    int8 = tfopt.quantize(pruned, path, calibration=X)
     models = {"plain": net(), "pruned": pruned, "int8": int8, "file": path, "wide": net(2048)}
     return footprint(models, turns=5), int8
 
@@ -138,7 +138,7 @@ def lost():
         (lambda: {1: "missing.tflite"}, "told apart by their names"),
         (lambda: {"it": keras.Sequential([layers.Dense(2)])}, "not built"),
         # Their figures would mislead.
-        (lambda: {"it": aware()}, "make its file first: tfopt.quantize"),
+        (lambda: {"it": aware()}, "tfopt.strip.model. leaves a plain model"),
         (lambda: {"it": of_text()}, "looks things up in a table"),
         (lambda: {"lost": lost()}, "holds NaN or infinite"),
     ],

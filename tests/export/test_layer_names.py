@@ -6,17 +6,19 @@ from keras import layers
 
 import tfopt
 from tfopt.export.litert import named_as_layers
+from tfopt.export.litert_file import kernels
 
 
-def test_weights_left_in_float_are_told_by_the_layer_that_has_them():
+def test_operators_are_named_by_the_layer_that_they_are_of():
     keras.backend.clear_session()
     small, large = layers.Conv2D(16, 3), layers.Conv2D(16, 3)
     body = keras.Sequential([keras.Input((12, 12, 1)), small, large, layers.Flatten()])
     model = keras.Sequential([keras.Input((12, 12, 1)), body, layers.Dense(10)])
     assert (small.name, large.name) == ("conv2d", "conv2d_1")
-    left = [each.name for each in tfopt.quantize(model, mode="dynamic").left_float]
-    assert any(f"{model.name}/{body.name}/conv2d/" in name for name in left)
-    assert not any("conv2d_1" in name for name in left)
+    content = tfopt.quantize(model, precision="float32").content
+    first, second = (each.gives[0] for each in kernels(content, ["CONV_2D"]))
+    assert f"{model.name}/{body.name}/conv2d/" in first
+    assert f"{model.name}/{body.name}/conv2d_1/" in second
 
 
 def test_a_layer_that_is_called_twice_keeps_its_name_and_its_method():
@@ -28,5 +30,5 @@ def test_a_layer_that_is_called_twice_keeps_its_name_and_its_method():
         first = model(np.ones((1, 4)))
     assert "_open_name_scope" not in vars(shared)
     np.testing.assert_array_equal(first, model(np.ones((1, 4))))
-    made = tfopt.quantize(model, representative=np.random.rand(32, 4).astype("float32"))
+    made = tfopt.quantize(model, calibration=np.random.rand(32, 4).astype("float32"))
     assert made.fully_integer

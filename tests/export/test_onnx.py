@@ -34,22 +34,6 @@ def written_to_onnx(tmp_path):
     return reference.expected[0], given
 
 
-def test_large_constants_are_kept_from_tensorflow_while_a_graph_is_optimized(monkeypatch, tmp_path):
-    from tf2onnx import tf_loader
-
-    seen, plain = [], tf_loader.tf_optimize
-
-    def optimized(inputs, outputs, graph):
-        seen.append([node.op for node in graph.node])
-        return plain(inputs, outputs, graph)
-
-    monkeypatch.setattr(tf_loader, "tf_optimize", optimized)
-    monkeypatch.setattr(onnx_format, "_LARGE", 500)
-    np.testing.assert_allclose(*written_to_onnx(tmp_path), atol=1e-5)
-    # The input and the kernel.
-    assert seen[0].count("Placeholder") == 2
-
-
 def test_a_pass_of_tf2onnx_that_fails_is_left_out(monkeypatch, tmp_path):
     from tf2onnx.optimizer import IdentityOptimizer
 
@@ -62,29 +46,6 @@ def test_a_pass_of_tf2onnx_that_fails_is_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(IdentityOptimizer, "_optimize", fails)
     np.testing.assert_allclose(*written_to_onnx(tmp_path), atol=1e-5)
     assert tries[:2] == ["FALSE", None]
-
-
-def test_constants_are_written_into_an_onnx_graph_once():
-    from tf2onnx.graph import Graph
-
-    graph = Graph([], target=[], opset=17)
-    kept, changed = (graph.make_const(name, np.arange(3.0)) for name in ("kept", "changed"))
-    nodes = kept, changed, graph.make_node("Relu", ["kept"])
-    written = []
-    update = onnx_format._constants_once(written.append)
-
-    def updated():
-        written.clear()
-        for each in nodes:
-            update(each)
-        return written
-
-    assert updated() == [*nodes]
-    assert updated() == [*nodes[2:]]
-    changed.set_tensor_value(np.arange(4.0))
-    assert updated() == [*nodes[1:]]
-    kept.output = ["renamed"]
-    assert updated() == [kept, nodes[2]]
 
 
 def test_onnx_quantizes_products_alone_where_nothing_is_convolved(tmp_path):
@@ -114,7 +75,7 @@ def test_blocks_of_convnext_go_into_onnx(tmp_path):
         x = layers.Conv2D(4, 2, 2, padding="same")(layers.LayerNormalization()(x))
     model = keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling2D()(x)))
     x = RNG.normal(size=(20, 16, 16, 3)).astype("float32")
-    settings = {"formats": "onnx", "precision": ["float32", "int8"], "tolerance": 0.3}
+    settings = {"formats": "onnx", "precision": ["float32", "int8"], "max_drop": 30}
     exported = tfopt.export(model, tmp_path, calibration=x, **settings)
     assert not exported.refused, exported
     assert exported["onnx_float32"].parity.relative_error < 1e-5

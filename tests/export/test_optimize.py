@@ -15,7 +15,7 @@ from tfopt.commands.cli import main
 from tfopt.compress.model_graph import Port
 from tfopt.export.export import ExportedFile
 from tfopt.export.formats.format import Signature
-from tfopt.export.quantized import Parity
+from tfopt.export.parity import Parity
 
 module = importlib.import_module("tfopt.export.optimize")
 
@@ -249,20 +249,6 @@ def test_files_are_ordered_by_what_they_took_beside_the_reference():
     assert found[1].lost.startswith("slower: 0.909")
 
 
-def test_files_are_told_apart_by_processes_and_not_by_their_turns():
-    files = [file("a_float32"), file("b_int8"), file("c_int8")]
-    turns = {
-        "a_float32": [process(9.0)] * 3,
-        "b_int8": [process(t) for t in (1.0, 1.1, 1.05)],
-        "c_int8": [process(t) for t in (1.1, 1.0, 1.02)],
-    }
-    rows = [module.Candidate(each, None) for each in files]
-    best, other, slow = module._judged(rows, turns, ["b_int8", "c_int8"], "cpu-latency", 0.5)
-    assert best.file.name == "c_int8"
-    assert other.lost == "not told apart from the best"
-    assert slow.lost.startswith("slower: 0.11")
-
-
 @pytest.fixture
 def processes(monkeypatch):
     """Stand in for the files' processes; return the names of those that were ended."""
@@ -300,12 +286,6 @@ def test_the_fastest_are_measured_again_in_fresh_processes(processes):
     assert turns == {**dict.fromkeys(names, 3), "slowest": 1}
     assert sorted(processes) == sorted(["reference", *"bcde"] * 2)
     assert timed(names, [])[0] == dict.fromkeys(names, 1)  # no latency decides
-
-
-def test_a_file_that_cannot_be_opened_again_is_judged_by_its_first_turns(processes):
-    turns, finalists = timed(["reference", "full", "c"], ["full", "c"])
-    assert finalists == {"c"}
-    assert turns == {"reference": 3, "full": 1, "c": 3}
 
 
 def test_a_file_that_fails_in_a_later_turn_is_named():

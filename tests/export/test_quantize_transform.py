@@ -63,12 +63,12 @@ def plain():
     return run(job(epochs=3))
 
 
-@pytest.mark.parametrize("mode", ["int8", "dynamic", "float16"])
-def test_every_mode_gives_a_measured_file(mode, plain):
-    run = run_of(Quantize(mode), Data(TRAIN, TEST))
-    Quantize(mode).finish(run, plain.model)
+@pytest.mark.parametrize("precision", ["int8", "dynamic", "float16"])
+def test_every_precision_gives_a_measured_file(precision, plain):
+    run = run_of(Quantize(precision), Data(TRAIN, TEST))
+    Quantize(precision).finish(run, plain.model)
     (artefact,), effect = run.files, effect_of(run)
-    assert artefact.filename == f"model_{mode}.tflite"
+    assert artefact.filename == f"model_{precision}.tflite"
     assert artefact.metrics["kib"] == len(artefact.content) / 1024
     assert artefact.metrics["argmax_agreement"] > 0.97
     assert abs(artefact.metrics["test_accuracy"] - plain.evaluation["accuracy"]) < 0.01
@@ -78,8 +78,8 @@ def test_every_mode_gives_a_measured_file(mode, plain):
 
 @pytest.mark.parametrize("wrap", [tuple, dataset])
 def test_every_kind_of_data_is_read(wrap):
-    run = run_of(Quantize("int8", samples=150), Data(wrap(TRAIN), wrap(TEST)))
-    Quantize("int8", samples=150).finish(run, build())
+    run = run_of(Quantize("int8", 150, max_drop=100), Data(wrap(TRAIN), wrap(TEST)))
+    Quantize("int8", 150, max_drop=100).finish(run, build())
     (artefact,) = run.files
     assert "on 150 examples" in effect_of(run).note
     predictor = LitertPredictor(artefact.content)
@@ -94,7 +94,7 @@ def test_a_test_part_without_end_is_not_waited_for():
     assert "repeats without end" in effect_of(run).note
 
 
-def test_two_modes_stand_side_by_side():
+def test_two_precisions_stand_side_by_side():
     outcome = run(job(), chain(Quantize("float16"), Quantize("int8")))
     assert [a.filename for a in outcome.artefacts] == ["model_float16.tflite", "model_int8.tflite"]
     details = Interpreter(model_content=outcome.artefacts[1].content).get_tensor_details()
@@ -102,7 +102,7 @@ def test_two_modes_stand_side_by_side():
     assert "every operator computes with integers" in last_effect(outcome).note
 
 
-def test_one_mode_twice_is_refused_since_both_would_be_one_file():
+def test_one_precision_twice_is_refused_since_both_would_be_one_file():
     with pytest.raises(CannotCombine, match="samples=9") as refused:
         chain(Quantize("int8"), Quantize("float16"), Quantize("int8", samples=9))
     assert "model_int8.tflite" in str(refused.value)
@@ -127,23 +127,26 @@ def a_regression():
 
 
 def test_a_model_that_loses_too_much_costs_the_file_and_not_the_run():
-    outcome = run(a_regression(), Quantize(tolerance=0.0))
+    outcome = run(a_regression(), Quantize(max_drop=0.0))
     assert outcome.artefacts == ()
     assert not last_effect(outcome).acted
-    assert "too far from its float self" in last_effect(outcome).note
+    assert "loses more than 0 points" in last_effect(outcome).note
     assert outcome.evaluation["loss"] > 0
+    outcome = run(a_regression(), Quantize(samples=50))
+    assert "test_accuracy" not in outcome.artefacts[0].metrics
+    assert "The labels do not fit" in outcome.effects[0][1].note
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"mode": "int7"}, {"samples": 0}, {"samples": 2.5}, {"tolerance": -0.1}, {"tolerance": True}],
+    [
+        {"precision": "int7"},
+        {"samples": 0},
+        {"samples": 2.5},
+        {"max_drop": -0.1},
+        {"max_drop": True},
+    ],
 )
 def test_bad_fields_are_refused_at_construction(fields):
     with pytest.raises(UserError):
         Quantize(**fields)
-
-
-def test_a_regression_has_no_accuracy():
-    outcome = run(a_regression(), Quantize(samples=50))
-    assert "test_accuracy" not in outcome.artefacts[0].metrics
-    assert "The labels do not fit" in outcome.effects[0][1].note

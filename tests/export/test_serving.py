@@ -28,7 +28,7 @@ def file():
 @pytest.fixture(scope="module")
 def made():
     """What a transform made of the model."""
-    return Artefact("m.tflite", tfopt.quantize(net(), mode="dynamic").content)
+    return Artefact("m.tflite", tfopt.quantize(net(), precision="dynamic").content)
 
 
 def compared(folder, *names):
@@ -94,7 +94,6 @@ def test_without_the_first_rows_file_there_are_no_ratios(tmp_path, file):
     assert [row.latency for row in found.rows] == [None, None]
     assert all(row.latency_ms > 0 for row in found.rows)
     assert "nothing is told against baseline, which has no file" in found.missing
-    assert [line.split()[-1] for line in str(found).splitlines()[1:3]] == ["-", "-"]
     for row in serving_table(found, None).rows:
         assert [cell.detail for cell in row.cells[2:]] == [""] * 4
 

@@ -24,11 +24,10 @@ def of_text():
     "asked",
     [
         tfopt.quantize_aware,
-        lambda model: tfopt.quantize(model, representative=TEXT),
-        lambda model: tfopt.quantize(model, representative=tf.constant(TEXT)),
-        lambda model: tfopt.quantize(model, mode="dynamic"),
+        lambda model: tfopt.quantize(model, calibration=TEXT),
+        lambda model: tfopt.quantize(model, precision="dynamic"),
     ],
-    ids=["trained", "arrays", "tensors", "dynamic"],
+    ids=["trained", "arrays", "dynamic"],
 )
 def test_strings_are_refused_with_the_way_round(asked):
     model = of_text()
@@ -42,6 +41,5 @@ def test_the_way_round_leads_to_a_file():
     lookup = model.get_layer("lookup")
     behind = keras.Model(lookup.output, model.output)
     rows = lookup(tf.constant(TEXT))
-    tfopt.quantize_aware(behind)(rows, training=True)
-    made = tfopt.quantize(behind, representative=rows)
+    made = tfopt.quantize(behind, calibration=rows)
     np.testing.assert_allclose(made.predict(rows)[0], model(tf.constant(TEXT)), atol=0.01)

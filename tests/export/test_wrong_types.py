@@ -31,11 +31,14 @@ def test_what_is_no_model_is_refused(what, given):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m: tfopt.quantize_aware(m, ["int8"]), "no kind of weights"),
+        (lambda m: tfopt.quantize_aware(m, ["int8"]), "precision to train for is unknown"),
         (lambda m: tfopt.remove_channels(m, options=5), "options are of the wrong type"),
         (lambda m: tfopt.compress.channels_report(m, options={}), "options are of the wrong type"),
-        (lambda m: tfopt.quantize(m, 5, mode="float16"), "path of the file to write"),
-        (lambda m: tfopt.quantize(m, b"m.tflite", mode="float16"), "path of the file to write"),
+        (lambda m: tfopt.quantize(m, 5, precision="float16"), "path of the file to write"),
+        (
+            lambda m: tfopt.quantize(m, b"m.tflite", precision="float16"),
+            "path of the file to write",
+        ),
         (lambda m: tfopt.quantize(m, integer_io=np.array([1, 2])), "integer_io asks for"),
     ],
 )
@@ -53,4 +56,4 @@ def test_a_setting_of_another_type_is_refused_before_any_work(call, words):
 @pytest.mark.parametrize("x", ["a", 3.0, np.zeros((0, 6))])
 def test_what_is_no_row_of_examples_is_not_predicted(x):
     with pytest.raises(UserError, match="at least one"):
-        tfopt.quantize(net(), mode="float16").predict(x)
+        tfopt.quantize(net(), precision="float16").predict(x)

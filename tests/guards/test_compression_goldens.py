@@ -79,7 +79,7 @@ def int8_of(net, folder):
     model = net()
     x = examples(model)
     data = (tuple(x),) if isinstance(x, list) else (x,)
-    made = tfopt.quantize(model, folder / "made.tflite", representative=data)
+    made = tfopt.quantize(model, folder / "made.tflite", calibration=data, max_drop=100)
     parity = made.parity
     return {
         "bytes": len(made.content),

@@ -32,7 +32,7 @@ EXAMPLES = {
     "prune": {"sparsity": 0.5},
     "cluster": {"clusters": 4},
     "quantize_aware": {},
-    "quantize": {"mode": "dynamic"},
+    "quantize": {"precision": "dynamic"},
 }
 NAMES = pytest.mark.parametrize("name", list(ROSTER))
 

@@ -276,7 +276,7 @@ def test_a_variant_is_trained_by_one_that_makes_a_file_of_it():
 
     plain, batch = variant(), variant(Pipeline(64))
     int8, both = (
-        variant(Pipeline(64), Quantize(), *more) for more in ((), (Quantize(mode="dynamic"),))
+        variant(Pipeline(64), Quantize(), *more) for more in ((), (Quantize(precision="dynamic"),))
     )
     every = [plain, batch, int8, both]
     # A file's accuracy is that of one that was made.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
-from tfopt.recipes.flags import add_output, names
+from tfopt.recipes.flags import add_output, names, points
 
 if TYPE_CHECKING:
     import keras
@@ -51,11 +51,11 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
     export.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
     export.add_argument("--examples", metavar="DATA", help=f"what files are compared on: {_DATA}")
     export.add_argument(
-        "--tolerance",
-        type=float,
-        metavar="SHARE",
-        help="what a file may lose, as a share of changed classes or as a relative error "
-        "(default: 0.001 for float32, 0.01 for float16, 0.1 for the others)",
+        "--max-drop",
+        type=points,
+        metavar="POINTS",
+        help="what a file may lose, in percent of changed classes or of a relative error "
+        "(default: 0.1 for float32, 1 for float16, 10 for the others)",
     )
     arguments.add_json(export)
     add_output(export, "NAME_served")
@@ -137,7 +137,7 @@ def _export(options: argparse.Namespace, given: list[str]) -> int:
             precision=options.precision,
             calibration=_read(options.calibration),
             examples=_read(options.examples),
-            tolerance=options.tolerance,
+            max_drop=options.max_drop,
         )
     _print(exported, options, f"{exported}\nin {exported.folder.resolve()}")
     return 1 if exported.refused else 0

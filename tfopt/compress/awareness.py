@@ -15,14 +15,10 @@ from threading import local
 from typing import Any, Literal
 
 from tfopt.compress.hooks import Hooks
-from tfopt.compress.integers.activations import activation_form, own_activation
 from tfopt.compress.integers.attention import attention_methods
 from tfopt.compress.integers.fake_quant import (
-    as_constant,
-    as_they_are,
     batch_range,
     fake_quantized,
-    fake_quantized_in_file,
     fake_quantized_kernel,
     moved_range,
     stored,
@@ -34,12 +30,10 @@ from tfopt.compress.integers.plan import (
     point_from_config,
     rounded_inside,
 )
-from tfopt.compress.integers.served_forms import is_left, served_form
-from tfopt.compress.integers.tracing import serves
 from tfopt.compress.model_graph import Address, find, kinds
 
 _TRACKED = "tfopt_"
-Weights = Literal["int8", "int4"]
+KernelPrecision = Literal["int8", "int4"]
 
 
 @dataclass(frozen=True)
@@ -49,14 +43,14 @@ class LayerQuantization:
     Attributes:
         path: Names from the model down.
         kind: Its class.
-        weights: What its kernels are trained as; None: it has none, or they are left alone.
+        precision: What its kernels are trained as; None: it has none, or they are left alone.
         output: The range of its result as it is now; None: not rounded, or nothing seen yet.
         remark: Why nothing is done here, or what is left to the conversion.
     """
 
     path: str
     kind: str
-    weights: Weights | None
+    precision: KernelPrecision | None
     output: tuple[float, float] | None
     remark: str | None
 
@@ -105,13 +99,8 @@ class Awareness:
             if not point.address:  # the model itself, also where no input of it is rounded
                 self._hooks.replace(self._model, "call", self._counting(point))
                 continue
-            part = find(self._model, point.address)
-            rounded = partial(self._rounded, point) if point.inside else as_they_are
-            for name, method in attention_methods(part, rounded).items():
-                self._hooks.replace(part, name, method)
-            form = served_form(part)
-            if point.acts or form or activation_form(own_activation(part)):
-                self._hook(part, point, form)
+            if point.acts:
+                self._hook(find(self._model, point.address), point)
         if self.settings.freeze_batchnorm_step is not None:
             for layer in self._model._flatten_layers():
                 if "BatchNormalization" in kinds(layer):
@@ -121,8 +110,8 @@ class Awareness:
         """Take the points out of force; ranges and step stay."""
         self._hooks.take_off()
 
-    def settle(self) -> None:
-        """Write the values that the kernels stand for into them."""
+    def round_kernels(self) -> None:
+        """Write the rounded values into the kernels."""
         for point in self.points:
             for kernel in kernels_under(find(self._model, point.address)) if point.kernels else ():
                 kernel.variable.assign(fake_quantized_kernel(kernel, self.settings.bits))
@@ -202,36 +191,33 @@ class Awareness:
 
         return call
 
-    def _hook(self, part: Any, point: Point, served: Callable[..., Any] | None) -> None:
+    def _hook(self, part: Any, point: Point) -> None:
         from tfopt.compress.substitution import Substitution
 
         plain = part.call
         if point.inside:
-            inside = rounded_inside(part, partial(self._rounded, point))
-            plain, served = (plain, served) if inside is None else (inside, None)
+            rounded = partial(self._rounded, point)
+            for name, method in attention_methods(part, rounded).items():
+                self._hooks.replace(part, name, method)
+            plain = rounded_inside(part, rounded) or plain
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._count(point)
-            form = served if served and serves() else plain
             with Substitution(self._kernel_values(kernels)) if kernels else nullcontext() as other:
-                result = form(*args, **kwargs)
+                result = plain(*args, **kwargs)
             if other is not None and other.losses:
                 part.add_loss(other.losses)
             return self._rounded(point, result, "output") if point.output else result
 
         call.awareness = self  # type: ignore[attr-defined]
         self._hooks.replace(part, "call", call)
-        function = own_activation(part)
-        form = activation_form(function)
-        if point.before_activation or form:
-            self._hooks.replace(part, "activation", self._activation(function, form, point))
+        if point.before_activation:
+            self._hooks.replace(part, "activation", self._activation(part.activation, point))
 
-    def _activation(self, function: Any, form: Any, point: Point) -> Callable[..., Any]:
+    def _activation(self, function: Any, point: Point) -> Callable[..., Any]:
         def activation(x: Any, *settings: Any, **named: Any) -> Any:
-            if point.before_activation:
-                x = self._rounded(point, x, "before_activation")
-            return (form if form and serves() else function)(x, *settings, **named)
+            return function(self._rounded(point, x, "before_activation"), *settings, **named)
 
         return activation
 
@@ -252,10 +238,6 @@ class Awareness:
         import tensorflow as tf
 
         def value(kernel: Any) -> Any:
-            if serves():
-                with tf.init_scope():
-                    values = fake_quantized_kernel(kernel, self.settings.bits).numpy()
-                return as_constant(kernel, values)
             plain = stored(kernel)
             return self._if_begun(
                 lambda: tf.cast(fake_quantized_kernel(kernel, self.settings.bits), plain.dtype),
@@ -270,11 +252,6 @@ class Awareness:
 
         if not (tf.is_tensor(values) and values.dtype.is_floating):
             return values
-        if serves():
-            # A constant; without a range the conversion finds its own.
-            with tf.init_scope():
-                found = None if is_left(point) else self.range_of(point, place)
-            return values if found is None else fake_quantized_in_file(values, *found)
         variable = self._ranges.get((point.path, place))
         if variable is None:
             low, high = FIXED_RANGES[str(point.output)]

@@ -48,10 +48,9 @@ def strip(model: Any) -> Any:
     Example:
         tfopt.strip(model).save("plain.keras")
 
-    Their values are written into the weights. Call it after training and before saving, and the
-    file is a plain one, which loads without tfopt. Make the LiteRT file of a quantization-aware
-    model first, since the learned ranges go too. Where a schedule has not reached its end yet, a
-    warning says so.
+    Their values are written into the weights. Call it after training and before saving or
+    exporting: the file is a plain one, which loads without tfopt. Where a schedule has not reached
+    its end yet, a warning says so.
 
     A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one is
     refused, since tfmot cannot take that off.
@@ -84,7 +83,7 @@ def take_awareness_off(model: Any) -> bool:
     for each in aware:
         from tfopt.compress.saved import make_plain
 
-        each.quantization_awareness.settle()
+        each.quantization_awareness.round_kernels()
         make_plain(each)
         forget_compiled_steps(each)
     return bool(aware)

@@ -202,7 +202,7 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
             f"{type(model).__name__} does not say what its inputs look like.",
             expected="a Sequential or Functional model, or examples that show it",
             received="a subclassed model without examples",
-            fix="pass representative=x_train[:200]",
+            fix="pass calibration=x_train[:200], or examples",
         )
     names = unique_names([_tidy(name, "input") for *_, name in shapes])
     return Ports(

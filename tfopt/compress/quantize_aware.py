@@ -11,7 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress.awareness import Awareness, LayerQuantization, Settings, Weights, is_hooked
+from tfopt.compress.awareness import (
+    Awareness,
+    KernelPrecision,
+    LayerQuantization,
+    Settings,
+    is_hooked,
+)
 from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.hold import (
     apply_final,
@@ -43,10 +49,10 @@ class QuantizationReport(tuple[LayerQuantization, ...]):
 
     def __str__(self) -> str:
         rows = [
-            (row.path, row.kind, row.weights or "-", _range(row.output), row.remark or "")
+            (row.path, row.kind, row.precision or "-", _range(row.output), row.remark or "")
             for row in self
         ]
-        return "\n".join(table(("", "kind", "weights", "range of the result", ""), rows))
+        return "\n".join(table(("", "kind", "precision", "range of the result", ""), rows))
 
 
 def _range(output: tuple[float, float] | None) -> str:
@@ -55,7 +61,7 @@ def _range(output: tuple[float, float] | None) -> str:
 
 def quantize_aware(
     model: Any,
-    weights: Weights = "int8",
+    precision: KernelPrecision = "int8",
     *,
     begin_step: int = 0,
     freeze_batchnorm_step: int | None = None,
@@ -65,15 +71,15 @@ def quantize_aware(
     """Make a built model compute as if in integers, in place, and return that model.
 
     From then on kernels and results are rounded to the values that int8 can stand for, with your
-    own ``fit`` or training loop. ``tfopt.quantize(model, path, representative=...)`` then makes a
-    LiteRT file with the ranges that were learned. Steps are calls of the model with
-    ``training=True``, counted from here: one a batch.
+    own ``fit`` or training loop. ``tfopt.strip(model)`` then leaves a plain model with rounded
+    kernels, of which ``tfopt.quantize`` and ``tfopt.export`` make files as of any other. Steps are
+    calls of the model with ``training=True``, counted from here: one a batch.
 
     Args:
         model: A built Keras 3 model, compiled or not, or a .keras file. A tf_keras model comes
             back as a new model, wrapped by tfmot.
-        weights: "int8", or "int4": kernels of at most 15 values a channel. The LiteRT file holds
-            those in 8 bits, and only compresses better.
+        precision: "int8", or "int4": kernels of at most 15 values a channel. A LiteRT file in
+            int8 holds those in 8 bits, and only compresses better.
         begin_step: Until then the model computes in float, while ranges are already observed.
         freeze_batchnorm_step: From then on batch normalization uses its moving statistics, as
             the served model does, and no longer changes them. None: never.
@@ -88,11 +94,11 @@ def quantize_aware(
     Example:
         >>> tfopt.quantize_aware(model)
         >>> model.fit(x, y)
-        >>> tfopt.quantize(model, "model.tflite", representative=x)
+        >>> tfopt.quantize(tfopt.strip(model), "model.tflite", calibration=x)
     """
     from tfopt.compress.saved import as_model
 
-    settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
+    settings = _settings(precision, begin_step, freeze_batchnorm_step, momentum)
     matches = matcher(layers)
     model = as_model(model)
     if is_keras2(model):
@@ -125,7 +131,7 @@ def quantize_aware(
 def quantization_report(model: Any) -> QuantizationReport:
     """Return what is fake-quantized, with a row for every layer and operation left alone.
 
-    A tuple of rows with ``path``, ``kind``, ``weights``, ``output`` and ``remark``; printed, a
+    A tuple of rows with ``path``, ``kind``, ``precision``, ``output`` and ``remark``; printed, a
     table.
 
     Example:
@@ -140,31 +146,17 @@ def quantization_report(model: Any) -> QuantizationReport:
     return QuantizationReport(row for point in held.points for row in _rows(held, point))
 
 
-def require_observed(model: Any) -> None:
-    """Raise for a quantization-aware model whose ranges no batch has set."""
-    for each in awareness_of(model):
-        if each.quantization_awareness.step == 0:
-            raise UserError(
-                f"The model {each.name!r} is quantization-aware and was never trained so.",
-                expected="ranges that were observed on some batches",
-                received="no batch since quantize_aware()",
-                fix="train it, or call model(x, training=True) on some batches; a train_step of "
-                "your own must say training=True to what it calls",
-            )
-
-
-def validate_weights(weights: object) -> None:
-    """Raise for what no kernel can be trained as."""
-    if not isinstance(weights, str) or weights not in _BITS:
+def _require_precision(precision: object) -> None:
+    if not isinstance(precision, str) or precision not in _BITS:
         raise UserError(
-            "This is no kind of weights to train for.",
+            "The precision to train for is unknown.",
             expected=" | ".join(_BITS),
-            received=repr(weights),
+            received=repr(precision),
         )
 
 
-def _settings(weights: object, begin_step: object, freeze_step: Any, momentum: Any) -> Settings:
-    validate_weights(weights)
+def _settings(precision: object, begin_step: object, freeze_step: Any, momentum: Any) -> Settings:
+    _require_precision(precision)
     begin_step = require_count("begin_step", begin_step, minimum=0)
     if freeze_step is not None:
         freeze_step = require_count("freeze_batchnorm_step", freeze_step, minimum=0)
@@ -172,7 +164,7 @@ def _settings(weights: object, begin_step: object, freeze_step: Any, momentum: A
         raise UserError(
             "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
         )
-    return Settings(_BITS[str(weights)], begin_step, freeze_step, float(momentum))
+    return Settings(_BITS[str(precision)], begin_step, freeze_step, float(momentum))
 
 
 def _warn_of_unconstrained_zeros(model: Any) -> None:
@@ -235,15 +227,15 @@ def _require_aware(model: Any) -> Any:
 
 def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:
     """Return a row for a point; of the model's inputs, which have a range each, one for each."""
-    weights: Weights | None = None
+    precision: KernelPrecision | None = None
     if point.kernels:
-        weights = "int8" if held.settings.bits == _BITS["int8"] else "int4"
+        precision = "int8" if held.settings.bits == _BITS["int8"] else "int4"
     places = {f"input_{number}": f"{point.path}/{number}" for number in point.inputs}
     if len(places) == 1:
         places = dict.fromkeys(places, point.path)
     for place, path in (places or {"output": point.path}).items():
         found = held.range_of(point, place)
-        yield LayerQuantization(path, point.kind, weights, found, point.remark)
+        yield LayerQuantization(path, point.kind, precision, found, point.remark)
 
 
 _FILENAME = "model_qat_int8.tflite"
@@ -251,17 +243,17 @@ _FILENAME = "model_qat_int8.tflite"
 
 @dataclass(frozen=True, repr=False)
 class QuantizeAware(Transform):
-    """Trains for integers, and adds the LiteRT file with the ranges that were learned.
+    """Trains for integers, and adds an int8 LiteRT file of the trained model.
 
     Attributes:
-        weights: "int8", or "int4", which LiteRT holds in 8 bits: it only compresses better.
+        precision: "int8", or "int4", which the file holds in 8 bits: it only compresses better.
         begin: The fraction of the training until which the model computes in float.
         freeze_batchnorm: The fraction after which batch normalization keeps its moving statistics,
             as the served model does; None: never.
         layers: A regular expression searched for in layer paths; None: every layer.
     """
 
-    weights: Weights = "int8"
+    precision: KernelPrecision = "int8"
     begin: float = 0.0
     freeze_batchnorm: float | None = 0.9
     layers: str | None = None
@@ -272,7 +264,7 @@ class QuantizeAware(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        validate_weights(self.weights)
+        _require_precision(self.precision)
         require_share("QuantizeAware.begin", self.begin)
         if self.freeze_batchnorm is not None:
             require_share("QuantizeAware.freeze_batchnorm", self.freeze_batchnorm)
@@ -288,7 +280,7 @@ class QuantizeAware(Transform):
             steps = training_steps(run.facts, "QuantizeAware", endless)
         quantize_aware(
             model,
-            self.weights,
+            self.precision,
             begin_step=round(self.begin * steps),
             freeze_batchnorm_step=None if frozen is None else round(frozen * steps),
             layers=self.layers,
@@ -296,19 +288,17 @@ class QuantizeAware(Transform):
         run.note(_summary(model))
 
     def finish(self, run: Run, model: keras.Model) -> None:
-        """Make the file, and leave a plain model with the rounded kernels."""
+        """Leave a plain model with the rounded kernels, and make the file of it."""
         apply_final(model)
-        try:
-            # By name, since writing files is a room above this one.
-            quantize: Any = transform_class("quantize")()
-            quantize.write(run, model, _FILENAME)
-        finally:
-            take_awareness_off(model)
+        take_awareness_off(model)
+        # By name, since writing files is a room above this one.
+        quantize: Any = transform_class("quantize")()
+        quantize.write(run, model, _FILENAME)
 
 
 def _summary(model: keras.Model) -> str:
     rows = quantization_report(model)
-    kernels = [row for row in rows if row.weights is not None]
+    kernels = [row for row in rows if row.precision is not None]
     left = [row for row in rows if row.remark and "not chosen" in row.remark]
     note = f"{count(len(kernels), 'layer')} with rounded kernels, {len(rows)} points in all"
     return f"{note}; left alone: {', '.join(row.path for row in left)}" if left else note

@@ -11,7 +11,7 @@ from tfopt.export.export import ExportedFile, answers, made_file
 from tfopt.export.formats.format import Array, Graphs
 from tfopt.export.formats.litert import LiteRT, mixed_recipe, quantized
 from tfopt.export.litert_file import Kernel, kernels
-from tfopt.export.quantized import compare
+from tfopt.export.parity import compare
 from tfopt.export.reference import Reference
 
 _KINDS = ("FULLY_CONNECTED", "CONV_2D")
@@ -82,5 +82,5 @@ def write_mixed(graphs: Graphs, four_bits: Sequence[Kernel], folder: Path) -> No
     """Write the int8 file with four bits in some kernels, in the child's process."""
     folder.mkdir(parents=True)
     content = graphs.forms["litert_integers"].read_bytes()
-    made = quantized(content, mixed_recipe(four_bits), graphs.feeds())
+    made = quantized(content, mixed_recipe(content, four_bits), graphs.feeds())
     (folder / LiteRT.filename).write_bytes(made)

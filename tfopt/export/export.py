@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from tfopt.export.formats.format import (
     Signature,
 )
 from tfopt.export.formats.roster import FORMATS
-from tfopt.export.quantized import Parity, compare, require_tolerance
+from tfopt.export.parity import Parity, compare, require_drop
 from tfopt.export.reference import Reference, ScoredBy, made_inputs, make_reference
 from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cluster_place import usable_cores
@@ -45,9 +45,11 @@ if TYPE_CHECKING:
 FACTS = "export.json"
 _SCHEMA = 1
 _USUAL = ("saved_model", "litert")
-_TOLERANCES: dict[Precision, float] = {"float32": 0.001, "float16": 0.01}
-_TOLERANCE = 0.1
-"""What fewer bits may lose: a share of changed classes, or a relative error."""
+_DROPS: dict[Precision, float] = {"float32": 0.1, "float16": 1.0}
+_DROP = 10.0
+"""What fewer bits may lose, in points: percent of changed classes, or of a relative error."""
+_BYTES = (127, 255)
+"""The largest of some hundred pixels in bytes lies in the upper half of a byte."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Refused:
     reason: str
     variant: str = ""
     too_far: bool = False
-    """Whether it was made, and lost more than the tolerance."""
+    """Whether it was made, and lost more than it might."""
 
     @property
     def name(self) -> str:
@@ -162,7 +164,7 @@ def export(
     calibration: Any = None,
     examples: Any = None,
     samples: int = 256,
-    tolerance: float | None = None,
+    max_drop: float | None = None,
 ) -> Exported:
     """Write a trained model for serving, each file compared with the model before it stays.
 
@@ -179,8 +181,8 @@ def export(
         examples: What the files are compared on, (x, y) for a score as well; of a ``tfopt.Data``
             its test part. Default: the calibration data, else noise.
         samples: How many examples are used, of each.
-        tolerance: The most that a file may lose, as a share of changed classes or as a relative
-            error. Default: 0.001 for float32, 0.01 for float16, 0.1 for the others.
+        max_drop: The most that a file may lose, in points: percent of changed classes, or of a
+            relative error. Default: 0.1 for float32, 1 for float16, 10 for the others.
 
     Returns:
         An :class:`Exported`; printed, it is a table.
@@ -192,8 +194,24 @@ def export(
         >>> print(tfopt.export(model, "served", formats="litert", precision="int8", calibration=x))
     """
     wanted = _pairs(formats, precision)
-    count = require_count("samples", samples)
-    require_tolerance(tolerance)
+    validate_settings(wanted, calibration, samples, max_drop)
+    from tfopt.compress.saved import as_model
+
+    model = as_model(model)
+    require_exportable(model)
+    given = Given.read(model, calibration, examples, samples)
+    with prepared_folder(Path(folder)) as target, Child() as child:
+        exported = write_all(model, given, wanted, target, max_drop, child)
+    write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
+    return exported
+
+
+def validate_settings(
+    wanted: Sequence[tuple[Format, Precision]], calibration: Any, samples: int, max_drop: Any
+) -> None:
+    """Refuse settings under which no file could be made of any model."""
+    require_count("samples", samples)
+    require_drop(max_drop)
     if calibration is None and (asked := [p for _, p in wanted if p in CALIBRATED]):
         raise UserError(
             f"Precision {asked[0]!r} needs examples to find its ranges.",
@@ -201,19 +219,24 @@ def export(
             received="calibration=None",
             fix="pass calibration=x_train (only `samples` of them are used)",
         )
-    from tfopt.compress.saved import as_model
 
-    model = as_model(model)
-    require_exportable(model)
-    given = Given.read(model, calibration, examples, count)
-    with (
-        prepared_folder(Path(folder)) as target,
-        tempfile.TemporaryDirectory(prefix="tfopt-") as beside,
-    ):
+
+def write_all(
+    model: keras.Model,
+    given: Given,
+    wanted: Sequence[tuple[Format, Precision]],
+    target: Path,
+    max_drop: float | None,
+    child: Callable[..., Any],
+    *,
+    integer_io: bool = False,
+) -> Exported:
+    """Write a model's files into a folder, each compared with it; refuse where none can be made."""
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
         reference = given.reference(model, Path(beside), wanted)
-        score, _ = reference.score(reference.expected)
-        with Child() as child:
-            made = list(write_files(reference, wanted, target, child, tolerance))
+        graphs = replace(reference.graphs, integer_io=integer_io)
+        reference = replace(reference, graphs=graphs)
+        made = list(write_files(reference, wanted, target, child, max_drop))
     files = tuple(each for each in made if isinstance(each, ExportedFile))
     refused = tuple(each for each in made if isinstance(each, Refused))
     if not files:
@@ -221,11 +244,10 @@ def export(
         raise UserError(
             f"No file of {model.name!r} could be made.",
             received="; ".join(f"{each.name}: {each.reason}" for each in refused),
-            fix="raise tolerance where a file loses too much" if lost else None,
+            fix="raise max_drop where a file loses too much" if lost else None,
         )
-    exported = Exported(target, files, refused, score, reference.notes)
-    write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
-    return exported
+    score, _ = reference.score(reference.expected)
+    return Exported(target, files, refused, score, reference.notes)
 
 
 def require_exportable(model: Any) -> None:
@@ -234,11 +256,10 @@ def require_exportable(model: Any) -> None:
     require_plain_weights(model)
     if awareness_of(model):
         raise UserError(
-            f"The model {model.name!r} was trained for integers.",
-            expected="a float model",
+            f"The model {model.name!r} is still trained for integers.",
+            expected="a plain model",
             received="a quantization-aware model",
-            fix="tfopt.quantize(model, 'model.tflite', representative=x) writes its int8 file with "
-            "the trained ranges; tfopt.strip(model) returns a float model for all formats",
+            fix="tfopt.strip(model) first: it leaves the rounded kernels in a plain model",
         )
     apply_final(model)
 
@@ -303,16 +324,18 @@ class Given:
         shown = examples if examples is not None else calibration
         ports = ports_of(model, None if shown is None else first_inputs(shown))
         kept = None if calibration is None else take_inputs(calibration, ports, count)
+        doubts = () if kept is None else _doubts(model, ports, kept)
         if examples is None:
             if kept is not None:
-                return Given(ports, kept, None, kept)
+                return Given(ports, kept, None, kept, doubts)
             noise = made_inputs(model, ports, min(count, 32))
             note = "compared on noise: pass examples=x_test for your own data"
             return Given(ports, noise, None, kept, (note,))
         rows, labels = take_labelled(examples, ports, count)
         _require_numbers(labels)
         note = "no score: the examples hold no labels, or those of several outputs"
-        return Given(ports, rows, labels, kept, () if labels is not None else (note,))
+        notes = doubts if labels is not None else (*doubts, note)
+        return Given(ports, rows, labels, kept, notes)
 
     def reference(
         self, model: keras.Model, folder: Path, wanted: Sequence[tuple[Format, Precision]]
@@ -327,6 +350,27 @@ class Given:
         assert self.calibration is not None
         fewer = tuple(a[evenly(len(a), count)] for a in self.calibration)
         return replace(self, calibration=fewer)
+
+
+def _doubts(model: keras.Model, ports: Ports, calibration: Sequence[Array]) -> tuple[str, ...]:
+    """Return which inputs are calibrated on what looks like pixels that nobody has scaled."""
+    import keras
+
+    scaling = (keras.layers.Rescaling, keras.layers.Normalization)
+    if any(isinstance(layer, scaling) for layer in model._flatten_layers()):
+        return ()
+    return tuple(
+        f"the examples for {port.name!r} are whole numbers up to {values.max():.0f}, like pixels "
+        "before they are scaled: the file is right only if the model was trained on such"
+        for port, values in zip(ports.inputs, calibration, strict=True)
+        if "float" in port.dtype and _are_bytes(values)
+    )
+
+
+def _are_bytes(values: Array) -> bool:
+    above, most = _BYTES
+    inside = values.min() >= 0 and above < values.max() <= most
+    return bool(inside and np.array_equal(values, np.trunc(values)))
 
 
 def _require_numbers(labels: Array | None) -> None:
@@ -345,13 +389,13 @@ def write_files(
     reference: Reference,
     wanted: Sequence[tuple[Format, Precision]],
     target: Path,
-    child: Child,
-    tolerance: float | None,
+    child: Callable[..., Any],
+    max_drop: float | None,
 ) -> Iterator[ExportedFile | Refused]:
     """Write and compare one file after the other; yield what became of each."""
     for kind, precision in wanted:
         place = target / folder_name(kind.name, precision, reference.variant)
-        limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
+        limit = _DROPS.get(precision, _DROP) if max_drop is None else max_drop
         try:
             yield _write_file(reference, kind, precision, place, child, limit)
         except (UserError, ChildEnded, RuntimeError) as error:
@@ -371,7 +415,7 @@ def _write_file(
     kind: Format,
     precision: Precision,
     place: Path,
-    child: Child,
+    child: Callable[..., Any],
     limit: float,
 ) -> ExportedFile:
     form, graphs = _form(reference, kind, precision), reference.graphs
@@ -383,7 +427,7 @@ def _write_file(
         made = made_file(reference, kind, precision, staged, outputs, notes)
         if not made.parity.within(limit):
             lost = f"{made.parity.tell()}{_worst(reference, outputs)}"
-            raise _TooFar(f"it loses more than {limit:g}: {lost}")
+            raise _TooFar(f"it loses more than {limit:g} points: {lost}")
         write_facts(made)
         if place.exists():
             shutil.rmtree(place)

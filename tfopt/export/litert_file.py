@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,15 +22,9 @@ from tfopt.job.cluster_place import usable_cores
 
 # Below this the converter leaves a weight alone: the scales would outweigh the saving.
 _SMALL_WEIGHT = 1024
-# 256 steps that are smaller by this much are a fourth of a step.
-_LOST = 1e3
-# Of what is always zero the converter gives integers such steps, and nothing of it can be lost.
-_STEP_OF_ZEROS = 1e-7
-# The steps of a range that holds a number such as hides scores.
-_STEP_OF_ENORMOUS = 1e3 / 255
-_MIXING = frozenset({"ADD", "SUB", "QUANTIZE"})
 # What lets floats in and out, and what asks for a shape alone.
 _NOT_COMPUTING = frozenset({"QUANTIZE", "DEQUANTIZE", "SHAPE"})
+_MOVING = frozenset({"EXPAND_DIMS", "RESHAPE", "SLICE", "SQUEEZE", "STRIDED_SLICE", "TRANSPOSE"})
 
 
 @dataclass(frozen=True)
@@ -50,12 +43,6 @@ def left_in_words(left: Sequence[LeftFloat]) -> str:
     return f"left in float: {shown}{more}"
 
 
-def count_ops(content: bytes) -> Mapping[str, int]:
-    """Return how often each operator occurs."""
-    model = _parse(content)
-    return dict(Counter(_op_name(model, op) for _, op in _operators(model)))
-
-
 def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
     """Return the operators that read or give float values, but for those at the border."""
     model = _parse(content)
@@ -69,26 +56,18 @@ def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
     return tuple(found)
 
 
-def float_weights(content: bytes, *, small: bool = True) -> tuple[LeftFloat, ...]:
-    """Return the constants kept in float32, biases and scalars aside; ``small``: small ones too."""
+def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
+    """Return the large constants kept in float32."""
     model = _parse(content)
     found = []
-    for number in range(model.SubgraphsLength()):
-        graph = model.Subgraphs(number)
+    for graph, _ in _by_graph(model):
         for index in range(graph.TensorsLength()):
             tensor = graph.Tensors(index)
             shape = list(_shape(tensor))
-            if _type(graph, index) != "FLOAT32" or len(shape) < 2 or not _constant(model, tensor):
-                continue
-            values = math.prod(shape)
-            if values < _SMALL_WEIGHT and not small:
-                continue
-            reason = (
-                f"{values} values: the converter leaves weights under {_SMALL_WEIGHT} alone"
-                if values < _SMALL_WEIGHT
-                else "its operator takes float weights only"
-            )
-            found.append(LeftFloat(_tensor_name(graph, index), f"weight {shape}", reason))
+            large = len(shape) > 1 and math.prod(shape) >= _SMALL_WEIGHT
+            if large and _type(graph, index) == "FLOAT32" and _constant(model, tensor):
+                reason = "its operator takes float weights only"
+                found.append(LeftFloat(_tensor_name(graph, index), f"weight {shape}", reason))
     return tuple(found)
 
 
@@ -151,31 +130,18 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.Shape(place) for place in range(tensor.ShapeLength()))
 
 
-def lost_ops(content: bytes) -> tuple[str, ...]:
-    """Return the operators in whose steps an enormous number leaves nothing of what came in."""
-    model = _parse(content)
-    found = []
-    for graph, op in _operators(model):
-        if _op_name(model, op) not in _MIXING:
-            continue
-        given = [
-            _step(graph, i)
-            for i in _indices(op.InputsAsNumpy())
-            if not _constant(model, graph.Tensors(i))
-        ]
-        steps = [step for step in given if step and step > _STEP_OF_ZEROS]
-        left = _step(graph, op.Outputs(0)) or 0.0
-        if steps and left >= max(_STEP_OF_ENORMOUS, _LOST * min(steps)):
-            found.append(_tensor_name(graph, op.Outputs(0)))
+def moved_indices(content: bytes) -> tuple[str, ...]:
+    """Return what gives the operators that only move values which are cast to integers then."""
+    model, found = _parse(content), []
+    for graph, operators in _by_graph(model):
+        makers = {op.Outputs(0): op for op in operators}
+        for op in operators:
+            cast = _op_name(model, op) == "CAST" and not _type(graph, op.Outputs(0)).startswith("F")
+            before = makers.get(op.Inputs(0)) if cast else None
+            while before is not None and _op_name(model, before) in _MOVING:
+                found.append(_full_name(graph, before.Outputs(0)))
+                before = makers.get(before.Inputs(0))
     return tuple(found)
-
-
-def _step(graph: Any, index: int) -> float | None:
-    """Return by how much the integers of a tensor differ; None where it holds none."""
-    quantization = graph.Tensors(index).Quantization()
-    if quantization is None or quantization.ScaleLength() != 1:
-        return None
-    return float(quantization.Scale(0))
 
 
 def _parse(content: bytes) -> Any:
@@ -184,11 +150,14 @@ def _parse(content: bytes) -> Any:
     return schema.Model.GetRootAs(content, 0)
 
 
-def _operators(model: Any) -> Iterator[tuple[Any, Any]]:
+def _by_graph(model: Any) -> Iterator[tuple[Any, list[Any]]]:
     for number in range(model.SubgraphsLength()):
         graph = model.Subgraphs(number)
-        for index in range(graph.OperatorsLength()):
-            yield graph, graph.Operators(index)
+        yield graph, [graph.Operators(index) for index in range(graph.OperatorsLength())]
+
+
+def _operators(model: Any) -> Iterator[tuple[Any, Any]]:
+    return ((graph, op) for graph, operators in _by_graph(model) for op in operators)
 
 
 def _indices(numbers: Any) -> list[int]:

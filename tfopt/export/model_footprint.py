@@ -34,7 +34,7 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
 
     Example::
 
-        print(tfopt.footprint({"float32": model, "int8": tfopt.quantize(model, representative=x)}))
+        print(tfopt.footprint({"float32": model, "int8": tfopt.quantize(model, calibration=x)}))
 
     Args:
         models: Name to model: a built Keras 3 model or .keras file (measured as a float32 LiteRT

@@ -57,7 +57,7 @@ Times = dict[str, list[Turns]]
 """For each file the processes that it was measured in."""
 _FINALISTS, _FINAL = 4, 2
 """So many files are measured again, so many times, each time in a fresh process."""
-_ANY_LOSS = 1.0
+_ANY_LOSS = 100.0
 """What a file may lose is judged by the score where there is one, and not by its outputs."""
 
 
@@ -196,7 +196,7 @@ def optimize(
         reference = given.reference(model, work, wanted)
         score = reference.score(reference.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
-            tried = write_files(reference, wanted, work, child, _tolerance(given))
+            tried = write_files(reference, wanted, work, child, _may_lose(given))
             made = list(_reported(tried, progress))
             files = [each for each in made if isinstance(each, ExportedFile)]
             if target == "size":
@@ -345,7 +345,7 @@ def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
     return open_part(data, "train"), open_part(data, "test"), ()
 
 
-def _tolerance(given: Given) -> float | None:
+def _may_lose(given: Given) -> float | None:
     return _ANY_LOSS if given.labels is not None else None
 
 

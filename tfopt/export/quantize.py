@@ -1,184 +1,188 @@
-"""Post-training quantization of a built Keras 3 model, measured against the float model.
-
-What stayed in float is listed with its reason; what was not measured is None.
-"""
+"""Write one LiteRT file of a trained Keras 3 model: the short form of export, and its transform."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfopt.compress.examples import first_inputs, take_inputs
-from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
-from tfopt.compress.hold import apply_final, awareness_of
-from tfopt.compress.integers.served_forms import REFUSED, points_that_are_joined, ranges_left
+from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
-from tfopt.compress.quantize_aware import require_observed
-from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, require_count
+from tfopt.errors import CannotCombine, UserError, keep_plain
 from tfopt.export.batches import Array
-from tfopt.export.litert import RefusedByConverter, convert_model, trace
-from tfopt.export.litert_file import (
-    LitertPredictor,
-    count_ops,
-    float_ops,
-    float_weights,
-    lost_ops,
+from tfopt.export.export import (
+    Given,
+    known_names,
+    require_exportable,
+    validate_settings,
+    write_all,
 )
-from tfopt.export.quantized import (
-    MODES,
-    Mode,
-    Parity,
-    Quantized,
-    compare,
-    float_kib,
-    measured_accuracy,
-    metrics,
-    ranks_classes,
-    require_tolerance,
-)
+from tfopt.export.formats.format import CALIBRATED, Precision
+from tfopt.export.formats.litert import LiteRT, left_float
+from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy
+from tfopt.export.parity import Parity
 from tfopt.files import prepare_folder, target_of, write_atomically
 from tfopt.job.parts import Artefact
-from tfopt.job.rebuild import require_built_keras3
 from tfopt.job.transform import Run, Transform
 
 if TYPE_CHECKING:
     import keras
 
-_FEW_AGREE = 0.95
-"""A sound classifier keeps more of its classes in eight bits."""
-_MOST_OFF = 0.25
-"""A sound regressor is off by a few hundredths of the size of its outputs."""
-_BYTES = (127, 255)
-"""The largest of some hundred pixels in bytes lies in the upper half of a byte."""
 
+@dataclass(frozen=True)
+class Quantized:
+    """A LiteRT file and what is known about it.
 
-def doubts(
-    model: keras.Model, ports: Ports, examples: Sequence[Array], parity: Parity
-) -> tuple[str, ...]:
-    """Return what to look at before the file is trusted; empty where nothing strikes."""
-    found = []
-    if not _scales_itself(model):
-        found += [
-            f"the examples for {port.name!r} are whole numbers up to {values.max():.0f}, like "
-            "pixels before they are scaled: the file is right only if the model was trained on such"
-            for port, values in zip(ports.inputs, examples, strict=True)
-            if "float" in port.dtype and _are_bytes(values)
-        ]
-    if parity.measure == "argmax_agreement" and parity.lost > 1 - _FEW_AGREE:
-        found.append(
-            f"fewer than {_FEW_AGREE:.0%} agree: are the examples scaled as those of the training?"
-        )
-    if parity.measure == "relative_error" and not parity.lost <= _MOST_OFF:
-        found.append(
-            f"the outputs are off by {parity.lost:.0%} of their size: do not trust the file before "
-            "you know why (examples of another scale, a few values far beyond all others)"
-        )
-    return tuple(found)
+    Attributes:
+        precision: That of the file.
+        content: The .tflite file.
+        parity: Its distance from the Keras model.
+        outputs: Output names, in the order of the model's result.
+        ports: The model's inputs, and the structure in which its ``call`` takes them.
+        notes: What was done to the model, and what stayed in float.
+        path: The file written; None if none was asked for.
+    """
 
+    precision: Precision
+    content: bytes = field(repr=False)
+    parity: Parity
+    outputs: tuple[str, ...]
+    ports: Ports = field(repr=False, compare=False)
+    notes: tuple[str, ...] = ()
+    path: Path | None = None
 
-def _scales_itself(model: keras.Model) -> bool:
-    import keras
+    @property
+    def kib(self) -> float:
+        """Return the size of the file."""
+        return len(self.content) / 1024
 
-    scaling = (keras.layers.Rescaling, keras.layers.Normalization)
-    return any(isinstance(layer, scaling) for layer in model._flatten_layers())
+    @property
+    def left_float(self) -> tuple[LeftFloat, ...]:
+        """Return what stayed in float, and why."""
+        return left_float(self.content, self.precision)
 
+    @property
+    def fully_integer(self) -> bool:
+        """Return whether every operator inside computes with integers."""
+        return self.precision in CALIBRATED and not self.left_float
 
-def _are_bytes(values: Array) -> bool:
-    above, most = _BYTES
-    inside = values.min() >= 0 and above < values.max() <= most
-    return bool(inside and np.array_equal(values, np.trunc(values)))
+    def __str__(self) -> str:
+        whole = ("every operator computes with integers",) if self.fully_integer else ()
+        size = f"{self.precision}: {self.kib:.0f} KiB"
+        return "; ".join([size, self.parity.tell(), *whole, *self.notes])
+
+    def accuracy(self, x: Any, y: Any) -> float:
+        """Return the share of right answers; ``y``: class numbers, one-hot rows, or 0 and 1."""
+        if len(self.outputs) > 1:
+            raise UserError(
+                "The accuracy is that of one output, and this model has several outputs.",
+                received=", ".join(self.outputs),
+                fix="compare predict(x), which holds them in the model's order, with your labels",
+            )
+        return accuracy([(x, np.asarray(y))], lambda values: self.predict(values)[0])
+
+    def predict(self, x: Any) -> list[Array]:
+        """Return the file's outputs, in the model's order.
+
+        ``x`` holds the inputs as the model takes them, as a list in its order, or by their names.
+        """
+        return self._predictor(self.ports.by_name(x))
+
+    @cached_property
+    def _predictor(self) -> LitertPredictor:
+        names = [port.name for port in self.ports.inputs]
+        return LitertPredictor(self.content, inputs=names, outputs=self.outputs)
 
 
 def quantize(
     model: keras.Model,
     path: str | os.PathLike[str] | None = None,
     *,
-    mode: Mode = "int8",
-    representative: Any = None,
+    precision: Precision = "int8",
+    calibration: Any = None,
+    examples: Any = None,
     samples: int = 256,
+    max_drop: float | None = None,
     integer_io: bool = False,
-    tolerance: float | None = None,
 ) -> Quantized:
-    """Quantize a trained Keras 3 model; the model itself is not changed.
+    """Write a trained Keras 3 model as one LiteRT file; the model itself is not changed.
 
-    Only what masks and clusters hold on it is written into its weights, where an average, say, was
-    put over them since the last step: the file is that of the model as ``strip`` would leave it.
-
-    Mode "int8" takes the ranges of a quantization-aware model as they were trained; the examples
-    then set only those of operators inside its layers, which training did not round.
+    This is the short form of ``tfopt.export(model, folder, formats="litert")``, whose arguments it
+    takes. A quantization-aware model is stripped first.
 
     Args:
         model: A built Keras 3 model, or a .keras file; mixed precision and models from a
             MirroredStrategy are gathered and converted in float32.
         path: Where to write: a ``.tflite`` file. None: nowhere.
-        mode: "int8" (weights and activations, needs ``representative``), "dynamic" (int8
-            weights, float activations) or "float16" (weights).
-        representative: Examples as ``fit`` takes them (labels are ignored): arrays, a dataset, a
-            PyDataset, or a function yielding batches. Without them nothing can be compared.
-        samples: How many examples to use.
-        integer_io: Mode "int8" only: inputs and outputs are int8 too, with scale and zero
+        precision: "int8" (weights and activations) or "int16" (activations), which need
+            ``calibration``; "dynamic", "weight_only" or "int4" (weights); "float16"; "float32".
+        calibration: Examples as ``fit`` takes them (labels are ignored), which set the ranges.
+        examples: What the file is compared on. Default: the calibration data, else noise.
+        samples: How many examples are used, of each.
+        max_drop: The most that may be lost, in points: percent of changed classes, or of a relative
+            error. Default: as ``export`` has it, 10 for integers.
+        integer_io: Precision "int8" only: inputs and outputs are int8 too, with scale and zero
             point in the file; otherwise they are float32.
-        tolerance: The most that may be lost, as share of changed classes (or as relative error
-            where the outputs are no probabilities); past it a UserError is raised. None:
-            what is lost is only measured.
 
     What comes back is printed in a line, and has ``accuracy(x, y)``, ``predict(x)``, ``kib``,
     ``fully_integer``, ``left_float``, ``content`` and ``path``. Whether the file is faster is for
     ``tfopt.footprint`` to measure: in integers small models are often slower on a desktop's CPU.
 
     Example:
-        >>> small = tfopt.quantize(model, "model.tflite", representative=x)
+        >>> small = tfopt.quantize(model, "model.tflite", calibration=x)
         >>> print(small, small.accuracy(x_test, y_test))
     """
-    validate_settings(mode, samples=samples, integer_io=integer_io, tolerance=tolerance)
-    target = _target(path)
+    wanted = [(LiteRT(), precision)]
+    known_names("precision", precision, LiteRT.precisions)
+    _require_integer_io(integer_io, precision)
+    validate_settings(wanted, calibration, samples, max_drop)
+    target = None if path is None else _target(path)
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
-    require_built_keras3(model)
-    require_plain_weights(model)
-    require_observed(model)
-    examples, ports = _read(model, representative, mode, samples)
-    if tolerance is not None and examples is None:
-        raise UserError(
-            "tolerance needs examples to measure on.",
-            received="representative=None",
-            fix="pass representative=x_train (only `samples` of them are used)",
+    require_exportable(model)
+    if getattr(model, "inputs", None):
+        require_numbers(model, ports_of(model))
+    given = Given.read(model, calibration, examples, samples)
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+        exported = write_all(
+            model, given, wanted, Path(folder), max_drop, _here, integer_io=integer_io
         )
-    apply_final(model)
-    made = outside_strategies(lambda: _made(model, mode, ports, examples, integer_io))
-    _guard(model, made, tolerance)
-    return made if target is None else replace(made, path=write_atomically(target, made.content))
+        (file,) = exported.files
+        content = file.path.read_bytes()
+    return Quantized(
+        precision=precision,
+        content=content,
+        parity=file.parity,
+        outputs=file.signature.outputs,
+        ports=given.ports.without_values(),
+        notes=(*exported.notes, *file.notes),
+        path=None if target is None else write_atomically(target, content),
+    )
 
 
-def validate_settings(
-    mode: object, *, samples: object, integer_io: object, tolerance: object
-) -> None:
-    """Raise for settings that no model could satisfy."""
-    if mode not in MODES:
+def _here(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in this process: another one would take seconds to start."""
+    return function(*arguments)
+
+
+def _require_integer_io(integer_io: object, precision: Precision) -> None:
+    if not isinstance(integer_io, bool) or (integer_io and precision != "int8"):
         raise UserError(
-            "The quantization mode is unknown.", expected=" | ".join(MODES), received=repr(mode)
-        )
-    require_count("samples", samples)
-    require_tolerance(tolerance)
-    if not isinstance(integer_io, bool) or (integer_io and mode != "int8"):
-        raise UserError(
-            "integer_io asks for int8 inputs and outputs, which only mode 'int8' has.",
-            expected='integer_io=False, or mode="int8"',
-            received=f"integer_io={integer_io!r}, mode={mode!r}",
+            "integer_io asks for int8 inputs and outputs, which only precision 'int8' has.",
+            expected='integer_io=False, or precision="int8"',
+            received=f"integer_io={integer_io!r}, precision={precision!r}",
         )
 
 
-def _target(path: str | os.PathLike[str] | None) -> Path | None:
+def _target(path: str | os.PathLike[str]) -> Path:
     """Return the path, if a LiteRT file can be written there."""
-    if path is None:
-        return None
     target = target_of(path)
     if target.suffix != ".tflite" or target.is_dir():
         raise UserError(
@@ -190,151 +194,20 @@ def _target(path: str | os.PathLike[str] | None) -> Path | None:
     return target
 
 
-def _read(
-    model: keras.Model, representative: Any, mode: Mode, samples: int
-) -> tuple[tuple[Array, ...] | None, Ports]:
-    if representative is None:
-        if mode != "int8":
-            ports = ports_of(model)
-            require_numbers(model, ports)
-            return None, ports
-        raise UserError(
-            "Mode 'int8' needs examples to set the ranges.",
-            expected="a few hundred examples of the training data",
-            received="representative=None",
-            fix="pass representative=x_train (only `samples` of them are used)",
-        )
-    ports = ports_of(model, first_inputs(representative))
-    require_numbers(model, ports)
-    return take_inputs(representative, ports, samples), ports
-
-
-def _made(
-    model: keras.Model,
-    mode: Mode,
-    ports: Ports,
-    examples: tuple[Array, ...] | None,
-    integer_io: bool,
-) -> Quantized:
-    copy, notes = convertible_copy(model)
-    own_ports, own_examples = ports, examples
-    if copy is not model:
-        ports = ports_of(copy, ports.structure)
-    if examples is not None:
-        # The copy's inputs are float32 where the model's were float16.
-        columns = zip(examples, ports.inputs, strict=True)
-        examples = tuple(a.astype(port.dtype) for a, port in columns)
-
-    converted = partial(
-        convert_model,
-        *(copy, ports, mode),
-        integers=mode == "int8",
-        examples=examples,
-        integer_io=integer_io,
-    )
-    try:
-        served, content = converted()
-    except RefusedByConverter as error:
-        left = _refused_ranges(copy, error)
-        if not left:
-            raise
-        with ranges_left(left):
-            served, content = converted()
-        notes += _left_note(left)
-    parity = None
-    if examples is not None and own_examples is not None:
-        # A copy could be wrong by itself: the file is compared with the model that was given.
-        model_itself = served if copy is model else trace(model, own_ports)
-        inputs = [port.name for port in ports.inputs]
-        predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
-        parity = compare(
-            model_itself.predict(own_examples),
-            _predicted(model, predictor, examples),
-            classifier=ranks_classes(model),
-        )
-        if mode == "int8":
-            notes += doubts(model, own_ports, own_examples, parity)
-    return Quantized(
-        mode=mode,
-        content=content,
-        float_kib=float_kib(model),
-        parity=parity,
-        left_float=float_ops(content) if mode == "int8" else float_weights(content),
-        ops=count_ops(content),
-        inputs=tuple(port.name for port in ports.inputs),
-        outputs=served.outputs,
-        ports=own_ports.without_values(),
-        notes=(*notes, *_lost(content)),
-    )
-
-
-def _refused_ranges(model: keras.Model, error: UserError) -> frozenset[str]:
-    """Return what is worth another conversion without its trained ranges."""
-    if not any(sign in str(error.received) for sign in REFUSED):
-        return frozenset()
-    return frozenset().union(*map(points_that_are_joined, awareness_of(model)))
-
-
-def _left_note(left: frozenset[str]) -> tuple[str, ...]:
-    names = sorted(left)
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return (
-        f"{', '.join(names[:4])}{more} where code of your own, or a concatenation, joins what was "
-        "trained in several ranges: LiteRT has one, and the conversion found ranges of its own",
-    )
-
-
-def _lost(content: bytes) -> tuple[str, ...]:
-    lost = lost_ops(content)
-    if not lost:
-        return ()
-    return (
-        f"of what comes into {', '.join(lost[:3])} nothing is left in 256 values: an enormous "
-        "number is among them (-1e9 in a mask?), take one that is a little outside the others",
-    )
-
-
-def _predicted(
-    model: keras.Model, predictor: LitertPredictor, examples: tuple[Array, ...]
-) -> list[Array]:
-    try:
-        return predictor(list(examples))
-    except RuntimeError as error:
-        raise UserError(
-            f"The model {model.name!r} was converted, and LiteRT cannot run the file.",
-            received=first_line(error),
-            fix="a range without width (an activation that is zero on all examples) is a likely "
-            "cause, or a division by what is rounded to zero: train further, take other examples, "
-            "divide by keras.ops.maximum(x, 0.1)",
-        ) from error
-
-
-def _guard(model: keras.Model, made: Quantized, tolerance: float | None) -> None:
-    parity = made.parity
-    if parity is None or tolerance is None or parity.within(tolerance):
-        return
-    raise UserError(
-        f"The model {model.name!r} in {made.mode} is too far from its float self.",
-        expected=f"at most {tolerance:g} lost by {parity.measure}",
-        received=parity.tell(),
-        fix="take more or other representative examples, use another mode, or raise tolerance",
-    )
-
-
 @dataclass(frozen=True, repr=False)
 class Quantize(Transform):
     """Adds a quantized copy of the trained model.
 
     Attributes:
-        mode: "int8", "dynamic" or "float16".
+        precision: As in :func:`tfopt.quantize`.
         samples: How many training examples set the ranges and are compared; from arrays they are
             taken evenly, from streams they are the first.
-        tolerance: The most that may be lost, as in :func:`tfopt.quantize`.
+        max_drop: The most that may be lost, in points, as in :func:`tfopt.quantize`.
     """
 
-    mode: Mode = "int8"
+    precision: Precision = "int8"
     samples: int = 256
-    tolerance: float | None = None
+    max_drop: float | None = None
 
     exact: ClassVar[bool] = False
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
@@ -342,24 +215,23 @@ class Quantize(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        validate_settings(
-            self.mode, samples=self.samples, integer_io=False, tolerance=self.tolerance
-        )
+        known_names("precision", self.precision, LiteRT.precisions)
+        validate_settings([], None, self.samples, self.max_drop)
 
     def check_beside(self, earlier: Transform) -> None:
         if not isinstance(earlier, Quantize):
             super().check_beside(earlier)
-        elif earlier.mode == self.mode:
+        elif earlier.precision == self.precision:
             raise CannotCombine(
-                f"Quantize({self.mode!r}) is in this chain twice: both write {self.filename}.",
+                f"Quantize({self.precision!r}) is in this chain twice: both write {self.filename}.",
                 received=f"{earlier!r} and {self!r}",
-                fix="keep one of them, or give each a mode of its own",
+                fix="keep one of them, or give each a precision of its own",
             )
 
     @property
     def filename(self) -> str:
-        """Return the artefact's name: one for each mode."""
-        return f"model_{self.mode}.tflite"
+        """Return the artefact's name: one for each precision."""
+        return f"model_{self.precision}.tflite"
 
     def finish(self, run: Run, model: keras.Model) -> None:
         self.write(run, model, self.filename)
@@ -369,15 +241,43 @@ class Quantize(Transform):
         try:
             made = quantize(
                 model,
-                mode=self.mode,
-                representative=run.data.train,
+                precision=self.precision,
+                calibration=run.data.train,
                 samples=self.samples,
-                tolerance=self.tolerance,
+                max_drop=self.max_drop,
             )
         except UserError as error:
-            run.note(f"{self.mode}: no file was made. {error}", acted=False)
+            run.note(f"{self.precision}: no file was made. {error}", acted=False)
             return
-        accuracy, reason = measured_accuracy(made, model, run.data.test)
-        run.add_file(Artefact(filename, made.content, metrics(made, accuracy)))
-        measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
+        score, reason = _measured_accuracy(made, model, run.data.test)
+        run.add_file(Artefact(filename, made.content, _metrics(made, score)))
+        measured = f"{score:.2%}" if score is not None else f"not measured ({reason})"
         run.note(f"{made}; test accuracy {measured}")
+
+
+def _metrics(made: Quantized, score: float | None) -> dict[str, float]:
+    """Return what was measured; a value that was not is left out."""
+    found: dict[str, float | None] = {
+        "kib": made.kib,
+        "test_accuracy": score,
+        "argmax_agreement": made.parity.argmax_agreement,
+        "max_abs_error": made.parity.max_abs_error,
+        "relative_error": made.parity.relative_error,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _measured_accuracy(made: Quantized, model: Any, source: Any) -> tuple[float | None, str]:
+    """Return the accuracy on the test part, or why it was not measured."""
+    if source is None:
+        return None, "the job has no test part"
+    if len(made.outputs) > 1:
+        return None, "the model has several outputs"
+    if never_ends(source):
+        return None, "the test part repeats without end"
+    ports = ports_of(model, first_inputs(source))
+    try:
+        batches = labelled_batches(source, ports)
+        return accuracy(batches, lambda x: made.predict(ports.pack(x))[0]), ""
+    except UserError as error:
+        return None, error.what

@@ -21,7 +21,8 @@ from tfopt.job.rebuild import ONE_AT_A_TIME
 
 _CHATTER = re.compile(
     r"""^(WARNING:\ All\ log\ messages\ before\ absl
-      |[IW]\d{4}\ |\d{4}-\d\d-\d\d\ [\d:.]+:\ [IW]\ |INFO:\ |fully_quantize:\ |\s*$)""",
+      |[IW]\d{4}\ |\d{4}-\d\d-\d\d\ [\d:.]+:\ [IW]\ |INFO:\ |\s*$
+      |Running\ Cal|Generating\ Quant|Applying\ Trans)""",
     re.VERBOSE,
 )
 
@@ -72,9 +73,9 @@ def _quiet_python() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
-        # The converter calibrates with the interpreter that it deprecates itself.
-        warnings.filterwarnings("ignore", message=r"[\s\S]*tf\.lite\.Interpreter is deprecated")
-        warnings.filterwarnings("ignore", message="Statistics for quantized inputs were expected")
+        # Of the interpreter that the quantizer calibrates with, and of biases beyond 32 bits.
+        warnings.filterwarnings("ignore", message="Warning: Enabling")
+        warnings.filterwarnings("ignore", module="litert_quantizer")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:

@@ -11,11 +11,11 @@ import numpy as np
 
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import Array, Graph, Graphs, Signature
-from tfopt.export.litert import convert_model, save, serve, trace
+from tfopt.export.litert import convert, save, serve, trace
 from tfopt.export.litert_file import accuracy
-from tfopt.export.quantized import ranks_classes
+from tfopt.export.parity import ranks_classes
 
 if TYPE_CHECKING:
     import keras
@@ -75,14 +75,16 @@ def make_reference(
     calibration: Sequence[Array] | None,
 ) -> Reference:
     """Write forms of a model into a folder: of each tuple in ``wanted`` the first that works."""
+    import tensorflow as tf
+
     try:
         return outside_strategies(
             lambda: _Maker(model, ports, folder).make(set(wanted), examples, calibration)
         )
-    except OSError as error:
+    except (OSError, tf.errors.OpError) as error:
         raise UserError(
             f"The forms of {model.name!r} that files are written from could not be written.",
-            received=f"{type(error).__name__}: {error.strerror or error}",
+            received=f"{type(error).__name__}: {first_line(error)}",
             fix="free space in the folder for temporary files, or point TMPDIR at another",
         ) from error
 
@@ -143,7 +145,7 @@ class _Maker:
 
     def _litert(self, *, integers: bool) -> tuple[Path, tuple[str, ...]]:
         copy, notes = self._copy()
-        _, content = convert_model(copy, self._ports_of(copy), "float32", integers=integers)
+        content = convert(serve(copy, self._ports_of(copy), integers=integers))
         path = self.folder / ("integers.tflite" if integers else "float.tflite")
         path.write_bytes(content)
         return path, notes

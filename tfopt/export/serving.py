@@ -23,10 +23,10 @@ from tfopt.compress.hold import awareness_of
 from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.compress.reports import count_zeros
 from tfopt.errors import UserError, first_line
-from tfopt.export.litert import LitertMode, Traced, convert, serve, trace
+from tfopt.export.litert import Traced, convert, serve, trace
 from tfopt.export.litert_file import LitertPredictor
 from tfopt.export.operations import float_operations
-from tfopt.export.quantized import Quantized
+from tfopt.export.quantize import Quantized
 from tfopt.files import write_atomically
 from tfopt.job.parts import Artefact
 
@@ -114,7 +114,8 @@ def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> Servin
 
 def _read(name: str, model: Any) -> ServingFile:
     if isinstance(model, Quantized):
-        return ServingFile(name, model.content, notes=(f"a file in {model.mode}, {_NOT_COUNTED}",))
+        note = f"a file in {model.precision}, {_NOT_COUNTED}"
+        return ServingFile(name, model.content, notes=(note,))
     if isinstance(model, str | os.PathLike):
         path = Path(model).expanduser()
         if path.suffix != ".tflite" or not path.is_file():
@@ -138,7 +139,7 @@ def _of_keras(name: str, model: Any) -> ServingFile:
         raise _no_model(
             name,
             "a quantization-aware model, which computes rounding as extra steps",
-            fix="make its file first: tfopt.quantize(model, path, representative=...)",
+            fix="tfopt.strip(model) leaves a plain model, and tfopt.quantize makes its file",
         )
     copy, notes = convertible_copy(model)
     ports = ports_of(copy)
@@ -148,7 +149,7 @@ def _of_keras(name: str, model: Any) -> ServingFile:
     if zeros > _SPARSE * weights:
         sparse, reason = _sparse(served)
         notes = (*notes, *((reason,) if reason else ()))
-    content = convert(served, "float32")
+    content = convert(served)
     gflop, left_out = _gflop(copy, ports)
     return ServingFile(name, content, weights, zeros, gflop, sparse, (*notes, *left_out))
 
@@ -167,9 +168,8 @@ def _gflop(copy: Any, ports: Ports) -> tuple[float | None, tuple[str, ...]]:
 
 def _sparse(served: Traced) -> tuple[float | None, str]:
     """Return the size with sparse kernels stored as such, or why there is no such file."""
-    mode: LitertMode = "sparse"
     try:
-        content = convert(served, mode)
+        content = convert(served, sparse=True)
         run, _ = one_inference(content, 1)
         if run is None:
             return None, "no sparse file: whether it runs is not known without a size"

@@ -37,7 +37,7 @@ CHAIN = chain(
     Pipeline(batch_size=50, cache="memory"),
     Execution(jit_compile=True, steps_per_execution=25),
     Prune(sparsity=0.5),
-    Quantize(mode="int8"),
+    Quantize(precision="int8"),
 )
 
 

@@ -39,7 +39,7 @@ CHAIN = chain(
     LearningRate(peak=0.004, warmup=0.1, decay="cosine"),
     Pipeline(batch_size=200, cache="memory"),
     Execution(jit_compile=False, steps_per_execution=20),
-    Quantize(mode="int8"),
+    Quantize(precision="int8"),
 )
 NUMBERS = tuple(f"number_{i}" for i in range(8))
 CATEGORIES = {"device": 6, "city": 200, "weekday": 7}

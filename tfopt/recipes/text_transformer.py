@@ -40,7 +40,7 @@ CHAIN = chain(
     Pipeline(batch_size=50, cache="memory"),
     # Without XLA: on a CPU compiling the attention takes longer than this short training.
     Execution(jit_compile=False, steps_per_execution=20),
-    Quantize(mode="int8"),
+    Quantize(precision="int8"),
 )
 
 

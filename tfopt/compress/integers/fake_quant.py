@@ -1,13 +1,12 @@
 """Fake quantization: float values that an integer could stand for, with their gradient.
 
 Zero is always such a value, so zeros stay zeros. Weights are symmetric around zero, with a range
-for each output channel, which is the grid that the LiteRT converter itself finds on them; or with
-one for the kernel, where clusters hold its values.
+for each output channel, which is the grid that a LiteRT file has for them; or with one for the
+kernel, where clusters hold its values.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +15,10 @@ from tfopt.compress.kernels import Kernel
 ACTIVATION_BITS = 8
 # Below this a range has no width: a channel of zeros, an activation that is always zero.
 _NARROWEST = 1e-6
-# With the 8 of a whole number of steps these are the 24 of a float32.
-_STEP_BITS = 16
-DEAD_RANGE = (0.0, 1.0)
-"""What an activation that is always zero is served with: LiteRT divides by a range's width."""
+# Of an activation that is always zero.
+_DEAD_RANGE = (0.0, 1.0)
 Rounded = Callable[[Any, str], Any]
 """What is done to values at a place inside a layer, by the name of the place."""
-
-
-def as_they_are(values: Any, place: str) -> Any:
-    """Return the values: the conversion rounds them."""
-    return values
 
 
 def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
@@ -54,19 +46,6 @@ def has_one_scale(kernel: Kernel) -> bool:
     return bool(getattr(kernel.variable.constraint, "one_scale", False))
 
 
-def as_constant(kernel: Kernel, values: Any) -> Any:
-    """Return rounded values for the converter, which finds ranges by channel on its own."""
-    import tensorflow as tf
-
-    constant = tf.constant(values)
-    if not has_one_scale(kernel):
-        return constant
-    limit = max(float(abs(values).max()), _NARROWEST)
-    return tf.quantization.fake_quant_with_min_max_vars(
-        constant, -limit, limit, num_bits=ACTIVATION_BITS, narrow_range=True
-    )
-
-
 def fake_quantized(values: Any, low: Any, high: Any) -> Any:
     """Round values to the 256 of a range around zero; the gradient passes inside the range."""
     import tensorflow as tf
@@ -74,21 +53,6 @@ def fake_quantized(values: Any, low: Any, high: Any) -> Any:
     wide = tf.cast(values, tf.float32)
     rounded = tf.quantization.fake_quant_with_min_max_vars(
         wide, low, tf.maximum(high, low + _NARROWEST), num_bits=ACTIVATION_BITS
-    )
-    return tf.cast(rounded, values.dtype)
-
-
-def fake_quantized_in_file(values: Any, low: float, high: float) -> Any:
-    """Round values for the converter, with the range as a part of the operator.
-
-    Where it is an input, the converter moves the operator after a reshape that follows. What was
-    joined before then takes the range of one of its parts, and the others are cut off there.
-    """
-    import tensorflow as tf
-
-    wide = tf.cast(values, tf.float32)
-    rounded = tf.quantization.fake_quant_with_min_max_args(
-        wide, *servable(low, high), num_bits=ACTIVATION_BITS
     )
     return tf.cast(rounded, values.dtype)
 
@@ -109,22 +73,9 @@ def moved_range(old: Any, batch: Any, momentum: float) -> Any:
 
     seen = old[1] > old[0]
     # An activation that is always zero has a range too: another one would mean "not seen yet".
-    first = tf.where(batch[1] > batch[0], batch, tf.constant(DEAD_RANGE))
+    first = tf.where(batch[1] > batch[0], batch, tf.constant(_DEAD_RANGE))
     moved = tf.where(seen, old + (batch - old) * (1 - momentum), first)
     return tf.where(tf.reduce_all(tf.math.is_finite(batch)), moved, old)
-
-
-def servable(low: float, high: float) -> tuple[float, float]:
-    """Return the range in steps that float32 holds exactly; that of a dead activation for none.
-
-    The converter works a range's step out in several places, in float32 and in float64, and refuses
-    a model in which two of them differ in the last bit. With 16 bits there is nothing to round.
-    """
-    low, high = (low, high) if high - low > 1e-4 else DEAD_RANGE
-    fraction, exponent = math.frexp((high - low) / 255)
-    step = math.ldexp(math.ceil(fraction * 2**_STEP_BITS), exponent - _STEP_BITS)
-    zero = min(255, max(0, round(-low / step)))
-    return -zero * step, (255 - zero) * step
 
 
 def _rounded_to(value: Any, unit: Any) -> Any:

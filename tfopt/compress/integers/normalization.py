@@ -1,25 +1,26 @@
-"""Normalizations by operators that LiteRT has in integers.
+"""Normalizations with the values that are rounded between their operators.
 
-Keras computes ``x * inv - mean * inv``, whose negation and squares have no integer kernel, and
-whose two terms are much larger than their difference; here the mean is taken off first. In float
-the results differ only for rows that nearly are zeros beside others (a variance below 1/512 of what
-is usual in the example).
+Keras computes ``x * inv - mean * inv``, whose two terms are much larger than their difference; here
+the mean is taken off first. In float the results differ only for rows that nearly are zeros beside
+others (a variance below 1/512 of what is usual in the example).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tfopt.compress.integers.fake_quant import Rounded, as_they_are
-from tfopt.compress.integers.tracing import Form, serves
+from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.model_graph import kinds
+
+Form = Callable[[Any, Any, Rounded], Any]
 
 # No inverse is over 23 times what is usual.
 _LITTLE = 1 / 512
 
 
 def places_of_normalization(layer: Any) -> tuple[str, ...]:
-    """Return where LiteRT rounds inside what :func:`normalization_form` computes, in order."""
+    """Return the places inside what :func:`normalization_form` computes, in order."""
     names = kinds(layer)
     if normalization_form(layer) is None:
         return ()
@@ -44,19 +45,19 @@ def normalization_form(layer: Any) -> Form | None:
     return next((form for name, form in _FORMS.items() if name in names), None)
 
 
-def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
     axes = _axes(layer, inputs)
-    gamma, beta = _along(layer.gamma, inputs, axes, 1.0), _along(layer.beta, inputs, axes, 0.0)
+    gamma, beta = _along(layer.gamma, inputs, axes), _along(layer.beta, inputs, axes)
     return _scaled(_standardized(inputs, axes, layer.epsilon, rounded), gamma, beta, rounded)
 
 
-def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
     axes = _axes(layer, inputs)
     divided = _divided(inputs, axes, layer.epsilon, rounded)
-    return _scaled(divided, _along(layer.scale, inputs, axes, 1.0), None, rounded)
+    return _scaled(divided, _along(layer.scale, inputs, axes), None, rounded)
 
 
-def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
     import tensorflow as tf
 
     squares = rounded(inputs * inputs, "squares")
@@ -64,18 +65,16 @@ def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are)
     return inputs * _inverse(total, 1e-12, rounded)
 
 
-def _group_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+def _group_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
     import tensorflow as tf
 
     grouped = layer._reshape_into_groups(inputs)
     own = len(grouped.shape) - 2 if layer.axis == -1 else layer.axis
     axes = [axis for axis in range(1, len(grouped.shape)) if axis != own]
     shape = layer._create_broadcast_shape(inputs.shape)
-    gamma = _acting(layer.gamma if layer.scale else None, 1.0)
-    beta = _acting(layer.beta if layer.center else None, 0.0)
     gamma, beta = (
         None if weight is None else tf.cast(tf.reshape(weight, shape), inputs.dtype)
-        for weight in (gamma, beta)
+        for weight in (layer.gamma if layer.scale else None, layer.beta if layer.center else None)
     )
     standard = _standardized(grouped, axes, layer.epsilon, rounded)
     return tf.reshape(_scaled(standard, gamma, beta, rounded), tf.shape(inputs))
@@ -97,7 +96,7 @@ def _standardized(values: Any, axes: list[int], epsilon: float, rounded: Rounded
 
 
 def _divided(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
-    """Divide by the root of the mean square, as a product: ``square`` has no integers."""
+    """Divide by the root of the mean square."""
     import tensorflow as tf
 
     squares = rounded(values * values, "squares")
@@ -118,12 +117,11 @@ def _inverse(square: Any, epsilon: float, rounded: Rounded) -> Any:
         usual = tf.reduce_mean(square, beside, keepdims=True)
         square = tf.maximum(square, usual * _LITTLE)
     variance = square + epsilon
-    if serves():
-        # Its range is found with the examples: rounded to zero, it would have no inverse there.
-        return rounded(tf.math.rsqrt(variance), "inverse")
     near = rounded(variance, "variance")
-    # Of what is rounded to zero LiteRT gives the largest inverse that there is.
-    return rounded(tf.math.rsqrt(tf.where(near > 0, near, variance)), "inverse")
+    if near is not variance:
+        # Of what is rounded to zero an int8 file gives the largest inverse that there is.
+        near = tf.where(near > 0, near, variance)
+    return rounded(tf.math.rsqrt(near), "inverse")
 
 
 def _scaled(values: Any, gamma: Any, beta: Any, rounded: Rounded) -> Any:
@@ -141,24 +139,11 @@ def _axes(layer: Any, inputs: Any) -> list[int]:
     return sorted(axis % len(inputs.shape) for axis in given)
 
 
-def _along(weight: Any, inputs: Any, axes: list[int], neutral: float) -> Any:
-    """Return a weight with the axes of the inputs; None where there is none that acts."""
+def _along(weight: Any, inputs: Any, axes: list[int]) -> Any:
+    """Return a weight with the axes of the inputs; None where there is none."""
     import tensorflow as tf
 
-    if _acting(weight, neutral) is None:
+    if weight is None:
         return None
     shape = [inputs.shape[n] if n in axes else 1 for n in range(len(inputs.shape))]
     return tf.cast(tf.reshape(tf.convert_to_tensor(weight), shape), inputs.dtype)
-
-
-def _acting(weight: Any, neutral: float | None) -> Any:
-    """Return a weight, but for one that a file would hold as a constant that changes nothing.
-
-    The converter drops what multiplies by one, and then finds two ranges for the same values.
-    """
-    import tensorflow as tf
-
-    if weight is None or not serves():
-        return weight
-    with tf.init_scope():
-        return weight if (weight.numpy() != neutral).any() else None

@@ -1,6 +1,6 @@
 """Where a model is to compute with fake-quantized values: a plan, as plain data.
 
-It follows what the LiteRT converter will fuse: nothing is rounded between a convolution, its batch
+It follows what LiteRT's converter fuses: nothing is rounded between a convolution, its batch
 normalization and its ReLU. Every layer and operation is in it once, with what is done there or the
 reason why nothing is.
 """
@@ -273,9 +273,6 @@ def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] |
         output = None
     if "RNN" in names:
         remark, split = "inside the loop only kernels are: the rest when it is converted", False
-    if _gives_steps_left_in_float(part):
-        # With a range for all steps together the converter leaves what gives each step in float.
-        output, remark = None, remark or "all its steps: quantized when it is converted"
     return Point(
         path,
         address,
@@ -291,12 +288,6 @@ def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] |
 def _fused_activations(part: Any) -> frozenset[str]:
     """Return the activations that are one operator with a part."""
     return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
-
-
-def _gives_steps_left_in_float(part: Any) -> bool:
-    recurrent = getattr(part, "forward_layer", None) if "Bidirectional" in kinds(part) else part
-    several = bool(getattr(recurrent, "return_sequences", False))
-    return bool(kinds(recurrent) & {"GRU", "ConvLSTM"}) and several
 
 
 def kernels_under(layer: Any) -> list[Any]:

@@ -93,11 +93,13 @@ class Graphs:
         signature: Inputs and outputs.
         forms: Paths: SavedModels for "plain" and "unrolled", .tflite files for the others.
         calibration: Path of the calibration data, an array an input; None without.
+        integer_io: Whether a LiteRT file of integers also takes and gives them.
     """
 
     signature: Signature
     forms: dict[Graph, Path]
     calibration: Path | None = None
+    integer_io: bool = False
 
     def feeds(self) -> list[dict[str, Array]]:
         """Return the calibration data in feeds of the size that the model takes, or of one."""
@@ -105,7 +107,8 @@ class Graphs:
         size = self.signature.batch or 1
         with np.load(self.calibration) as kept:
             columns = [kept[f"input_{number}"] for number in range(len(self.signature.inputs))]
-        starts = range(0, max(len(columns[0]) - size + 1, 1), size)
+        # A repeated row changes no range.
+        starts = range(0, len(columns[0]), size)
         rows = ([padded(a[start : start + size], size) for a in columns] for start in starts)
         return [self.signature.named(each) for each in rows]
 

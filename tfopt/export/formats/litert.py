@@ -23,16 +23,20 @@ from tfopt.export.formats.format import (
 )
 from tfopt.export.litert_file import (
     Kernel,
+    LeftFloat,
     LitertPredictor,
     float_ops,
     float_weights,
     kernels,
     left_in_words,
+    moved_indices,
     tables,
 )
+from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
 _BLOCK = 32
+# What lets callers give and get floats, as from each other file.
 _ENDS = ("INPUT", "OUTPUT")
 
 
@@ -60,9 +64,9 @@ class LiteRT(Format):
             return []
         feeds = graphs.feeds() if precision in CALIBRATED else None
         plain = graphs.forms[form].read_bytes()
-        content = quantized(plain, recipe(precision, plain), feeds)
+        content = quantized(plain, recipe(precision, plain, graphs.integer_io), feeds)
         target.write_bytes(content)
-        left = float_ops(content) if feeds else float_weights(content, small=False)
+        left = left_float(content, precision)
         return [left_in_words(left)] if left else []
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
@@ -84,7 +88,14 @@ class LiteRT(Format):
         )
 
 
-def recipe(precision: Precision, content: bytes) -> list[dict[str, Any]]:
+def left_float(content: bytes, precision: Precision) -> tuple[LeftFloat, ...]:
+    """Return what stayed in float of a file, and why."""
+    if precision == "float32":
+        return ()
+    return float_ops(content) if precision in CALIBRATED else float_weights(content)
+
+
+def recipe(precision: Precision, content: bytes, integer_io: bool = False) -> list[dict[str, Any]]:
     """Return litert-quantizer's recipe for a whole float file in one precision."""
     from litert_quantizer import recipe as recipes
 
@@ -99,10 +110,12 @@ def recipe(precision: Precision, content: bytes) -> list[dict[str, Any]]:
         "weight_only": recipes.weight_only_wi8_afp32,
     }
     made = whole[precision]()
-    return [*made, *(_float_ends() if precision in CALIBRATED else _lookups(content))]
+    if precision not in CALIBRATED:
+        return [*made, *_lookups(content)]
+    return [*made, *_left_in_float(content, () if integer_io else _ENDS)]
 
 
-def mixed_recipe(four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
+def mixed_recipe(content: bytes, four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
     """Return int8 for a whole float file, but for these kernels, which get four bits."""
     from litert_quantizer import recipe as recipes
     from litert_quantizer.qtyping import TFLOperationName
@@ -113,7 +126,7 @@ def mixed_recipe(four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
     for each in four_bits:
         pattern = _pattern(each.gives)
         manager.add_static_config(pattern, TFLOperationName(each.kind), 8, weight_num_bits=4)
-    return [*manager.get_quantization_recipe(), *_float_ends()]
+    return [*manager.get_quantization_recipe(), *_left_in_float(content, _ENDS)]
 
 
 def _pattern(gives: Iterable[str]) -> str:
@@ -136,9 +149,18 @@ def _lookups(content: bytes) -> list[dict[str, Any]]:
     return made
 
 
-def _float_ends() -> list[dict[str, Any]]:
-    """Return what lets callers give and get floats, as from each other file."""
-    return [{"regex": ".*", "operation": each, "algorithm_key": "no_quantize"} for each in _ENDS]
+def _left_in_float(content: bytes, ends: Iterable[str]) -> list[dict[str, Any]]:
+    """Return what leaves inputs and outputs in float, and what is wrong in integers.
+
+    That is a division by what is rounded to zero, and what is read as an index: rounded to 256
+    values, it would be another one.
+    """
+    left = [(".*", each) for each in (*ends, "DIV")]
+    if indices := moved_indices(content):
+        left.append((_pattern(indices), "*"))
+    return [
+        {"regex": regex, "operation": kind, "algorithm_key": "no_quantize"} for regex, kind in left
+    ]
 
 
 def _int4(content: bytes) -> list[dict[str, Any]]:
@@ -183,12 +205,13 @@ def quantized(
 
     if feeds:
         content = _sized(content, feeds[0])
-    work = quantizer.Quantizer(bytearray(content), recipe)
-    ranges = None
-    if work.need_calibration:
-        ranges = _ranges(content, recipe, feeds) if feeds else _ranges_of_tables(content)
     try:
-        result = work.quantize(ranges, enable_progress_report=False).quantized_model
+        with quiet():
+            work = quantizer.Quantizer(bytearray(content), recipe)
+            ranges = None
+            if work.need_calibration:
+                ranges = _ranges(content, recipe, feeds) if feeds else _ranges_of_tables(content)
+            result = work.quantize(ranges, enable_progress_report=False).quantized_model
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(
             "litert-quantizer refuses this model.",

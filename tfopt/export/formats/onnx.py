@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tfopt.compress.integers.tracing import Form, replaced
+from tfopt.compress.hooks import replaced
 from tfopt.errors import UserError
 from tfopt.export.formats.format import (
     Array,
@@ -27,6 +27,7 @@ from tfopt.export.formats.format import (
 )
 from tfopt.files import write_atomically
 
+Form = Callable[..., Any]
 _OPSET = 17
 """At 18 tf2onnx turns the axes of a mean even where it leaves its transpose: ConvNeXt was wrong."""
 _CATCH = "TF2ONNX_CATCH_ERRORS"
@@ -152,12 +153,11 @@ def _without_copies() -> Iterator[None]:
     from tf2onnx.graph import Node
 
     os.environ[_CATCH] = "FALSE"
-    lighter = (
-        (Node, "update_proto", _constants_once),
-        (tf_loader, "tf_optimize", _without_weights),
-    )
     try:
-        with replaced(lighter):
+        with (
+            replaced(Node, update_proto=_constants_once(Node.update_proto)),
+            replaced(tf_loader, tf_optimize=_without_weights(tf_loader.tf_optimize)),
+        ):
             yield
     finally:
         del os.environ[_CATCH]

@@ -1,20 +1,18 @@
-"""What stands for TensorFlow's functions while a model is traced gives what they give."""
+"""What stands for layers and functions while a model is traced gives what they give."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
-from tensorflow.python.ops import array_ops
 
-from tfopt.compress.integers.functions import functions_of_integers, functions_of_litert
-from tfopt.compress.integers.graph_edits import keep_choices_apart
+from tfopt.export.litert_forms import litert_forms
 
 RNG = np.random.default_rng(0)
 ROWS = tf.constant(RNG.normal(size=(6, 5, 6)).astype("float32"))
+VOLUME = tf.constant(RNG.normal(size=(2, 7, 9, 8, 3)).astype("float32"))
 IMAGES = tf.constant(RNG.random((4, 12, 12, 3)).astype("float32"))
 NUMBERS = tf.constant([[1, 2], [0, 3]])
-PLACES = tf.constant([[0, 3, 1], [2, 5, -1]])
 MATRIX = RNG.random((5, 5)).astype("float32")
 ONCE = [1, 1, 1, 1]
 
@@ -25,19 +23,6 @@ def patches(sizes, strides, rates=ONCE, padding="VALID"):
 
 # A function, and what it is called on; in eager mode and in a graph with a free batch.
 CALLS = {
-    "zeros_like": (lambda x: tf.zeros_like(x), ROWS),
-    "one_hot": (lambda x: tf.one_hot(tf.argmax(x, -1), 8), ROWS),
-    "one_hot_on_an_axis": (lambda x: tf.one_hot(x, 4, axis=1), PLACES),
-    "one_hot_of_keras": (lambda x: ops.one_hot(x, 4), PLACES),
-    "half_one_hot_of_keras": (lambda x: ops.one_hot(x, 4, axis=0, dtype="float16"), PLACES),
-    "whole_one_hot": (lambda x: tf.one_hot(x, 4, dtype="int32"), PLACES),
-    "one_hot_of_values": (lambda x: tf.one_hot(x, 4, 2.0, 1.0), PLACES),
-    "whole_zeros": (lambda x: tf.zeros_like(x), NUMBERS),
-    "float_zeros": (lambda x: tf.zeros_like(x, "float32"), NUMBERS),
-    "turned": (lambda x: tf.reverse(x, [1, -1]), ROWS),
-    "turned_on_no_axis": (lambda x: tf.reverse(x, []), ROWS),
-    "turned_numbers": (lambda x: tf.reverse(x, [1]), NUMBERS),
-    "turned_on_six_axes": (lambda x: tf.reverse(x[:, :, None, None, None], [5]), ROWS),
     "rolled": (lambda x: tf.roll(x, -7, 1), ROWS),
     "rolled_twice": (lambda x: tf.roll(x, [1, 1], [1, 1]), ROWS),
     "rolled_by_nothing": (lambda x: tf.roll(x, 0, 1), ROWS),
@@ -60,15 +45,22 @@ CALLS = {
         lambda x: patches([1, 2, 2, 1], [1, 2, 2, 1])(tf.cast(10 * x, "int32")),
         IMAGES,
     ),
+    "selu": (lambda x: tf.nn.selu(10 * x), ROWS),
+    "softplus": (lambda x: ops.softplus(10 * x), ROWS),
+    "log_sigmoid": (lambda x: ops.log_sigmoid(10 * x), ROWS),
 }
 
 
+def nothing():
+    return keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_the_results_are_the_same(name):
+def test_the_results_of_functions_are_the_same(name):
     function, values = CALLS[name]
     wanted = function(values)
     signature = [tf.TensorSpec([None, *values.shape[1:]], values.dtype)]
-    with functions_of_litert(), functions_of_integers():
+    with litert_forms(nothing(), integers=True):
         graph = tf.function(function, input_signature=signature).get_concrete_function()
         found = function(values)
     for given in (graph(values), found):
@@ -81,57 +73,59 @@ def test_what_is_known_only_when_the_model_runs_is_left_as_it_is():
     def rolled(x, by):
         return tf.roll(x, by, 1)
 
-    with functions_of_litert():
+    with litert_forms(nothing(), integers=False):
         found = rolled(tf.constant([[1.0, 2.0], [3.0, 4.0]]), 1)
     np.testing.assert_array_equal(found, [[2, 1], [4, 3]])
 
 
-def test_tensorflow_and_keras_come_back():
-    homes = [
-        *((tf, name) for name in ("zeros_like", "one_hot", "reverse", "roll")),
-        *((tf, name) for name in ("einsum", "reduce_max")),
-        (tf.nn, "softmax"),
-        *((array_ops, name) for name in ("reverse", "reverse_v2")),
-        (tf.linalg, "einsum"),
-        (tf.image, "extract_patches"),
-    ]
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(
+            kind(*how)
+            for kind in (layers.MaxPooling3D, layers.AveragePooling3D)
+            for how in ((3, 1), ((2, 3, 1), (1, 2, 2), "same"))
+        ),
+        layers.Dense(5, activation="relu", bias_initializer="ones"),
+        layers.Flatten(),
+        layers.Reshape((3, -1)),
+        layers.LayerNormalization(epsilon=1e-6),
+        layers.RMSNormalization(),
+        layers.UnitNormalization(),
+        layers.GroupNormalization(3),
+    ],
+)
+def test_the_results_of_layers_are_the_same(layer):
+    values = VOLUME if "Pooling3D" in type(layer).__name__ else ROWS
+    wanted = layer(values)
+    model = keras.Sequential([keras.Input(values.shape[1:]), layer])
+    with litert_forms(model, integers=True):
+        assert "call" in vars(layer)
+        found = layer(values)
+    np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
+
+
+def test_model_and_libraries_are_as_they_were_also_after_an_error():
+    homes = [(tf, "einsum"), (tf, "roll"), (tf, "reduce_max"), (tf.nn, "softmax"), (tf.nn, "selu")]
     plain = [getattr(home, name) for home, name in homes]
+    x = keras.Input((6, 16))
+    model = keras.Model(x, layers.LSTM(3, unroll=True)(layers.LayerNormalization()(x)))
+    before = [{**vars(layer)} for layer in model.layers]
 
     def stopped():
-        with functions_of_litert(), functions_of_integers():
-            assert not [
-                name
+        with litert_forms(model, integers=True):
+            assert any("call" in vars(layer) for layer in model.layers)
+            assert all(
+                getattr(home, name) is not own
                 for (home, name), own in zip(homes, plain, strict=True)
-                if getattr(home, name) is own
-            ]
+            )
             raise KeyError
 
     with pytest.raises(KeyError):
         stopped()
     assert all(getattr(home, name) is own for (home, name), own in zip(homes, plain, strict=True))
+    for layer, own in zip(model.layers, before, strict=True):
+        assert vars(layer).keys() == own.keys()
+        assert all(vars(layer)[name] is value for name, value in own.items())
     # Keras tells minus zero from zero.
     assert int(ops.argmax(np.array([-0.0, 0.0], "float32"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("choice", "taken"),
-    [(lambda h: ops.maximum(h, 0.3), "BiasAdd"), (lambda h: h + ops.maximum(h, 0.3), "Mul")],
-    ids=["alone", "beside another reader"],
-)
-def test_a_choice_that_alone_reads_its_values_takes_them_as_they_are(choice, taken):
-    """A product more would cost time, and keep the converter from knowing hard swish."""
-    x = keras.Input((16,))
-    model = keras.Model(x, layers.Dense(10)(choice(layers.Dense(32)(x))))
-
-    @tf.function(input_signature=[tf.TensorSpec((None, 16))])
-    def served(rows):
-        result = model(rows, training=False)
-        keep_choices_apart(tf.compat.v1.get_default_graph(), [result])
-        return result
-
-    (operation,) = (
-        each
-        for each in served.get_concrete_function().graph.get_operations()
-        if each.type == "Maximum"
-    )
-    assert [each.op.type for each in operation.inputs] == [taken, "Const"]

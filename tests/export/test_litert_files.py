@@ -1,0 +1,300 @@
+"""Models as int8 LiteRT files that answer as the models do.
+
+The branches of one model share a file: what stands between its input and a last layer is a body.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+from one_file import OneFile
+
+import tfopt
+
+MATRIX = np.random.default_rng(0).random((5, 5), "float32")
+
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=(128, *shape)).astype("float32")
+
+
+def normalized(x):
+    return layers.ReLU()(layers.BatchNormalization()(x))
+
+
+def squeezed(x):
+    gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    gate = layers.Conv2D(4, 1, activation="sigmoid")(layers.Conv2D(2, 1, activation="swish")(gate))
+    return layers.Multiply()([x, gate])
+
+
+def decoder(x):
+    y = layers.MaxPooling2D(2)(layers.Conv2D(4, 3, padding="same")(x))
+    z = normalized(layers.Conv2DTranspose(4, 3, padding="same")(layers.Activation("relu")(y)))
+    z = layers.UpSampling2D(2)(z)
+    return layers.add([z, layers.Conv2D(4, 1)(layers.UpSampling2D(2)(layers.add([y, y])))])
+
+
+def joined(*parts):
+    return layers.Concatenate()(list(parts))
+
+
+def narrow_and_wide(x):
+    wide = keras.initializers.RandomNormal(stddev=3.0)
+    return layers.Dense(4)(x), layers.Dense(4, kernel_initializer=wide)(x)
+
+
+def quotient(x):
+    """What is a step below zero is divided too, of which LiteRT gives the lowest value of all."""
+    return layers.Dense(8)(x) / (1 + layers.Dense(8, activation="relu")(x))
+
+
+def attended(x, layer=None, **call):
+    return (layer or layers.MultiHeadAttention(2, 4))(x, x, **call)
+
+
+class Own(layers.Layer):
+    """A ``call`` of a user's own."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+
+def own(function):
+    return lambda x: Own(function)(layers.Dense(8)(x))
+
+
+ROWS = {
+    "separable": lambda x: layers.SeparableConv1D(6, 3, activation="relu")(x),
+    "causal_conv": lambda x: layers.Conv1D(6, 3, padding="causal", activation="relu")(x),
+    "reciprocal": lambda x: 1 / (1 + layers.Dense(6, activation="relu")(x)),
+    "quotient": quotient,
+    "dense_norm": lambda x: normalized(layers.Dense(6)(layers.Flatten()(x))),
+    "largest_of_wide": lambda x: layers.Maximum()(narrow_and_wide(x)),
+    "joined": lambda x: joined(joined(x, narrow_and_wide(x)[1]), x),
+    "einsum": lambda x: layers.EinsumDense(
+        "abc,cde->abde", (5, 2, 4), bias_axes="e", activation="relu", bias_initializer="normal"
+    )(x),
+    "layer_norm": lambda x: layers.LayerNormalization()(layers.Dense(8)(x)),
+    "rms_norm": lambda x: layers.RMSNormalization()(layers.Dense(8)(x)),
+    "attention": attended,
+    "causal": lambda x: attended(
+        x, layers.MultiHeadAttention(2, 4, dropout=0.1), use_causal_mask=True
+    ),
+    "grouped": lambda x: attended(x, layers.GroupQueryAttention(6, 4, 2), use_causal_mask=True),
+    "neighbours": own(lambda x: tf.einsum("ij,bjf->bif", tf.constant(MATRIX), x)),
+    "zeros": own(lambda x: tf.where(x > 0, x, tf.zeros_like(x))),
+    "exact_gelu": own(lambda x: ops.gelu(x, approximate=False)),
+}
+CHOICES = {
+    "larger_of_two_signs": lambda h: ops.maximum(h, -1.0 * h),
+    "cut_off_and_added": lambda h: h + 10 * ops.clip(h, -0.05, 0.05),
+    "less_a_sum_of_exponentials": lambda h: h - ops.logsumexp(h - 4, axis=-1, keepdims=True),
+}
+IMAGE = {
+    "conv": lambda x: normalized(layers.Conv2D(5, 3, strides=2)(x)),
+    "grouped": lambda x: layers.Conv2D(6, 3, groups=2, activation="relu")(x),
+    "depthwise": lambda x: normalized(layers.DepthwiseConv2D(3)(x)),
+    "separable": lambda x: normalized(layers.SeparableConv2D(5, 3)(x)),
+    "transposed": lambda x: layers.Conv2DTranspose(5, 3, activation="relu")(x),
+    "decoder": decoder,
+    "residual": lambda x: ops.relu(layers.Conv2D(4, 1)(x) + x),
+    "concatenate": lambda x: layers.Concatenate()([layers.Conv2D(4, 1)(x), x]),
+    "squeeze": squeezed,
+    "pools": lambda x: joined(layers.MaxPooling2D()(x), layers.AveragePooling2D(2)(x)),
+    "moved": lambda x: layers.Reshape((16, 9))(layers.Permute((3, 1, 2))(x)),
+    "resized": lambda x: layers.Conv2D(4, 1)(layers.Resizing(3, 3)(x)),
+    "standardized": lambda x: layers.Normalization(mean=[1, 2, 3, 4], variance=[2] * 4)(x),
+    "group_norm": lambda x: layers.GroupNormalization(2)(x),
+    **{
+        name: lambda x, name=name: layers.Conv2D(4, 1, activation=name)(x)
+        for name in ("swish", "gelu", "tanh", "elu", "selu", "celu", "softplus", "mish")
+    },
+    "log_sigmoid": lambda x: ops.log_sigmoid(layers.Conv2D(4, 1)(x)),
+    "leaky": lambda x: layers.LeakyReLU(0.1)(layers.Conv2D(4, 1)(x)),
+}
+VOLUME = {
+    "conv": lambda x: normalized(layers.Conv3D(4, 3, padding="same")(x)),
+    "largest": lambda x: layers.MaxPooling3D(2)(layers.Conv3D(4, 1)(x)),
+    "mean": lambda x: layers.AveragePooling3D(2)(layers.Conv3D(4, 1)(x)),
+    "upsampled": lambda x: layers.UpSampling3D(2)(layers.Conv3D(3, 1)(x)),
+}
+
+
+def beside_a_wider_one(turn):
+    """What is turned round meets values of another range."""
+
+    def body(x):
+        wide = keras.initializers.RandomNormal(stddev=1.0)
+        turned = turn(layers.Conv2D(8, 3, padding="same")(x))
+        return joined(turned, layers.Conv2D(4, 3, padding="same", kernel_initializer=wide)(x))
+
+    return body
+
+
+def patches(size):
+    def taken(x):
+        found = tf.image.extract_patches(x, size, size, [1, 1, 1, 1], "VALID")
+        return tf.reshape(found, [tf.shape(x)[0], -1, found.shape[-1]])
+
+    return lambda x: layers.GlobalAveragePooling1D()(layers.Dense(8)(Own(taken)(x)))
+
+
+PIXELS = {
+    "flipped": beside_a_wider_one(lambda x: ops.flip(x, 1)),
+    "rolled_on_two_axes": beside_a_wider_one(lambda x: ops.roll(x, (-2, 11), (1, 2))),
+    "patches": patches([1, 4, 4, 1]),
+    "oblong_patches": patches([1, 2, 3, 1]),
+}
+CHOSEN = {
+    "largest": lambda h: ops.argmax(h, axis=-1),
+    "smallest": lambda h: ops.argmin(h, axis=-1, keepdims=True),
+    "of_a_vector": lambda h: ops.argmax(ops.max(h, axis=(1, 2)), axis=1),
+    "one_hot": lambda h: ops.one_hot(ops.argmax(h, axis=-1), 5),
+}
+
+
+def ending(body):
+    def ended(x):
+        found = body(x)
+        return layers.Dense(3)(found if len(found.shape) == 2 else layers.Flatten()(found))
+
+    return ended
+
+
+def texts():
+    """Numbers of words, of different length, with zeros after them."""
+    lengths = np.random.default_rng(0).integers(1, 7, 128)
+    words = np.random.default_rng(1).integers(1, 30, (128, 6))
+    return np.where(np.arange(6) < lengths[:, None], words, 0).astype("int32")
+
+
+def words(layer, mask=True):
+    spread = keras.initializers.RandomNormal(stddev=1.0)
+    return lambda x: layer(layers.Embedding(30, 8, spread, mask_zero=mask)(x))
+
+
+TEXT = {
+    "average": words(lambda y: layers.GlobalAveragePooling1D()(y)),
+    "average_of_attention": words(
+        lambda y: layers.GlobalAveragePooling1D(keepdims=True)(attended(y))
+    ),
+    "one_head": words(lambda y: layers.Attention()([y, y])),
+    "additive": words(lambda y: layers.AdditiveAttention()([y, y])),
+    "simple_rnn": words(lambda y: layers.SimpleRNN(6)(y)),
+    "both_ways": words(lambda y: layers.Bidirectional(layers.LSTM(6, return_sequences=True))(y)),
+    "both_ways_gru": words(
+        lambda y: layers.Bidirectional(layers.GRU(6, return_sequences=True))(y), mask=False
+    ),
+}
+
+
+def padded():
+    """Rows of numbers, with rows of zeros after them."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(128, 8, 6))
+    there = np.arange(8) < generator.integers(2, 9, 128)[:, None]
+    return (rows * there[..., None]).astype("float32")
+
+
+PADDED = {
+    "layer": lambda x: layers.LayerNormalization(epsilon=1e-6)(x),
+    "rms": lambda x: layers.RMSNormalization()(x),
+    "unit": lambda x: layers.UnitNormalization()(x),
+}
+# By the name of a file: examples, bodies, and the most that the norm of the outputs may be off.
+FILES = {
+    "rows": (normal(5, 8), ROWS | {name: own(each) for name, each in CHOICES.items()}, 0.05),
+    "image": (normal(6, 6, 4), IMAGE, 0.05),
+    "volume": (normal(5, 6, 6, 2), VOLUME, 0.05),
+    "pixels": (normal(8, 8, 3), PIXELS, 0.05),
+    "text": (texts(), TEXT, 0.05),
+    "padded": (padded(), PADDED, 0.12),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'flatten.*mask attached:UserWarning")
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=[pytest.mark.slow] * (each == "text")) for each in FILES]
+)
+def test_the_file_answers_as_the_model_does(kind):
+    examples, bodies, most = FILES[kind]
+    file = OneFile({each: ending(body) for each, body in bodies.items()}, examples)
+    assert {name: error for name, error in file.errors(bodies).items() if error >= most} == {}
+
+
+def test_places_are_found():
+    def body(choose):
+        return lambda x: choose(layers.Conv2D(5, 3, padding="same")(x))
+
+    file = OneFile({name: body(choose) for name, choose in CHOSEN.items()}, normal(8, 8, 3))
+    for name, wanted in file.wanted.items():
+        # Values that round alike are a tie, of which the first wins.
+        assert np.mean(np.abs(file.got[name] - wanted) < 0.01) > 0.94, name
+        assert len(np.unique(file.got[name])) == len(np.unique(wanted)), name
+
+
+TABLE = np.concatenate(
+    [
+        np.random.default_rng(0).uniform(-1, 1, (256, 3)),
+        np.random.default_rng(1).integers(0, 50, (256, 1)),
+    ],
+    axis=1,
+).astype("float32")
+
+
+def embedded(column):
+    spread = keras.initializers.RandomUniform(-1, 1)
+    return layers.Flatten()(layers.Embedding(50, 8, embeddings_initializer=spread)(column))
+
+
+def in_a_nested_model(x):
+    values, column = keras.Input((3,)), keras.Input((1,))
+    inner = keras.Model([values, column], joined(values, embedded(column)))
+    return layers.Dense(1)(inner([x[:, :3], x[:, 3:]]))
+
+
+LOOKED_UP = {
+    "embedded": lambda x: layers.Dense(1)(joined(x[:, :3], embedded(x[:, 3:]))),
+    "one_hot": lambda x: layers.Dense(1)(
+        joined(x[:, :3], layers.Flatten()(ops.one_hot(ops.cast(x[:, 3:], "int32"), 50)))
+    ),
+    "nested": in_a_nested_model,
+}
+
+
+def encoded(x):
+    return layers.Dense(1)(layers.CategoryEncoding(50, output_mode="one_hot")(x))
+
+
+@pytest.mark.parametrize(
+    ("bodies", "examples"),
+    [({"encoded": encoded}, TABLE[:, 3:].astype("int32")), (LOOKED_UP, TABLE)],
+    ids=["integers", "floats"],
+)
+def test_categories_are_the_same_ones_in_the_file(bodies, examples):
+    """Rounded to 256 values, a column of categories would be other ones."""
+    file = OneFile(bodies, examples)
+    assert max(file.errors(bodies).values()) < 0.08
+
+
+def test_a_model_trains_on_the_categories_that_it_was_given():
+    file = OneFile(LOOKED_UP, TABLE)
+    plain, trained = file.wanted, file.trained_aware()
+    assert "categories" in tfopt.compress.quantization_report(file.model)[0].remark
+    for name in LOOKED_UP:
+        lost = np.linalg.norm(trained[name] - plain[name]) / np.linalg.norm(plain[name])
+        assert lost < 0.15, name
+
+
+@pytest.mark.parametrize("precision", ["int8", "float16"])
+def test_a_dense_layer_on_integers_is_served_as_keras_computes_it(precision):
+    model = keras.Sequential([keras.Input((6,), dtype="int32"), layers.Dense(8), layers.Dense(1)])
+    x = np.random.default_rng(0).integers(0, 9, (64, 6)).astype("int32")
+    made = tfopt.quantize(model, precision=precision, calibration=x)
+    assert made.parity.relative_error < 0.03

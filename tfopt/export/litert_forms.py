@@ -1,0 +1,323 @@
+"""Layers and functions by operators that LiteRT has, while a model is traced for its file.
+
+The results are those of Keras and TensorFlow but for rounding. What is known only when the model
+runs, such as the shift of a roll, is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tfopt.compress.hooks import Hooks, replaced
+from tfopt.compress.integers.normalization import normalization_form
+from tfopt.compress.model_graph import computes_as_keras, kinds
+from tfopt.export.near_scores import maximum_of_near_scores, softmax_of_near_scores
+from tfopt.job.rebuild import ONE_AT_A_TIME
+
+Form = Callable[..., Any]
+# A slice in LiteRT has no more axes.
+_MOST_AXES = 5
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+@contextmanager
+def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
+    """Compute by these forms inside; ``integers``: also by those that keep values apart in bytes.
+
+    Args:
+        model: The model that is traced inside; it is as before afterwards.
+        integers: Whether the file will be calibrated.
+    """
+    hooks = Hooks()
+    with ONE_AT_A_TIME, ExitStack() as around:
+        around.callback(hooks.take_off)
+        for layer in model._flatten_layers():
+            form = _layer_form(layer, integers)
+            if form is not None:
+                hooks.replace(layer, "call", form)
+        _unroll_soundly(model, hooks)
+        around.enter_context(_functions())
+        if integers:
+            around.enter_context(_functions_of_integers())
+        yield
+
+
+def _layer_form(layer: Any, integers: bool) -> Form | None:
+    """Return what stands for a layer's ``call``; None: its own does."""
+    if not computes_as_keras(layer):
+        return None
+    names = kinds(layer)
+    static = next((form for name, form in _STATIC_FORMS.items() if name in names), None)
+    if static is not None and getattr(layer, "data_format", None) != "channels_first":
+        return partial(_where_shapes_are_known, layer, static, layer.call)
+    normalized = normalization_form(layer) if integers else None
+    if normalized is None:
+        return None
+    return lambda inputs, *rest, **named: normalized(layer, inputs, lambda values, place: values)
+
+
+def _where_shapes_are_known(
+    layer: Any, form: Form, plain: Form, inputs: Any, *rest: Any, **named: Any
+) -> Any:
+    """Compute by the form where the shape is known but for the batch.
+
+    Keras asks for the shape while it runs where the batch is free, which in a file becomes up to
+    ten operators for a layer.
+    """
+    if None in inputs.shape[1:] or not inputs.dtype.is_floating:
+        return plain(inputs, *rest, **named)
+    return form(layer, inputs)
+
+
+def _dense(layer: Any, inputs: Any) -> Any:
+    import tensorflow as tf
+
+    *between, units = inputs.shape[1:]
+    result = tf.matmul(tf.reshape(inputs, [-1, units]) if between else inputs, layer.kernel)
+    if layer.bias is not None:
+        result = tf.nn.bias_add(result, layer.bias)
+    if between:
+        result = tf.reshape(result, [-1, *between, layer.units])
+    return result if layer.activation is None else layer.activation(result)
+
+
+def _reshaped(layer: Any, inputs: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reshape(inputs, [-1, *layer.compute_output_shape(tuple(inputs.shape))[1:]])
+
+
+def _repeated(layer: Any, inputs: Any) -> Any:
+    import tensorflow as tf
+
+    if layer.interpolation != "nearest":
+        return type(layer).call(layer, inputs)
+    size = [length * times for length, times in zip(inputs.shape[1:3], layer.size, strict=True)]
+    return tf.raw_ops.ResizeNearestNeighbor(images=inputs, size=size)
+
+
+def _pooled(layer: Any, inputs: Any) -> Any:
+    """Pool the windows of a volume as images: slice by slice, then what is left of these."""
+    import tensorflow as tf
+
+    pool = tf.nn.max_pool2d if "MaxPooling3D" in kinds(layer) else tf.nn.avg_pool2d
+    padding = layer.padding.upper()
+    (deep, *window), (stride, *strides) = layer.pool_size, layer.strides
+    depth, rows, columns, channels = inputs.shape[1:]
+    images = tf.reshape(inputs, [-1, rows, columns, channels])
+    images = pool(images, window, strides, padding)
+    rows, columns = images.shape[1:3]
+    slices = tf.reshape(images, [-1, depth, rows * columns, channels])
+    # A mean of means is the mean: at an edge too all rows of a window are equally many.
+    slices = pool(slices, [deep, 1], [stride, 1], padding)
+    return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
+
+
+_STATIC_FORMS: dict[str, Form] = {
+    "Dense": _dense,
+    "Flatten": _reshaped,
+    "Reshape": _reshaped,
+    "UpSampling2D": _repeated,
+    "MaxPooling3D": _pooled,
+    "AveragePooling3D": _pooled,
+}
+
+
+def _unroll_soundly(model: Any, hooks: Hooks) -> None:
+    """Begin unrolled recurrent layers with constants, and turn masks for backward ones.
+
+    Of zeros Keras makes as many as there are examples. Multiplied by a kernel, those have a range
+    without width, which LiteRT cannot run; products of constants are folded by the converter. And
+    of a layer that goes backwards (Bidirectional) Keras hides the wrong steps: unrolled, it does
+    not turn the mask.
+    """
+    recurrent = [layer for layer in model._flatten_layers() if "RNN" in kinds(layer)]
+    # A loop needs its state in the shape that it will have.
+    if not all(layer.unroll for layer in recurrent):
+        return
+    for layer in recurrent:
+        if str(type(layer).get_initial_state.__module__).startswith("keras."):
+            begin = partial(_one_for_all, layer.get_initial_state)
+            hooks.replace(layer, "get_initial_state", begin)
+            hooks.replace(layer, "inner_loop", partial(_turned, layer, layer.inner_loop))
+
+
+def _one_for_all(initial_state: Callable[[int], Any], batch_size: Any) -> Any:
+    return initial_state(1)
+
+
+def _turned(layer: Any, plain: Form, sequences: Any, mask: Any, **rest: Any) -> Any:
+    """Run a masked loop from the end as one from the beginning of what is turned round."""
+    import tensorflow as tf
+
+    if mask is None or not layer.go_backwards:
+        return plain(sequences=sequences, mask=mask, **rest)
+    layer.go_backwards = False
+    try:
+        return plain(sequences=tf.reverse(sequences, [1]), mask=tf.reverse(mask, [1]), **rest)
+    finally:
+        layer.go_backwards = True
+
+
+@contextmanager
+def _functions() -> Iterator[None]:
+    """Replace functions that LiteRT computes wrongly, or not at all, in any kind of file."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow import numpy
+
+    with (
+        replaced(tf, einsum=_einsum(tf.einsum), roll=_roll(tf.roll)),
+        replaced(tf.linalg, einsum=_einsum(tf.linalg.einsum)),
+        replaced(tf.image, extract_patches=_extract_patches(tf.image.extract_patches)),
+        replaced(numpy, argmax=_place_of("argmax"), argmin=_place_of("argmin")),
+    ):
+        yield
+
+
+@contextmanager
+def _functions_of_integers() -> Iterator[None]:
+    """Replace functions on whose way values are much larger than the result, in integers."""
+    import tensorflow as tf
+
+    with (
+        replaced(tf.nn, softmax=softmax_of_near_scores(tf.nn.softmax), selu=_selu),
+        replaced(tf, reduce_max=maximum_of_near_scores(tf.reduce_max)),
+        replaced(tf.math, softplus=_softplus, log_sigmoid=_log_sigmoid),
+    ):
+        yield
+
+
+def _selu(features: Any, name: str | None = None) -> Any:
+    import tensorflow as tf
+
+    return _SELU_SCALE * (
+        tf.nn.relu(features) + _SELU_ALPHA * (tf.exp(_depth(features) * -1.0) - 1.0)
+    )
+
+
+def _softplus(features: Any, name: str | None = None) -> Any:
+    import tensorflow as tf
+
+    return tf.nn.relu(features) + _beyond(features)
+
+
+def _log_sigmoid(x: Any, name: str | None = None) -> Any:
+    return (_depth(x) + _beyond(x)) * -1.0
+
+
+def _beyond(x: Any) -> Any:
+    """Return ``log(1 + exp(-|x|))``: how far softplus is from its two straight lines."""
+    import tensorflow as tf
+
+    return tf.math.log(1.0 + tf.exp((x + 2.0 * _depth(x)) * -1.0))
+
+
+def _depth(x: Any) -> Any:
+    """Return how far below zero values are; a negation has no integers."""
+    import tensorflow as tf
+
+    return tf.nn.relu(x * -1.0)
+
+
+def _roll(plain: Form) -> Form:
+    """Roll values, as a Swin Transformer does, by two slices that change places."""
+
+    def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
+        import tensorflow as tf
+
+        values = tf.convert_to_tensor(input)
+        shifts, axes = tf.get_static_value(shift), tf.get_static_value(axis)
+        rank = values.shape.rank
+        if shifts is None or axes is None or rank is None or rank > _MOST_AXES:
+            return plain(input, shift, axis, name)
+        moves = [
+            (int(by), int(on) % rank)
+            for by, on in zip(np.ravel(shifts), np.ravel(axes), strict=True)
+        ]
+        if any(values.shape[on] is None for _, on in moves):
+            return plain(input, shift, axis, name)
+        for by, on in moves:
+            length = values.shape[on]
+            if length and by % length:
+                cut, before = length - by % length, (slice(None),) * on
+                parts = [values[(*before, slice(cut, None))], values[(*before, slice(cut))]]
+                values = tf.concat(parts, on)
+        return values
+
+    return roll
+
+
+def _einsum(plain: Form) -> Form:
+    """Take the operand with the free batch first: the other way round its shape overflows."""
+
+    def einsum(equation: str, *inputs: Any, **named: Any) -> Any:
+        import tensorflow as tf
+
+        if len(inputs) != 2 or "->" not in equation:
+            return plain(equation, *inputs, **named)
+        one, other = inputs
+        is_known = None not in tuple(getattr(one, "shape", (None,)))
+        is_free = isinstance(other, tf.Tensor) and other.shape.rank and other.shape[0] is None
+        if not (is_known and is_free):
+            return plain(equation, one, other, **named)
+        operands, result = equation.split("->")
+        first, second = operands.split(",")
+        return plain(f"{second},{first}->{result}", other, one, **named)
+
+    return einsum
+
+
+def _extract_patches(plain: Form) -> Form:
+    """Take patches of float images, with which many a Vision Transformer begins.
+
+    Patches beside each other are blocks moved into the depth, and others a convolution that picks
+    each value once, as ``keras.ops.image.extract_patches`` has it.
+    """
+
+    def extract_patches(
+        images: Any,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        rates: Sequence[int],
+        padding: str,
+        name: str | None = None,
+    ) -> Any:
+        import tensorflow as tf
+
+        images = tf.convert_to_tensor(images)
+        known = images.shape.rank == 4 and images.shape[-1] is not None
+        if not (known and images.dtype.is_floating):
+            return plain(images, sizes, strides, rates, padding, name)
+        size, stride, rate = (tuple(map(int, each[1:3])) for each in (sizes, strides, rates))
+        block = size[0]
+        beside = size == stride == (block, block) and rate == (1, 1) and block > 1
+        if beside and all(length and length % block == 0 for length in images.shape[1:3]):
+            return tf.nn.space_to_depth(images, block)
+        values = size[0] * size[1] * images.shape[-1]
+        each_once = tf.reshape(tf.eye(values, dtype=images.dtype), [*size, -1, values])
+        return tf.nn.conv2d(images, each_once, stride, padding, dilations=rate)
+
+    return extract_patches
+
+
+def _place_of(name: str) -> Form:
+    """Return ``argmax`` or ``argmin`` without Keras's look at the bits, which tells -0 from 0."""
+
+    def place(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+        import tensorflow as tf
+
+        x = tf.convert_to_tensor(x)
+        values = tf.reshape(x, [-1]) if axis is None else x
+        found = getattr(tf, name)(values, 0 if axis is None else axis, tf.int32)
+        if not keepdims:
+            return found
+        if axis is None:
+            return tf.reshape(found, [1] * x.shape.rank)
+        return tf.expand_dims(found, axis)
+
+    return place

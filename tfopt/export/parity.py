@@ -1,0 +1,136 @@
+"""How far a file's answers are from its model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfopt.errors import UserError, in_short, real
+from tfopt.export.batches import Array
+
+if TYPE_CHECKING:
+    import keras
+
+Measure = Literal["argmax_agreement", "relative_error"]
+
+# Past this the output is noise, whatever class still happens to come out on top.
+_BROKEN = 0.5
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The distance of two models; of several outputs, the worst one counts.
+
+    Attributes:
+        examples: How many examples were compared.
+        argmax_agreement: Share of predictions with the same class on top; None where no output
+            has classes.
+        max_abs_error: Largest difference of any output value.
+        relative_error: Norm of the difference over the norm of the float outputs.
+        measure: What the two are judged by: the classes where the outputs are probabilities
+            (or the loss says so), otherwise the relative error.
+    """
+
+    examples: int
+    argmax_agreement: float | None
+    max_abs_error: float
+    relative_error: float
+    measure: Measure
+
+    @property
+    def lost(self) -> float:
+        """Return the share of changed classes, or the relative error: 0 is a perfect copy."""
+        if self.measure == "argmax_agreement" and self.argmax_agreement is not None:
+            return 1 - self.argmax_agreement
+        return self.relative_error
+
+    def within(self, max_drop: float) -> bool:
+        """Return whether the copy may stand for the float model, as it loses so many points."""
+        broken = not self.relative_error <= max(_BROKEN, max_drop / 100)
+        return not broken and 100 * self.lost <= max_drop
+
+    def tell(self) -> str:
+        """Return one phrase for notes and errors."""
+        classes = (
+            f"{self.argmax_agreement:.2%} of the classes agree, "
+            if self.argmax_agreement is not None
+            else ""
+        )
+        return f"{classes}relative error {self.relative_error:.3g} on {self.examples} examples"
+
+
+def require_drop(max_drop: object) -> None:
+    """Refuse what is no number of points that may be lost."""
+    points = real(max_drop)
+    if max_drop is not None and (points is None or not 0 <= points <= 100):
+        raise UserError(
+            "max_drop is not a number of points.",
+            expected="0 <= max_drop <= 100, or None",
+            received=in_short(max_drop),
+        )
+
+
+def compare(
+    expected: Sequence[Array], actual: Sequence[Array], *, classifier: bool = False
+) -> Parity:
+    """Measure the distance; ``classifier`` says that the outputs rank classes."""
+    wanted = [np.asarray(a, dtype="float64") for a in expected]
+    given = [np.asarray(a, dtype="float64") for a in actual]
+    pairs = list(zip(wanted, given, strict=True))
+    agreements = [
+        float(np.mean(e.argmax(-1) == a.argmax(-1)))
+        for e, a in pairs
+        if e.ndim > 1 and e.shape[-1] > 1
+    ]
+    ranks = len(agreements) == len(pairs) and (classifier or all(map(_probabilities, wanted)))
+    return Parity(
+        examples=len(wanted[0]),
+        argmax_agreement=min(agreements) if agreements else None,
+        max_abs_error=max(float(np.max(np.abs(e - a), initial=0.0)) for e, a in pairs),
+        relative_error=max(_relative(e, a) for e, a in pairs),
+        measure="argmax_agreement" if ranks else "relative_error",
+    )
+
+
+# The functions of Keras's losses whose outputs are scores of classes.
+_CLASS_LOSSES = frozenset(
+    {
+        "categorical_crossentropy",
+        "categorical_focal_crossentropy",
+        "categorical_generalized_cross_entropy",
+        "sparse_categorical_crossentropy",
+        "kl_divergence",
+    }
+)
+
+
+def ranks_classes(model: keras.Model) -> bool:
+    """Return whether all outputs that have a loss are scores of classes, as the losses say."""
+    import keras
+
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
+    return bool(losses) and all(_function_name(loss) in _CLASS_LOSSES for loss in losses)
+
+
+def _function_name(loss: Any) -> str:
+    """Return the name of the function that a loss is made of, also where it is a partial one."""
+    import keras
+
+    function = keras.losses.get(loss) if isinstance(loss, str) else loss
+    function = getattr(function, "fn", function)
+    return str(getattr(getattr(function, "func", function), "__name__", ""))
+
+
+def _probabilities(values: Array) -> bool:
+    return bool(values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=1e-2))
+
+
+def _relative(expected: Array, actual: Array) -> float:
+    error = float(np.linalg.norm(expected - actual))
+    size = float(np.linalg.norm(expected))
+    if size:
+        return error / size
+    return float("inf") if error else 0.0
