@@ -10,7 +10,7 @@ from tfopt.doctor import compute_checks
 from tfopt.doctor import gpu_checks as gpus
 from tfopt.doctor.check import Subject
 from tfopt.doctor.examine import INSPECTIONS
-from tfopt.doctor.isolated import Answered
+from tfopt.subprocesses import Answered
 
 MIB = 1024**2
 ON_GPUS = [each for each in INSPECTIONS if each.theme == "gpu"]

@@ -11,8 +11,8 @@ import pytest
 from tfopt.doctor.check import Check, Subject
 from tfopt.doctor.compute_checks import judge, on_cpu
 from tfopt.doctor.examine import Inspection, examined
-from tfopt.doctor.isolated import Answered
 from tfopt.doctor.job_checks import examine_job, job
+from tfopt.subprocesses import Answered
 
 JOBS = """
     import os, sys, time
@@ -64,7 +64,7 @@ def test_what_does_not_end_is_ended(folder):
     left = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if "tfopt.export.child" in child.cmdline():
+            if "tfopt.subprocesses" in child.cmdline():
                 left.append(child.pid)
     assert gone(*left)
 

@@ -21,7 +21,6 @@ import tfopt
 from tfopt.commands.cli import main
 from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError, require_count
-from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import Given
 from tfopt.export.formats.format import Signature
 from tfopt.export.formats.litert import mixed_recipe, quantized, recipe
@@ -30,6 +29,7 @@ from tfopt.export.formats.tensorrt import TensorRt, config
 from tfopt.export.litert_file import kernels
 from tfopt.export.load import Served
 from tfopt.export.reference import Reference
+from tfopt.subprocesses import Child, ChildEnded
 
 RNG = np.random.default_rng(0)
 

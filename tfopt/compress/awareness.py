@@ -14,7 +14,6 @@ from functools import partial
 from threading import local
 from typing import Any, Literal
 
-from tfopt.compress.hooks import Hooks
 from tfopt.compress.integers.attention import attention_methods
 from tfopt.compress.integers.fake_quant import (
     batch_range,
@@ -31,6 +30,7 @@ from tfopt.compress.integers.plan import (
     rounded_inside,
 )
 from tfopt.compress.model_graph import Address, find, kinds
+from tfopt.hooks import Hooks
 
 _TRACKED = "tfopt_"
 KernelPrecision = Literal["int8", "int4"]

@@ -20,7 +20,6 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfopt.compress.hooks import Shared, replaced
 from tfopt.distribute.shards import refuse_what_cannot_be_split, until_all_have_ended
 from tfopt.distribute.step import Step, has_own, unbuilt_parts
 from tfopt.distribute.step_function import split, step_function
@@ -29,6 +28,7 @@ from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.distribute.worker_files import divided, saved
 from tfopt.distribute.workers import limited, together
 from tfopt.errors import UserError
+from tfopt.hooks import Shared, replaced
 from tfopt.job.cluster_place import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")

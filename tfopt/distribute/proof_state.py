@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfopt.compress.hooks import putting, replaced
 from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
+from tfopt.hooks import putting, replaced
 from tfopt.resume.random_state import capture_host, restore_host
 from tfopt.resume.variables import put_back, values_of
 from tfopt.resume.variables import variables_of as all_variables_of

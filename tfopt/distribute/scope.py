@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
-from tfopt.compress.hooks import Shared, replaced
+from tfopt.hooks import Shared, replaced
 
 _of_this_thread = threading.local()
 

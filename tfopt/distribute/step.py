@@ -20,7 +20,6 @@ import keras
 import tensorflow as tf
 from keras import ops, tree
 
-from tfopt.compress.hooks import putting
 from tfopt.distribute.partial_losses import adds_up, terms
 from tfopt.distribute.whole_batch import (
     LossesOfReplica,
@@ -37,6 +36,7 @@ from tfopt.distribute.whole_batch import (
     shard_here,
 )
 from tfopt.errors import UserError
+from tfopt.hooks import putting
 
 Put = Callable[[Any, str, Any], None]
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA

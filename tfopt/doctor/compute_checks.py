@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfopt.doctor.check import Check, Subject, in_one_line
-from tfopt.doctor.isolated import Answered, ask
 from tfopt.monitor.nvml import device_facts, why_no_gpu
+from tfopt.subprocesses import Answered, ask
 
 _LIMIT_S = 180.0
 _SIZE = 256

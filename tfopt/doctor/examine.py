@@ -21,9 +21,9 @@ from rich.text import Text
 from tfopt.doctor import cluster_checks, compute_checks, gpu_checks, host_checks, job_checks
 from tfopt.doctor.check import THEMES, VERDICTS, Check, Subject, in_one_line
 from tfopt.errors import UserError, within
-from tfopt.export.child import in_time
 from tfopt.job.references import check_reference
 from tfopt.job.transform import Transform, as_chain
+from tfopt.subprocesses import in_time
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from tfopt.doctor.check import Check, Subject, Verdict, check_of_error
-from tfopt.doctor.isolated import ask
 from tfopt.errors import CannotCombine, UserError
-from tfopt.export.child import in_time
 from tfopt.job.cgroup import memory_limit_gib
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
 from tfopt.monitor.nvml import gpu_memories
+from tfopt.subprocesses import ask, in_time
 
 if TYPE_CHECKING:
     from tfopt.run import Prepared

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
-from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import ExportedFile, answers, made_file
 from tfopt.export.formats.format import Array, Graphs
 from tfopt.export.formats.litert import LiteRT, mixed_recipe, quantized
 from tfopt.export.litert_file import Kernel, kernels
 from tfopt.export.parity import compare
 from tfopt.export.reference import Reference
+from tfopt.subprocesses import Child, ChildEnded
 
 _KINDS = ("FULLY_CONNECTED", "CONV_2D")
 _FEWEST = 1024

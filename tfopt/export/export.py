@@ -20,7 +20,6 @@ from tfopt.compress.model_graph import Port, Ports, ports_of
 from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, require_count
 from tfopt.export.batches import run_all
-from tfopt.export.child import Child, ChildEnded
 from tfopt.export.formats.format import (
     CALIBRATED,
     PRECISIONS,
@@ -38,6 +37,7 @@ from tfopt.export.reference import Reference, ScoredBy, made_inputs, make_refere
 from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cluster_place import usable_cores
 from tfopt.job.rebuild import require_built_keras3
+from tfopt.subprocesses import Child, ChildEnded
 
 if TYPE_CHECKING:
     import keras

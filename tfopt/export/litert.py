@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfopt.compress.hooks import Hooks
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.errors import UserError
 from tfopt.export.batches import Array, run_all
@@ -24,6 +23,7 @@ from tfopt.export.formats.format import way_round
 from tfopt.export.litert_forms import litert_forms
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
+from tfopt.hooks import Hooks
 from tfopt.job.rebuild import ONE_AT_A_TIME
 
 if TYPE_CHECKING:

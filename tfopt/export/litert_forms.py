@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.hooks import Hooks, replaced
 from tfopt.compress.integers.normalization import normalization_form
 from tfopt.compress.model_graph import computes_as_keras, kinds
 from tfopt.export.near_scores import maximum_of_near_scores, softmax_of_near_scores
+from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import ONE_AT_A_TIME
 
 Form = Callable[..., Any]

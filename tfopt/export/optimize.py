@@ -18,7 +18,6 @@ from tfopt.data.sources.open import open_part, open_source
 from tfopt.errors import UserError, first_line, in_short, real, require_count
 from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
-from tfopt.export.child import Child
 from tfopt.export.export import (
     ExportedFile,
     Given,
@@ -45,6 +44,7 @@ from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
 from tfopt.report.format import factor, speed_and_interval, table
 from tfopt.report.statistics import LEAST, Comparison, compare_pairs
+from tfopt.subprocesses import Child
 
 if TYPE_CHECKING:
     import keras

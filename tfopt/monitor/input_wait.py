@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from tfopt.compress.hooks import replaced
+from tfopt.hooks import replaced
 
 
 class _Counted:

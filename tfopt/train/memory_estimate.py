@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tfopt.compress.hooks import replaced
 from tfopt.errors import UserError, require_count
+from tfopt.hooks import replaced
 from tfopt.job.rebuild import require_built_keras3, require_compiled
 from tfopt.report.format import table
 from tfopt.train.graph_memory import peak_of, size_of

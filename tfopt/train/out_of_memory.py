@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from tfopt.compress.hooks import Hooks
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.data.stages import batch_size_of
 from tfopt.errors import UserError, first_line
+from tfopt.hooks import Hooks
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.train.memory_estimate import TrainingMemory, training_memory
 from tfopt.train.memory_message import Asked, read

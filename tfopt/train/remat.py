@@ -11,9 +11,9 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.compress.hooks import Hooks
 from tfopt.compress.kernels import Layers, compile_pattern, matcher
 from tfopt.errors import UserError
+from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
 

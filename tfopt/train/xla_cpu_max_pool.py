@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfopt.compress.hooks import replaced
+from tfopt.hooks import replaced
 
 
 def probe() -> bool:

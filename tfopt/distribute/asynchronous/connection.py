@@ -15,8 +15,8 @@ from typing import Any
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD
 from tfopt.distribute.workers import silent, wait_for
 from tfopt.errors import UserError
-from tfopt.export.child import in_time
 from tfopt.job.cluster_place import ClusterPlace
+from tfopt.subprocesses import in_time
 
 _GOODBYE_S = 10.0
 _LOOKS = 3  # at a ps that does not answer, before it counts as lost

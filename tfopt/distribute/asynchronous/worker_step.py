@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tfopt.compress.hooks import replaced
 from tfopt.distribute.asynchronous.building import has_inner, optimizers_of
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
+from tfopt.hooks import replaced
 
 
 class Arrivals:

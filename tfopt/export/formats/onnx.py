@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tfopt.compress.hooks import replaced
 from tfopt.errors import UserError
 from tfopt.export.formats.format import (
     Array,
@@ -26,6 +25,7 @@ from tfopt.export.formats.format import (
     way_round,
 )
 from tfopt.files import write_atomically
+from tfopt.hooks import replaced
 
 Form = Callable[..., Any]
 _OPSET = 17

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, TypeVar
 
@@ -160,6 +161,44 @@ class Child:
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         words = " | ".join(line.strip() for line in lines[-3:])
         return f"the process ended with {how}" + (f": {words[-600:]}" if words else "")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the other process answered.
+
+    Attributes:
+        answers: In the order in which they were given.
+        ended: None where all was answered; else why the process ended, and its last words.
+        at: The stage at which it ended too early.
+    """
+
+    answers: tuple[Any, ...]
+    ended: str | None = None
+    at: str = ""
+
+
+def ask(
+    question: Callable[[Mapping[str, Any]], Iterator[Any]],
+    asked: Mapping[str, Any],
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Answered:
+    """Return what a generator function yields in another process; texts name its next stage."""
+    answers: list[Any] = []
+    at = "starting Python"
+    try:
+        with Child(
+            gpu=True, environment={"TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})}
+        ) as child:
+            for each in child.each(question, asked, limit_s=limit_s):
+                if isinstance(each, str):
+                    at = each
+                else:
+                    answers.append(each)
+    except (UserError, RuntimeError) as error:
+        return Answered(tuple(answers), str(error), at)
+    return Answered(tuple(answers))
 
 
 def _work(pipe: Connection) -> None:
