@@ -52,7 +52,7 @@ def test_the_same_thing_has_the_same_flag_in_every_command():
         "tune", "bench", "batch-size",
     ]  # fmt: skip
     assert [name for name, flags in found.items() if "--max-drop" in flags] == [
-        "tune", "bench", "optimize",
+        "tune", "bench", "export", "optimize",
     ]  # fmt: skip
 
 

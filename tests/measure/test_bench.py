@@ -4,7 +4,18 @@ import pytest
 from made_machine import FACTS, Machine
 
 import tfopt
-from tfopt import Execution, MixedPrecision, Pipeline, Place, Prune, Quantize, UserError, chain
+from tfopt import (
+    Accumulate,
+    Execution,
+    LearningRate,
+    MixedPrecision,
+    Pipeline,
+    Place,
+    Prune,
+    Quantize,
+    UserError,
+    chain,
+)
 from tfopt.measure.bench import KEPT, Interrupted, bench, leave_files
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
@@ -182,7 +193,7 @@ def test_where_not_all_fit_they_meet_the_reference_in_groups(measured, machine):
 @pytest.mark.parametrize("free_mib", [6500.0, 8000.0, 9500.0])
 def test_a_long_chain_is_measured_where_hardly_anything_fits(measured, machine, free_mib):
     machine.each_mib, machine.free_mib = 1000.0, free_mib
-    links = (FAST, HALF, BATCH, Execution(jit_compile=True), Execution(steps_per_execution=32))
+    links = (FAST, HALF, BATCH, Accumulate(2), LearningRate(0.1))
     first, *others = measured(*links, seeds=0).variants
     assert len(first.processes) >= 2
     assert all(row.against_reference.processes >= 2 for row in others)

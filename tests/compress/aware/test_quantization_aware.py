@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfopt
-from tfopt.compress import hooks
+from tfopt import hooks
 from tfopt.compress.hold import strip
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 from tfopt.errors import UserError
