@@ -292,7 +292,7 @@ class QuantizeAware(Transform):
         apply_final(model)
         take_awareness_off(model)
         # By name, since writing files is a room above this one.
-        quantize: Any = transform_class("quantize")()
+        quantize: Any = transform_class("quantize")(max_drop=100)  # the file is what was trained
         quantize.write(run, model, _FILENAME)
 
 

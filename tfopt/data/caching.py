@@ -66,7 +66,7 @@ def cached_in_file(
             f"The cache {path} was left unfinished, or is being written by another process.",
             expected="a whole cache, or none",
             received=str(locks[0]),
-            fix=f"delete it: {path}*; or wait for the run that writes it",
+            fix=f"delete it: {path}.* and {path}_*; or wait for the run that writes it",
         )
     free = shutil.disk_usage(path.parent).free
     if size.bytes is not None and size.bytes > free:
@@ -124,7 +124,7 @@ def _require_same(path: Path, beside: Path, made_from: dict[str, Any]) -> None:
             f"The cache {path} was made from something else.",
             expected="a cache of this data with these settings, or none",
             received=f"another {' and '.join(differing)}",
-            fix=f"delete it: {path}*; or choose another path",
+            fix=f"delete it: {path}.* and {path}_*; or choose another path",
         )
 
 

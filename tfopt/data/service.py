@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from tfopt.data.stages import PYTHON_OPERATIONS, operations_of
 from tfopt.errors import UserError, first_line
 from tfopt.job.cluster_place import place_in_cluster
 
@@ -31,6 +32,7 @@ def served(
     """
     import tensorflow as tf
 
+    _require_portable(dataset)
     _require_answer(address)
     made = dataset.apply(
         tf.data.experimental.service.distribute(
@@ -58,6 +60,26 @@ def require_service(service: object) -> None:
             "service is no address of a data service.",
             expected='"grpc://host:port" as `tfopt launch --data-workers` prints it',
             received=repr(service),
+        )
+
+
+def _require_portable(dataset: Any) -> None:
+    """Refuse a pipeline that data workers cannot run, or of which they lose or repeat examples."""
+    import tensorflow as tf
+
+    content = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor).numpy()
+    operations = operations_of(tf.compat.v1.GraphDef.FromString(content))
+    # In TensorFlow 2.21 each worker reads the whole of what is shuffled before an interleave, and
+    # of zipped datasets now and then one element is lost.
+    refused = sorted(op for op in operations if op.startswith(("ShuffleDataset", "ZipDataset")))
+    if refused or operations & PYTHON_OPERATIONS:
+        raise UserError(
+            "A data service repeats or loses examples of this pipeline, or cannot run it.",
+            expected="one source that TensorFlow reads (TFRecord, TFDS, files), in order, and "
+            "functions of its operations",
+            received=", ".join(refused) or "a generator, a table or a function of Python",
+            fix="leave out shuffle(): pipeline(shuffle=True) shuffles what comes; write what is "
+            "zipped or made by Python as TFRecord, by tf.io.TFRecordWriter",
         )
 
 

@@ -243,11 +243,19 @@ def write_all(
         lost = any(each.too_far for each in refused)
         raise UserError(
             f"No file of {model.name!r} could be made.",
-            received="; ".join(f"{each.name}: {each.reason}" for each in refused),
-            fix="raise max_drop where a file loses too much" if lost else None,
+            received="; ".join(
+                [*(f"{each.name}: {each.reason}" for each in refused), *reference.notes]
+            ),
+            fix=_MORE_ACCURATE if lost else None,
         )
     score, _ = reference.score(reference.expected)
     return Exported(target, files, refused, score, reference.notes)
+
+
+_MORE_ACCURATE = (
+    "give more calibration examples, scaled as in the training; or take another precision; or "
+    "raise max_drop where a file loses too much"
+)
 
 
 def require_exportable(model: Any) -> None:

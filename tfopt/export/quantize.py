@@ -14,7 +14,7 @@ import numpy as np
 
 from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
-from tfopt.errors import CannotCombine, UserError, keep_plain
+from tfopt.errors import CannotCombine, UserError, first_line, keep_plain
 from tfopt.export.batches import Array
 from tfopt.export.export import (
     Given,
@@ -123,7 +123,8 @@ def quantize(
         precision: "int8" (weights and activations) or "int16" (activations), which need
             ``calibration``; "dynamic", "weight_only" or "int4" (weights); "float16"; "float32".
         calibration: Examples as ``fit`` takes them (labels are ignored), which set the ranges.
-        examples: What the file is compared on. Default: the calibration data, else noise.
+        examples: What the file is compared on. Default: the calibration data, else noise, by
+            which no file is refused.
         samples: How many examples are used, of each.
         max_drop: The most that may be lost, in points: percent of changed classes, or of a relative
             error. Default: as ``export`` has it, 10 for integers.
@@ -139,7 +140,7 @@ def quantize(
         >>> print(small, small.accuracy(x_test, y_test))
     """
     wanted = [(LiteRT(), precision)]
-    known_names("precision", precision, LiteRT.precisions)
+    require_precision(precision)
     _require_integer_io(integer_io, precision)
     validate_settings(wanted, calibration, samples, max_drop)
     target = None if path is None else _target(path)
@@ -150,6 +151,8 @@ def quantize(
     if getattr(model, "inputs", None):
         require_numbers(model, ports_of(model))
     given = Given.read(model, calibration, examples, samples)
+    if max_drop is None and calibration is None and examples is None:
+        max_drop = 100.0  # what noise shows is no reason to refuse a file
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
         exported = write_all(
             model, given, wanted, Path(folder), max_drop, _here, integer_io=integer_io
@@ -169,7 +172,24 @@ def quantize(
 
 def _here(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in this process: another one would take seconds to start."""
-    return function(*arguments)
+    try:
+        return function(*arguments)
+    except UserError:
+        raise
+    except Exception as error:  # of the quantizer or the interpreter: the file is refused by it
+        raise RuntimeError(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def require_precision(precision: object) -> None:
+    """Refuse anything but one precision that LiteRT files have."""
+    if not isinstance(precision, str):
+        raise UserError(
+            "A quantized model has one precision.",
+            expected=", ".join(LiteRT.precisions),
+            received=repr(precision),
+            fix='tfopt.export(model, folder, formats="litert", precision=[...]) writes several',
+        )
+    known_names("precision", precision, LiteRT.precisions)
 
 
 def _require_integer_io(integer_io: object, precision: Precision) -> None:
@@ -215,7 +235,7 @@ class Quantize(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        known_names("precision", self.precision, LiteRT.precisions)
+        require_precision(self.precision)
         validate_settings([], None, self.samples, self.max_drop)
 
     def check_beside(self, earlier: Transform) -> None:

@@ -70,7 +70,7 @@ class Transform:
         return arguments
 
     def callbacks(self, run: Run) -> list[keras.callbacks.Callback]:
-        """Return callbacks for ``fit``."""
+        """Return callbacks for ``fit``; what they did is noted in ``finish``."""
         return []
 
     def finish(self, run: Run, model: keras.Model) -> None:
@@ -200,10 +200,11 @@ class Run:
         for transform in self.chain.parts if transforms is None else transforms:
             self._acting = transform
             yield transform
+        self._acting = None
 
     def note(self, text: str, *, acted: bool = True) -> None:
         """Say what the acting transform did, or with ``acted=False`` why it did nothing."""
-        assert self._acting is not None
+        assert self._acting is not None, "note() is for the methods of a transform"
         self._notes.append((self._acting, Effect(acted, text)))
 
     def add_file(self, file: Artefact) -> None:

@@ -37,7 +37,6 @@ from tfopt.report.training_view import TRAINING, how_often, training_columns
 Columns = Mapping[str, Callable[[Any], str]]
 """What is listed of an item, by its heading."""
 _UNKNOWN = "unknown"
-_NO_BATCH = "the data do not tell the batch size"
 _CAPTIONS: dict[Kind, str] = {
     "prefixes": "Each row adds one link of the chain to those before it.",
     "ablation": "Each row leaves one link of the chain out.",

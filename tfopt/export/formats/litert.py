@@ -77,7 +77,14 @@ class LiteRT(Format):
             outputs=signature.outputs,
             threads=threads,
         )
-        return predictor.run_batch
+
+        def run(rows: Sequence[Array]) -> list[Array]:
+            try:
+                return predictor.run_batch(rows)
+            except RuntimeError:  # some graphs hold a shape that was computed for one example
+                return predictor(list(rows))
+
+        return run
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file's signature."""
