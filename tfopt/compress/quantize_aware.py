@@ -292,8 +292,8 @@ class QuantizeAware(Transform):
         apply_final(model)
         take_awareness_off(model)
         # By name, since writing files is a room above this one.
-        quantize: Any = transform_class("quantize")(max_drop=100)  # the file is what was trained
-        quantize.write(run, model, _FILENAME)
+        quantize: Any = transform_class("quantize")
+        quantize(max_drop=100).write(run, model, _FILENAME)  # the file is what was trained
 
 
 def _summary(model: keras.Model) -> str:
