@@ -65,7 +65,8 @@ def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
     )
     assert code == 1
     assert "[tfopt] worker 1 failed first: exit code 1" in err
-    assert err.index("[tfopt]     before the end") < err.index("[tfopt]     out of luck")
+    # Of two streams: which is read first is not said.
+    assert {"[tfopt]     before the end", "[tfopt]     out of luck"} <= {*err.splitlines()}
     assert len(list(launcher.folder.glob("saved*"))) == 2
     assert launcher.living() == []
 
