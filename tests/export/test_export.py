@@ -270,7 +270,7 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
             max_drop=0,
         )
     assert "relative error" in str(caught.value)
-    assert caught.value.fix == "raise max_drop where a file loses too much"
+    assert "raise max_drop where a file loses too much" in caught.value.fix
     assert not list(tmp_path.iterdir())
     # A file that is there is not lost to one that fails, and the error says that it is there.
     (tmp_path / "litert_int8").mkdir()
