@@ -13,33 +13,25 @@ TOKENS = {
     "token_ids": np.random.default_rng(0).integers(1, 50, (32, 8)).astype("int32"),
     "padding_mask": np.ones((32, 8), "int32"),
 }
+SMALL = {
+    "vocabulary_size": 50,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 32,
+    "max_sequence_length": 8,
+}
 IMAGES = np.random.default_rng(0).random((32, 16, 16, 3), "float32")
 LABELS = np.arange(32) % 2
 
 
 def bert():
-    own = hub.models.BertBackbone(
-        vocabulary_size=50,
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
-        max_sequence_length=8,
-        num_segments=2,
-    )
+    own = hub.models.BertBackbone(**SMALL, num_segments=2)
     return own, {**TOKENS, "segment_ids": np.zeros((32, 8), "int32")}
 
 
 def gpt2():
-    own = hub.models.GPT2Backbone(
-        vocabulary_size=50,
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
-        max_sequence_length=8,
-    )
-    return own, TOKENS
+    return hub.models.GPT2Backbone(**SMALL), TOKENS
 
 
 def vit():

@@ -114,7 +114,7 @@ def quantize(
     """Write a trained Keras 3 model as one LiteRT file; the model itself is not changed.
 
     This is the short form of ``tfopt.export(model, folder, formats="litert")``, whose arguments it
-    takes. A quantization-aware model is stripped first.
+    takes. Strip a quantization-aware model first: ``tfopt.strip(model)``.
 
     Args:
         model: A built Keras 3 model, or a .keras file; mixed precision and models from a
