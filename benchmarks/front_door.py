@@ -21,8 +21,8 @@ from typing import Any
 from neighbour import neighbour
 from paired import save_figures
 from tfopt.report.bench_figures import kept
-from tfopt.report.documents import read_any
-from tfopt.report.summary import summarise
+from tfopt.report.bench_report import read_bench_report
+from tfopt.report.summary import headline_of
 
 
 def one_run(busy: bool) -> dict[str, Any]:
@@ -41,12 +41,12 @@ def one_run(busy: bool) -> dict[str, Any]:
         folder = Path(home, "cnn_mnist_report")
         if done.returncode or not folder.exists():
             return {"took_s": round(took_s, 1), "failed": done.stderr[-2000:]}
-        report = read_any(folder)
+        report = read_bench_report(folder)
         found = kept(report)
         chosen = found and (found.to_accuracy, found.whole, found.against_reference)
         return {
             "took_s": round(took_s, 1),
-            "headline": summarise(report).headline,
+            "headline": headline_of(report),
             "chain": found and found.chain,
             "certain": bool(chosen and any(c and c.verdict == "faster" for c in chosen)),
             "to_accuracy": found and found.to_accuracy and asdict(found.to_accuracy),

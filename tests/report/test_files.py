@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tfopt.commands.cli import main
 from tfopt.report.bench_report import BenchReport, DamagedReport, read_bench_report
-from tfopt.report.documents import publish, read_any
+from tfopt.report.documents import publish
 from tfopt.report.html import as_html
 
 PUBLISHED = sorted(Path(__file__).parents[2].glob("benchmarks/results/*-bench-*.json"))
@@ -42,7 +43,7 @@ def test_what_is_read_is_what_was_written_and_a_page_holds_it_all(
     report = request.getfixturevalue(which)
     encodable = texts(report, lambda text: text.replace("\ud800", "?"))
     publish(encodable, tmp_path)
-    assert read_any(tmp_path / "bench.json") == read_any(tmp_path) == encodable
+    assert read_bench_report(tmp_path / "bench.json") == read_bench_report(tmp_path) == encodable
     text = as_html(report)
     assert len(text.encode()) < 1_000_000
     (link,) = (a for tag, a in page_of(text).tags if tag == "a" and "download" in a)
@@ -50,12 +51,38 @@ def test_what_is_read_is_what_was_written_and_a_page_holds_it_all(
     assert BenchReport.from_json(gzip.decompress(packed).decode()) == encodable
 
 
-def test_a_seal_is_over_the_values_not_the_layout(cpu):
-    content = json.loads(cpu.to_json())
-    assert BenchReport.from_json(json.dumps(content, sort_keys=True)) == cpu
-    content["variants"][4]["against_reference"]["ratio"] = 0.4
-    with pytest.raises(DamagedReport, match="changed after it was written"):
-        BenchReport.from_json(json.dumps(content))
+@pytest.mark.parametrize("content", ['{"schema": "other/1"}', "[]", "", "[" * 100_000])
+def test_anything_else_is_refused(content, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(DamagedReport, match=r"other\.json") as caught:
+        read_bench_report(path)
+    assert "tfopt.bench/6" in caught.value.expected
+    with pytest.raises(DamagedReport, match=r"bench\.json"):
+        read_bench_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "changes"),
+    [
+        ("serving", {"rows": []}),
+        ("serving.rows[1].kib", {"kib": 0.0}),
+        ("variants[0].processes[0]", {"turns_ms": [], "rounds": [], "steps": []}),
+        ("variants[0].processes[0]", {"rounds": [0, 2, 1, *range(3, 12)]}),
+        ("variants[0].processes[0]", {"host_peak_mib": None}),
+        ("variants[4]", {"reason": "it was measured"}),
+    ],
+)
+def test_what_no_report_can_hold_is_refused_by_its_place(trained, tmp_path, place, changes):
+    content = json.loads(trained.to_json())
+    found = content
+    for key in re.findall(r"[a-z]+|\d+", place.removesuffix(".kib")):
+        found = found[int(key) if key.isdecimal() else key]
+    found.update(changes)
+    (tmp_path / "bench.json").write_text(json.dumps(content))
+    with pytest.raises(DamagedReport) as caught:
+        read_bench_report(tmp_path)
+    assert place in caught.value.received
 
 
 def test_published_reports_are_read_or_refused_by_their_schema():

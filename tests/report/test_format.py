@@ -6,15 +6,6 @@ import pytest
 
 from tfopt.report import format as fmt
 from tfopt.report.statistics import Comparison
-from tfopt.report.table import is_change, size_tone
-
-
-def test_what_counts_as_a_change():
-    assert not is_change(1.029)
-    assert is_change(1.031)
-    assert [size_tone(shrink) for shrink in (None, 1.01, 2, 0.5)] == [
-        "plain", "plain", "better", "worse",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -24,7 +15,7 @@ def test_what_counts_as_a_change():
         ((1.25, 1.2, 1.3), "0.800* (0.769-0.833)"),
         ((0.704, 0.676, 0.735), "1.42* (1.36-1.48)"),
         # However narrow, an interval shows that it has a width.
-        ((1.0, 0.99999, 1.00001), "1.00* (0.99999-1.0000)"),
+        ((1.0, 0.99999, 1.00001), "1.00* (0.999990-1.00001)"),
     ],
 )
 def test_a_speed_is_above_one_where_it_is_faster_and_has_its_interval(comparison, told):

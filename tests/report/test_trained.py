@@ -27,7 +27,7 @@ def with_last(report, *comparison):
 
 
 def test_the_headline_is_what_a_person_says(trained):
-    assert view_of(trained).summary.headline == (
+    assert view_of(trained).headline == (
         "Trains 2.4 times as fast (2.3 to 2.5) to the same accuracy (+0.12 points); the file is "
         "3.7 times smaller and answers 2.8 times as fast (2.8 to 2.9)."
     )
@@ -40,7 +40,7 @@ def test_the_headline_is_of_the_first_time_that_its_interval_can_tell(trained):
         missing = [name for name, value in other.items() if value is None]
         gone = {**last.unavailable, **dict.fromkeys(missing, "not trained")}
         changed = replace(last, **other, unavailable=gone)
-        return view_of(replace(trained, variants=(*others, changed))).summary.headline
+        return view_of(replace(trained, variants=(*others, changed))).headline
 
     assert headline(whole=None).startswith(
         "Trains 2.4 times as fast (2.3 to 2.5) to the same accuracy; the file"
@@ -76,8 +76,8 @@ def test_the_headline_is_of_the_first_time_that_its_interval_can_tell(trained):
 def test_what_is_kept_for_its_size_is_not_called_faster(trained, ends, told):
     report = with_last(trained, *ends)
     view = view_of(report)
-    assert view.summary.headline.startswith("The file is 3.7 times smaller and answers 2.8 times")
-    assert f". It was not shown to be faster: {told}" in view.summary.headline
+    assert view.headline.startswith("The file is 3.7 times smaller and answers 2.8 times")
+    assert f". It was not shown to be faster: {told}" in view.headline
     assert view.keep == trained.recommendation.keep
     assert view_of(replace(report, serving=None)).keep
     same = replace(report.variants[-1], trainings=report.reference.trainings)
@@ -86,18 +86,16 @@ def test_what_is_kept_for_its_size_is_not_called_faster(trained, ends, told):
 
 
 def test_the_tiles_are_time_size_and_latency(trained):
-    tiles = view_of(trained).tiles
-    assert [(tile.label, tile.before, tile.after, tile.tone) for tile in tiles[:3]] == [
-        ("Until accurate, s", "6.28", "3.33", "better"),
-        ("Whole training, s", "6.33", "3.35", "better"),
-        ("File, KiB", "215", "58.3", "better"),
+    rows = view_of(trained).tiles.rows
+    assert [(row.name, *(cell.text for cell in row.cells)) for row in rows] == [
+        ("Until accurate, s", "6.28", "3.33", f"2.38{X} (2.31{DASH}2.45) faster"),
+        ("Whole training, s", "6.33", "3.35", f"2.38{X} (2.31{DASH}2.45) faster"),
+        ("File, KiB", "215", "58.3", f"3.69{X} smaller"),
+        ("Gzipped, KiB", "198", "18.6", f"10.6{X} smaller"),
+        ("Latency, ms", "0.0350", "0.0124", f"2.82{X} (2.77{DASH}2.87) faster"),
+        ("Examples/s", "3,353", "7,676", f"2.29{X} (2.26{DASH}2.33) faster"),
     ]
-    assert tiles[2].change == f"3.69{X} smaller"
-    assert [tile.label for tile in tiles[3:]] == ["Gzipped, KiB", "Latency, ms", "Examples/s"]
-    assert (tiles[4].before, tiles[4].after) == ("0.0350", "0.0124")
-    assert tiles[5].change.startswith(f"2.29{X} (2.26")
-    assert tiles[5].change.endswith(") faster")
-    assert tiles[0].change == f"2.38{X} (2.31{DASH}2.45) faster"
+    assert {row.cells[-1].tone for row in rows} == {"better"}
 
 
 def test_the_time_is_the_first_step_the_steps_and_the_ends_of_epochs(trained):
@@ -121,8 +119,8 @@ def test_an_accuracy_that_is_not_reached_is_said(trained):
     faster = replace(trained.variants[1], whole=Comparison(0.7, 0.6, 0.8, 3))
     variants = (trained.reference, faster, *trained.variants[2:])
     view = view_of(replace(trained, recommendation=keep, variants=variants))
-    assert "does not reach baseline's test accuracy of 96.20 %" in view.summary.headline
-    assert view.tiles[0].label == "Whole training, s"
+    assert "does not reach baseline's test accuracy of 96.20 %" in view.headline
+    assert view.tiles.rows[0].name == "Whole training, s"
 
 
 def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
@@ -138,8 +136,8 @@ def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
     )  # fmt: skip
     assert (cells["Model, KiB"].text, cells["Model, KiB"].detail) == ("250", "61.8")
     assert (cells["File, KiB"].text, cells["File, KiB"].detail) == ("58.3", "97.68 %")
-    assert [cells[0] for cells in row.listings[0].rows] == ["0", "1", "2"]
-    assert row.listings[0].rows[0][-1] == "160: 95.20 %; 320: 96.20 %"
+    assert [each.name for each in row.tables[0].rows] == ["seed 0", "seed 1", "seed 2"]
+    assert row.tables[0].rows[0].cells[-1].text == "160: 95.20 %; 320: 96.20 %"
     missed = row_of(trained, "+ LearningRate")[0]["Until accurate, s"]
     assert (missed.text, missed.reason) == ("n/a", "with seed 0 no reading reached 96.20 %")
     first = row_of(trained, "baseline")[0]
@@ -156,4 +154,4 @@ def test_few_seeds_are_said(trained):
     )
     view = view_of(replace(trained, variants=(*trained.variants[:-1], once)))
     assert "trained once" in view.table.rows[-1].flags
-    assert view.tiles[1].change == ""
+    assert view.tiles.rows[1].cells[-1].text == ""

@@ -33,7 +33,7 @@ exit codes:
   2  usage: a wrong argument
   3  inconclusive: measure longer, or on a quieter machine
   4  not comparable: another machine, other versions, other data, another batch, a lost variant
-  5  bad file: cut off, edited by hand, or no report
+  5  bad file: cut off, or no report
 """
 _CODE = {
     "pass": arguments.PASS,

@@ -29,19 +29,20 @@ def add_report(commands: Any, common: argparse.ArgumentParser) -> None:
 def _report(options: argparse.Namespace, given: list[str]) -> int:
     from rich.console import Console
 
-    from tfopt.report.documents import read_any
+    from tfopt.report.bench_report import read_bench_report
     from tfopt.report.html import as_html
     from tfopt.report.markdown import as_markdown
     from tfopt.report.terminal import as_terminal
+    from tfopt.report.view import view_of
 
-    report = read_any(options.file)
+    report = read_bench_report(options.file)
     if options.json:
         print(report.to_json(), end="")
         return 0
     if options.format == "terminal":
-        Console().print(as_terminal(report))
+        Console().print(as_terminal(view_of(report)))
         return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # as both forms are written to files
-    print(as_markdown(report) if options.format == "md" else as_html(report))
+    print(as_markdown(view_of(report)) if options.format == "md" else as_html(report))
     return 0

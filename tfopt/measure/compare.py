@@ -14,9 +14,8 @@ from typing import Any, Literal
 from tfopt.errors import UserError
 from tfopt.measure.comparability import NotComparable, differences, variant_differences
 from tfopt.report import format as fmt
-from tfopt.report.bench_report import KEPT, BenchReport, VariantReport
+from tfopt.report.bench_report import KEPT, BenchReport, VariantReport, read_bench_report
 from tfopt.report.compared import LeftOut, Line, Side, SideBySide
-from tfopt.report.documents import read_any
 from tfopt.report.statistics import LEAST, Comparison, compare_apart
 
 NOT_IN_THE_INTERVAL = (
@@ -39,7 +38,7 @@ class Named:
     @staticmethod
     def read(path: Path) -> Named:
         """Return the report in a file or a folder."""
-        return Named(fmt.one_line(str(path)), read_any(path))
+        return Named(fmt.one_line(str(path)), read_bench_report(path))
 
     @property
     def side(self) -> Side:

@@ -24,6 +24,7 @@ from tfopt.recipes.flags import FAILED, INTERRUPTED
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.documents import publish
 from tfopt.report.terminal import as_terminal
+from tfopt.report.view import view_of
 from tfopt.tune.tune import tune
 from tfopt.tune.tuned import Tuned
 
@@ -43,7 +44,7 @@ def bench_and_show(
             report, code = stop.report, INTERRUPTED
     if report is not None:
         publish(report, output)
-        console.print(as_terminal(report))
+        console.print(as_terminal(view_of(report)))
         console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if code == INTERRUPTED:
         kept = (

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tfopt.report.bench_report import PLAIN, BenchReport, VariantReport
 from tfopt.report.serving import Footprint, Footprints
 from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change
-from tfopt.report.timed_process import in_shared_rounds
 from tfopt.report.training import lowest_final_accuracy
 
 TIMES = ("whole", "to_accuracy", "against_reference")
@@ -18,21 +16,13 @@ TIMES = ("whole", "to_accuracy", "against_reference")
 ``tf.data`` waits at the ends of epochs, leave the time of a whole training wide."""
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The highest value over the processes, in MiB, or why there is none."""
-
-    mib: float | None
-    why: str
-
-
-def peak(variant: VariantReport, name: str) -> Peak:
-    """Return the peak ``name`` of ``TimedProcess``, over all processes."""
+def peak(variant: VariantReport, name: str) -> tuple[float | None, str]:
+    """Return the highest value over the processes, in MiB, or None and why there is none."""
     found = [each for process in variant.processes if (each := getattr(process, name)) is not None]
     if found:
-        return Peak(max(found), "")
+        return max(found), ""
     reasons = [process.unavailable[name] for process in variant.processes]
-    return Peak(None, reasons[0] if reasons else "no process was measured")
+    return None, reasons[0] if reasons else "no process was measured"
 
 
 def phase_s(variant: VariantReport, name: str) -> float:
@@ -150,9 +140,3 @@ def sizes(
         label = "gzipped model"
         before, after = (middle_training(v, "model_gzip_kib") for v in (reference, variant))
     return (label, before, after) if before and after else None
-
-
-def shared_times(a: VariantReport, b: VariantReport) -> tuple[list[float], list[float]]:
-    """Return a time of an example for each process of both, over the rounds that both were in."""
-    first, second = in_shared_rounds(a.processes, b.processes)
-    return [each.example_ms for each in first], [each.example_ms for each in second]

@@ -1,42 +1,32 @@
 """Hold everything that was measured, under one versioned schema.
 
-A BenchReport that exists is consistent. Its file is sealed over its values, so that one that was
-cut off or changed after it was written is refused.
+A BenchReport that exists is consistent: a file that was cut off, or holds what no report can, is
+refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from tfopt.errors import UserError
 from tfopt.report.serving import Footprints
 from tfopt.report.statistics import Comparison
-from tfopt.report.strict import (
-    AboveZero,
-    Count,
-    FromZero,
-    ReportError,
-    decode,
-    require_reasons,
-    show,
-)
-from tfopt.report.strict import (
-    Status as Status,
-)
+from tfopt.report.strict import AboveZero, Count, FromZero, decode, require_reasons, show
+from tfopt.report.strict import Status as Status
 from tfopt.report.timed_process import TimedProcess
 from tfopt.report.training import Training
 
 Kind = Literal["prefixes", "ablation", "pair", "single", "tune"]
 KEPT = "kept chain"
 """The name of the variant that was measured because it is worth keeping."""
+NAME = "bench.json"
+"""The file of a report in its folder."""
 PLAIN = "chain()"
 """The chain of the job as it is, as Python writes it."""
 
@@ -162,11 +152,9 @@ class VariantReport:
     )
 
     def __post_init__(self) -> None:
-        if self.status == "measured" and not self.processes:
-            raise ReportError("processes", expected="at least one process", received="none")
-        if (self.status == "measured") == bool(self.reason):
-            expected = "the reason why it was not measured, and null where it was"
-            raise ReportError("reason", expected=expected, received=show(self.reason))
+        measured = self.status == "measured"
+        assert self.processes or not measured, "processes of a variant that was measured"
+        assert measured != bool(self.reason), "a reason why it was not measured, and no other"
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
     @property
@@ -191,7 +179,7 @@ class VariantReport:
 
 
 class DamagedReport(UserError):
-    """A file that is no report, not a whole one, or not as it was written."""
+    """A file that is no report, or not a whole one."""
 
 
 @dataclass(frozen=True)
@@ -253,17 +241,10 @@ class BenchReport:
     schema: ClassVar[str] = "tfopt.bench/6"
 
     def __post_init__(self) -> None:
-        if not self.variants:
-            raise ReportError("variants", expected="at least the reference", received="none")
+        assert self.variants, "at least the reference"
         names = [variant.name for variant in self.variants]
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                key = f"variants[{number}].name"
-                raise ReportError(key, expected="names that differ", received=show(name))
-        if self.reference.status not in ("measured", "interrupted"):
-            raise ReportError(
-                "variants[0].status", expected=show("measured"), received=self.reference.status
-            )
+        assert len(set(names)) == len(names), "names of variants that differ"
+        assert self.reference.status in ("measured", "interrupted"), "a reference with figures"
 
     @property
     def reference(self) -> VariantReport:
@@ -280,72 +261,32 @@ class BenchReport:
         return next((variant for variant in self.variants if variant.name == name), None)
 
     def to_json(self) -> str:
-        """Return the report as JSON: stable order, lists of numbers on one line, sealed."""
+        """Return the report as JSON, in a stable order."""
         content = {"schema": self.schema, **asdict(self)}
-        text = json.dumps({**content, "seal": _seal(content)}, indent=1, allow_nan=False)
-        return _NUMBERS_OVER_LINES.sub(_on_one_line, text) + "\n"
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     @staticmethod
     def from_json(text: str) -> BenchReport:
-        """Return what :meth:`to_json` wrote; anything else is a DamagedReport."""
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DamagedReport(
-                "This report is not JSON.",
-                expected="a whole report as tfopt wrote it",
-                received=str(error),
-                fix="the file was cut off or edited by hand: restore it, or measure again",
-            ) from error
-        schema = content.get("schema") if isinstance(content, dict) else None
+        """Return what :meth:`to_json` wrote; refuse anything else."""
+        content = json.loads(text)
+        schema = content.pop("schema", None) if isinstance(content, dict) else None
         if schema != BenchReport.schema:
-            raise DamagedReport(
-                "This is no report of this version.",
-                expected=f"the schema {BenchReport.schema}",
-                received=show(schema),
-                fix="read it with the version of tfopt that wrote it, or measure again with "
-                "`tfopt bench`",
-            )
-        seal = content.pop("seal", None)
-        if seal != _seal(content):
-            raise DamagedReport(
-                "This report was changed after it was written.",
-                expected=f"the seal {_seal(content)} of its content",
-                received=show(seal),
-                fix="restore the file, or measure again",
-            )
-        del content["schema"]
+            raise UserError(f"Its schema is {show(schema)}.")
+        content.pop("seal", None)  # a hash of the content, in files of version 0.1
         return decode(BenchReport, content)
 
 
-# A list of numbers spread over lines; a JSON string holds no raw line break, so none can match.
-_NUMBERS_OVER_LINES = re.compile(r"\[\n\s*([^\[\]{}\"]+?)\n\s*\]")
-
-
-def _on_one_line(match: re.Match[str]) -> str:
-    return f"[{' '.join(match.group(1).split())}]"
-
-
-def _seal(content: Mapping[str, Any]) -> str:
-    """Return a hash of the values, not of their spelling: another layout does no harm."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
 def read_bench_report(path: str | Path) -> BenchReport:
-    """Return the report in a bench.json; what is wrong with it is a DamagedReport."""
+    """Return the report in a file, or in a folder with a bench.json; else raise DamagedReport."""
+    path = Path(path)
     try:
-        return BenchReport.from_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        file = path / NAME if path.is_dir() else path
+        return BenchReport.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedReport(
-            f"{path} cannot be read.",
-            expected="a bench.json in UTF-8, as `tfopt bench` writes it",
+            f"{path} is no whole report of this version.",
+            expected=f"a {NAME} of the schema {BenchReport.schema}, or a folder with one",
             received=str(error),
-        ) from error
-    except UserError as error:
-        raise DamagedReport(
-            f"{path}: {error.what}",
-            expected=error.expected,
-            received=error.received,
-            fix=error.fix,
+            fix="restore the file, read it with the version of tfopt that wrote it, or measure "
+            "again: `tfopt bench` and `tfopt tune` write one",
         ) from error

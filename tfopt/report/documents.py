@@ -1,4 +1,4 @@
-"""Read the file of a report, or name what it is instead, and show it.
+"""Read the file of a report, show it, and write it in its three forms.
 
 A renderer is loaded when it is asked for.
 """
@@ -6,15 +6,13 @@ A renderer is loaded when it is asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
-from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.report.bench_figures import kept
-from tfopt.report.bench_report import BenchReport, VariantReport, read_bench_report
+from tfopt.report.bench_report import NAME, BenchReport, VariantReport, read_bench_report
+from tfopt.report.view import view_of
 
-NAME = "bench.json"
 _WIDTH = 100
 
 
@@ -33,7 +31,7 @@ class Report:
     @staticmethod
     def read(path: str | Path) -> Report:
         """Return the report in a file, or in a folder with a bench.json."""
-        return Report(read_any(path))
+        return Report(read_bench_report(path))
 
     def __getitem__(self, name: str) -> VariantReport:
         """Return a variant by its name.
@@ -54,13 +52,9 @@ class Report:
 
     def __str__(self) -> str:
         """Return what ``tfopt report`` prints."""
-        from rich.console import Console
+        from tfopt.report.terminal import as_text
 
-        from tfopt.report.terminal import as_terminal
-
-        stream = StringIO()
-        Console(file=stream, width=_WIDTH, color_system=None).print(as_terminal(self.found))
-        return stream.getvalue().rstrip()
+        return as_text(view_of(self.found), _WIDTH).rstrip()
 
     def save(self, folder: str | Path) -> Path:
         """Leave bench.json, bench.md and bench.html in a folder, and return it."""
@@ -69,26 +63,11 @@ class Report:
         return place
 
 
-def read_any(path: str | Path) -> BenchReport:
-    """Return the report in a file, or in a folder with a bench.json."""
-    path = Path(path)
-    if path.is_dir():
-        if not (path / NAME).is_file():
-            raise UserError(
-                f"{path} is a folder that holds no report.",
-                expected=f"a {NAME}, or a folder with one",
-                received=", ".join(sorted(each.name for each in path.glob("*.json"))) or "neither",
-                fix="name the file, or measure again: `tfopt bench` and `tfopt tune` write one",
-            )
-        path = path / NAME
-    return read_bench_report(path)
-
-
 def publish(report: BenchReport, folder: Path) -> None:
     """Write a report as JSON, Markdown and HTML, each file whole or not at all."""
     from tfopt.report.html import as_html
     from tfopt.report.markdown import as_markdown
 
     write_atomically(folder / NAME, report.to_json())
-    write_atomically(folder / "bench.md", as_markdown(report))
+    write_atomically(folder / "bench.md", as_markdown(view_of(report)))
     write_atomically(folder / "bench.html", as_html(report))

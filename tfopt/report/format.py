@@ -134,20 +134,16 @@ def speed_and_interval(comparison: Comparison) -> str:
 
 def speed_in_words(comparison: Comparison) -> str:
     """Return the speed as a person says it: 2.1 times as fast (1.9 to 2.3)."""
-    middle, low, high = _apart(comparison, _SPOKEN, shown_as_one=False)
+    middle, low, high = _apart(comparison, _SPOKEN)
     return f"{middle} times as fast ({low} to {high})"
 
 
-def _apart(comparison: Comparison, digits: int, *, shown_as_one: bool = True) -> list[str]:
-    """Return the speed and its ends, with as many more digits as tell the two ends apart.
-
-    ``shown_as_one``: whether an end near 1 may read 1.00.
-    """
+def _apart(comparison: Comparison, digits: int) -> list[str]:
+    """Return the speed and its ends, with enough digits to tell the ends apart and from 1."""
     values = [1 / comparison.ratio, 1 / comparison.high, 1 / comparison.low]
     for more in range(digits, _MOST_DIGITS):
         texts = [quantity(value, more) for value in values]
-        ones = [text for text in texts[1:] if text.rstrip("0") == "1."]
-        if texts[1] != texts[2] and (shown_as_one or not ones):
+        if texts[1] != texts[2] and not any(text.rstrip("0") == "1." for text in texts[1:]):
             break
     return texts
 

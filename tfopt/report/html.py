@@ -12,8 +12,8 @@ import gzip
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from tfopt.report import format as fmt
 from tfopt.report.bench_report import BenchReport
-from tfopt.report.plots import plots_of
 from tfopt.report.view import view_of
 
 
@@ -29,6 +29,6 @@ def as_html(report: BenchReport) -> str:
     )
     return environment.get_template("bench.html.j2").render(
         view=view_of(report),
-        plots=plots_of(report),
+        speed=fmt.speed,
         packed=base64.b64encode(gzip.compress(report.to_json().encode(), mtime=0)).decode(),
     )

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_report import BenchReport
 from tfopt.report.table import Row, Table
-from tfopt.report.view import VariantRow, View, view_of
+from tfopt.report.view import View
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
 _LIST_MARK = re.compile(r"^[+-](?=\s)")
@@ -20,86 +18,56 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _NO_MENTION = "@&#8203;"
 
 
-def as_markdown(report: BenchReport) -> str:
+def as_markdown(view: View) -> str:
     """Return the report as one Markdown document."""
-    return document(_lines(view_of(report)))
-
-
-def document(lines: Iterable[str]) -> str:
-    """Return lines as the text of a file."""
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(_lines(view)).rstrip() + "\n"
 
 
 def _lines(view: View) -> Iterator[str]:
-    yield from heading(view.title, view.summary.warning)
-    yield f"**{escape(view.summary.headline)}**"
-    yield ""
+    yield from (f"## {escape(view.title)}", "")
+    if view.warning:
+        yield from (f"> **{escape(view.warning)}**", "")
+    if view.headline:
+        yield from (f"**{escape(view.headline)}**", "")
     if view.tiles:
-        yield from _tiles(view)
+        yield from _table(view.tiles)
     if view.keep:
         yield f"- Keep: {code(view.keep)}"
         yield f"- Brought: {escape(view.brought)}"
     elif view.as_it_is:
         yield f"- {escape(view.as_it_is)}"
-    yield from (f"- Not kept: {escape(text)}" for text in view.dropped)
-    yield from (f"- {escape(note)}" for note in view.notes)
+    yield from map(item, view.notes)
     yield ""
-    yield from table(view.table)
-    if view.serving is not None:
-        yield from table(view.serving)
-    yield from _folded("Each variant", map(_variant, view.table.rows))
-    facts = (
-        f"{name}: {code(value) if name == 'Command' else escape(value)}"
-        for name, value in view.facts
-    )
-    yield from _folded("Where it comes from", [*facts, escape(view.method)])
+    for table in view.tables:
+        yield from _table(table)
+    rows = [row for row in view.table.rows if row.story]
+    if rows:
+        yield from _folded("Each variant", map(_variant, rows))
+    if view.facts:
+        yield from _folded("Where it comes from", (_said(*fact) for fact in view.facts))
 
 
-def heading(title: str, warning: str) -> Iterator[str]:
-    """Yield the title, and what a reader must know first."""
-    yield f"## {escape(title)}"
-    yield ""
-    if warning:
-        yield f"> **{escape(warning)}**"
-        yield ""
-
-
-def _tiles(view: View) -> Iterator[str]:
-    """Yield the few figures before and after."""
-    yield f"| | Reference | {escape(view.summary.subject or '')} | |"
-    yield "|---|---:|---:|---|"
-    for tile in view.tiles:
-        cells = (tile.label, tile.before, tile.after, tile.change)
-        yield f"| {' | '.join(map(escape, cells))} |"
-    yield ""
-
-
-def table(figures: Table[Any]) -> Iterator[str]:
+def _table(table: Table) -> Iterator[str]:
     """Yield a table of figures, and what is to be said of it."""
-    if figures.title:
-        yield from (f"**{escape(figures.title)}**", "")
-    if figures.caption:
-        yield from (escape(figures.caption), "")
-    if figures.rows:
-        headings = [escape(column.heading) for column in figures.columns]
+    if table.title:
+        yield from (f"**{escape(table.title)}**", "")
+    if table.caption:
+        yield from (escape(table.caption), "")
+    if table.rows:
+        headings = [escape(column.heading) for column in table.columns]
         yield f"| | {' | '.join(headings)} |"
         yield f"|---|{'---:|' * len(headings)}"
-        for row in figures.rows:
-            yield f"| {escape(row.name)} | {' | '.join(_cells(row, len(headings)))} |"
+        for row in table.rows:
+            cells = [escape(table.in_words(cell)) for cell in row.cells]
+            if not row.measured:
+                cells = [f"*{row.status_text}*", *[fmt.NOTHING] * (len(headings) - 1)]
+            yield f"| {escape(row.name)} | {' | '.join(cells)} |"
         yield ""
-    for number, text in enumerate(figures.footnotes, start=1):
-        yield f"\\[{number}\\] {escape(text)}<br>"
-    yield from (f"{escape(text)}<br>" for text in figures.notes)
+    yield from (f"{escape(text)}<br>" for text in table.told)
     yield ""
 
 
-def _cells(row: Row, width: int) -> list[str]:
-    if not row.measured:
-        return [f"*{row.status_text}*", *[fmt.NOTHING] * (width - 1)]
-    return [escape(cell.in_words) for cell in row.cells]
-
-
-def _variant(row: VariantRow) -> str:
+def _variant(row: Row) -> str:
     """Return a row's name, status, flags, transform, story and facts as one item."""
     status = "" if row.measured else f" ({row.status_text})"
     parts = [f"**{escape(row.name)}**{status}"]
@@ -107,18 +75,19 @@ def _variant(row: VariantRow) -> str:
     if row.transform:
         parts.append(code(row.transform))
     parts += [escape(text) for text in row.story]
-    parts += [f"{name}: {escape(value)}" for name, value in row.facts]
+    parts += [_said(name, value) for name, value in row.facts]
     return "<br>".join(parts)
+
+
+def _said(name: str, text: str) -> str:
+    return f"{name}: {code(text) if name == 'Command' else escape(text)}"
 
 
 def _folded(title: str, items: Iterable[str]) -> Iterator[str]:
     """Yield a list that a reader opens; the blank lines let Markdown work inside it."""
-    yield f"<details><summary>{title}</summary>"
-    yield ""
-    yield from (f"- {item}" for item in items)
-    yield ""
-    yield "</details>"
-    yield ""
+    yield from (f"<details><summary>{title}</summary>", "")
+    yield from (f"- {text}" for text in items)
+    yield from ("", "</details>", "")
 
 
 def escape(text: str) -> str:

@@ -5,25 +5,14 @@ What was not measured is None, with its reason in ``notes``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 from tfopt.report import format as fmt
 from tfopt.report.statistics import Comparison
-from tfopt.report.strict import AboveZero, ReportError
-from tfopt.report.table import (
-    Cell,
-    Column,
-    Row,
-    Table,
-    absent,
-    compared,
-    figure,
-    is_change,
-    size_tone,
-    table_of,
-)
+from tfopt.report.strict import AboveZero
+from tfopt.report.table import Cell, Column, Table, absent, compared, figure, is_change
+
+_NOT_SPARSE = "few zeros, or a file that is not in float32"
 
 
 @dataclass(frozen=True)
@@ -74,43 +63,32 @@ class Footprints:
     compared: bool = True
 
     def __post_init__(self) -> None:
-        if not self.rows:
-            raise ReportError("rows", expected="at least the reference", received="none")
+        assert self.rows, "at least the reference"
 
     def __str__(self) -> str:
         return str(serving_table(self))
 
 
-def serving_table(serving: Footprints, kept: str | None = None) -> Table[Row]:
+def serving_table(serving: Footprints, kept: str | None = None) -> Table:
     """Return the table of what the models would serve; ``kept`` is the name of the kept one."""
-    columns = tuple(_columns(serving))
-    rows = (
-        Row(
-            fmt.one_line(row.name),
-            tuple(column.make(row) for column in columns),
-            kept=row.name == kept,
-        )
-        for row in serving.rows
+    first = serving.rows[0] if serving.compared else None
+    columns = (
+        Column("Weights", "zeros", _weights),
+        Column("Arithmetic an example", "", _arithmetic),
+        Column("File, KiB", "", lambda row: _size(row, first, "kib")),
+        Column("Gzipped, KiB", "", lambda row: _size(row, first, "gzip_kib")),
+        Column("Sparse file, KiB", "", lambda row: figure(row.sparse_kib, _NOT_SPARSE)),
+        Column("Latency, ms", "speed", _latency),
     )
+    rows = ((fmt.one_line(row.name), row) for row in serving.rows)
     notes = (f"{row.name}: {note}" for row in serving.rows for note in row.notes)
-    return table_of(
-        columns,
-        rows,
+    return replace(
+        Table.of(columns, rows, kept=kept and fmt.one_line(kept)),
         title="Size and speed when it serves",
         caption=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
         "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights.",
         notes=tuple(map(fmt.one_line, (*notes, *serving.missing))),
     )
-
-
-def _columns(serving: Footprints) -> Iterator[Column]:
-    first = serving.rows[0] if serving.compared else None
-    yield Column("Weights", "zeros", _weights)
-    yield Column("Arithmetic an example", "", _arithmetic)
-    yield Column("File, KiB", "", partial(_size, "kib", first))
-    yield Column("Gzipped, KiB", "", partial(_size, "gzip_kib", first))
-    yield Column("Sparse file, KiB", "", _sparse)
-    yield Column("Latency, ms", "speed", _latency)
 
 
 def _weights(row: Footprint) -> Cell:
@@ -126,25 +104,23 @@ def _arithmetic(row: Footprint) -> Cell:
     return Cell(flops_in_words(row.gflop_per_example))
 
 
-def _size(name: str, first: Footprint | None, row: Footprint) -> Cell:
+def _size(row: Footprint, reference: Footprint | None, name: str) -> Cell:
+    """Return a size, beside how much smaller or larger it is than the reference's."""
     kib = getattr(row, name)
-    if first is None or row is first:
+    if reference is None or row is reference:
         return Cell(fmt.quantity(kib))
-    smaller = getattr(first, name) / kib
+    smaller = getattr(reference, name) / kib
     if not is_change(smaller):
         return Cell(fmt.quantity(kib), "the same")
-    told = f"{fmt.factor(max(smaller, 1 / smaller))} {'smaller' if smaller > 1 else 'larger'}"
-    return Cell(fmt.quantity(kib), told, size_tone(smaller))
-
-
-def _sparse(row: Footprint) -> Cell:
-    return figure(row.sparse_kib, "few zeros, or a file that is not in float32")
+    if smaller > 1:
+        return Cell(fmt.quantity(kib), f"{fmt.factor(smaller)} smaller", "better")
+    return Cell(fmt.quantity(kib), f"{fmt.factor(1 / smaller)} larger", "worse")
 
 
 def _latency(row: Footprint) -> Cell:
     if row.latency_ms is None:
         return absent("the inputs leave a size open")
-    return compared(row.latency_ms, row.latency)
+    return compared(fmt.quantity(row.latency_ms), row.latency)
 
 
 def flops_in_words(gflop: float) -> str:

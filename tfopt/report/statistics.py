@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tfopt.report.strict import AboveZero, Count, ReportError
+from tfopt.report.strict import AboveZero, Count
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 
@@ -34,8 +34,7 @@ class Comparison:
     processes: Count
 
     def __post_init__(self) -> None:
-        if not 0 < self.low <= self.high < math.inf:
-            raise ReportError("low", expected="above 0, at most high", received=self.low)
+        assert 0 < self.low <= self.high < math.inf, "an interval above 0, low to high"
 
     @property
     def verdict(self) -> Verdict:

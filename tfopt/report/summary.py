@@ -5,8 +5,6 @@ It says what is certain, and a variant that loses quality is never recommended.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import (
     decisive,
@@ -29,43 +27,19 @@ _SPOKEN = {
 }
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The top of a report."""
-
-    headline: str
-    warning: str
-    """What a reader must know first: incomplete, or rows that failed."""
-    subject: str | None
-    """The variant that it is about; None where nothing is compared."""
-
-
-def summarise(report: BenchReport) -> Summary:
-    """Return the variant that matters most, compared with the reference."""
-    subject = _subject(report)
-    return Summary(
-        headline=_headline(report, subject),
-        warning=" ".join(_warnings(report)),
-        subject=fmt.one_line(subject.name) if subject else None,
-    )
-
-
-def _subject(report: BenchReport) -> VariantReport | None:
-    """Return the chain to keep, else what this kind of measurement is about."""
+def subject_of(report: BenchReport) -> VariantReport | None:
+    """Return the chain to keep, else what this kind of measurement is about; None without any."""
     others = [variant for variant in report.measured if variant is not report.reference]
     if report.asked.kind == "ablation":
         found = kept(report)
-        if found is not None and found is not report.reference:
-            return found
-        return max(others, key=_ratio, default=None)
+        is_shorter = found is not None and found is not report.reference
+        return found if is_shorter else max(others, key=_ratio, default=None)
     keep = report.recommendation.keep if report.recommendation is not None else None
     chosen = [variant for variant in others if variant.chain == keep]
-    faster = [variant for variant in others if is_faster(variant)]
     if chosen:
         return chosen[-1]
-    if faster or report.asked.kind == "tune":
-        return min(faster or others, key=lambda each: (lost(each), _ratio(each)), default=None)
-    return others[-1] if others else None
+    fastest = [variant for variant in others if is_faster(variant)] or others
+    return min(fastest, key=lambda each: (lost(each), _ratio(each)), default=None)
 
 
 def _ratio(variant: VariantReport) -> float:
@@ -73,7 +47,8 @@ def _ratio(variant: VariantReport) -> float:
     return variant.against_reference.ratio if variant.against_reference else 1.0
 
 
-def _warnings(report: BenchReport) -> list[str]:
+def warning_of(report: BenchReport) -> str:
+    """Return what a reader must know first: incomplete, rows that failed, lost quality."""
     warnings = [] if report.complete else ["Incomplete: the measurement stopped before its end."]
     failed = [fmt.one_line(each.name) for each in report.variants if each.status == "failed"]
     if failed:
@@ -86,13 +61,14 @@ def _warnings(report: BenchReport) -> list[str]:
     if losing:
         chains = "chains up to " if report.asked.kind == "prefixes" else ""
         warnings.append(f"Quality is lost, not recommended: {chains}{', '.join(losing)}.")
-    return warnings
+    return " ".join(warnings)
 
 
-def _headline(report: BenchReport, subject: VariantReport | None) -> str:
+def headline_of(report: BenchReport) -> str:
+    """Return the variant that matters most, compared with the reference, in one sentence."""
+    subject, recommended, best = subject_of(report), report.recommendation, kept(report)
     if subject is None:
         return _alone_sentence(report)
-    recommended, best = report.recommendation, kept(report)
     sentence = _sentence(report, subject)
     if recommended is None or recommended.keep is None or subject is best:
         return sentence

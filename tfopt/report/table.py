@@ -1,4 +1,4 @@
-"""Make the cells of a report's table: which figure, against what, and which direction is better.
+"""Hold figures as rows of cells, which every renderer shows.
 
 A figure that is None becomes "n/a" with its reason as a numbered footnote, and only a change beyond
 the noise has a colour.
@@ -7,36 +7,32 @@ the noise has a colour.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from tfopt.report import format as fmt
 from tfopt.report.statistics import Comparison
 from tfopt.report.strict import Status
 
 Tone = Literal["better", "worse", "plain"]
+Words = tuple[tuple[str, str], ...]
+"""Names, each with what is said of it."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One figure as text, with a second one that belongs to it, and a verdict on both.
 
-    ``tone`` is that of the second figure and the verdict, and of the first where it stands alone.
+    Attributes:
+        tone: Of the second figure and the verdict, and of the first where it stands alone.
+        reason: Why a figure is not there.
     """
 
     text: str
     detail: str = ""
     tone: Tone = "plain"
-    footnote: int | None = None
-    reason: str = ""
     badge: str = ""
-
-    @property
-    def in_words(self) -> str:
-        """Return the figures, the verdict and the number of the footnote, on one line."""
-        detail = f"({self.detail})" if self.detail else ""
-        footnote = f"[{self.footnote}]" if self.footnote else ""
-        return " ".join(filter(None, (self.text, detail, self.badge, footnote)))
+    reason: str = ""
 
 
 def absent(reason: str) -> Cell:
@@ -49,15 +45,12 @@ def figure(value: float | None, reason: str) -> Cell:
     return absent(reason) if value is None else Cell(fmt.quantity(value))
 
 
-def compared(value: float, comparison: Comparison | None) -> Cell:
+def compared(text: str, comparison: Comparison | None) -> Cell:
     """Return the cell of a figure with its speed against the reference, where that is known."""
     if comparison is None:
-        return Cell(fmt.quantity(value))
+        return Cell(text)
     return Cell(
-        fmt.quantity(value),
-        fmt.speed_and_interval(comparison),
-        verdict_tone(comparison),
-        badge=comparison.verdict,
+        text, fmt.speed_and_interval(comparison), verdict_tone(comparison), comparison.verdict
     )
 
 
@@ -66,8 +59,8 @@ class Column:
     """A column: its title with the unit, what stands second in its cells, and how one is made."""
 
     title: str
-    detail: str
-    make: Callable[..., Cell]
+    detail: str = ""
+    make: Callable[..., Cell] = Cell
 
     @property
     def heading(self) -> str:
@@ -77,14 +70,26 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: its cells, or what became of it where it has none."""
+    """A row of a table: its cells, or what became of it where it has none.
+
+    Attributes:
+        story: Why it was not measured, and what its transform did.
+        flags: What a reader must not overlook, each in a few words.
+        transform: What it adds to the row before it; ``chain`` is everything in force.
+        facts: What was found beside the figures of the table.
+        tables: Its trainings and its processes, one by one.
+    """
 
     name: str
     cells: tuple[Cell, ...]
     status: Status = "measured"
     kept: bool = False
     story: tuple[str, ...] = ()
-    """Why it was not measured, and what its transform did."""
+    flags: tuple[str, ...] = ()
+    transform: str = ""
+    chain: str = ""
+    facts: Words = ()
+    tables: tuple[Table, ...] = ()
 
     @property
     def measured(self) -> bool:
@@ -97,52 +102,59 @@ class Row:
         return self.status.replace("_", " ")
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
-
-
 @dataclass(frozen=True)
-class Table(Generic[AnyRow]):
-    """A table of figures, as every renderer shows it.
+class Table:
+    """A table of figures.
 
     Attributes:
         caption: What its rows are.
-        footnotes: Footnote n is ``footnotes[n - 1]``.
         notes: What else is to be said below it.
     """
 
-    title: str
-    caption: str
     columns: tuple[Column, ...]
-    rows: tuple[AnyRow, ...]
-    footnotes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    title: str = ""
+    caption: str = ""
     notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        columns: Sequence[Column], items: Iterable[tuple[str, Any]], kept: str | None = None
+    ) -> Table:
+        """Return a table with a row for each named item; ``kept`` is the name of the kept one."""
+        rows = (
+            Row(name, tuple(column.make(item) for column in columns), kept=name == kept)
+            for name, item in items
+        )
+        return Table(tuple(columns), tuple(rows))
+
+    @property
+    def footnotes(self) -> tuple[str, ...]:
+        """Return the reasons in the order in which they first appear."""
+        reasons = (cell.reason for row in self.rows for cell in row.cells if cell.reason)
+        return tuple(dict.fromkeys(reasons))
+
+    def footnote(self, cell: Cell) -> int | None:
+        """Return the number of a cell's reason, from 1 on."""
+        return self.footnotes.index(cell.reason) + 1 if cell.reason else None
+
+    def in_words(self, cell: Cell) -> str:
+        """Return a cell's figures, its verdict and the number of its footnote, on one line."""
+        detail = f"({cell.detail})" if cell.detail else ""
+        footnote = f"[{self.footnote(cell)}]" if cell.reason else ""
+        return " ".join(filter(None, (cell.text, detail, cell.badge, footnote)))
+
+    @property
+    def told(self) -> list[str]:
+        """Return the numbered footnotes and the notes."""
+        footnotes = [f"[{n}] {text}" for n, text in enumerate(self.footnotes, start=1)]
+        return [*footnotes, *self.notes]
 
     def __str__(self) -> str:
         """Return aligned text: a line for each row, and what is to be said of them."""
-        rows = [(row.name, *(cell.in_words for cell in row.cells)) for row in self.rows]
+        rows = [(row.name, *map(self.in_words, row.cells)) for row in self.rows]
         lines = fmt.table(["", *(column.title for column in self.columns)], rows)
-        footnotes = (f"[{n}] {text}" for n, text in enumerate(self.footnotes, start=1))
-        return "\n".join([*lines, self.caption, *footnotes, *self.notes])
-
-
-def table_of(
-    columns: Sequence[Column],
-    rows: Iterable[AnyRow],
-    *,
-    title: str = "",
-    caption: str = "",
-    notes: Sequence[str] = (),
-) -> Table[AnyRow]:
-    """Return a table whose reasons are numbered in the order in which they first appear."""
-    footnotes: dict[str, int] = {}
-
-    def numbered(cell: Cell) -> Cell:
-        if not cell.reason:
-            return cell
-        return replace(cell, footnote=footnotes.setdefault(cell.reason, len(footnotes) + 1))
-
-    with_numbers = tuple(replace(row, cells=tuple(map(numbered, row.cells))) for row in rows)
-    return Table(title, caption, tuple(columns), with_numbers, tuple(footnotes), tuple(notes))
+        return "\n".join([*lines, self.caption, *self.told])
 
 
 LEAST_CHANGE = 0.03
@@ -152,13 +164,6 @@ LEAST_CHANGE = 0.03
 def is_change(ratio: float) -> bool:
     """Return whether a ratio of two figures is worth a word."""
     return abs(ratio - 1) > LEAST_CHANGE
-
-
-def size_tone(shrink: float | None) -> Tone:
-    """Return whether a size is better or worse; a small change is none to speak of."""
-    if shrink is None or not is_change(shrink):
-        return "plain"
-    return "better" if shrink > 1 else "worse"
 
 
 def verdict_tone(comparison: Comparison) -> Tone:

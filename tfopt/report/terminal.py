@@ -7,166 +7,127 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table as Grid
 from rich.text import Text
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_report import BenchReport
-from tfopt.report.table import Column, Row
-from tfopt.report.table import Table as Figures
-from tfopt.report.view import VariantRow, View, view_of
+from tfopt.report.table import Row, Table
+from tfopt.report.view import View
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
-_BETWEEN = 2
+_ENDLESS = 100_000
 
 
-def as_terminal(report: BenchReport) -> RenderableType:
+def as_terminal(view: View) -> RenderableType:
     """Return the report as something that a ``rich`` console prints."""
-    return Group(*_blocks(view_of(report)))
+    return Group(*_blocks(view))
+
+
+def as_text(view: View, width: int | None = None) -> str:
+    """Return plain text, as wide as the terminal unless ``width`` is given."""
+    console = Console(width=width, color_system=None)
+    with console.capture() as shown:
+        console.print(as_terminal(view))
+    return "\n".join(line.rstrip() for line in shown.get().splitlines()) + "\n"
 
 
 def _blocks(view: View) -> Iterator[RenderableType]:
     yield Text(view.title, style="bold underline")
-    if view.summary.warning:
-        yield Text(view.summary.warning, style="bold yellow")
-    yield Text(view.summary.headline, style="bold")
-    yield from table(view.table)
-    yield listed("Each variant", map(_variant, view.table.rows))
-    if view.serving is not None:
-        yield from table(view.serving)
-    facts = (Text.assemble((f"{name}: ", "dim"), value) for name, value in view.facts)
-    yield listed("Where it comes from", facts)
-    yield listed("Notes", map(Text, (view.method, *view.notes)))
-    yield listed("Not kept", map(Text, view.dropped))
-    yield Text()
-    yield _what_to_keep(view)
+    if view.warning:
+        yield Text(view.warning, style="bold yellow")
+    if view.headline:
+        yield Text(view.headline, style="bold")
+    yield from map(Text, view.notes)
+    for table in view.tables:
+        yield from _table(table)
+        yield from _listed("Each variant", [_story(row) for row in table.rows if row.story])
+    facts = (Text.assemble((f"{name}: ", "dim"), text) for name, text in view.facts)
+    yield from _listed("Where it comes from", facts)
+    if view.keep:
+        yield Text.assemble(("\nKeep: ", "bold green"), view.keep)
+        yield Text.assemble(("Brought: ", "bold green"), view.brought)
+    elif view.headline:
+        yield Text(f"\n{view.as_it_is or view.headline}", style="bold")
 
 
-def _variant(row: VariantRow) -> Text:
+def _story(row: Row) -> Text:
     """Return the story and the flags; the page has the rest."""
     text = Text(row.name, style="bold")
     if not row.measured:
         style = _STATUS_STYLES.get(row.status, "dim")
         text.append(f" {row.status_text}", style=f"not bold {style}")
-    if row.story:
-        text.append(": " + "\n".join(row.story), style="not bold")
+    text.append(": " + "\n".join(row.story), style="not bold")
     for flag in row.flags:
         text.append(f"\n{flag}", style="not bold yellow")
     return text
 
 
-def table(figures: Figures[Any]) -> Iterator[RenderableType]:
+def _listed(title: str, lines: Iterable[Text]) -> Iterator[RenderableType]:
+    """Yield a heading over indented lines; nothing at all without lines."""
+    indented = [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
+    if indented:
+        yield Text(f"\n{title}", style="bold")
+        yield from indented
+
+
+def _table(table: Table) -> Iterator[RenderableType]:
     """Yield a table as wide as the console allows, and what is to be said of it."""
-    if figures.title:
-        yield Text(f"\n{figures.title}", style="bold")
-    if figures.caption:
-        yield Text(figures.caption, style="dim")
-    if figures.rows:
-        yield _Tables(figures.columns, figures.rows)
-    footnotes = (f"[{n}] {text}" for n, text in enumerate(figures.footnotes, start=1))
-    yield listed("Not available", map(Text, footnotes))
-    yield listed("Notes", map(Text, figures.notes))
-
-
-def _what_to_keep(view: View) -> RenderableType:
-    """Return the last lines: the chain to keep and what it brought, or that there is none."""
-    if not view.keep:
-        return Text(view.as_it_is or view.summary.headline, style="bold")
-    lines = (("Keep:", view.keep), ("Brought:", view.brought))
-    return _hanging((Text(label, style="bold green"), Text(text)) for label, text in lines)
-
-
-def listed(title: str, lines: Iterable[Text]) -> RenderableType:
-    """Return a heading over indented lines; nothing at all without lines."""
-    found = tuple(lines)
-    if not found:
-        return Group()
-    indented = _hanging((Text(" "), line) for line in found)
-    return Group(Text(), Text(title, style="bold"), indented)
-
-
-def _hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
-    """Return pairs side by side; a long second part wraps under itself and is never cut."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for first, second in rows:
-        grid.add_row(first, second)
-    return grid
+    if table.title:
+        yield Text(f"\n{table.title}", style="bold")
+    if table.caption:
+        yield Text(table.caption, style="dim")
+    if table.rows:
+        yield _Grids(table)
+    yield from _listed("Notes", map(Text, table.told))
 
 
 @dataclass(frozen=True)
-class _Tables:
-    """Rows, broken into as few tables as the console is wide enough for."""
+class _Grids:
+    """A table, broken into as few as the console is wide enough for."""
 
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = [
-            (_heading(column), *(_cell(row, number) for row in self.rows))
-            for number, column in enumerate(self.columns)
-        ]
-        widths = [max(map(_width, column)) + _BETWEEN for column in columns]
-        names = max(_width(Text(row.name)) for row in self.rows)
-        taken = 0
-        for size in _fill(widths, options.max_width - min(names, options.max_width // 2)):
-            yield Text()
-            yield self._table(columns[taken : taken + size])
-            taken += size
+        chosen: list[int] = []
+        endless = options.update(width=_ENDLESS)
+        for number in range(len(self.table.columns)):
+            wider = self._grid([*chosen, number], options.max_width // 2)
+            width = Measurement.get(console, endless, wider).maximum
+            if chosen and width > options.max_width:
+                yield from (Text(), self._grid(chosen, options.max_width // 2))
+                chosen = []
+            chosen.append(number)
+        yield from (Text(), self._grid(chosen, options.max_width // 2))
 
-    def _table(self, columns: Sequence[tuple[Text, ...]]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(overflow="fold")
-        for heading, *_ in columns:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row, *cells in zip(self.rows, *(column[1:] for column in columns), strict=True):
-            table.add_row(Text(row.name), *cells)
-        return table
+    def _grid(self, numbers: Sequence[int], widest_name: int) -> Grid:
+        grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        grid.add_column(overflow="fold", max_width=widest_name)
+        for number in numbers:
+            column = self.table.columns[number]
+            # Two lines, since the headings are longer than the figures under them.
+            two = f"{column.title}\n({column.detail})"
+            heading = two if column.detail else column.title.replace(", ", ",\n")
+            grid.add_column(Text(heading), justify="right", no_wrap=True)
+        for row in self.table.rows:
+            grid.add_row(Text(row.name), *(self._cell(row, number) for number in numbers))
+        return grid
 
-
-def _width(text: Text) -> int:
-    """Return the width of the longest line, in terminal cells."""
-    return max((line.cell_len for line in text.split()), default=0)
-
-
-def _fill(widths: Sequence[int], room: int) -> list[int]:
-    """Return how many columns go into each table."""
-    sizes: list[int] = []
-    used = 0
-    for width in widths:
-        if not sizes or used + width > room:
-            sizes.append(0)
-            used = 0
-        sizes[-1] += 1
-        used += width
-    return sizes
-
-
-def _heading(column: Column) -> Text:
-    # Two lines, since the headings are longer than the figures under them.
-    if column.detail:
-        return Text(f"{column.title}\n({column.detail})")
-    words = column.title.split()
-    breaks = ((" ".join(words[:n]), " ".join(words[n:])) for n in range(len(words)))
-    return Text("\n".join(min(breaks, key=lambda lines: max(map(len, lines)))))
-
-
-def _cell(row: Row, number: int) -> Text:
-    if not row.measured:
-        return Text(row.status_text if number == 0 else fmt.NOTHING, style="dim")
-    cell = row.cells[number]
-    style = _STYLES[cell.tone]
-    text = Text(cell.text, style="" if cell.detail else style)
-    if cell.detail:
-        text.append(f" ({cell.detail})", style=style or "dim")
-    if cell.badge:
-        text.append(f"\n{cell.badge}", style=style or "dim")
-    if cell.footnote:
-        text.append(f" [{cell.footnote}]", style="dim")
-    return text
+    def _cell(self, row: Row, number: int) -> Text:
+        if not row.measured:
+            return Text(row.status_text if number == 0 else fmt.NOTHING, style="dim")
+        cell = row.cells[number]
+        style = _STYLES[cell.tone]
+        text = Text(cell.text, style="" if cell.detail else style)
+        if cell.detail:
+            text.append(f" ({cell.detail})", style=style or "dim")
+        if cell.badge:
+            text.append(f"\n{cell.badge}", style=style or "dim")
+        if cell.reason:
+            text.append(f" [{self.table.footnote(cell)}]", style="dim")
+        return text

@@ -3,59 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from tfopt.report import format as fmt
-from tfopt.report.table import Cell, Table, Tone
+from tfopt.report.table import Cell, Column, Row, Table
 
 _MOST = 6
-# By the title of a column, that of the column which compares; "" where its own cells do.
+# By the title of a column, that of the column which compares; the same where its own cells do.
 _COLUMNS = {
-    "Until accurate, s": "",
-    "Whole training, s": "",
-    "File, KiB": "",
-    "Gzipped, KiB": "",
-    "Latency, ms": "",
+    "Until accurate, s": "Until accurate, s",
+    "Whole training, s": "Whole training, s",
+    "File, KiB": "File, KiB",
+    "Gzipped, KiB": "Gzipped, KiB",
+    "Latency, ms": "Latency, ms",
     "Examples/s": "Speed, an example",
     "Test accuracy": "Quality, points",
-    "Step, ms": "",
-    "GPU peak, MiB": "",
-    "Host peak, MiB": "",
-    "First step, s": "",
+    "Step, ms": "Step, ms",
+    "GPU peak, MiB": "GPU peak, MiB",
+    "Host peak, MiB": "Host peak, MiB",
+    "First step, s": "First step, s",
 }
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One figure before and after; ``before`` is empty where there is nothing to compare."""
+def before_and_after(tables: Sequence[Table], reference: str, subject: str) -> Table:
+    """Return a row for each figure: the reference's, the subject's, and the change.
 
-    label: str
-    before: str
-    after: str
-    change: str
-    tone: Tone
-
-
-def tiles_of(tables: Sequence[Table[Any]], reference: str, subject: str | None) -> tuple[Tile, ...]:
-    """Return the subject's figures beside the reference's, or the reference's own alone.
-
-    Of a title that stands in several tables, the first one counts.
+    Without a subject it is the reference's own, alone. Of a title that stands in several tables,
+    the first one counts.
     """
-    before = _cells(tables, reference)
-    after = before if subject is None else _cells(tables, subject)
-    tiles = (
-        _tile(title, before[title], after, compared)
-        for title, compared in _COLUMNS.items()
-        if title in before and title in after
-    )
-    known = [tile for tile in tiles if fmt.NOT_AVAILABLE not in (tile.before, tile.after)]
-    if subject is None:
-        known = [Tile(tile.label, "", tile.after, "", "plain") for tile in known]
-    return tuple(known[:_MOST])
+    before, after = _cells(tables, reference), _cells(tables, subject or reference)
+    rows = []
+    for title, comparing in _COLUMNS.items():
+        cells = before.get(title), after.get(title)
+        known = [cell.text for cell in cells if cell and cell.text != fmt.NOT_AVAILABLE]
+        if len(known) == len(cells):
+            change = Cell("")
+            if subject:
+                change = _change(after.get(comparing, Cell("")), is_own=comparing == title)
+            rows.append(Row(title, (Cell(known[0] if subject else ""), Cell(known[1]), change)))
+    columns = (Column("Reference"), Column(subject), Column(""))
+    return Table(columns, tuple(rows[:_MOST]))
 
 
-def _cells(tables: Sequence[Table[Any]], name: str) -> dict[str, Cell]:
+def _cells(tables: Sequence[Table], name: str) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
     for table in tables:
         for row in table.rows:
@@ -65,12 +54,9 @@ def _cells(tables: Sequence[Table[Any]], name: str) -> dict[str, Cell]:
     return cells
 
 
-def _tile(title: str, before: Cell, cells: dict[str, Cell], compared: str) -> Tile:
-    after = cells[title]
-    own = cells.get(compared or title, after)
-    parts = [own.detail, own.badge]
-    if compared:
-        parts = [own.text, f"({own.detail})", own.badge]
-    # A detail that compares with nothing has no place here, such as a percentile.
-    change = "" if own.tone == "plain" and not own.badge else " ".join(filter(None, parts))
-    return Tile(title, before.text, after.text, change, own.tone)
+def _change(cell: Cell, *, is_own: bool) -> Cell:
+    """Return what a cell says of the change; a detail that compares with nothing says none."""
+    if cell.tone == "plain" and not cell.badge:
+        return Cell("")
+    parts = (cell.detail, cell.badge) if is_own else (cell.text, f"({cell.detail})", cell.badge)
+    return Cell(" ".join(filter(None, parts)), tone=cell.tone)

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from tfopt.report.strict import AboveZero, Count, FromZero, ReportError, require_reasons
+from tfopt.report.strict import AboveZero, Count, FromZero, require_reasons
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,10 @@ class TimedProcess:
     )
 
     def __post_init__(self) -> None:
-        if not self.turns_ms:
-            raise ReportError("turns_ms", expected="at least one turn", received="none")
-        for name in ("rounds", "steps"):
-            if (found := len(getattr(self, name))) != len(self.turns_ms):
-                expected = f"{len(self.turns_ms)} numbers, one a turn"
-                raise ReportError(name, expected=expected, received=f"{found}")
-        if sorted(set(self.rounds)) != list(self.rounds):
-            raise ReportError("rounds", expected="ascending numbers", received=self.rounds)
+        assert self.turns_ms, "at least one turn"
+        numbers = {len(self.turns_ms), len(self.rounds), len(self.steps)}
+        assert len(numbers) == 1, "a round and a number of steps for each turn"
+        assert sorted(set(self.rounds)) == list(self.rounds), "rounds in ascending order"
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
     @property

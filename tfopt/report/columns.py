@@ -1,0 +1,185 @@
+"""Define the columns of a report: what is shown of its variants, their trainings and processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tfopt.report import format as fmt
+from tfopt.report.bench_figures import (
+    middle_training,
+    peak,
+    phase_s,
+    steps_to_target,
+    target,
+    to_target_s,
+    whole_s,
+)
+from tfopt.report.bench_report import BenchReport, VariantReport
+from tfopt.report.table import Cell, Column, absent, compared, figure, verdict_tone
+from tfopt.report.timed_process import TimedProcess
+from tfopt.report.training import Training
+
+_FEWER = {"faster": "fewer", "slower": "more"}
+_UNTRAINED = "it was not trained as a whole"
+
+
+def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """Return the columns, and in words those that no variant could fill."""
+    shown, left_out = [], []
+    for column in (*_training_columns(report), *_STEPS):
+        cells = [column.make(variant) for variant in report.measured]
+        if not cells or any(cell.text != fmt.NOT_AVAILABLE for cell in cells):
+            shown.append(column)
+        else:
+            reasons = "; ".join(dict.fromkeys(cell.reason for cell in cells))
+            left_out.append(f"Not measured: {column.heading}: {reasons}")
+    return tuple(shown), tuple(left_out)
+
+
+def _training_columns(report: BenchReport) -> tuple[Column, ...]:
+    """Return the columns of whole trainings; none where the reference has none."""
+    if not report.reference.trainings:
+        return ()
+    wanted = target(report)
+    reached = "vs. reference" if wanted is None else f"to {fmt.share(wanted)}, vs. reference"
+    lacking = "the reference has no test accuracy" if wanted is None else ""
+
+    def seconds(variant: VariantReport) -> Cell:
+        return _reached(variant, "to_accuracy", to_target_s(report, variant), lacking)
+
+    def steps(variant: VariantReport) -> Cell:
+        count = steps_to_target(report, variant)
+        cell = _reached(variant, "steps_to_accuracy", count, lacking)
+        return replace(cell, badge=_FEWER.get(cell.badge, cell.badge))
+
+    return (
+        Column("Until accurate, s", reached, seconds),
+        Column("Steps until accurate", "examples vs. reference", steps),
+        Column("Whole training, s", "vs. reference", lambda v: _reached(v, "whole", whole_s(v))),
+        Column("Test accuracy", "lowest, highest", _accuracy),
+        Column("Model, KiB", "gzipped", lambda v: _pair(v, "model_kib", "model_gzip_kib")),
+        Column("File, KiB", "accuracy", lambda v: _pair(v, "artefact_kib", "artefact_accuracy")),
+    )
+
+
+def _reached(variant: VariantReport, name: str, value: float | None, lacking: str = "") -> Cell:
+    """Return a figure of a training, with the comparison ``name``."""
+    if value is None:
+        return absent(lacking or variant.unavailable.get(name, _UNTRAINED))
+    return compared(fmt.quantity(value), getattr(variant, name))
+
+
+def _accuracy(variant: VariantReport) -> Cell:
+    found = [f.test_accuracy for f in variant.trainings if f.test_accuracy is not None]
+    middle = middle_training(variant, "test_accuracy")
+    if middle is None:
+        return _untold(variant, "test_accuracy")
+    spread = f"{fmt.share(min(found))}, {fmt.share(max(found))}" if len(found) > 1 else ""
+    return Cell(fmt.share(middle), spread)
+
+
+def _pair(variant: VariantReport, first: str, second: str) -> Cell:
+    """Return the medians of two figures, the second a size too or a share."""
+    one, other = (middle_training(variant, name) for name in (first, second))
+    if one is None:
+        return _untold(variant, first)
+    if other is None:
+        reason = _untold(variant, second).reason
+        return Cell(fmt.quantity(one), fmt.NOT_AVAILABLE, reason=reason)
+    write = fmt.share if second.endswith("accuracy") else fmt.quantity
+    return Cell(fmt.quantity(one), write(other))
+
+
+def _untold(variant: VariantReport, name: str) -> Cell:
+    """Return the reason of the first training, or why there is none."""
+    if not variant.trainings:
+        return absent(variant.unavailable.get("whole", _UNTRAINED))
+    return absent(variant.trainings[0].unavailable[name])
+
+
+def step_cell(variant: VariantReport) -> Cell:
+    """Return the median time of a step, and its 90th percentile."""
+    return Cell(fmt.quantity(variant.step_ms), fmt.quantity(variant.percentile_ms(90)))
+
+
+def peak_cell(variant: VariantReport, name: str) -> Cell:
+    """Return the highest value over the processes, in MiB."""
+    return figure(*peak(variant, name))
+
+
+def _batch(variant: VariantReport) -> Cell:
+    batch = variant.batch_size
+    if batch is None:
+        return absent(variant.processes[0].unavailable["batch_size"])
+    return Cell(f"{batch:,}")
+
+
+def _examples(variant: VariantReport) -> Cell:
+    speed = variant.examples_per_s
+    return _batch(variant) if speed is None else Cell(fmt.quantity(speed))
+
+
+def _against(variant: VariantReport, name: str) -> Cell:
+    found = getattr(variant, name)
+    if found is None:
+        return absent(variant.unavailable[name])
+    return Cell(fmt.speed(found), fmt.interval(found), verdict_tone(found), found.verdict)
+
+
+def _quality(variant: VariantReport) -> Cell:
+    quality = variant.quality
+    if quality is None:
+        return absent(variant.unavailable["quality"])
+    text, interval = fmt.signed_points(quality.points), fmt.points_interval(quality)
+    if quality.lost:
+        return Cell(f"{text} lost", interval, "worse")
+    return Cell(text, interval, "better" if quality.low > 0 else "plain")
+
+
+_STEPS = (
+    Column("Step, ms", "p90", step_cell),
+    Column("Batch", "", _batch),
+    Column("Examples/s", "", _examples),
+    Column("Speed, an example", "vs. reference", lambda v: _against(v, "against_reference")),
+    Column("Speed, an example", "vs. previous", lambda v: _against(v, "against_previous")),
+    Column("Quality, points", "95 % interval", _quality),
+    Column("Host peak, MiB", "", lambda v: peak_cell(v, "host_peak_mib")),
+    Column("GPU peak, MiB", "", lambda v: peak_cell(v, "gpu_peak_mib")),
+    Column("First step, s", "", lambda v: Cell(fmt.quantity(phase_s(v, "first_step_s")))),
+)
+
+
+def _final(training: Training) -> Cell:
+    last = training.test_accuracy
+    return Cell(fmt.NOT_AVAILABLE if last is None else fmt.share(last))
+
+
+def _readings(training: Training) -> Cell:
+    read = (f"{each.steps:,}: {fmt.share(each.accuracy)}" for each in training.readings)
+    return Cell("; ".join(read) or fmt.NOTHING)
+
+
+TRAINING = (
+    Column("Steps", "", lambda training: Cell(f"{training.steps:,}")),
+    Column("Epochs", "", lambda training: Cell(str(training.epochs))),
+    Column("Ends of epochs", "", lambda training: Cell(fmt.percent(training.epoch_end_share))),
+    Column("Test accuracy", "", _final),
+    Column("After so many steps: accuracy", "", _readings),
+)
+
+
+def _held_down(process: TimedProcess) -> Cell:
+    throttled = (gpu for gpu in process.gpus if gpu.throttled)
+    held = sorted({reason for gpu in throttled for reason in gpu.throttle_reasons})
+    return Cell(fmt.one_line(f"GPU throttled: {', '.join(held)}") if held else fmt.NOTHING)
+
+
+PROCESS = (
+    Column("Median step, ms", "", lambda process: Cell(fmt.quantity(process.step_ms))),
+    Column("Turns", "", lambda process: Cell(str(len(process.turns_ms)))),
+    Column("Build, s", "", lambda process: Cell(fmt.quantity(process.build_s))),
+    Column("First step, s", "", lambda process: Cell(fmt.quantity(process.first_step_s))),
+    Column("Host, MiB", "", lambda process: figure(process.host_peak_mib, "")),
+    Column("GPU, MiB", "", lambda process: figure(process.gpu_peak_mib, "")),
+    Column("Remarks", "", _held_down),
+)
