@@ -25,7 +25,6 @@ IDLE = ClockReason("nothing to do (GpuIdle)", throttles=False)
 def reading(**changes):
     values = {
         "device_mib": 3000.0,
-        "process_mib": 2000.0,
         "utilisation_percent": 80.0,
         "sm_clock_mhz": 1500.0,
         "memory_clock_mhz": 2600.0,

@@ -36,7 +36,6 @@ def full():
     )
     bare = GpuReading(clock_reasons=(), processes=())
     host = {metric.name: 1e-9 + 1 / (3 + n) for n, metric in enumerate(HOST_METRICS)}
-    host |= {"cpu_percent": (1 / 3, 100.0, 0.0)}
     gpus = (
         SampledGpu("GPU-a", "Ä, board", {"fan_percent": "NVML: Not Supported"}),
         SampledGpu("GPU-b", "Other", {}),

@@ -25,20 +25,14 @@ def test_this_machine_has_memory_cores_and_rates():
     assert (first.cpu_percent, first.process_cpu_percent) == (None, None)
     assert "two readings" in host.missing["cpu_percent"]
     assert "two readings" in host.missing["network_sent_mib_per_s"]
-    now[0] = 0.5
-    early = host.read()
-    # A rate of a second is not one of half of it, and memory is polled each second.
-    assert (early.network_sent_mib_per_s, early.process_cpu_percent is None) == (None, False)
-    assert early.memory_used_mib == first.memory_used_mib
     busy_until = time.process_time() + 0.2
     while time.process_time() < busy_until:
         pass
     now[0] = 1.0
     second = host.read()
-    assert len(second.cpu_percent) == psutil.cpu_count()
-    assert all(0 <= core <= 100 for core in second.cpu_percent)
-    # Two fifths of that half second, as the clock of this test counts; the system counts in ticks.
-    assert second.process_cpu_percent >= 36
+    assert 0 < second.cpu_percent <= 100
+    # A fifth of that second, as the clock of this test counts; the system counts in ticks.
+    assert second.process_cpu_percent >= 18
     assert second.disk_read_mib_per_s is None or second.disk_read_mib_per_s >= 0
     assert second.network_sent_mib_per_s >= 0
 

@@ -9,18 +9,17 @@ class Clock:
     def __init__(self, *, epoch_steps=10, sizes=(32, 8), per_call=1):
         self.now = self.waited = 0.0
         self.marks = []
-        self.steps = StepMarks(1.0, self.marks.append)
+        self.steps = StepMarks(self.marks.append, lambda: self.now, lambda: self.waited)
         self.steps.begin(sizes, epoch_steps)
         self.per_call = per_call
 
     def epoch(self, *, calls=10, seconds=0.5, wait=0.1, first=0):
-        self.steps.epoch()
         for call in range(first, calls):
-            self.steps.begin_step(call * self.per_call, self.now, lambda: self.waited)
+            self.steps.begin_step(call * self.per_call)
             self.now += seconds
             self.waited += wait
-            self.steps.end_step((call + 1) * self.per_call - 1, self.now, lambda: self.waited)
-        self.steps.pause(self.now, lambda: self.waited)
+            self.steps.end_step((call + 1) * self.per_call - 1)
+        self.steps.pause()
 
 
 def test_the_first_call_is_a_mark_of_its_own_and_then_one_a_second():
@@ -59,6 +58,7 @@ def test_a_resumed_epoch_an_empty_pause_and_figures_that_are_not_known():
     clock = Clock(sizes=(None, None), epoch_steps=None)
     clock.epoch(calls=0)
     assert clock.marks == []
-    clock.steps.begin_step(0, 0.0, lambda: None)
-    mark = clock.steps.end_step(0, 1.0, lambda: None)
+    clock.waited = None
+    clock.steps.begin_step(0)
+    mark = clock.steps.end_step(0)
     assert (mark.examples, mark.input_wait_s, mark.steps) == (None, None, 1)

@@ -25,7 +25,6 @@ SET = ClockReason("clocks set by somebody (ApplicationsClocksSetting)", False)
 HEALTHY = {
     "device_mib": 20000,
     "total_mib": 40000,
-    "process_mib": 19000,
     "utilisation_percent": 97,
     "memory_utilisation_percent": 40,
     "sm_clock_mhz": 1400,
@@ -39,7 +38,7 @@ HEALTHY = {
     "processes": (GpuProcess(77, "python", 19000),),
 }
 HOST = {
-    "cpu_percent": (40, 30, 35, 20),
+    "cpu_percent": 31.25,
     "process_cpu_percent": 120,
     "rss_mib": 3000,
     "memory_used_mib": 9000,

@@ -43,14 +43,6 @@ FULL = 0.97
 HELD_BACK_SHARE = 0.05
 # Of the samples; a moment now and then is how a GPU regulates itself.
 THROTTLED_SHARE = 0.05
-# Of the clock; a smaller loss is within what boost clocks do by themselves.
-COSTLY = 0.10
-# Boost clocks end somewhat below the highest; base clocks of data-centre GPUs are at 0.75 to 0.8.
-LOW_CLOCK = 0.80
-# Samples at free clocks that a throttled clock can be compared with.
-LEAST_FREE = 3
-# A GPU that computed in most of the moment.
-BUSY_PERCENT = 80.0
 # A GPU that did next to nothing, beside one that computed.
 IDLE_PERCENT = 5.0
 USED_PERCENT = 30.0
@@ -260,111 +252,69 @@ def cpu_held_back(recording: Recording) -> Iterator[Finding]:
         )
 
 
-# By rule, NVML's names of the reasons, and what to do; the last one is for all other reasons.
-_CAUSES = {
+# By rule: NVML's names of the reasons, the severity, and what to do; the last is for all others.
+_CAUSES: dict[str, tuple[tuple[str, ...], Severity, str]] = {
     "throttled_by_heat": (
         ("(SwThermalSlowdown)", "(HwThermalSlowdown)"),
+        "serious",
         "more air: fans, dust, the board's place in the case, the room; or a lower power limit, "
         "which loses less than throttling",
     ),
     "throttled_by_power": (
         ("(SwPowerCap)",),
-        "raise the limit if the board allows it (nvidia-smi -q -d POWER, sudo nvidia-smi -pl "
-        "WATTS); 16-bit computing draws less for the same work",
+        "hint",
+        "nothing need be done: under full load a board runs at its limit. A higher one is faster "
+        "where the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy an "
+        "example",
     ),
     "throttled_by_hardware": (
         (),
+        "serious",
         "look at the power supply, its cables and the board (nvidia-smi -q -d PERFORMANCE, "
         "dmesg | grep -i nvrm)",
     ),
 }
-_AT_FULL_LOAD = (
-    "nothing need be done: under full load a board runs at its limit. A higher one is faster where "
-    "the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy an example"
+_CLOCK_FIGURES = (
+    ("sm_clock_mhz", "SM clock", "MHz"),
+    ("max_sm_clock_mhz", "its highest", "MHz"),
+    ("temperature_c", "temperature", "°C"),
+    ("slowdown_temperature_c", "slowdown at", "°C"),
+    ("power_w", "power", "W"),
+    ("power_limit_w", "power limit", "W"),
 )
 
 
 def throttled(gpu: Trace) -> Iterator[Finding]:
-    """Find clocks held down by heat, by the power limit, or by the hardware.
-
-    NVML says why it holds the clocks down (nvmlClocksEventReasons); what it costs is the clock in
-    these samples beside that in the others in which the GPU was busy.
-    """
+    """Find clocks held down by heat, by the power limit, or by the hardware, as NVML says."""
     known = len(gpu.values("clock_reasons"))
-    free = [each.sm_clock_mhz for each in gpu.readings if _is_busy_and_free(each)]
-    for rule in _CAUSES:
+    for rule, (_, severity, action) in _CAUSES.items():
         held = [each for each in gpu.readings if rule in _rules_of(each)]
-        if len(held) >= max(2, THROTTLED_SHARE * known):
-            yield _throttled(gpu, rule, held, free, len(held) / known)
+        if len(held) < max(2, THROTTLED_SHARE * known):
+            continue
+        names = ", ".join(sorted({name for each in held for name in each.throttled_by}))
+        evidence = [
+            _figure(name, statistics.median(values), unit)
+            for metric, name, unit in _CLOCK_FIGURES
+            if (values := [v for each in held if (v := getattr(each, metric)) is not None])
+        ]
+        yield Finding(
+            rule,
+            severity,
+            f"{gpu.label} was held down by {names} in {100 * len(held) / known:.0f} % of the "
+            "samples.",
+            tuple(evidence),
+            action,
+            gpu=gpu.place,
+        )
 
 
 def _rules_of(reading: GpuReading) -> list[str]:
     """Return the rules that apply; where heat makes the hardware slow down, it is heat."""
     reasons = " ".join(reading.throttled_by)
-    rules = [rule for rule, (names, _) in _CAUSES.items() if any(each in reasons for each in names)]
+    rules = [
+        rule for rule, (names, *_) in _CAUSES.items() if any(each in reasons for each in names)
+    ]
     return rules or (["throttled_by_hardware"] if reasons else [])
-
-
-def _is_busy_and_free(reading: GpuReading) -> bool:
-    busy = (reading.utilisation_percent or 0.0) >= BUSY_PERCENT
-    return busy and reading.sm_clock_mhz is not None and not reading.throttled_by
-
-
-def _throttled(
-    gpu: Trace, rule: str, held: Sequence[GpuReading], free: Sequence[Any], share: float
-) -> Finding:
-    names = ", ".join(sorted({name for each in held for name in each.throttled_by}))
-    evidence, lost, cost = [_figure("throttled", 100 * share, "% of the samples")], "", None
-    clocks = [each.sm_clock_mhz for each in held if each.sm_clock_mhz is not None]
-    if clocks and len(free) >= LEAST_FREE:
-        cost = max(0.0, 1 - statistics.median(clocks) / statistics.median(free))
-        evidence.append(_figure("clock lost", 100 * cost, "% of the clock while it was free"))
-        lost = f", which cost {100 * cost:.0f} % of its clock"
-    for metric, name, unit in (
-        ("temperature_c", "temperature", "°C"),
-        ("slowdown_temperature_c", "slowdown at", "°C"),
-        ("power_w", "power", "W"),
-        ("power_limit_w", "power limit", "W"),
-    ):
-        values = [value for each in held if (value := getattr(each, metric)) is not None]
-        if values:
-            evidence.append(_figure(name, statistics.median(values), unit))
-    severity: Severity = "warning" if cost is not None and cost < COSTLY else "serious"
-    action = _CAUSES[rule][1]
-    if rule == "throttled_by_power":
-        # Under full load it is how a board is meant to run: that something was lost is known only
-        # where it computed faster in this recording.
-        severity = "warning" if cost is not None and cost >= COSTLY else "hint"
-        action = action if severity == "warning" else _AT_FULL_LOAD
-    return Finding(
-        rule,
-        severity,
-        f"{gpu.label} was held down by {names} in {100 * share:.0f} % of the samples{lost}.",
-        tuple(evidence),
-        action,
-        gpu=gpu.place,
-    )
-
-
-def low_clocks(gpu: Trace) -> Iterator[Finding]:
-    """Find a GPU that computes at low clocks without heat, power or hardware as the reason."""
-    for metric in ("utilisation_percent", "sm_clock_mhz"):
-        gpu.values(metric)
-    highest = gpu.values("max_sm_clock_mhz")[-1]
-    free = [each for each in gpu.readings if _is_busy_and_free(each)]
-    clock = statistics.median(each.sm_clock_mhz for each in free) if free else highest
-    if len(free) < LEAST_SAMPLES or clock >= LOW_CLOCK * highest:
-        return
-    reasons = {reason.description for each in free for reason in each.clock_reasons or ()}
-    yield Finding(
-        "low_clocks",
-        "warning",
-        f"{gpu.label} computes at {clock:.0f} MHz of {highest:.0f}: "
-        f"{', '.join(sorted(reasons)) or 'no reason is reported'}.",
-        (_figure("SM clock", clock, "MHz"),),
-        "reset clocks that somebody set: sudo nvidia-smi -rgc; sudo nvidia-smi -rac",
-        gpu=gpu.place,
-    )
 
 
 def another_process(gpu: Trace) -> Iterator[Finding]:
@@ -412,5 +362,4 @@ RULES: tuple[Callable[[Recording], Iterator[Finding]], ...] = (
 GPU_RULES: tuple[Callable[[Trace], Iterator[Finding]], ...] = (
     throttled,
     another_process,
-    low_clocks,
 )

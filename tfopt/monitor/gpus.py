@@ -6,15 +6,13 @@ while the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from tfopt.monitor.gpu_questions import questions
-from tfopt.monitor.polling import Poller
-from tfopt.monitor.readings import GPU_METRICS, GpuReading, SampledGpu
-from tfopt.monitor.visible_gpus import (
+from tfopt.monitor.nvml import (
+    MIB,
     ListedGpu,
     UnavailableError,
     listed_gpus,
@@ -22,83 +20,75 @@ from tfopt.monitor.visible_gpus import (
     session,
     visible_gpus,
 )
-
-# The same for this GPU, this driver or this user the next time.
-_PERMANENT = (
-    "NVML_ERROR_NOT_SUPPORTED",
-    "NVML_ERROR_NO_PERMISSION",
-    "NVML_ERROR_FUNCTION_NOT_FOUND",
-    "NVML_ERROR_INVALID_ARGUMENT",
-    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
-    "NVML_ERROR_DEPRECATED",
+from tfopt.monitor.polling import Poller, Question
+from tfopt.monitor.readings import (
+    GPU_METRICS,
+    ClockReason,
+    GpuProcess,
+    GpuReading,
+    SampledGpu,
 )
 
+# By NVML's bit. The last two have no constant in newer NVML.
+_CLOCK_REASONS: Mapping[int, ClockReason] = {
+    0x1: ClockReason("nothing to do (GpuIdle)", throttles=False),
+    0x2: ClockReason("clocks set by somebody (ApplicationsClocksSetting)", throttles=False),
+    0x4: ClockReason("the power limit (SwPowerCap)", throttles=True),
+    0x8: ClockReason("a slowdown by the hardware (HwSlowdown)", throttles=True),
+    0x10: ClockReason("in step with another GPU (SyncBoost)", throttles=False),
+    0x20: ClockReason("heat, seen by the driver (SwThermalSlowdown)", throttles=True),
+    0x40: ClockReason("heat, seen by the hardware (HwThermalSlowdown)", throttles=True),
+    0x80: ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", throttles=True),
+    0x100: ClockReason("the display's clocks (DisplayClockSetting)", throttles=False),
+    0x200: ClockReason("the board's limit (BoardLimit)", throttles=True),
+    0x400: ClockReason("the voltage's limit (Reliability)", throttles=False),
+}
+
 Wanted = Collection[int] | Literal["visible", "all"]
-
-
-@dataclass(eq=False)
-class _WatchedGpu:
-    """One GPU with its poller; ``missing`` says why a metric is None."""
-
-    listed: ListedGpu
-    poller: Poller
-    missing: dict[str, str]
 
 
 class GpuWatch:
     """Read the GPUs of one sampler; without any, ``no_gpu_reason`` says why."""
 
-    def __init__(self, process_id: int | None, wanted: Wanted, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, wanted: Wanted) -> None:
         self._stack = ExitStack()
-        self._abandoned = False
-        self._gpus: list[_WatchedGpu] = []
+        self._gpus: list[tuple[ListedGpu, Poller]] = []
         self.no_gpu_reason: str | None = None
         if not isinstance(wanted, str) and not wanted:
             self.no_gpu_reason = "no GPU is in use"
             return
         try:
             nvml = self._stack.enter_context(session())
-            self._gpus = [_watched(nvml, gpu, process_id) for gpu in _chosen(nvml, wanted)]
+            self._gpus = [(gpu, _poller(nvml, gpu)) for gpu in _chosen(nvml, wanted)]
         except Exception as error:  # whatever breaks in a driver
-            known = isinstance(error, UnavailableError)
-            self.no_gpu_reason = str(error) if known else f"NVML: {error}"
+            self.no_gpu_reason = _why(error)
             self.close()
 
     def read(self) -> tuple[GpuReading, ...]:
         """Return a reading of each GPU."""
-        now_s = self._clock()
-        return tuple(GpuReading(**gpu.poller.values(now_s)) for gpu in self._gpus)
+        return tuple(GpuReading(**poller.values()) for _, poller in self._gpus)
 
     def gpus(self) -> tuple[SampledGpu, ...]:
         """Return which GPUs these are, and what each does not report."""
         return tuple(
-            SampledGpu(gpu.listed.uuid, gpu.listed.name, dict(gpu.missing)) for gpu in self._gpus
+            SampledGpu(gpu.uuid, gpu.name, dict(poller.missing)) for gpu, poller in self._gpus
         )
 
     def close(self) -> None:
         """End the session."""
-        if not self._abandoned:
-            with suppress(Exception):  # a driver that went away cannot be left in good order
-                self._stack.close()
-
-    def abandon(self) -> None:
-        """Leave the session alone: it hangs."""
-        self._abandoned = True
+        with suppress(Exception):  # a driver that went away cannot be left in good order
+            self._stack.close()
 
 
-def _watched(nvml: Any, gpu: ListedGpu, process_id: int | None) -> _WatchedGpu:
-    permanent = {getattr(nvml, name) for name in _PERMANENT}
+def _poller(nvml: Any, gpu: ListedGpu) -> Poller:
+    poller = Poller({} if gpu.lost else _questions(nvml, gpu.handle), _why)
+    if gpu.lost:
+        poller.missing.update({metric.name: gpu.lost for metric in GPU_METRICS})
+    return poller
 
-    def explain(error: Exception) -> tuple[str, bool]:
-        if isinstance(error, UnavailableError):
-            return str(error), False
-        return f"NVML: {error}", getattr(error, "value", None) in permanent
 
-    asked = {} if gpu.lost else questions(nvml, gpu, process_id)
-    why = gpu.lost or "it is not of a part of a GPU (MIG), or not of the divided GPU"
-    missing = {metric.name: why for metric in GPU_METRICS if metric.name not in asked}
-    return _WatchedGpu(gpu, Poller(asked, missing, explain), missing)
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, UnavailableError) else f"NVML: {error}"
 
 
 def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:
@@ -106,18 +96,73 @@ def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:
     listed = listed_gpus(nvml)
     if wanted == "all":
         return listed
-    if not order_is_known(listed, by_place=not isinstance(wanted, str)):
+    if not order_is_known(listed):
         raise UnavailableError(
-            "GPUs of several kinds are named by their places, which CUDA counts from the fastest "
-            "and NVML along the bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            "CUDA counts GPUs of several kinds from the fastest, and NVML along the bus: "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     visible = visible_gpus(nvml)
-    if not isinstance(wanted, str) and visible and max(wanted) >= len(visible):
-        unknown = max(wanted)
-        raise UnavailableError(
-            f"NVML lists {len(visible)} visible GPU(s), and not number {unknown}"
-        )
-    chosen = visible if isinstance(wanted, str) else [visible[place] for place in wanted if visible]
-    if not chosen:
+    if not visible:
         raise UnavailableError("NVML lists no visible GPU")
-    return chosen
+    if isinstance(wanted, str):
+        return visible
+    if max(wanted) >= len(visible):
+        raise UnavailableError(
+            f"NVML lists {len(visible)} visible GPU(s), and not number {max(wanted)}"
+        )
+    return [visible[place] for place in wanted]
+
+
+def _questions(nvml: Any, handle: Any) -> dict[str, Question]:
+    """Return the questions by metric; NVML refuses those that a part of a GPU does not answer."""
+
+    def memory() -> Any:
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def busy() -> Any:
+        return nvml.nvmlDeviceGetUtilizationRates(handle)
+
+    return {
+        "device_mib": lambda: memory().used / MIB,
+        "total_mib": lambda: memory().total / MIB,
+        "utilisation_percent": lambda: busy().gpu,
+        "memory_utilisation_percent": lambda: busy().memory,
+        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "slowdown_temperature_c": lambda: nvml.nvmlDeviceGetTemperatureThreshold(
+            handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        ),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        "fan_percent": lambda: nvml.nvmlDeviceGetFanSpeed(handle),
+        "clock_reasons": lambda: _clock_reasons(
+            nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        ),
+        "processes": lambda: _processes(nvml, handle),
+    }
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    processes = [
+        GpuProcess(
+            each.pid,
+            _name_of(nvml, each.pid),
+            None if each.usedGpuMemory is None else each.usedGpuMemory / MIB,
+        )
+        for each in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    ]
+    return tuple(sorted(processes, key=lambda process: (-(process.mib or 0), process.pid)))
+
+
+def _name_of(nvml: Any, process_id: int) -> str | None:
+    try:
+        return PurePosixPath(nvml.nvmlSystemGetProcessName(process_id)).name or None
+    except nvml.NVMLError:
+        return None  # it has ended, or belongs to another user
+
+
+def _clock_reasons(mask: int) -> tuple[ClockReason, ...]:
+    return tuple(reason for bit, reason in _CLOCK_REASONS.items() if mask & bit)

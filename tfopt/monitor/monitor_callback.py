@@ -13,12 +13,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import keras
+from rich.console import Console
 
 from tfopt.errors import UserError, within
 from tfopt.files import target_of
@@ -27,13 +28,12 @@ from tfopt.monitor.findings import Finding, findings
 from tfopt.monitor.input_wait import count_input_wait, seconds_waited
 from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
 from tfopt.monitor.outlets.tensorboard import TensorBoardScalars
+from tfopt.monitor.outlets.terminal import findings_text
 from tfopt.monitor.readings import Recording, StepMark
 from tfopt.monitor.sample_files import CsvLog
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.monitor.step_marks import StepMarks, batch_sizes
 
-# The findings need no finer marks than one a second.
-_MARK_S = 1.0
 _SLOWEST_HZ, _FASTEST_HZ = 0.1, 10.0
 _NOTHING = Recording((), (), "nothing was sampled")
 
@@ -97,7 +97,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._stack = ExitStack()
         self._sampler: Sampler | None = None
         self._scalars: TensorBoardScalars | None = None
-        self._steps = StepMarks(_MARK_S, self._mark)
+        self._steps = self._new_marks()
         self._ended = _NOTHING
         self._measured = False
         self._warned: set[str] = set()
@@ -113,7 +113,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._end()
-        self._stack, self._steps = ExitStack(), StepMarks(_MARK_S, self._mark)
+        self._stack, self._steps = ExitStack(), self._new_marks()
         # A training that an error ends never comes to on_train_end.
         weakref.finalize(self, self._stack.close)
         self._try("sampling", self._begin_sampling)
@@ -123,27 +123,24 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._try("Prometheus", self._begin_prometheus)
             self._try("writing the samples' file", self._begin_csv)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._steps.epoch()
-
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._steps.begin_step(batch, time.perf_counter(), self._waited)
+        self._steps.begin_step(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # Having this method also keeps Keras from calling callbacks in another thread.
-        mark = self._steps.end_step(batch, time.perf_counter(), self._waited)
+        mark = self._steps.end_step(batch)
         if mark is not None:
             self._try("writing to TensorBoard", lambda: self._write_scalars(mark))
 
     def on_test_begin(self, logs: Any = None) -> None:
-        self._steps.pause(time.perf_counter(), self._waited)
+        self._steps.pause()
         self._compile_with_clock(False)
 
     def on_test_end(self, logs: Any = None) -> None:
         self._compile_with_clock(True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._steps.pause(time.perf_counter(), self._waited)
+        self._steps.pause()
 
     def on_train_end(self, logs: Any = None) -> None:
         self._end()
@@ -152,7 +149,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._measured = False
             self.model.train_function = None  # the next fit compiles it without the clock
         if self._shows:
-            self._try("showing the findings", self._show)
+            shown = findings_text(self.findings())
+            self._try("showing the findings", lambda: Console().print(shown))
 
     def get_state(self) -> dict[str, Any]:
         """Return nothing: a resumed training is sampled anew."""
@@ -179,44 +177,38 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             count_input_wait(on)
 
     def _begin_csv(self) -> None:
-        file, sampler = self._file, self._sampler
-        if file is not None and sampler is not None:
-            self._stack.callback(CsvLog(file, sampler).close)
+        if self._file is not None:
+            assert self._sampler is not None
+            self._stack.callback(CsvLog(self._file, self._sampler).close)
 
     def _begin_tensorboard(self) -> None:
         if self._log_dir is not None:
-            self._scalars = TensorBoardScalars(self._log_dir)
-            self._stack.callback(self._scalars.close)
+            self._scalars = self._stack.enter_context(closing(TensorBoardScalars(self._log_dir)))
 
     def _begin_prometheus(self) -> None:
         port, host = self._prometheus
-        if port is None:
-            return
         reference = weakref.ref(self)
 
         def recording() -> Recording:
             return _NOTHING if (own := reference()) is None else own.recording
 
-        self.port = self._stack.enter_context(serving(recording, port, host))
+        if port is not None:
+            self.port = self._stack.enter_context(serving(recording, port, host))
 
-    def _waited(self) -> float | None:
-        return seconds_waited() if self._measured else None
+    def _new_marks(self) -> StepMarks:
+        def waited() -> float | None:
+            return seconds_waited() if self._measured else None
 
-    def _mark(self, mark: StepMark) -> None:
-        if self._sampler is not None:
-            self._sampler.mark(mark)
+        def keep(mark: StepMark) -> None:
+            if self._sampler is not None:
+                self._sampler.mark(mark)
+
+        return StepMarks(keep, time.perf_counter, waited)
 
     def _write_scalars(self, mark: StepMark) -> None:
         newest = None if self._sampler is None else self._sampler.newest()
         if self._scalars is not None and newest is not None:
             self._scalars.write(self._steps.steps, newest, mark)
-
-    def _show(self) -> None:
-        from rich.console import Console
-
-        from tfopt.monitor.outlets.terminal import findings_text
-
-        Console().print(findings_text(self.findings()))
 
     def _end(self) -> None:
         """End the sampling, and keep the recording."""

@@ -1,27 +1,144 @@
-"""Read what NVML knows of the GPUs of this machine: names, memory, links, driver.
+"""Read what NVML knows of the GPUs of this machine: names, parts (MIG), memory, driver.
 
-No function here raises: without a driver, a library or a permission it returns why, or None.
+CUDA_VISIBLE_DEVICES is read as CUDA reads it. CUDA uses one part of a GPU at most, and beside it no
+other GPU; of a GPU that is divided it takes the first part.
+
+NVML lists GPUs by their place on the bus; CUDA, unless CUDA_DEVICE_ORDER is PCI_BUS_ID, lists the
+fastest first, in an order that only CUDA knows. Among boards of one kind the two orders are the
+same.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tfopt.monitor.visible_gpus import (
-    MIB,
-    ListedGpu,
-    UnavailableError,
-    listed_gpus,
-    session,
-    visible_gpus,
-)
-
+MIB = 1024 * 1024
 _PROHIBITED = 2
 
 _Answer = TypeVar("_Answer")
+
+
+class UnavailableError(Exception):
+    """NVML cannot answer; the text says why."""
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """Open a session with NVML for the block; raise UnavailableError for what NVML refuses."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise UnavailableError(f"NVML: {error}") from error
+    try:
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise UnavailableError(f"NVML: {error}") from error
+    finally:
+        # A driver that went away meanwhile cannot be left in good order.
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+@dataclass(frozen=True)
+class ListedGpu:
+    """A GPU, or a part of one (MIG), with its handle in the open session.
+
+    Attributes:
+        whole: The UUID of the GPU that it is a part of; None where it is a whole one.
+        lost: NVML's words, where it lists a GPU and cannot reach it; there is no handle then.
+        forbidden: Whether this process lacks the permission for it; CUDA does not count it.
+    """
+
+    uuid: str
+    name: str
+    handle: Any
+    whole: str | None = None
+    lost: str | None = None
+    forbidden: bool = False
+
+
+def visible_gpus(nvml: Any) -> list[ListedGpu]:
+    """Return the GPUs that CUDA sees, in its order as far as that is known."""
+    listed = listed_gpus(nvml)
+    forbidden = [gpu for gpu in listed if gpu.forbidden]
+    if forbidden and len(forbidden) == len(listed):
+        raise UnavailableError(str(forbidden[0].lost))
+    listed = [gpu for gpu in listed if not gpu.forbidden]
+    chosen = _select(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    named = {gpu.uuid for gpu in chosen}
+    parts = [gpu for gpu in listed if gpu.whole and named & {gpu.uuid, gpu.whole}]
+    return parts[:1] or chosen
+
+
+def _select(gpus: Sequence[ListedGpu], visible: str | None) -> list[ListedGpu]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, up to the first unknown one.
+
+    A GPU that is named twice hides all of them (as PyTorch's ``torch.cuda`` reads it, too).
+    """
+    whole = [gpu for gpu in gpus if gpu.whole is None]
+    if visible is None:
+        return whole
+    chosen: list[ListedGpu] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        place = int(entry) if entry.isdecimal() else None
+        # A name may be cut short.
+        named = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        matches = named if place is None else whole[place : place + 1]
+        if len(matches) != 1:
+            break
+        if matches[0] in chosen:
+            return []
+        chosen.append(matches[0])
+    return chosen
+
+
+def order_is_known(listed: Sequence[ListedGpu]) -> bool:
+    """Return whether CUDA lists the GPUs in NVML's order: they are of one kind, or on the bus."""
+    kinds = {gpu.name for gpu in listed if gpu.whole is None and not gpu.lost}
+    return len(kinds) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
+def listed_gpus(nvml: Any) -> list[ListedGpu]:
+    """Return all GPUs in NVML's order, then the parts that some are divided into."""
+    gpus = [_at_place(nvml, place) for place in range(nvml.nvmlDeviceGetCount())]
+    return [*gpus, *(part for gpu in gpus if not gpu.lost for part in _parts(nvml, gpu))]
+
+
+def _at_place(nvml: Any, place: int) -> ListedGpu:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(place)
+        return ListedGpu(*_names(nvml, handle), handle)
+    except nvml.NVMLError as error:
+        # These concern the whole session, not this GPU.
+        if error.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            raise
+        # It keeps its place, so that those after it are not renumbered.
+        return ListedGpu(
+            f"GPU number {place}",
+            "a GPU that is not reached",
+            None,
+            lost=f"NVML: {error}",
+            forbidden=error.value == nvml.NVML_ERROR_NO_PERMISSION,
+        )
+
+
+def _names(nvml: Any, handle: Any) -> tuple[str, str]:
+    return nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+
+
+def _parts(nvml: Any, gpu: ListedGpu) -> Iterator[ListedGpu]:
+    # A GPU, or a driver, without parts; no part at a place, or somebody else's.
+    with suppress(nvml.NVMLError):
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
+                yield ListedGpu(*_names(nvml, handle), handle, whole=gpu.uuid)
 
 
 @dataclass(frozen=True)
@@ -36,10 +153,10 @@ class DeviceFacts:
 
     uuid: str
     name: str
-    capability: tuple[int, int] | None
-    total_mib: float | None
-    free_mib: float | None
-    prohibited: bool | None
+    capability: tuple[int, int] | None = None
+    total_mib: float | None = None
+    free_mib: float | None = None
+    prohibited: bool | None = None
     lost: str | None = None
 
 
@@ -77,26 +194,22 @@ def _in_session(ask: Callable[[Any], _Answer]) -> _Answer | None:
 
 
 def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
-    lost, answers = gpu.lost, dict[str, Any]()
-    for name in ("MemoryInfo", "CudaComputeCapability", "ComputeMode"):
+    facts: dict[str, Any] = {}
+    questions: dict[str, Callable[[], Any]] = {
+        "total_mib": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total / MIB,
+        "free_mib": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu.handle).free / MIB,
+        "capability": lambda: nvml.nvmlDeviceGetCudaComputeCapability(gpu.handle),
+        "prohibited": lambda: nvml.nvmlDeviceGetComputeMode(gpu.handle) == _PROHIBITED,
+    }
+    for name, question in ({} if gpu.lost else questions).items():
         try:
-            if lost is None:
-                answers[name] = getattr(nvml, f"nvmlDeviceGet{name}")(gpu.handle)
+            facts[name] = question()
         # A lost GPU may still have a name, but no memory.
         except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
-            lost, answers = f"NVML: {error}", {}
+            return DeviceFacts(gpu.uuid, gpu.name, lost=f"NVML: {error}")
         except nvml.NVMLError:
             continue
-    memory, mode = answers.get("MemoryInfo"), answers.get("ComputeMode")
-    return DeviceFacts(
-        uuid=gpu.uuid,
-        name=gpu.name,
-        capability=answers.get("CudaComputeCapability"),
-        total_mib=None if memory is None else memory.total / MIB,
-        free_mib=None if memory is None else memory.free / MIB,
-        prohibited=None if mode is None else mode == _PROHIBITED,
-        lost=lost,
-    )
+    return DeviceFacts(gpu.uuid, gpu.name, lost=gpu.lost, **facts)
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,18 @@ why.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_SELDOM_S = 10.0
 
-
-def _metric(description: str, *, counter: bool = False, every_s: float = 0.0) -> Any:
-    """Return a field that is None until it is read, and at most once in ``every_s`` seconds.
+def _metric(description: str, *, is_counter: bool = False) -> Any:
+    """Return a field that is None where it is not known.
 
     A counter only grows, until a driver is loaded anew: only its differences count.
     """
-    told = {"description": description, "is_counter": counter, "every_s": every_s}
-    return field(default=None, metadata=told)
+    metadata = {"description": description, "is_counter": is_counter}
+    return field(default=None, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,6 @@ class GpuReading:
 
     device_mib: float | None = _metric("Memory that everybody and the driver hold")
     total_mib: float | None = _metric("Memory there is")
-    process_mib: float | None = _metric("Memory that the watched process holds")
     utilisation_percent: float | None = _metric(
         "Share of the last moment (1/6 to 1 s, by GPU) in which any kernel ran"
     )
@@ -59,20 +55,19 @@ class GpuReading:
         "Share of the last moment in which device memory was read or written"
     )
     sm_clock_mhz: float | None = _metric("Clock of the multiprocessors")
-    max_sm_clock_mhz: float | None = _metric("Their highest clock", every_s=_SELDOM_S)
+    max_sm_clock_mhz: float | None = _metric("Their highest clock")
     memory_clock_mhz: float | None = _metric("Clock of the device memory")
-    temperature_c: float | None = _metric("Temperature of the GPU", every_s=1)
-    memory_temperature_c: float | None = _metric("Temperature of its memory", every_s=1)
+    temperature_c: float | None = _metric("Temperature of the GPU")
     # Newer drivers (Ada on) may report a distance from it instead, which is no temperature.
     slowdown_temperature_c: float | None = _metric(
-        "Temperature at which the hardware slows the GPU down", every_s=_SELDOM_S
+        "Temperature at which the hardware slows the GPU down"
     )
     power_w: float | None = _metric(
         "Power drawn (a mean over a second, but on A100, A30 and older GPUs the moment's)"
     )
-    power_limit_w: float | None = _metric("Power that may be drawn", every_s=_SELDOM_S)
-    energy_j: float | None = _metric("Energy since the driver was loaded", counter=True)
-    fan_percent: float | None = _metric("Intended fan speed, of its highest", every_s=1)
+    power_limit_w: float | None = _metric("Power that may be drawn")
+    energy_j: float | None = _metric("Energy since the driver was loaded", is_counter=True)
+    fan_percent: float | None = _metric("Intended fan speed, of its highest")
     clock_reasons: tuple[ClockReason, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
 
@@ -86,44 +81,36 @@ class GpuReading:
 class HostReading:
     """The machine and the watched process at one moment; a first reading has no rates."""
 
-    cpu_percent: tuple[float, ...] | None = _metric(
-        "Of each core in turn, how busy it was since the value before"
-    )
+    cpu_percent: float | None = _metric("How busy the cores were, all together")
     process_cpu_percent: float | None = _metric("Of the watched process; 100 is one core")
     rss_mib: float | None = _metric("Resident memory of the watched process")
-    memory_used_mib: float | None = _metric("Memory that is not available", every_s=1)
-    memory_total_mib: float | None = _metric("Memory of the machine", every_s=1)
+    memory_used_mib: float | None = _metric("Memory that is not available")
+    memory_total_mib: float | None = _metric("Memory of the machine")
     memory_limit_mib: float | None = _metric(
-        "Memory that the process's control group (container) may use", every_s=_SELDOM_S
+        "Memory that the process's control group (container) may use"
     )
     memory_in_limit_mib: float | None = _metric(
-        "What counts against that limit, without file pages that can be given back", every_s=1
+        "What counts against that limit, without file pages that can be given back"
     )
     cpu_limit_cores: float | None = _metric(
-        "Cores that the process may use: its affinity, and its quota", every_s=_SELDOM_S
+        "Cores that the process may use: its affinity, and its quota"
     )
     cpu_throttled_s: float | None = _metric(
-        "Time for which that quota has held tasks of the group back", counter=True, every_s=1
+        "Time for which that quota has held tasks of the group back", is_counter=True
     )
-    disk_read_mib_per_s: float | None = _metric("Read from all disks", every_s=1)
-    disk_write_mib_per_s: float | None = _metric("Written to all disks", every_s=1)
-    network_received_mib_per_s: float | None = _metric("Received, but by loopback", every_s=1)
-    network_sent_mib_per_s: float | None = _metric("Sent, but by loopback", every_s=1)
-
-    @property
-    def mean_cpu_percent(self) -> float | None:
-        """Return how busy the cores were, all together."""
-        return statistics.fmean(self.cpu_percent) if self.cpu_percent else None
+    disk_read_mib_per_s: float | None = _metric("Read from all disks")
+    disk_write_mib_per_s: float | None = _metric("Written to all disks")
+    network_received_mib_per_s: float | None = _metric("Received, but by loopback")
+    network_sent_mib_per_s: float | None = _metric("Sent, but by loopback")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as outlets name it; ``every_s`` is the shortest time between two polls."""
+    """A metric as outlets name it."""
 
     name: str
     description: str
     is_counter: bool
-    every_s: float
 
 
 def _metrics(reading: type[GpuReading | HostReading]) -> tuple[Metric, ...]:

@@ -11,7 +11,7 @@ import threading
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -65,19 +65,29 @@ class Moments(Generic[T]):
 
 
 class Sampler:
-    """Take samples: one at each call of ``take``, and regularly while it is running."""
+    """Take samples: one at each call of ``take``, and regularly while it is running.
+
+    The session with NVML is opened in the caller's thread: a driver that hangs already then holds
+    up the caller, as it would hold up TensorFlow.
+    """
 
     def __init__(
-        self, process_id: int | None, clock: Callable[[], float], gpus: GpuWatch | None = None
+        self, process_id: int | None, clock: Callable[[], float], wanted: Wanted = "visible"
     ) -> None:
         self._clock = clock
         self._host = WatchedHost(process_id, clock)
-        self._gpus = gpus or GpuWatch(process_id, {}, clock)
+        self._gpus = GpuWatch(wanted)
         self._listeners: list[Listener] = []
         self._samples: Moments[Sample] = Moments("at_s", lambda first, second: first)
         self._marks: Moments[StepMark] = Moments("ended_s", StepMark.joined)
         self._busy = threading.Lock()
         self._ended = threading.Event()
+        self._hangs = False
+
+    def close(self) -> None:
+        """End the session with NVML, unless it hangs."""
+        if not self._hangs:
+            self._gpus.close()
 
     def take(self) -> Sample:
         """Return a sample of now, and keep it.
@@ -160,7 +170,7 @@ class Sampler:
             return  # the block was garbage-collected in this thread, which ends by itself
         thread.join(_LAST_ANSWER_S)
         if thread.is_alive():
-            self._gpus.abandon()
+            self._hangs = True
             _warn(
                 f"NVML has not answered for {_LAST_ANSWER_S:.0f} s: the thread that asked it is "
                 "left behind. The NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
@@ -181,10 +191,7 @@ def sampling(
     wanted: Wanted = "visible",
     period_s: float = PERIOD_S,
 ) -> Iterator[Sampler]:
-    """Sample a process, its machine and GPUs while the block runs.
-
-    The session with NVML is opened, and the first sample taken, in the caller's thread: a driver
-    that hangs already then holds up the caller, as it would hold up TensorFlow.
+    """Sample a process, its machine and GPUs in a thread while the block runs.
 
     Args:
         process_id: The process whose memory and time are sampled; None samples none.
@@ -198,10 +205,5 @@ def sampling(
         ...     model.fit(x, y)
         >>> sampler.recording().samples[-1].host.rss_mib
     """
-    gpus = GpuWatch(process_id, wanted, clock)
-    sampler = Sampler(process_id, clock, gpus)
-    try:
-        with sampler.running(period_s):
-            yield sampler
-    finally:
-        gpus.close()
+    with closing(Sampler(process_id, clock, wanted)) as sampler, sampler.running(period_s):
+        yield sampler

@@ -1,7 +1,4 @@
-"""Mark a training's steps, with their time, their examples and their wait for input.
-
-No clock is read here: its value is an argument.
-"""
+"""Mark a training's steps, with their time, their examples and their wait for input."""
 
 from __future__ import annotations
 
@@ -12,18 +9,28 @@ from tfopt.errors import UserError
 from tfopt.monitor.readings import StepMark
 from tfopt.resume.position import running_fit
 
-Waited = Callable[[], float | None]
-"""Return the seconds that all steps so far have waited; None where that is not measured."""
+# The findings need no finer marks.
+_MARK_S = 1.0
 
 
 class StepMarks:
-    """Mark the steps of one ``fit``, without evaluation and what callbacks do between epochs."""
+    """Mark the steps of one ``fit``, without evaluation and what callbacks do between epochs.
 
-    def __init__(self, every_s: float, keep: Callable[[StepMark], object]) -> None:
+    Args:
+        keep: Is given each mark.
+        clock: Returns seconds.
+        waited: Returns the seconds that all steps so far have waited; None without a measurement.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[StepMark], object],
+        clock: Callable[[], float],
+        waited: Callable[[], float | None],
+    ) -> None:
         self.steps = 0
         """The steps of the whole training."""
-        self._every_s = every_s
-        self._keep = keep
+        self._keep, self._clock, self._waited = keep, clock, waited
         self._compiled = False
         self._batch_size: int | None = None
         self._last_batch_size: int | None = None
@@ -36,39 +43,32 @@ class StepMarks:
         self._batch_size, self._last_batch_size = batches
         self._epoch_steps = epoch_steps
 
-    def epoch(self) -> None:
-        """Count the steps from 0 again."""
-        self._open, self._done = None, 0
-
-    def pause(self, now_s: float, waited: Waited) -> None:
+    def pause(self) -> None:
         """End the open mark: no training follows."""
-        self._close(now_s, waited)
+        self._close(self._clock())
         self._open = None
 
-    def begin_step(self, batch: int, now_s: float, waited: Waited) -> None:
+    def begin_step(self, batch: int) -> None:
         """Begin a call of the training function; a resumed epoch begins within."""
         if self._open is None:
             self._done = batch
-            self._open = (now_s, waited() or 0.0, self._done, self.steps)
+            self._open = (self._clock(), self._waited() or 0.0, self._done, self.steps)
 
-    def end_step(self, batch: int, now_s: float, waited: Waited) -> StepMark | None:
+    def end_step(self, batch: int) -> StepMark | None:
         """End the call, whose last batch is ``batch``; return a mark where one is due."""
         last = batch if self._epoch_steps is None else min(batch, self._epoch_steps - 1)
         self.steps += last + 1 - self._done
         self._done = last + 1
+        now_s = self._clock()
         # The very first call compiles: it gets its own mark.
-        if self._open is not None and (
-            not self._compiled or now_s - self._open[0] >= self._every_s
-        ):
-            return self._close(now_s, waited)
-        return None
+        is_due = not self._compiled or (self._open and now_s - self._open[0] >= _MARK_S)
+        return self._close(now_s) if is_due else None
 
-    def _close(self, now_s: float, waited: Waited) -> StepMark | None:
+    def _close(self, now_s: float) -> StepMark | None:
         if self._open is None or self._open[3] == self.steps:
             return None
         begun_s, had_waited_s, done, steps = self._open
-        waited_s = waited()
-        count = self.steps - steps
+        waited_s, count = self._waited(), self.steps - steps
         mark = StepMark(
             now_s,
             count,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 LOOPBACK = "127.0.0.1"
+Values = Sequence[tuple[tuple[str, ...], Any]]
+"""Figures by the labels of their device."""
 _GPU_LABELS = ("uuid", "name", "index")
 _TRAINING = (
     ("tfopt_training_steps", "Training steps", "steps"),
@@ -61,46 +63,38 @@ class NewestSample:
             return
         newest = recording.samples[-1]
         for metric in HOST_METRICS:
-            value = getattr(newest.host, metric.name)
-            if isinstance(value, tuple):
-                cores = [((str(core),), each) for core, each in enumerate(value)]
-                yield _metric(metric, "host", ("core",), cores)
-            elif value is not None:
-                yield _metric(metric, "host", (), [((), value)])
+            yield from _metric(metric, "host", [((), getattr(newest.host, metric.name))])
         labels = [(gpu.uuid, gpu.name, str(place)) for place, gpu in enumerate(recording.gpus)]
         gpus = list(zip(labels, newest.gpus, strict=False))
         for metric in GPU_METRICS:
-            found = [(of, v) for of, gpu in gpus if (v := getattr(gpu, metric.name)) is not None]
-            if found:
-                yield _metric(metric, "gpu", _GPU_LABELS, found)
+            yield from _metric(metric, "gpu", [(of, getattr(gpu, metric.name)) for of, gpu in gpus])
         held = "Whether heat, power or hardware holds the clocks down"
         known = [(of, gpu.throttled_by != []) for of, gpu in gpus if gpu.clock_reasons is not None]
-        yield _family("tfopt_gpu_throttled", held, _GPU_LABELS, known)
+        yield from _family("tfopt_gpu_throttled", held, known)
         # The sums of all marks, so that a scrape misses none.
         for name, description, field in _TRAINING:
             values = [v for mark in recording.steps if (v := getattr(mark, field)) is not None]
-            if values:
-                yield _family(f"{name}_total", description, (), [((), sum(values))])
+            yield from _family(f"{name}_total", description, [((), sum(values))] if values else [])
 
 
-def _metric(
-    metric: Metric, device: str, labels: tuple[str, ...], values: Sequence[tuple[Any, float]]
-) -> Family:
+def _metric(metric: Metric, device: str, values: Values) -> Iterator[Family]:
+    """Yield a metric of the devices that tell it."""
     name, factor = prometheus_name(metric, device)
-    return _family(name, metric.description, labels, [(of, v * factor) for of, v in values])
+    known = [(of, value * factor) for of, value in values if value is not None]
+    return _family(name, metric.description, known)
 
 
-def _family(
-    name: str, description: str, labels: tuple[str, ...], values: Sequence[tuple[Any, float]]
-) -> Family:
-    """Return a family of metrics; one whose name ends in ``_total`` is a counter."""
+def _family(name: str, description: str, values: Values) -> Iterator[Family]:
+    """Yield the family of some values; one whose name ends in ``_total`` is a counter."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+    if not values:
+        return
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    family = kind(name, description, labels=labels)
+    family = kind(name, description, labels=_GPU_LABELS if values[0][0] else ())
     for of, value in values:
         family.add_metric(of, float(value))
-    return family
+    yield family
 
 
 @contextmanager

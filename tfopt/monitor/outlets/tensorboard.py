@@ -42,9 +42,7 @@ def _of_sample(sample: Sample) -> Iterator[tuple[str, float]]:
     """Yield tag and value of each known metric, such as ``gpu0/power_w`` or ``host/rss_mib``."""
     for metric in HOST_METRICS:
         value = getattr(sample.host, metric.name)
-        if isinstance(value, tuple):
-            yield from ((f"host/{metric.name}/{n:02d}", each) for n, each in enumerate(value))
-        elif value is not None:
+        if value is not None:
             yield f"host/{metric.name}", value
     for place, gpu in enumerate(sample.gpus):
         for metric in GPU_METRICS:

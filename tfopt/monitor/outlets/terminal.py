@@ -80,16 +80,11 @@ def _gpu_cells(gpu: GpuReading) -> Iterator[Text]:
 
 
 def _host_name(host: HostReading) -> str:
-    cores, limit = host.cpu_percent, host.cpu_limit_cores
-    if cores is None:
-        return "host"
-    if limit is not None and limit < len(cores):
-        return f"host, {limit:g} of {len(cores)} cores"
-    return f"host, {len(cores)} cores"
+    return "host" if host.cpu_limit_cores is None else f"host, {host.cpu_limit_cores:g} cores"
 
 
 def _host_cells(host: HostReading) -> Iterator[Text]:
-    yield _percent(host.mean_cpu_percent)
+    yield _percent(host.cpu_percent)
     # A container's limit, where there is one, comes before the machine's memory.
     if host.memory_limit_mib is not None:
         yield _memory(host.memory_in_limit_mib, host.memory_limit_mib)

@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 
 from tfopt.errors import UserError, within
-from tfopt.monitor.gpus import GpuWatch
 from tfopt.monitor.readings import Recording, Sample
 from tfopt.monitor.sampler import Sampler
 
@@ -67,12 +66,8 @@ def watching(
             expected="the number of a process that runs on this machine",
             received=str(process_id),
         )
-    gpus = GpuWatch(process_id, "all", clock)
-    sampler = Sampler(process_id, clock, gpus)
-    try:
+    with closing(Sampler(process_id, clock, "all")) as sampler:
         yield sampler, _samples(sampler, interval_s)
-    finally:
-        gpus.close()
 
 
 def _samples(sampler: Sampler, interval_s: float) -> Iterator[Sample]:
