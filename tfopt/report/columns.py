@@ -15,7 +15,7 @@ from tfopt.report.bench_figures import (
     whole_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.table import Cell, Column, absent, compared, figure, verdict_tone
+from tfopt.report.table import Cell, Column, absent, figure, speed, timed
 from tfopt.report.timed_process import TimedProcess
 from tfopt.report.training import Training
 
@@ -66,7 +66,7 @@ def _reached(variant: VariantReport, name: str, value: float | None, lacking: st
     """Return a figure of a training, with the comparison ``name``."""
     if value is None:
         return absent(lacking or variant.unavailable.get(name, _UNTRAINED))
-    return compared(fmt.quantity(value), getattr(variant, name))
+    return timed(value, getattr(variant, name))
 
 
 def _accuracy(variant: VariantReport) -> Cell:
@@ -115,15 +115,13 @@ def _batch(variant: VariantReport) -> Cell:
 
 
 def _examples(variant: VariantReport) -> Cell:
-    speed = variant.examples_per_s
-    return _batch(variant) if speed is None else Cell(fmt.quantity(speed))
+    examples = variant.examples_per_s
+    return _batch(variant) if examples is None else Cell(fmt.quantity(examples))
 
 
 def _against(variant: VariantReport, name: str) -> Cell:
     found = getattr(variant, name)
-    if found is None:
-        return absent(variant.unavailable[name])
-    return Cell(fmt.speed(found), fmt.interval(found), verdict_tone(found), found.verdict)
+    return absent(variant.unavailable[name]) if found is None else speed(found)
 
 
 def _quality(variant: VariantReport) -> Cell:

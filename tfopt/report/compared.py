@@ -17,7 +17,7 @@ from tfopt.report.bench_report import VariantReport
 from tfopt.report.columns import peak_cell, step_cell
 from tfopt.report.statistics import Comparison
 from tfopt.report.strict import Status
-from tfopt.report.table import Cell, Column, Table, absent, figure
+from tfopt.report.table import Cell, Column, Table, absent, figure, speed
 from tfopt.report.view import View
 
 Presence = Status | Literal["absent"]
@@ -150,10 +150,7 @@ def _side(letter: str, side: Side) -> str:
 
 
 def _speed(line: Line) -> Cell:
-    found = line.comparison
-    if found is None:
-        return absent(line.why_not or "")
-    return Cell(fmt.speed(found), fmt.interval(found), badge=found.verdict)
+    return absent(line.why_not or "") if line.comparison is None else speed(line.comparison)
 
 
 def _both(line: Line, cell_of: Callable[[VariantReport], Cell]) -> Cell:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tfopt.report import format as fmt
 from tfopt.report.statistics import Comparison
 from tfopt.report.strict import AboveZero
-from tfopt.report.table import Cell, Column, Table, absent, compared, figure, is_change
+from tfopt.report.table import Cell, Column, Table, absent, figure, is_change, timed
 
 _NOT_SPARSE = "few zeros, or a file that is not in float32"
 
@@ -120,7 +120,7 @@ def _size(row: Footprint, reference: Footprint | None, name: str) -> Cell:
 def _latency(row: Footprint) -> Cell:
     if row.latency_ms is None:
         return absent("the inputs leave a size open")
-    return compared(fmt.quantity(row.latency_ms), row.latency)
+    return timed(row.latency_ms, row.latency)
 
 
 def flops_in_words(gflop: float) -> str:

@@ -26,6 +26,7 @@ class Cell:
     Attributes:
         tone: Of the second figure and the verdict, and of the first where it stands alone.
         reason: Why a figure is not there.
+        comparison: Of times, which a page draws as a bar.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Cell:
     tone: Tone = "plain"
     badge: str = ""
     reason: str = ""
+    comparison: Comparison | None = None
 
 
 def absent(reason: str) -> Cell:
@@ -45,13 +47,23 @@ def figure(value: float | None, reason: str) -> Cell:
     return absent(reason) if value is None else Cell(fmt.quantity(value))
 
 
-def compared(text: str, comparison: Comparison | None) -> Cell:
+def compared(text: str, detail: str, comparison: Comparison) -> Cell:
+    """Return the cell of a figure that has been compared, with the verdict."""
+    tones: dict[str, Tone] = {"faster": "better", "slower": "worse"}
+    verdict = comparison.verdict
+    return Cell(text, detail, tones.get(verdict, "plain"), verdict, comparison=comparison)
+
+
+def timed(value: float, comparison: Comparison | None) -> Cell:
     """Return the cell of a figure with its speed against the reference, where that is known."""
     if comparison is None:
-        return Cell(text)
-    return Cell(
-        text, fmt.speed_and_interval(comparison), verdict_tone(comparison), comparison.verdict
-    )
+        return Cell(fmt.quantity(value))
+    return compared(fmt.quantity(value), fmt.speed_and_interval(comparison), comparison)
+
+
+def speed(comparison: Comparison) -> Cell:
+    """Return the cell of a speed with its interval."""
+    return compared(fmt.speed(comparison), fmt.interval(comparison), comparison)
 
 
 @dataclass(frozen=True)
@@ -164,9 +176,3 @@ LEAST_CHANGE = 0.03
 def is_change(ratio: float) -> bool:
     """Return whether a ratio of two figures is worth a word."""
     return abs(ratio - 1) > LEAST_CHANGE
-
-
-def verdict_tone(comparison: Comparison) -> Tone:
-    """Return whether a time is better or worse, where its interval allows a verdict."""
-    tones: dict[str, Tone] = {"faster": "better", "slower": "worse"}
-    return tones.get(comparison.verdict, "plain")

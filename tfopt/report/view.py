@@ -15,7 +15,6 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept, lost
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
 from tfopt.report.columns import PROCESS, TRAINING, columns_of
-from tfopt.report.plots import Plot, plots_of
 from tfopt.report.serving import serving_table
 from tfopt.report.summary import headline_of, subject_of, warning_of
 from tfopt.report.table import Column, Row, Table, Words, figure
@@ -57,7 +56,6 @@ class View:
     brought: str = ""
     as_it_is: str = ""
     notes: tuple[str, ...] = ()
-    plots: tuple[Plot, ...] = ()
     serving: Table | None = None
     facts: Words = ()
 
@@ -94,7 +92,6 @@ def view_of(report: BenchReport) -> View:
             *map(fmt.clean, report.notes),
             *(f"Not kept: {fmt.one_line(text)}" for text in dropped),
         ),
-        plots=plots_of(report),
         serving=serving,
         facts=_origin(report),
     )
