@@ -153,5 +153,5 @@ def test_few_seeds_are_said(trained):
         last, trainings=last.trainings[:1], whole=None, to_accuracy=None, unavailable=gone
     )
     view = view_of(replace(trained, variants=(*trained.variants[:-1], once)))
-    assert "trained once" in view.table.rows[-1].flags
+    assert "trained with 1 seed" in view.table.rows[-1].flags
     assert view.tiles.rows[1].cells[-1].text == ""

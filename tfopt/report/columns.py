@@ -160,7 +160,7 @@ def _readings(training: Training) -> Cell:
 TRAINING = (
     Column("Steps", "", lambda training: Cell(f"{training.steps:,}")),
     Column("Epochs", "", lambda training: Cell(str(training.epochs))),
-    Column("Ends of epochs", "", lambda training: Cell(fmt.percent(training.epoch_end_share))),
+    Column("Ends of epochs", "", lambda training: Cell(fmt.share(training.epoch_end_share))),
     Column("Test accuracy", "", _final),
     Column("After so many steps: accuracy", "", _readings),
 )

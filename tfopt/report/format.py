@@ -90,11 +90,6 @@ def share(value: float) -> str:
     return f"{value * 100:.2f} %"
 
 
-def percent(value: float) -> str:
-    """Return a share as a percentage without decimals: 43 %."""
-    return f"{value * 100:.0f} %"
-
-
 def signed_points(value: float) -> str:
     """Return a difference of percentages: +0.21."""
     # What rounds to nothing is shown without a loss's sign.

@@ -17,9 +17,10 @@ from tfopt.report.bench_figures import (
     to_target_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
-from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change
 
+# What a time costs does not matter where it is not certain.
+_UNCERTAIN = {"no difference": ", which is no difference", "inconclusive": ", too wide to tell"}
 _SPOKEN = {
     "whole": "trains {}",
     "to_accuracy": "trains {} to the same accuracy",
@@ -101,7 +102,7 @@ def _sentence(report: BenchReport, subject: VariantReport) -> str:
         return f"{who} was not compared with {_reference(report)}: {reason}."
     (name, comparison), served = found, _served_words(report, subject)
     said = _SPOKEN[name].format(fmt.speed_in_words(comparison))
-    said += _certainty(comparison) or _quality_words(report, subject, name)
+    said += _UNCERTAIN.get(comparison.verdict) or _quality_words(report, subject, name)
     best = subject is kept(report)
     if comparison.verdict == "faster":
         said = f"{said[0].upper()}{said[1:]}" if best else f"{who} {said}"
@@ -114,13 +115,6 @@ def _sentence(report: BenchReport, subject: VariantReport) -> str:
     if any(map(is_faster, report.measured)):
         return f"{who} was not shown to be faster: it {said}."
     return f"Nothing was shown to be faster: {who} {said}."
-
-
-def _certainty(comparison: Comparison) -> str:
-    """Return what to say of a time that is not certain; what it costs does not matter then."""
-    if comparison.verdict == "no difference":
-        return ", which is no difference"
-    return ", too wide to tell" if comparison.verdict == "inconclusive" else ""
 
 
 def _reference(report: BenchReport) -> str:
@@ -147,12 +141,12 @@ def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> st
         return ", the trained weights are the same"
     if quality is None:
         return ", quality not measured"
-    unsure = (
-        "" if quality.certain else f" (not certain over {fmt.count(len(quality.seeds), 'seed')})"
-    )
+    seeds = fmt.count(len(quality.seeds), "seed")
     points = fmt.signed_points(quality.points)
     if time == "whole":
-        return f" to the same accuracy ({points} points{unsure.replace(' (', ', ').rstrip(')')})"
+        unsure = "" if quality.certain else f", not certain over {seeds}"
+        return f" to the same accuracy ({points} points{unsure})"
+    unsure = "" if quality.certain else f" (not certain over {seeds})"
     return f", at {points} points of {fmt.short(quality.metric)}{unsure}"
 
 

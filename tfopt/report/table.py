@@ -14,6 +14,8 @@ from tfopt.report import format as fmt
 from tfopt.report.statistics import Comparison
 from tfopt.report.strict import Status
 
+# Smaller relative changes are no change.
+_LEAST_CHANGE = 0.03
 Tone = Literal["better", "worse", "plain"]
 Words = tuple[tuple[str, str], ...]
 """Names, each with what is said of it."""
@@ -169,10 +171,6 @@ class Table:
         return "\n".join([*lines, self.caption, *self.told])
 
 
-LEAST_CHANGE = 0.03
-"""Smaller relative changes are no change."""
-
-
 def is_change(ratio: float) -> bool:
     """Return whether a ratio of two figures is worth a word."""
-    return abs(ratio - 1) > LEAST_CHANGE
+    return abs(ratio - 1) > _LEAST_CHANGE

@@ -20,7 +20,6 @@ from tfopt.report.table import Row, Table
 from tfopt.report.view import View
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
-_STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
 _ENDLESS = 100_000
 
 
@@ -58,14 +57,10 @@ def _blocks(view: View) -> Iterator[RenderableType]:
 
 def _story(row: Row) -> Text:
     """Return the story and the flags; the page has the rest."""
-    text = Text(row.name, style="bold")
-    if not row.measured:
-        style = _STATUS_STYLES.get(row.status, "dim")
-        text.append(f" {row.status_text}", style=f"not bold {style}")
-    text.append(": " + "\n".join(row.story), style="not bold")
-    for flag in row.flags:
-        text.append(f"\n{flag}", style="not bold yellow")
-    return text
+    status = "" if row.measured else f" {row.status_text}"
+    flags = "".join(f"\n{flag}" for flag in row.flags)
+    story = "\n".join(row.story)
+    return Text.assemble((row.name, "bold"), (status, "yellow"), f": {story}", (flags, "yellow"))
 
 
 def _listed(title: str, lines: Iterable[Text]) -> Iterator[RenderableType]:

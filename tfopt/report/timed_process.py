@@ -94,14 +94,9 @@ class TimedProcess:
         return statistics.median(self.turns_ms)
 
     @property
-    def per_example_ms(self) -> tuple[float, ...]:
-        """Return the turns by example, by which batches of any size can be compared."""
-        return tuple(turn / (self.batch_size or 1) for turn in self.turns_ms)
-
-    @property
     def example_ms(self) -> float:
-        """Return the median time of an example."""
-        return statistics.median(self.per_example_ms)
+        """Return the median time of an example, by which batches of any size can be compared."""
+        return self.step_ms / (self.batch_size or 1)
 
     def training_s(self, steps: float, epoch_end_share: float = 0.0) -> float:
         """Return the time of a training of so many steps, with the ends of its epochs."""

@@ -37,7 +37,6 @@ class View:
     """A document, ready to be laid out.
 
     Attributes:
-        headed: When and where, in a line.
         warning: What a reader must know first.
         subject: The name of the variant that the headline and the tiles are about.
         keep: The chain to keep, and in ``brought`` what it brought.
@@ -47,7 +46,6 @@ class View:
 
     title: str
     table: Table
-    headed: str = ""
     warning: str = ""
     headline: str = ""
     subject: str = ""
@@ -77,17 +75,18 @@ def view_of(report: BenchReport) -> View:
     if report.serving is not None:
         serving = serving_table(report.serving, own.name if own is not None else None)
     dropped = recommended.dropped if recommended is not None else ()
+    # Where links are undecided, a longer measurement may yet decide for one.
+    decided = recommended if recommended and not recommended.undecided else None
     return View(
         title=(fmt.one_line(report.title) or "Benchmark") + quick,
         table=table,
-        headed=_headed(report),
         warning=warning_of(report),
         headline=headline_of(report),
         subject=subject,
         tiles=before_and_after([serving, table] if serving else [table], rows[0].name, subject),
         keep=fmt.one_line(own.chain) if own is not None else "",
         brought=fmt.one_line(recommended.brought) if own is not None and recommended else "",
-        as_it_is=_as_it_is(report),
+        as_it_is=f"{fmt.AS_IT_IS}." if decided and decided.keep == PLAIN else "",
         notes=(
             *map(fmt.clean, report.notes),
             *(f"Not kept: {fmt.one_line(text)}" for text in dropped),
@@ -95,14 +94,6 @@ def view_of(report: BenchReport) -> View:
         serving=serving,
         facts=_origin(report),
     )
-
-
-def _headed(report: BenchReport) -> str:
-    """Return when, on what and with which data, in a line."""
-    machine = report.provenance
-    where = _gpu_names(machine) or f"{machine.cpu}, no GPU"
-    parts = (fmt.moment(report.created), where, report.data)
-    return " \N{MIDDLE DOT} ".join(fmt.one_line(part) for part in parts if part)
 
 
 def _gpu_names(machine: Provenance) -> str:
@@ -117,14 +108,6 @@ def _caption(report: BenchReport) -> str:
     if is_chain and report.asked.kind not in ("pair", "tune"):
         return f"{caption} The last is the chain to keep, measured as a whole."
     return caption
-
-
-def _as_it_is(report: BenchReport) -> str:
-    """Return nothing where a longer measurement may yet decide for a link."""
-    recommended = report.recommendation
-    if recommended is None or recommended.keep != PLAIN or recommended.undecided:
-        return ""
-    return f"{fmt.AS_IT_IS}."
 
 
 def _method(report: BenchReport) -> str:
@@ -197,13 +180,10 @@ def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...
 
 def _flags(variant: VariantReport) -> tuple[str, ...]:
     """Return that quality is lost, and that it was trained too seldom to say much."""
-    seeds = len(variant.trainings)
-    often = "trained once" if seeds == 1 else f"trained with {seeds} seeds"
-    flags = {
-        "quality lost: not recommended": lost(variant),
-        often: 0 < seeds < _FEW_SEEDS,
-    }
-    return tuple(flag for flag, is_set in flags.items() if is_set)
+    flags = ["quality lost: not recommended"] if lost(variant) else []
+    if 0 < len(variant.trainings) < _FEW_SEEDS:
+        flags.append(f"trained with {fmt.count(len(variant.trainings), 'seed')}")
+    return tuple(flags)
 
 
 def _facts(variant: VariantReport) -> Words:
