@@ -79,7 +79,6 @@ def test_every_finding_has_evidence_and_what_to_do():
     ("recording", "why"),
     [
         (trace(2, gpu={"device_mib": lambda t: t}), "3 samples over 2.0 s"),
-        (trace(0.5, every=0.01), "51 samples over 0.5 s"),
         (trace(0, gpu={}), "1 samples over 0.0 s"),
     ],
 )
@@ -115,9 +114,7 @@ def test_what_was_sampled_before_the_first_step_does_not_count():
     assert rules(findings(trace(300, gpu=gpu))) == {"another_process": "warning"}
 
 
-@pytest.mark.parametrize(
-    ("wait", "severity"), [(0.09, None), (0.11, "warning"), (0.19, "warning"), (0.21, "serious")]
-)
+@pytest.mark.parametrize(("wait", "severity"), [(0.09, None), (0.11, "warning"), (0.21, "serious")])
 def test_starved_by_the_share_of_the_step_that_waits(wait, severity):
     recording = trace(gpu={"utilisation_percent": 60}, steps=marks(wait=wait))
     found = found_by("starved_by_input", recording)
@@ -151,7 +148,6 @@ def test_starved_says_what_it_lacks(steps):
     [
         ({"cpu_throttled_s": lambda t: 7 + t / 10}, {"cpu_held_back": "warning"}),
         ({"cpu_throttled_s": lambda t: 7 + t / 30}, {}),
-        ({"memory_used_mib": 57000}, {}),
         ({"memory_used_mib": 58000}, {"host_memory": "warning"}),
         ({"memory_used_mib": 63000}, {"host_memory": "serious"}),
         # In a container the machine's memory says nothing.
@@ -216,8 +212,6 @@ def test_another_process_on_the_gpu():
 @pytest.mark.parametrize(
     ("percents", "found"),
     [
-        ((97, 97), {}),
-        ((97,), {}),
         ((97, 50), {}),
         ((97, 1), {"gpu_unused": "serious"}),
         ((2, 1), {}),

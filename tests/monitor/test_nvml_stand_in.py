@@ -174,16 +174,12 @@ def test_cuda_s_variables_choose_the_gpus_that_cuda_would(played, monkeypatch):
     assert gpus.chosen() == ["GPU-a1", "GPU-a2", "GPU-b1"]
     for visible, chosen in {
         "": NONE,
-        "-1": NONE,
         "2,0": ["GPU-b1", "GPU-a1"],
         "1,-1,0": ["GPU-a2"],
-        "1,7,0": ["GPU-a2"],
         "0,0": NONE,
-        "0,7,0": ["GPU-a1"],
         "GPU-b": ["GPU-b1"],
         "GPU-b1, GPU-a2": ["GPU-b1", "GPU-a2"],
         "GPU-a": NONE,  # there are two of them
-        "GPU-a2,GPU-zz,0": ["GPU-a2"],
     }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert gpus.chosen() == chosen, visible
@@ -220,12 +216,9 @@ def test_a_part_of_a_gpu_is_found_by_its_name_and_is_the_only_one(played, monkey
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     for visible, chosen in {
         "MIG-2222": ["MIG-2222"],
-        "MIG-2": ["MIG-2222"],
-        "MIG-3": NONE,
         # CUDA takes one part, and no other GPU beside it.
         "MIG-1111,MIG-2222": ["MIG-1111"],
         "GPU-apart": ["MIG-1111"],
-        "0,1": ["MIG-1111"],
         "0": ["GPU-whole"],
     }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -36,7 +36,6 @@ CHAIN = (
     "Execution(jit_compile=True, steps_per_execution=25)",
     "Prune(sparsity=0.8)",
     "Quantize()",
-    *(f"Custom{number}()" for number in range(5)),
 )
 FILE = {"artefact": "cnn_mnist.int8.tflite", "artefact_kib": 58.3, "artefact_accuracy": 0.9768}
 ON_A_GPU = {"gpu_peak_mib": 21_400.0, "energy_per_example_j": 0.0213}
@@ -145,13 +144,13 @@ LINKS = (
 )
 
 
-def walked(*, gpu: bool = False, count: int = 5) -> tuple[VariantReport, ...]:
+def walked(*, gpu: bool = False) -> tuple[VariantReport, ...]:
     """The links of a chain, each against the first and the one before."""
     random = np.random.default_rng(7)
     found: list[VariantReport] = []
     for number, (name, step, batch, points) in enumerate(LINKS):
         processes = tuple(
-            process(random, step, batch, gpu=gpu, host=900 + 40 * number) for _ in range(count)
+            process(random, step, batch, gpu=gpu, host=900 + 40 * number) for _ in range(5)
         )
         more: dict[str, Any] = {}
         if number:
@@ -255,12 +254,6 @@ def lossy() -> BenchReport:
 
 
 @pytest.fixture(scope="session")
-def quick() -> BenchReport:
-    """Less than the default."""
-    return bench_report(walked(count=3), asked={"quick": True})
-
-
-@pytest.fixture(scope="session")
 def ablation() -> BenchReport:
     """A chain of two links beside the chain without each."""
     full, first, _, other, _ = walked()
@@ -283,23 +276,6 @@ def single() -> BenchReport:
     told = tuple(replace(each, unavailable={**each.unavailable, **reason}) for each in made)
     alone = variant("my job", 0, told)
     return bench_report((alone,), asked={"kind": "single"}, recommendation=None)
-
-
-@pytest.fixture(scope="session")
-def largest() -> BenchReport:
-    """Ten variants, twenty processes of thirty turns, everything a GPU tells."""
-    random = np.random.default_rng(11)
-    found: list[VariantReport] = []
-    for number in range(10):
-        step = 9 - 0.5 * number
-        processes = tuple(process(random, step, 64, turns=30, gpu=True) for _ in range(20))
-        more: dict[str, Any] = {}
-        if number:
-            more["against_reference"] = compared(processes, found[0].processes)
-            more["against_previous"] = compared(processes, found[-1].processes)
-            more["quality"] = quality(0.1)
-        found.append(variant(f"+ Transform{number}", number, processes, **more))
-    return bench_report(tuple(found), gpu=True)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def test_a_terminal_shows_what_it_can_and_a_document_is_utf8(trained, tmp_path, 
         assert shown in stream.buffer.getvalue()
 
 
-@pytest.mark.parametrize("which", ["trained", "rough_bench", "hostile_bench", "largest"])
+@pytest.mark.parametrize("which", ["trained", "rough_bench", "hostile_bench"])
 def test_what_is_read_is_what_was_written_and_a_page_holds_it_all(
     request, which, tmp_path, texts, page_of
 ):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from tfopt.report.markdown import as_markdown
+from tfopt.report.markdown import as_markdown, code, escape
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
 
 
-def test_markdown_says_what_the_page_says(lossy, quick):
+def test_markdown_says_what_the_page_says(lossy):
     markdown = as_markdown(view_of(lossy))
     assert f"**{view_of(lossy).headline}**" in markdown
     assert (
@@ -20,7 +21,6 @@ def test_markdown_says_what_the_page_says(lossy, quick):
     assert "Keep:" not in markdown
     assert "-1.20 lost" in markdown
     assert "<details><summary>Where it comes from</summary>" in markdown
-    assert as_markdown(view_of(quick)).startswith("## cnn_mnist (quick)\n")
 
 
 def shown(report, width):
@@ -36,9 +36,18 @@ def test_the_last_lines_are_what_to_do(cpu, rough_bench):
     assert shown(rough_bench, 400).rstrip().splitlines()[-1] == view_of(rough_bench).headline
 
 
-def test_a_bad_day_in_a_terminal(rough_bench):
-    text = shown(rough_bench, 80)
-    assert "Incomplete: the measurement stopped before its end. Failed: + Prune." in text
-    assert "+ Prune failed: MemoryError: no room" in text
-    assert "forced: another program was using the CPU" in text
-    assert "Keep:" not in text
+def test_escape_leaves_plain_words_alone():
+    assert (
+        escape("steps_per_execution=16, 10 % (a-b) + c.")
+        == "steps_per_execution=16, 10 % (a-b) + c."
+    )
+    assert escape("<b> & @x") == "&lt;b&gt; &amp; @&#8203;x"
+    assert escape("a|b") == "a\\|b"
+    assert escape("x\ny") == "x<br>y"
+
+
+@pytest.mark.parametrize("text", ["a", "a`b", "``", "`a", "a```b`", "a|b", "<b>"])
+def test_code_is_shown_as_it_is(text, markdown_of):
+    parsed = markdown_of(f"- {code(text)}")
+    assert parsed.text.strip() == text
+    assert [tag for tag, _ in parsed.tags] == ["ul", "li", "code"]

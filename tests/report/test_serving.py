@@ -41,17 +41,9 @@ def test_what_is_missing_has_its_reason(trained):
     )
 
 
-def test_it_is_a_table_of_its_own_in_markdown_and_on_the_page(trained, page_of, markdown_of):
+def test_it_is_a_table_of_its_own_in_markdown_and_nothing_without(trained, cpu, markdown_of):
     tables = markdown_of(as_markdown(view_of(trained))).tables
     names = [row[0] for row in tables[-1]]
     assert names == ["", "baseline", "+ Pipeline", "+ Execution", "+ Prune"]
-    page = page_of(as_html(trained))
-    marks = {a["id"] for _, a in page.tags if a.get("id")}
-    links = {a["href"][1:] for _, a in page.tags if (a.get("href") or "").startswith("#")}
-    assert links <= marks
-    assert {"note-1", "serving-note-1"} <= links
-
-
-def test_without_it_nothing_is_shown(cpu):
     assert view_of(cpu).serving is None
     assert "when it serves" not in as_html(cpu) + as_markdown(view_of(cpu))

@@ -63,7 +63,9 @@ def test_lost_quality_is_never_recommended(lossy):
     assert (cell.text, cell.tone) == ("-1.20 lost", "worse")
 
 
-def test_a_quick_measurement_is_called_so_once(quick, cpu):
+def test_a_quick_measurement_is_called_so_once(cpu):
+    quick = replace(cpu, asked=replace(cpu.asked, quick=True))
+    assert as_markdown(view_of(quick)).startswith("## cnn_mnist (quick)\n")
     assert view_of(quick).title.endswith("(quick)")
     assert repr(view_of(quick)).lower().count("quick") == 1
     assert "quick" not in repr(view_of(cpu)).lower()
