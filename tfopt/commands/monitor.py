@@ -141,8 +141,8 @@ def _print_tables(sampler: Sampler, samples: Iterator[Sample]) -> None:
 
     console = Console()
     printed: set[tuple[str, int | None]] = set()
-    for _ in samples:
-        recording = last_minutes(sampler)
+    for sample in samples:
+        recording = last_minutes(sampler, sample.at_s)
         found = [each for each in findings(recording) if each.severity != "not judged"]
         new = [each for each in found if (each.rule, each.gpu) not in printed]
         printed.update((each.rule, each.gpu) for each in new)
@@ -164,8 +164,8 @@ def _show_live(sampler: Sampler, samples: Iterator[Sample]) -> None:
     console, table = Console(), None
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            for _ in samples:
-                recording = last_minutes(sampler)
+            for sample in samples:
+                recording = last_minutes(sampler, sample.at_s)
                 table = machine_table(recording, _title(), findings(recording))
                 live.update(table, refresh=True)
     finally:

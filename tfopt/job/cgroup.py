@@ -21,16 +21,6 @@ def cpu_quota(root: Path = Path("/"), process: int | str = "self") -> float | No
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def throttled_s(root: Path = Path("/"), process: int | str = "self") -> float | None:
-    """Return how long the group's tasks have waited for the quota; None without one."""
-    for group in _groups(root, "cpu", process):
-        stat = _pairs(group / "cpu.stat") if _quota(group) is not None else {}
-        for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
-            if name in stat:
-                return stat[name] / per_s
-    return None
-
-
 class MemoryLimit(NamedTuple):
     """The bytes that a group may use, and how many it does; None where that cannot be read."""
 

@@ -39,8 +39,6 @@ NOT_STARVED_PERCENT = 95.0
 # Of the memory; the kernel's out-of-memory killer and a container's come without warning.
 NEARLY_FULL = 0.90
 FULL = 0.97
-# Of the time that was watched.
-HELD_BACK_SHARE = 0.05
 # Of the samples; a moment now and then is how a GPU regulates itself.
 THROTTLED_SHARE = 0.05
 # A GPU that did next to nothing, beside one that computed.
@@ -218,38 +216,16 @@ def host_memory(recording: Recording) -> Iterator[Finding]:
         whose, limit = "the machine's memory", host.values("memory_total_mib")[-1]
     if used < NEARLY_FULL * limit:
         return
-    own = [] if newest.rss_mib is None else [newest.rss_mib]
+    own = "" if newest.rss_mib is None else _figure("of it this process", newest.rss_mib, "MiB")
     yield Finding(
         "host_memory",
         "serious" if used >= FULL * limit else "warning",
         f"{100 * used / limit:.0f} % of {whose} ({limit:.0f} MiB) is in use.",
-        (
-            _figure("in use", used, "MiB"),
-            *(_figure("of it this process", mib, "MiB") for mib in own),
-        ),
+        tuple(filter(None, (_figure("in use", used, "MiB"), own))),
         "cache on disk instead of in memory, shuffle among fewer examples, keep no batches in "
         "lists; a process that is over the limit is killed without a word",
         'tfopt.Pipeline(cache="file:/path")',
     )
-
-
-def cpu_held_back(recording: Recording) -> Iterator[Finding]:
-    """Find that a container's quota stopped the process now and then, though cores were free."""
-    samples = recording.samples
-    counted = [v for each in samples if (v := each.host.cpu_throttled_s) is not None]
-    if not counted:
-        return  # without a quota there is nothing to count
-    grown_s, seconds = counted[-1] - counted[0], samples[-1].at_s - samples[0].at_s
-    if grown_s >= HELD_BACK_SHARE * seconds:
-        yield Finding(
-            "cpu_held_back",
-            "warning",
-            f"The container's CPU quota held its tasks back for {grown_s:.0f} s "
-            f"(of all cores together) in {seconds:.0f} s.",
-            (_figure("held back", grown_s, "s"),),
-            "raise the quota (docker --cpus, resources.limits.cpu), or use fewer threads: a "
-            "quota stops all of them when it is spent",
-        )
 
 
 # By rule: NVML's names of the reasons, the severity, and what to do; the last is for all others.
@@ -356,7 +332,6 @@ def gpu_unused(recording: Recording) -> Iterator[Finding]:
 RULES: tuple[Callable[[Recording], Iterator[Finding]], ...] = (
     starved_by_input,
     host_memory,
-    cpu_held_back,
     gpu_unused,
 )
 GPU_RULES: tuple[Callable[[Trace], Iterator[Finding]], ...] = (

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
-from tfopt.job.cgroup import MemoryLimit, cpu_quota, memory_limits, throttled_s
+from tfopt.job.cgroup import cpu_quota, memory_limits
 from tfopt.job.cluster_place import allowed_cores
 from tfopt.monitor.polling import NotYet, Poller, Question, Rate
 from tfopt.monitor.readings import HostReading
 
 _MIB = 1024**2
 _OF_A_PROCESS = ("process_cpu_percent", "rss_mib")
-T = TypeVar("T")
 
 
 class WatchedHost:
@@ -50,10 +49,9 @@ def _questions(process_id: int, clock: Callable[[], float]) -> dict[str, Questio
         "rss_mib": lambda: psutil.Process(process_id).memory_info().rss / _MIB,
         "memory_used_mib": lambda: ((now := memory()).total - now.available) / _MIB,
         "memory_total_mib": lambda: memory().total / _MIB,
-        "memory_limit_mib": lambda: _memory(process_id).size / _MIB,
-        "memory_in_limit_mib": lambda: _limited(_memory(process_id).used) / _MIB,
+        "memory_limit_mib": lambda: _group_mib(process_id, "size"),
+        "memory_in_limit_mib": lambda: _group_mib(process_id, "used"),
         "cpu_limit_cores": lambda: _cores(process_id),
-        "cpu_throttled_s": lambda: _limited(throttled_s(process=process_id)),
         "disk_read_mib_per_s": Rate(lambda: _disks().read_bytes / _MIB, clock),
         "disk_write_mib_per_s": Rate(lambda: _disks().write_bytes / _MIB, clock),
         "network_received_mib_per_s": Rate(lambda: _network("bytes_recv") / _MIB, clock),
@@ -83,14 +81,13 @@ def _network(way: str) -> int:
     return sum(getattr(counts, way) for card, counts in counters.items() if card != "lo")
 
 
-def _memory(process_id: int) -> MemoryLimit:
-    return _limited(next(iter(memory_limits(process=process_id)), None))
-
-
-def _limited(value: T | None) -> T:
-    if value is None:
+def _group_mib(process_id: int, name: str) -> float:
+    """Return the size or the use of the memory that the narrowest control group has."""
+    limits = memory_limits(process=process_id)
+    known = getattr(limits[0], name) if limits else None
+    if known is None:
         raise NotYet("no control group limits this process")
-    return value
+    return float(known / _MIB)
 
 
 def _cores(process_id: int) -> float:

@@ -206,9 +206,9 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         return StepMarks(keep, time.perf_counter, waited)
 
     def _write_scalars(self, mark: StepMark) -> None:
-        newest = None if self._sampler is None else self._sampler.newest()
-        if self._scalars is not None and newest is not None:
-            self._scalars.write(self._steps.steps, newest, mark)
+        samples = self.recording.samples
+        if self._scalars is not None and samples:
+            self._scalars.write(self._steps.steps, samples[-1], mark)
 
     def _end(self) -> None:
         """End the sampling, and keep the recording."""

@@ -95,9 +95,6 @@ class HostReading:
     cpu_limit_cores: float | None = _metric(
         "Cores that the process may use: its affinity, and its quota"
     )
-    cpu_throttled_s: float | None = _metric(
-        "Time for which that quota has held tasks of the group back", is_counter=True
-    )
     disk_read_mib_per_s: float | None = _metric("Read from all disks")
     disk_write_mib_per_s: float | None = _metric("Written to all disks")
     network_received_mib_per_s: float | None = _metric("Received, but by loopback")

@@ -59,10 +59,6 @@ class Moments(Generic[T]):
         first = bisect_left(items, begun_s, key=self._at)
         return tuple(items[first : bisect_right(items, ended_s, key=self._at)])
 
-    def newest(self) -> T | None:
-        """Return the last one, if there is one."""
-        return self._items[-1] if self._items else None
-
 
 class Sampler:
     """Take samples: one at each call of ``take``, and regularly while it is running.
@@ -115,10 +111,6 @@ class Sampler:
         A listener that raises leaves a warning and is called no more.
         """
         self._listeners.append(listener)
-
-    def newest(self) -> Sample | None:
-        """Return the last sample that was taken."""
-        return self._samples.newest()
 
     def recording(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> Recording:
         """Return what was sampled between two moments of the clock, these included."""

@@ -20,7 +20,7 @@ class TensorBoardScalars:
         self._tf = tf
         self._writer = tf.summary.create_file_writer(str(folder))
 
-    def write(self, step: int, sample: Sample, mark: StepMark | None) -> None:
+    def write(self, step: int, sample: Sample, mark: StepMark) -> None:
         """Write the figures of one moment at once; leave out those that are None."""
         tf = self._tf
         values = [
@@ -51,8 +51,8 @@ def _of_sample(sample: Sample) -> Iterator[tuple[str, float]]:
                 yield f"gpu{place}/{metric.name}", value
 
 
-def _of_steps(mark: StepMark | None) -> Iterator[tuple[str, float]]:
-    if mark is None or not mark.steps or not mark.seconds:
+def _of_steps(mark: StepMark) -> Iterator[tuple[str, float]]:
+    if not mark.steps or not mark.seconds:
         return
     yield "training/step_ms", 1000 * mark.seconds / mark.steps
     if mark.examples is not None:

@@ -40,10 +40,9 @@ def json_line(sample: Sample, recording: Recording, at: datetime) -> str:
     return json.dumps(line, ensure_ascii=False)
 
 
-def last_minutes(sampler: Sampler) -> Recording:
+def last_minutes(sampler: Sampler, at_s: float) -> Recording:
     """Return the recording of the last ten minutes."""
-    newest = sampler.newest()
-    return sampler.recording(0.0 if newest is None else newest.at_s - _WINDOW_S)
+    return sampler.recording(at_s - _WINDOW_S)
 
 
 @contextmanager
