@@ -147,11 +147,3 @@ def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
 def test_few_seeds_are_said(trained):
     assert "trained with 2 seeds" in row_of(trained, "+ Execution")[1].flags
     assert not any("trained" in flag for flag in row_of(trained, "+ Prune")[1].flags)
-    last = trained.variants[-1]
-    gone = {**last.unavailable, "whole": "once", "to_accuracy": "once"}
-    once = replace(
-        last, trainings=last.trainings[:1], whole=None, to_accuracy=None, unavailable=gone
-    )
-    view = view_of(replace(trained, variants=(*trained.variants[:-1], once)))
-    assert "trained with 1 seed" in view.table.rows[-1].flags
-    assert view.tiles.rows[1].cells[-1].text == ""

@@ -1,14 +1,10 @@
 """Views for people: the table, the findings, lines."""
 
-import json
-from datetime import UTC, datetime
-
 from rich.console import Console
 from traces import HEALTHY, HEAT, HOST, marks, trace
 
 from tfopt.monitor.findings import findings
 from tfopt.monitor.outlets.terminal import findings_text, machine_table
-from tfopt.monitor.outlets.watching import json_line
 
 
 def shown(what, width=80):
@@ -32,21 +28,11 @@ def test_the_table_fits_any_width_and_shortens_names_before_figures():
         assert [each for each in wanted if each not in text] == []
 
 
-def test_eight_gpus_take_a_line_each():
-    lines = shown(machine_table(trace(gpu=[{}] * 8), "title")).splitlines()
-    assert len(lines) == 11
-    assert sum("97 %" in line and "19.5/39.1" in line for line in lines) == 8
-
-
 def test_what_is_not_known_is_a_dash_and_never_0():
     recording = trace(gpu=dict.fromkeys(HEALTHY), host=dict.fromkeys(HOST))
     *_, gpu, host = shown(machine_table(recording, "title")).splitlines()
     assert gpu.split()[-5:] == ["-", "-", "-/-", "-", "-"]
     assert host.split() == ["host", "-", "-"]
-
-
-def test_the_table_of_no_gpu():
-    assert "No GPU to show: NVML: Driver Not Loaded." in shown(machine_table(trace(), "title"))
 
 
 def test_the_host_s_row_shows_a_container_s_limits_and_markup_in_names_is_text():
@@ -68,13 +54,3 @@ def test_findings_are_shown_with_their_evidence_and_what_to_do():
     assert "Nothing found" in shown(findings_text([]))
     assert "Nothing found" in shown(findings_text(findings(trace(gpu={}))))
     assert "too few to judge" in shown(findings_text(findings(trace(1))))
-
-
-def test_json_lines_hold_every_metric_and_the_reasons():
-    recording = trace(gpu={"power_w": None, "clock_reasons": (HEAT,)}, missing={"power_w": "why"})
-    line = json.loads(json_line(recording.samples[-1], recording, datetime.now(UTC)))
-    assert line["gpus"][0]["power_w"] is None
-    assert line["gpus"][0]["missing"] == {"power_w": "why"}
-    reason = {"description": HEAT.description, "throttles": True}
-    assert line["gpus"][0]["clock_reasons"] == [reason]
-    assert set(HEALTHY) <= set(line["gpus"][0])
