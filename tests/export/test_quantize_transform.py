@@ -83,7 +83,7 @@ def test_every_kind_of_data_is_read(wrap):
     (artefact,) = run.files
     assert "on 150 examples" in effect_of(run).note
     predictor = LitertPredictor(artefact.content)
-    expected = accuracy([TEST], lambda x: predictor(x)[0])
+    expected = accuracy([TEST], lambda x: predictor([x])[0])
     assert artefact.metrics["test_accuracy"] == expected
 
 

@@ -29,7 +29,7 @@ from tfopt.compress.integers.plan import (
     point_from_config,
     rounded_inside,
 )
-from tfopt.compress.model_graph import Address, find, kinds
+from tfopt.compress.model_graph import find, kinds
 from tfopt.hooks import Hooks
 
 _TRACKED = "tfopt_"
@@ -75,7 +75,6 @@ class Awareness:
         self._hooks = Hooks()
         self._variables: list[Any] = []
         self._ranges: dict[tuple[str, str], Any] = {}
-        self._counts_at: Address | None = None
         self._steps = local()  # the replicas of a strategy trace a step in threads of their own
 
     def put_on(self) -> None:
@@ -160,11 +159,13 @@ class Awareness:
     def _training_step(self) -> Callable[..., Any]:
         """Return the model's training step, inside which calls are training unless they say not.
 
+        It counts the batch: a step of the user's own may call the layers, and never the model.
         Keras passes ``training=True`` only to a model whose ``call`` takes it.
         """
         plain = self._model.train_step
 
         def train_step(*args: Any, **kwargs: Any) -> Any:
+            self._step.assign(self._step.value + 1)
             self._steps.inside = True
             try:
                 return plain(*args, **kwargs)
@@ -174,13 +175,14 @@ class Awareness:
         return train_step
 
     def _counting(self, point: Point) -> Callable[..., Any]:
-        """Return the model's call that counts training batches and rounds the inputs."""
+        """Return the model's call that rounds the inputs, and counts batches of a user's loop."""
         plain = self._model.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
             import keras
 
-            self._count(point)
+            if self._training() and not self._in_step():
+                self._step.assign(self._step.value + 1)
             flat = keras.tree.flatten(args)
             for number in point.inputs:
                 if number < len(flat) and flat[number] is not None:
@@ -203,7 +205,6 @@ class Awareness:
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._count(point)
             with Substitution(self._kernel_values(kernels)) if kernels else nullcontext() as other:
                 result = plain(*args, **kwargs)
             if other is not None and other.losses:
@@ -220,19 +221,6 @@ class Awareness:
             return function(self._rounded(point, x, "before_activation"), *settings, **named)
 
         return activation
-
-    def _count(self, point: Point) -> None:
-        """Count a training batch, where the model itself is called.
-
-        A training step of the user's own may never do that, and call its layers: then what it
-        calls first counts.
-        """
-        if not self._training():
-            return
-        if self._counts_at is None or not point.address:
-            self._counts_at = point.address
-        if self._counts_at == point.address:
-            self._step.assign(self._step.value + 1)
 
     def _kernel_values(self, kernels: Sequence[Any]) -> list[tuple[Any, Any]]:
         import tensorflow as tf
@@ -291,7 +279,10 @@ class Awareness:
 
     def _training(self) -> bool:
         given = self._model._get_call_context().get_value("training")
-        return getattr(self._steps, "inside", False) if given is None else bool(given)
+        return self._in_step() if given is None else bool(given)
+
+    def _in_step(self) -> bool:
+        return getattr(self._steps, "inside", False)
 
 
 def is_hooked(part: Any) -> bool:

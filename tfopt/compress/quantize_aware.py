@@ -119,7 +119,6 @@ def quantize_aware(
             fix="mend layers=, which is searched for in these paths",
         )
     _require_unshared(model, points)
-    _require_no_adapters(model)
     from tfopt.compress.saved import make_aware
 
     _warn_of_unconstrained_zeros(model)
@@ -199,19 +198,6 @@ def _require_unshared(model: Any, points: Sequence[Point]) -> None:
             received=", ".join(held[:8]),
             fix="call tfopt.strip(the other model) first, or make one model with the outputs of "
             "both quantization-aware",
-        )
-
-
-def _require_no_adapters(model: Any) -> None:
-    layers = model._flatten_layers()
-    adapted = [layer.name for layer in layers if getattr(layer, "lora_enabled", False)]
-    if adapted:
-        raise UserError(
-            f"Layers of {model.name!r} add a LoRA adapter to their kernels, which would not be "
-            "rounded.",
-            expected="layers that compute with their kernels alone",
-            received=", ".join(adapted[:8]),
-            fix="build the model without LoRA, and give its kernels the values of `layer.kernel`",
         )
 
 

@@ -48,8 +48,6 @@ _USUAL = ("saved_model", "litert")
 _DROPS: dict[Precision, float] = {"float32": 0.1, "float16": 1.0}
 _DROP = 10.0
 """What fewer bits may lose, in points: percent of changed classes, or of a relative error."""
-_BYTES = (127, 255)
-"""The largest of some hundred pixels in bytes lies in the upper half of a byte."""
 
 
 @dataclass(frozen=True)
@@ -332,18 +330,16 @@ class Given:
         shown = examples if examples is not None else calibration
         ports = ports_of(model, None if shown is None else first_inputs(shown))
         kept = None if calibration is None else take_inputs(calibration, ports, count)
-        doubts = () if kept is None else _doubts(model, ports, kept)
+        if examples is None and kept is not None:
+            return Given(ports, kept, None, kept)
         if examples is None:
-            if kept is not None:
-                return Given(ports, kept, None, kept, doubts)
-            noise = made_inputs(model, ports, min(count, 32))
+            noise = made_inputs(ports, min(count, 32))
             note = "compared on noise: pass examples=x_test for your own data"
-            return Given(ports, noise, None, kept, (note,))
+            return Given(ports, noise, None, None, (note,))
         rows, labels = take_labelled(examples, ports, count)
         _require_numbers(labels)
         note = "no score: the examples hold no labels, or those of several outputs"
-        notes = doubts if labels is not None else (*doubts, note)
-        return Given(ports, rows, labels, kept, notes)
+        return Given(ports, rows, labels, kept, () if labels is not None else (note,))
 
     def reference(
         self, model: keras.Model, folder: Path, wanted: Sequence[tuple[Format, Precision]]
@@ -358,27 +354,6 @@ class Given:
         assert self.calibration is not None
         fewer = tuple(a[evenly(len(a), count)] for a in self.calibration)
         return replace(self, calibration=fewer)
-
-
-def _doubts(model: keras.Model, ports: Ports, calibration: Sequence[Array]) -> tuple[str, ...]:
-    """Return which inputs are calibrated on what looks like pixels that nobody has scaled."""
-    import keras
-
-    scaling = (keras.layers.Rescaling, keras.layers.Normalization)
-    if any(isinstance(layer, scaling) for layer in model._flatten_layers()):
-        return ()
-    return tuple(
-        f"the examples for {port.name!r} are whole numbers up to {values.max():.0f}, like pixels "
-        "before they are scaled: the file is right only if the model was trained on such"
-        for port, values in zip(ports.inputs, calibration, strict=True)
-        if "float" in port.dtype and _are_bytes(values)
-    )
-
-
-def _are_bytes(values: Array) -> bool:
-    above, most = _BYTES
-    inside = values.min() >= 0 and above < values.max() <= most
-    return bool(inside and np.array_equal(values, np.trunc(values)))
 
 
 def _require_numbers(labels: Array | None) -> None:

@@ -6,17 +6,15 @@ Integer inputs and outputs are scaled, so that callers only see real values.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfopt.errors import UserError, first_line
-from tfopt.export.batches import Array, parts_of, run_all
+from tfopt.export.batches import Array, run_all
 from tfopt.export.quiet import quiet
 from tfopt.job.cluster_place import usable_cores
 
@@ -214,50 +212,43 @@ class LitertPredictor:
     """Predicts with a LiteRT file.
 
     Example:
-        >>> LitertPredictor("model.tflite")(x)[0]
+        >>> (y,) = LitertPredictor(Path("model.tflite").read_bytes())([x])
 
     Args:
-        content: The file's content, or its path.
-        inputs: Names of the inputs in the order in which a list of arrays holds them; needed
-            only for several inputs, since the file itself has names and no order.
-        outputs: Names of the outputs in the order wanted; default: by name.
+        content: The file's content.
+        inputs: Names of the inputs in the order wanted; default: by name, since the file has none.
+        outputs: Names of the outputs likewise.
         threads: CPU threads; default: those this process may use, eight at most.
     """
 
     def __init__(
         self,
-        content: bytes | str | os.PathLike[str],
+        content: bytes,
         *,
         inputs: Sequence[str] | None = None,
         outputs: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
-        self._content = content if isinstance(content, bytes) else _read(Path(content))
+        self._content = content
         self._threads = threads or min(usable_cores(), _MOST_THREADS)
-        self._shapes: list[tuple[int, ...]] | None = None
         self._start()
-        self.inputs = _ordered("input", inputs, self._input_details)
-        self.outputs = _ordered("output", outputs, self._output_details)
-        self._in_order = inputs is not None
-        self._fixed_batch = self._batch_of_file()
+        self.inputs = tuple(inputs or sorted(self.input_details))
+        self._outputs = tuple(outputs or sorted(self._output_details))
+        shapes = [self.input_details[name]["shape_signature"] for name in self.inputs]
+        sizes = [int(shape[0]) for shape in shapes if len(shape)]
+        self._fixed_batch = next((size for size in sizes if size > 0), None)
 
-    def __call__(self, x: Any) -> list[Array]:
-        """Return one array an output; ``x`` is an array, a list in order, or a dict by name."""
-        arrays = self._arrays(x)
+    def __call__(self, columns: Sequence[Array]) -> list[Array]:
+        """Return one array an output, for one array an input in order."""
         try:
-            return run_all(self.run_batch, arrays, self._fixed_batch)
+            return run_all(self.run_batch, columns, self._fixed_batch)
         except RuntimeError:
             if self._fixed_batch is not None:
                 raise
         # Some graphs declare a free batch and hold a shape that was computed for one example.
-        self._fixed_batch, self._shapes = 1, None
+        self._fixed_batch = 1
         self._start()
-        return run_all(self.run_batch, arrays, 1)
-
-    @property
-    def input_details(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return what the file says of each input: shape, dtype, scale."""
-        return self._input_details
+        return run_all(self.run_batch, columns, 1)
 
     def invoke_again(self) -> None:
         """Run the engine alone on the inputs of the last batch, to be timed."""
@@ -278,56 +269,26 @@ class LitertPredictor:
                     received=first_line(error),
                 ) from error
         # Memory is planned for the first examples: a size that is left open would be 1 here.
-        self._input_details, self._output_details = _details(self._interpreter)
-
-    def _batch_of_file(self) -> int | None:
-        sizes = {
-            int(self._input_details[name]["shape_signature"][0])
-            for name in self.inputs
-            if len(self._input_details[name]["shape_signature"])
-        }
-        fixed = [size for size in sizes if size > 0]
-        return fixed[0] if fixed else None
-
-    def _arrays(self, x: Any) -> list[Array]:
-        parts = parts_of(x, self.inputs, in_order=self._in_order)
-        arrays = [np.asarray(part) for part in parts]
-        lengths = {a.shape[:1] for a in arrays}
-        if len(lengths) != 1 or lengths <= {(), (0,)}:
-            raise UserError(
-                "The inputs must hold the same number of examples, at least one.",
-                received=", ".join(str(a.shape) for a in arrays),
-            )
-        return arrays
+        self._shapes: list[tuple[int, ...]] = []
+        self.input_details, self._output_details = _details(self._interpreter)
 
     def run_batch(self, rows: Sequence[Array]) -> list[Array]:
         """Return the outputs for one batch, an array an input in order, as large as it is."""
         self._resize([a.shape for a in rows])
         for name, values in zip(self.inputs, rows, strict=True):
-            detail = self._input_details[name]
+            detail = self.input_details[name]
             self._interpreter.set_tensor(detail["index"], _to_stored(values, detail))
         self._interpreter.invoke()
         return [
             _to_real(self._interpreter.get_tensor(detail["index"]), detail)
-            for detail in (self._output_details[name] for name in self.outputs)
+            for detail in (self._output_details[name] for name in self._outputs)
         ]
 
     def _resize(self, shapes: list[tuple[int, ...]]) -> None:
         if shapes == self._shapes:
             return
         for name, shape in zip(self.inputs, shapes, strict=True):
-            detail = self._input_details[name]
-            wanted = detail["shape_signature"]
-            fits = len(wanted) == len(shape) and all(
-                w in (-1, s) for w, s in zip(wanted, shape, strict=True)
-            )
-            if not fits:
-                raise UserError(
-                    f"The examples have the wrong shape for input {name!r}.",
-                    expected=f"{list(map(int, wanted))} (-1: any)",
-                    received=str(list(shape)),
-                )
-            self._interpreter.resize_tensor_input(detail["index"], shape)
+            self._interpreter.resize_tensor_input(self.input_details[name]["index"], shape)
         with quiet():
             self._interpreter.allocate_tensors()
         self._shapes = shapes
@@ -350,32 +311,19 @@ def accuracy(batches: Iterable[tuple[Any, Array]], predict: Callable[[Any], Arra
 
 
 def _correct(scores: Array, labels: Array) -> Array:
-    if scores.shape[-1] == 1:
-        if not np.isin(labels, (0, 1)).all():
-            raise UserError(
-                "The labels do not fit the outputs.",
-                expected="0 or 1 for an output of one value: other numbers are no classes",
-                received=f"labels from {labels.min():g} to {labels.max():g}",
-            )
-        return np.asarray((scores > 0.5).reshape(-1) == (labels > 0.5).reshape(-1))
-    classes = scores.argmax(-1)
-    if labels.shape == scores.shape:
+    single = scores.shape[-1] == 1
+    classes = scores[..., 0] > 0.5 if single else scores.argmax(-1)
+    if not single and labels.shape == scores.shape:
         labels = labels.argmax(-1)
     elif labels.shape == (*classes.shape, 1):
         labels = labels[..., 0]
-    whole = np.array_equal(labels, np.trunc(labels))
-    if labels.shape != classes.shape or not whole:
+    most = 1 if single else scores.shape[-1] - 1
+    if labels.shape != classes.shape or not np.isin(labels, range(most + 1)).all():
         raise UserError(
             "The labels do not fit the outputs.",
-            expected=f"class numbers of shape {classes.shape}, or one-hot rows {scores.shape}",
-            received=f"{labels.dtype} of shape {labels.shape}",
-        )
-    outside = (labels < 0) | (labels >= scores.shape[-1])
-    if outside.any():
-        raise UserError(
-            "The labels do not fit the outputs.",
-            expected=f"classes from 0 to {scores.shape[-1] - 1}",
-            received=f"{labels[outside].flat[0]:g}, and {int(outside.sum())} such labels in all",
+            expected=f"class numbers from 0 to {most} of shape {classes.shape}, or one-hot rows",
+            received=f"{labels.dtype} from {labels.min():g} to {labels.max():g} of shape "
+            f"{labels.shape}",
             fix="leave out examples without a label of their own",
         )
     return np.asarray(classes == labels)
@@ -392,20 +340,6 @@ def _details(interpreter: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def _ordered(
-    kind: str, wanted: Sequence[str] | None, details: Mapping[str, Any]
-) -> tuple[str, ...]:
-    if wanted is None:
-        return tuple(sorted(details))
-    if set(wanted) != set(details):
-        raise UserError(
-            f"The LiteRT file has other {kind} names.",
-            expected=", ".join(sorted(details)),
-            received=", ".join(wanted),
-        )
-    return tuple(wanted)
-
-
 def _to_stored(values: Array, detail: Mapping[str, Any]) -> Array:
     scale, zero = detail["quantization"]
     if not scale:
@@ -420,12 +354,3 @@ def _to_real(values: Array, detail: Mapping[str, Any]) -> Array:
     if not scale:
         return values
     return np.asarray((values.astype("float32") - zero) * np.float32(scale))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read.", received=f"{type(error).__name__}: {error.strerror}"
-        ) from error

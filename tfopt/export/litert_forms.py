@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.compress.integers.attention import attention_methods, hidden
 from tfopt.compress.integers.normalization import normalization_form
 from tfopt.compress.model_graph import computes_as_keras, kinds
-from tfopt.export.near_scores import maximum_of_near_scores, softmax_of_near_scores
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import ONE_AT_A_TIME
 
 Form = Callable[..., Any]
 # A slice in LiteRT has no more axes.
 _MOST_AXES = 5
-_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 @contextmanager
@@ -40,11 +39,25 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
             form = _layer_form(layer, integers)
             if form is not None:
                 hooks.replace(layer, "call", form)
+            methods = attention_methods(layer, _not_rounded) if integers else {}
+            for name, method in methods.items():
+                hooks.replace(layer, name, partial(_where_masked, getattr(layer, name), method))
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
-        if integers:
-            around.enter_context(_functions_of_integers())
         yield
+
+
+def _not_rounded(values: Any, place: str) -> Any:
+    """Return the values of a place inside a layer, which the quantizer rounds afterwards."""
+    return values
+
+
+def _where_masked(plain: Form, form: Form, *given: Any, **named: Any) -> Any:
+    """Compute attention by the form where a mask hides some of its scores."""
+    masked = len(given) > 3 and given[3] is not None
+    if masked or named.get("attention_mask") is not None or named.get("use_causal_mask"):
+        return form(*given, **named)
+    return plain(*given, **named)
 
 
 def _layer_form(layer: Any, integers: bool) -> Form | None:
@@ -55,10 +68,23 @@ def _layer_form(layer: Any, integers: bool) -> Form | None:
     static = next((form for name, form in _STATIC_FORMS.items() if name in names), None)
     if static is not None and getattr(layer, "data_format", None) != "channels_first":
         return partial(_where_shapes_are_known, layer, static, layer.call)
-    normalized = normalization_form(layer) if integers else None
+    if not integers:
+        return None
+    if "Softmax" in names:
+        return partial(_softmax, layer, layer.call)
+    normalized = normalization_form(layer)
     if normalized is None:
         return None
-    return lambda inputs, *rest, **named: normalized(layer, inputs, lambda values, place: values)
+    return lambda inputs, *rest, **named: normalized(layer, inputs, _not_rounded)
+
+
+def _softmax(layer: Any, plain: Form, inputs: Any, mask: Any = None) -> Any:
+    """Hide scores a little below the others: Keras adds a number that leaves them no steps."""
+    import tensorflow as tf
+
+    if mask is None or not isinstance(layer.axis, int):
+        return plain(inputs, mask)
+    return plain(hidden(inputs, tf.cast(mask, "bool"), layer.axis))
 
 
 def _where_shapes_are_known(
@@ -92,39 +118,10 @@ def _reshaped(layer: Any, inputs: Any) -> Any:
     return tf.reshape(inputs, [-1, *layer.compute_output_shape(tuple(inputs.shape))[1:]])
 
 
-def _repeated(layer: Any, inputs: Any) -> Any:
-    import tensorflow as tf
-
-    if layer.interpolation != "nearest":
-        return type(layer).call(layer, inputs)
-    size = [length * times for length, times in zip(inputs.shape[1:3], layer.size, strict=True)]
-    return tf.raw_ops.ResizeNearestNeighbor(images=inputs, size=size)
-
-
-def _pooled(layer: Any, inputs: Any) -> Any:
-    """Pool the windows of a volume as images: slice by slice, then what is left of these."""
-    import tensorflow as tf
-
-    pool = tf.nn.max_pool2d if "MaxPooling3D" in kinds(layer) else tf.nn.avg_pool2d
-    padding = layer.padding.upper()
-    (deep, *window), (stride, *strides) = layer.pool_size, layer.strides
-    depth, rows, columns, channels = inputs.shape[1:]
-    images = tf.reshape(inputs, [-1, rows, columns, channels])
-    images = pool(images, window, strides, padding)
-    rows, columns = images.shape[1:3]
-    slices = tf.reshape(images, [-1, depth, rows * columns, channels])
-    # A mean of means is the mean: at an edge too all rows of a window are equally many.
-    slices = pool(slices, [deep, 1], [stride, 1], padding)
-    return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
-
-
 _STATIC_FORMS: dict[str, Form] = {
     "Dense": _dense,
     "Flatten": _reshaped,
     "Reshape": _reshaped,
-    "UpSampling2D": _repeated,
-    "MaxPooling3D": _pooled,
-    "AveragePooling3D": _pooled,
 }
 
 
@@ -179,51 +176,6 @@ def _functions() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _functions_of_integers() -> Iterator[None]:
-    """Replace functions on whose way values are much larger than the result, in integers."""
-    import tensorflow as tf
-
-    with (
-        replaced(tf.nn, softmax=softmax_of_near_scores(tf.nn.softmax), selu=_selu),
-        replaced(tf, reduce_max=maximum_of_near_scores(tf.reduce_max)),
-        replaced(tf.math, softplus=_softplus, log_sigmoid=_log_sigmoid),
-    ):
-        yield
-
-
-def _selu(features: Any, name: str | None = None) -> Any:
-    import tensorflow as tf
-
-    return _SELU_SCALE * (
-        tf.nn.relu(features) + _SELU_ALPHA * (tf.exp(_depth(features) * -1.0) - 1.0)
-    )
-
-
-def _softplus(features: Any, name: str | None = None) -> Any:
-    import tensorflow as tf
-
-    return tf.nn.relu(features) + _beyond(features)
-
-
-def _log_sigmoid(x: Any, name: str | None = None) -> Any:
-    return (_depth(x) + _beyond(x)) * -1.0
-
-
-def _beyond(x: Any) -> Any:
-    """Return ``log(1 + exp(-|x|))``: how far softplus is from its two straight lines."""
-    import tensorflow as tf
-
-    return tf.math.log(1.0 + tf.exp((x + 2.0 * _depth(x)) * -1.0))
-
-
-def _depth(x: Any) -> Any:
-    """Return how far below zero values are; a negation has no integers."""
-    import tensorflow as tf
-
-    return tf.nn.relu(x * -1.0)
-
-
 def _roll(plain: Form) -> Form:
     """Roll values, as a Swin Transformer does, by two slices that change places."""
 
@@ -273,10 +225,9 @@ def _einsum(plain: Form) -> Form:
 
 
 def _extract_patches(plain: Form) -> Form:
-    """Take patches of float images, with which many a Vision Transformer begins.
+    """Take square patches beside each other, with which many a Vision Transformer begins.
 
-    Patches beside each other are blocks moved into the depth, and others a convolution that picks
-    each value once, as ``keras.ops.image.extract_patches`` has it.
+    They are blocks of float images that are moved into the depth.
     """
 
     def extract_patches(
@@ -290,17 +241,12 @@ def _extract_patches(plain: Form) -> Form:
         import tensorflow as tf
 
         images = tf.convert_to_tensor(images)
-        known = images.shape.rank == 4 and images.shape[-1] is not None
-        if not (known and images.dtype.is_floating):
+        block = int(sizes[1])
+        beside = list(sizes) == list(strides) == [1, block, block, 1] and {*rates} == {1}
+        fits = all(length and length % block == 0 for length in images.shape[1:3])
+        if not (beside and fits and block > 1 and images.dtype.is_floating):
             return plain(images, sizes, strides, rates, padding, name)
-        size, stride, rate = (tuple(map(int, each[1:3])) for each in (sizes, strides, rates))
-        block = size[0]
-        beside = size == stride == (block, block) and rate == (1, 1) and block > 1
-        if beside and all(length and length % block == 0 for length in images.shape[1:3]):
-            return tf.nn.space_to_depth(images, block)
-        values = size[0] * size[1] * images.shape[-1]
-        each_once = tf.reshape(tf.eye(values, dtype=images.dtype), [*size, -1, values])
-        return tf.nn.conv2d(images, each_once, stride, padding, dilations=rate)
+        return tf.nn.space_to_depth(images, block)
 
     return extract_patches
 

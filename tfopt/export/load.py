@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tfopt.errors import UserError, first_line, require_count
-from tfopt.export.batches import parts_of, run_all
+from tfopt.export.batches import columns_of, run_all
 from tfopt.export.export import FACTS, ExportedFile, opened, read_file
 from tfopt.export.formats.format import Array, Run
 from tfopt.export.formats.roster import FORMATS
@@ -31,18 +29,8 @@ class Served:
 
         ``x`` is an array, a list in the order of the model's inputs, or a dict by their names.
         """
-        ports = self.file.signature.inputs
-        parts = parts_of(x, [port.name for port in ports])
-        kinds = [object if port.dtype == "string" else port.dtype for port in ports]
-        columns = [np.asarray(a, kind) for a, kind in zip(parts, kinds, strict=True)]
-        for column, port in zip(columns, ports, strict=True):
-            if not len(column.shape) or not port.accepts(column.shape[1:]):
-                raise UserError(
-                    f"The examples have the wrong shape for input {port.name!r}.",
-                    expected=f"(n, {port.shape_text()})",
-                    received=str(column.shape),
-                )
-        return run_all(self._run, columns, self.file.signature.batch)
+        signature = self.file.signature
+        return run_all(self._run, columns_of(x, signature.inputs), signature.batch)
 
     def __repr__(self) -> str:
         return f"<{self.file.name} of {self.file.folder}>"

@@ -15,7 +15,7 @@ import numpy as np
 from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import CannotCombine, UserError, first_line, keep_plain
-from tfopt.export.batches import Array
+from tfopt.export.batches import Array, columns_of
 from tfopt.export.export import (
     Given,
     known_names,
@@ -92,7 +92,7 @@ class Quantized:
 
         ``x`` holds the inputs as the model takes them, as a list in its order, or by their names.
         """
-        return self._predictor(self.ports.by_name(x))
+        return self._predictor(columns_of(self.ports.by_name(x), self.ports.inputs))
 
     @cached_property
     def _predictor(self) -> LitertPredictor:

@@ -158,7 +158,7 @@ class _Maker:
         return self.ports if copy is self.model else ports_of(copy, self.ports.structure)
 
 
-def made_inputs(model: keras.Model, ports: Ports, count: int) -> tuple[Array, ...]:
+def made_inputs(ports: Ports, count: int) -> tuple[Array, ...]:
     """Return inputs to compare a file on where the user gave none: noise, and zeros and ones."""
     draw, found = np.random.default_rng(0), []
     for port in ports.inputs:

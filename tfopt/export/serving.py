@@ -186,7 +186,7 @@ def one_inference(content: bytes, threads: int) -> tuple[Callable[[], Any] | Non
     if any(size < 1 for shape in shapes for size in shape[1:]):
         return None, _OPEN
     draw = np.random.default_rng(0)
-    rows = {name: _example(detail, draw) for name, detail in predictor.input_details.items()}
+    rows = [_example(predictor.input_details[name], draw) for name in predictor.inputs]
     # The first run sets shapes and inputs; after it only the engine is timed.
     predictor(rows)
     batch = max((shape[0] for shape in shapes if shape), default=1)

@@ -8,11 +8,9 @@ row, which changes shares by a quarter of a percent at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.model_graph import Place, is_layer, kinds
@@ -25,9 +23,6 @@ _BELOW = 6.0
 # Where nobody knows how many keys there are.
 _LONG = 1024
 _MANY_HEADS = frozenset({"MultiHeadAttention", "GroupedQueryAttention"})
-ENORMOUS = 1e3
-"""Of a score that is so much lower than another no float32 has a share."""
-_FOLLOWED_BY = frozenset({"Softmax", "Max", "Amax", *(f"GlobalMaxPooling{n}D" for n in (1, 2, 3))})
 
 
 def is_attention_of_many_heads(layer: Any) -> bool:
@@ -93,33 +88,13 @@ def _heads(
     return rounded(ops.einsum(layer._combine_equation, used, value), "context"), shares
 
 
-def hides_scores(part: Any, known: Mapping[int, Place]) -> bool:
-    """Return whether a part only hides scores: its range would hold none of them."""
-    place = known[id(part)]
+def hides_scores(part: Any, place: Place) -> bool:
+    """Return whether a part may only hide scores from a softmax: its range would hold none."""
     if place.is_output or not kinds(part) & {"Where", "Add", "Subtract"}:
         return False
-    from_these = [
-        bool(kinds(after) & _FOLLOWED_BY)
-        or getattr(getattr(after, "activation", None), "__name__", "") == "softmax"
-        for after in place.after
-    ]
-    return bool(from_these) and all(from_these) and any(map(_is_given, (part, *place.before)))
-
-
-def _is_given(part: Any) -> bool:
-    """Return whether a part of a graph is called with an enormous number."""
-    import keras
-
-    return any(
-        _is_enormous(value)
-        for node in getattr(part, "_inbound_nodes", None) or ()
-        for value in keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-        if not keras.backend.is_keras_tensor(value)
+    functions = (getattr(after, "activation", None) for after in place.after)
+    names = (getattr(function, "__name__", "") for function in functions)
+    return bool(place.after) and all(
+        "Softmax" in kinds(after) or name == "softmax"
+        for after, name in zip(place.after, names, strict=True)
     )
-
-
-def _is_enormous(value: Any) -> bool:
-    try:
-        return bool(np.abs(np.asarray(value, "float64")).max(initial=0) >= ENORMOUS)
-    except (TypeError, ValueError):
-        return False

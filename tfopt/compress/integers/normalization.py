@@ -21,17 +21,13 @@ _LITTLE = 1 / 512
 
 def places_of_normalization(layer: Any) -> tuple[str, ...]:
     """Return the places inside what :func:`normalization_form` computes, in order."""
-    names = kinds(layer)
     if normalization_form(layer) is None:
         return ()
-    if "RMSNormalization" in names:
-        weights = 1
-    else:
-        # Of unit normalization neither is there.
-        weights = sum(bool(getattr(layer, name, False)) for name in ("scale", "center"))
-    centered = () if names & {"RMSNormalization", "UnitNormalization"} else ("mean", "centered")
-    ends = ("normalized", "scaled")[:weights]
-    return (*centered, "squares", "mean_square", "variance", "inverse", *ends)
+    squared = ("squares", "mean_square", "variance", "inverse")
+    if "RMSNormalization" in kinds(layer):
+        return (*squared, "normalized")
+    ends = ("normalized", "scaled")[: layer.scale + layer.center]
+    return ("mean", "centered", *squared, *ends)
 
 
 def normalization_form(layer: Any) -> Form | None:
@@ -46,9 +42,13 @@ def normalization_form(layer: Any) -> Form | None:
 
 
 def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
+    import tensorflow as tf
+
     axes = _axes(layer, inputs)
+    mean = rounded(tf.reduce_mean(inputs, axes, keepdims=True), "mean")
+    divided = _divided(rounded(inputs - mean, "centered"), axes, layer.epsilon, rounded)
     gamma, beta = _along(layer.gamma, inputs, axes), _along(layer.beta, inputs, axes)
-    return _scaled(_standardized(inputs, axes, layer.epsilon, rounded), gamma, beta, rounded)
+    return _scaled(divided, gamma, beta, rounded)
 
 
 def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
@@ -57,42 +57,10 @@ def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
     return _scaled(divided, _along(layer.scale, inputs, axes), None, rounded)
 
 
-def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
-    import tensorflow as tf
-
-    squares = rounded(inputs * inputs, "squares")
-    total = rounded(tf.reduce_sum(squares, _axes(layer, inputs), keepdims=True), "mean_square")
-    return inputs * _inverse(total, 1e-12, rounded)
-
-
-def _group_normalization(layer: Any, inputs: Any, rounded: Rounded) -> Any:
-    import tensorflow as tf
-
-    grouped = layer._reshape_into_groups(inputs)
-    own = len(grouped.shape) - 2 if layer.axis == -1 else layer.axis
-    axes = [axis for axis in range(1, len(grouped.shape)) if axis != own]
-    shape = layer._create_broadcast_shape(inputs.shape)
-    gamma, beta = (
-        None if weight is None else tf.cast(tf.reshape(weight, shape), inputs.dtype)
-        for weight in (layer.gamma if layer.scale else None, layer.beta if layer.center else None)
-    )
-    standard = _standardized(grouped, axes, layer.epsilon, rounded)
-    return tf.reshape(_scaled(standard, gamma, beta, rounded), tf.shape(inputs))
-
-
 _FORMS: dict[str, Form] = {
     "LayerNormalization": _layer_normalization,
     "RMSNormalization": _rms_normalization,
-    "UnitNormalization": _unit_normalization,
-    "GroupNormalization": _group_normalization,
 }
-
-
-def _standardized(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
-    import tensorflow as tf
-
-    mean = rounded(tf.reduce_mean(values, axes, keepdims=True), "mean")
-    return _divided(rounded(values - mean, "centered"), axes, epsilon, rounded)
 
 
 def _divided(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:

@@ -70,49 +70,22 @@ _LOOK_UP = frozenset(
     {"Embedding", "CategoryEncoding", "OneHot", "MultiHot", "Hashing", "HashedCrossing"}
     | {"IntegerLookup"}
 )
-_SAME_VALUES = frozenset(
-    {"GetItem", "Slice", "Reshape", "Flatten", "Ravel", "Squeeze", "ExpandDims", "Identity"}
-    | {"Transpose", "Permute", "SwapAxes", "Moveaxis"}
-)
 
 
-def inputs_of_categories(model: Any) -> frozenset[int]:
-    """Return which of the flattened inputs are read as indices; none is known outside of graphs.
+def _looks_up(owner: Any) -> bool:
+    """Return whether a model reads indices.
 
     Rounded into 256 steps, an index would become its neighbour's, and the model would train on
     other categories than it was given.
     """
-    known = places(model)
-    if known is None:
-        return frozenset()
-    number_of = {id(tensor): number for number, tensor in enumerate(model.inputs)}
-    found = set()
-    for _, part in parts(model):
-        left = [each for each in _indices_of(part, known[id(part)]) if id(each) in known]
-        while left:
-            each = left.pop()
-            if "InputLayer" in kinds(each):
-                found.add(number_of.get(id((result_tensors(each) or [None])[0]), -1))
-            elif kinds(each) & _SAME_VALUES:
-                left += known[id(each)].before
-    return frozenset(found - {-1})
-
-
-def _indices_of(part: Any, place: Place) -> tuple[Any, ...]:
-    """Return the parts whose results a part reads as indices, itself or in a model that it is."""
-    if _reads_indices(part):
-        return place.before
-    inside = inputs_of_categories(part)
-    given = [node.input_tensors[number] for node in part._inbound_nodes for number in inside]
-    return tuple(tensor._keras_history.operation for tensor in given)
+    return any(_reads_indices(part) or _looks_up(part) for _, part in parts(owner))
 
 
 def _reads_indices(part: Any) -> bool:
-    names = kinds(part)
-    if "Cast" in names:
-        results = result_tensors(part) or []
-        return any(str(each.dtype).startswith(("int", "uint")) for each in results)
-    return bool(names & _LOOK_UP)
+    if "Cast" not in kinds(part):
+        return bool(kinds(part) & _LOOK_UP)
+    results = result_tensors(part) or []
+    return any(str(each.dtype).startswith(("int", "uint")) for each in results)
 
 
 # In LiteRT what such a part takes and gives has one scale: with a range of its own, which may be
@@ -226,12 +199,10 @@ def _of_inputs(model: Any) -> Point:
         keras.tree.map_shape_structure(shapes.append, given)
         dtypes = ["float32"] * len(shapes)
     floats = tuple(n for n, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat")))
-    categories = inputs_of_categories(model)
-    found = tuple(n for n in floats if n not in categories)
-    remark = None if found else "no input holds float values"
-    if categories & set(floats):
-        remark = "what holds categories is left: the other values in it when it is converted"
-    return Point("inputs", (), plain_class(model).__name__, inputs=found, remark=remark)
+    remark = None if floats else "no input holds float values"
+    if floats and _looks_up(model):
+        floats, remark = (), "may hold categories: quantized when it is converted"
+    return Point("inputs", (), plain_class(model).__name__, inputs=floats, remark=remark)
 
 
 def _visit(
@@ -310,8 +281,8 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
     place = None if known is None else known[id(part)]
     if known is not None and place is not None and _is_fused(part, known):
         return "fused", f"one operator together with {place.after[0].name}"
-    if known is not None and hides_scores(part, known):
-        return None, "hides scores from what follows: quantized when it is converted"
+    if place is not None and hides_scores(part, place):
+        return None, "may hide scores from a softmax: quantized when it is converted"
     own = _activation(part)
     found = _RANGE_OF.get(own or "", "moving")
     if place is not None and place.is_output and found == "unit":

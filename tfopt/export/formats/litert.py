@@ -72,7 +72,7 @@ class LiteRT(Format):
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
         """Open the file in LiteRT's interpreter."""
         predictor = LitertPredictor(
-            folder / self.filename,
+            (folder / self.filename).read_bytes(),
             inputs=[port.name for port in signature.inputs],
             outputs=signature.outputs,
             threads=threads,

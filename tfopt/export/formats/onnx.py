@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,14 +21,9 @@ from tfopt.export.formats.format import (
     way_round,
 )
 from tfopt.files import write_atomically
-from tfopt.hooks import replaced
 
-Form = Callable[..., Any]
 _OPSET = 17
 """At 18 tf2onnx turns the axes of a mean even where it leaves its transpose: ConvNeXt was wrong."""
-_CATCH = "TF2ONNX_CATCH_ERRORS"
-_LARGE = 2**20
-"""So many bytes of a constant are kept from TensorFlow's optimizer."""
 _GRAPH, _XLA = "saved_model.pb", "_XlaMustCompile"
 _DYNAMIC = ("MatMul", "Gemm")
 _PRODUCTS = (*_DYNAMIC, "Gather")
@@ -94,11 +85,7 @@ def converted(saved_model: Path) -> Path:
 
 def _convert(saved_model: Path) -> bytes:
     """Return an ONNX file with the names of the signature."""
-    try:
-        with _without_copies():
-            proto = _proto(saved_model)
-    except Exception:
-        proto = _proto(saved_model)
+    proto = _proto(saved_model)
     unknown = sorted(
         {node.op_type for node in proto.graph.node if node.domain not in ("", "ai.onnx.ml")}
     )
@@ -140,67 +127,6 @@ def _proto(saved_model: Path) -> Any:
         custom_op_handlers={"Erfc": (_erfc, [])},
     )
     return proto
-
-
-@contextmanager
-def _without_copies() -> Iterator[None]:
-    """Let a pass of tf2onnx that fails end the conversion, and weights be copied seldom.
-
-    To go on without a pass, tf2onnx copies the whole graph before each: most of the time of a
-    conversion, and several times the memory.
-    """
-    from tf2onnx import tf_loader
-    from tf2onnx.graph import Node
-
-    os.environ[_CATCH] = "FALSE"
-    try:
-        with (
-            replaced(Node, update_proto=_constants_once(Node.update_proto)),
-            replaced(tf_loader, tf_optimize=_without_weights(tf_loader.tf_optimize)),
-        ):
-            yield
-    finally:
-        del os.environ[_CATCH]
-
-
-def _constants_once(plain: Form) -> Form:
-    """Leave constants that did not change as they are in the protocol buffers of their nodes.
-
-    tf2onnx writes all of them again after each pass, and protocol buffers free nothing before the
-    end.
-    """
-    written: MutableMapping[Any, Any] = WeakKeyDictionary()
-
-    def update_proto(node: Any, *rest: Any, **named: Any) -> None:
-        value, outputs = node.attr.get("value"), tuple(node.output)
-        before = written.get(node)
-        if node.is_const() and before and before[0] is value and before[1] == outputs:
-            return
-        plain(node, *rest, **named)
-        written[node] = value, outputs
-
-    return update_proto
-
-
-def _without_weights(plain: Form) -> Form:
-    """Optimize a graph with placeholders for its large constants: TensorFlow copies it often."""
-
-    def tf_optimize(inputs: Any, outputs: Any, graph: Any) -> Any:
-        kept = {}
-        for node in graph.node:
-            if node.op == "Const" and node.ByteSize() > _LARGE:
-                kept[node.name] = node.SerializeToString()
-                tensor = node.attr["value"].tensor
-                node.op = "Placeholder"
-                node.attr["shape"].shape.CopyFrom(tensor.tensor_shape)
-                del node.attr["value"]
-        optimized = plain(inputs, outputs, graph)
-        for node in optimized.node:
-            if node.name in kept:
-                node.ParseFromString(kept.pop(node.name))
-        return optimized
-
-    return tf_optimize
 
 
 def _without_xla(saved_model: Path, folder: Path) -> Path:
