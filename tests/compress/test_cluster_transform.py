@@ -51,14 +51,6 @@ def test_a_job_that_begins_with_a_pruned_model_ends_with_its_zeros():
     assert_same(zeros_of(outcome.model), zeros)
 
 
-def test_chosen_layers_only():
-    outcome = run(a_job(), Cluster(3, layers="^hidden"))
-    assert values(outcome)[0] == 3
-    note = outcome.effects[0][1].note
-    assert "at most 3 values after training" in note
-    assert "out/kernel (not among the layers that were chosen" in note
-
-
 def test_weights_put_back_at_the_end_are_clustered_before_they_are_evaluated():
     outcome = run(a_job(callbacks=(FirstWeightsAgain,)), Cluster(6))
     assert values(outcome) == [6, 6]

@@ -47,13 +47,6 @@ def test_zeros_of_a_pruned_model_stay_and_nothing_else_becomes_zero(tmp_path):
         assert all(row.values <= 4 for row in clustering_report(each))
 
 
-def test_few_zeros_are_no_cluster():
-    model = dense_model()
-    set_zeros(model, 0.05)
-    cluster(model, 4)
-    assert (model.layers[0].kernel.numpy() != 0).all()
-
-
 def test_clusters_of_a_kernel_with_zeros_wait_for_no_step():
     model = dense_model()
     zeros = set_zeros(model, 0.6)
@@ -113,16 +106,6 @@ def test_a_training_resumed_from_weights_goes_on_with_their_clusters(tmp_path, s
     callbacks = [keras.callbacks.BackupAndRestore(**backup)]
     fit(without_rate(again), epochs=2, callbacks=callbacks)
     assert_same(model, again)
-
-
-def test_clusters_are_formed_anew_for_float_weights_that_are_loaded(tmp_path):
-    model = dense_model()
-    model.save_weights(tmp_path / "m.weights.h5")
-    expected = cluster(model, 5).layers[0].kernel.numpy()
-    again = cluster(dense_model(), 5)
-    again.load_weights(tmp_path / "m.weights.h5")
-    fit(without_rate(again))
-    np.testing.assert_array_equal(again.layers[0].kernel.numpy(), expected)
 
 
 def test_a_training_resumed_from_weights_goes_on_with_clusters_that_came_late(tmp_path):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfopt import UserError
 from tfopt.compress.examples import labelled_batches, take_inputs
-from tfopt.compress.model_graph import Port, Ports, ports_of
+from tfopt.compress.model_graph import Port, Ports
 from tfopt.export.parity import compare
 
 X = np.arange(40, dtype="float64").reshape(20, 2)
@@ -70,11 +70,6 @@ def test_labelled_batches_hold_every_example_once(source):
     np.testing.assert_array_equal(np.concatenate([y for _, y in parts]), Y)
 
 
-def test_images_without_their_channel_get_it():
-    port = Ports((Port("image", (4, 4, 1), "float32"),), None)
-    assert take_inputs(np.zeros((3, 4, 4)), port, 3)[0].shape == (3, 4, 4, 1)
-
-
 def test_inputs_and_labels_in_a_list_are_not_taken_for_rows():
     with pytest.raises(UserError, match=r"do not form an array") as caught:
         take_inputs([X, Y], PORTS, 5)
@@ -115,12 +110,6 @@ def test_batches_of_different_lengths_are_refused_where_they_are_needed_together
 def test_what_holds_no_examples_is_refused(source, words):
     with pytest.raises(UserError, match=words):
         take_inputs(source, PORTS, 3)
-
-
-def test_names_do_not_depend_on_earlier_models():
-    for _ in range(2):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        assert [port.name for port in ports_of(model).inputs] == ["input"]
 
 
 def test_parity_judges_classes_by_rank_and_others_by_distance():

@@ -152,24 +152,6 @@ def test_whatever_comes_first_all_of_it_comes_back_and_off(name, first, tmp_path
     assert np.abs(plain.predict(X, verbose=0) - base).max() > 0
 
 
-@pytest.mark.slow
-def test_one_comes_off_and_the_other_stays(tmp_path):
-    from tfopt.compress.hold import remove
-    from tfopt.compress.saved import WeightMask
-
-    model = tfopt.quantize_aware(tfopt.prune(built("own"), 0.5))
-    remove(model, WeightMask)
-    again = loaded(model, tmp_path)
-    assert tfopt.compress.quantization_report(again)
-    assert not masked(again)
-    assert type(tfopt.strip(model)) is Own
-
-
-def test_the_constraint_of_ones_own_is_there_again(tmp_path):
-    again = loaded(fit(tfopt.prune(built("own"), 0.5)), tmp_path)
-    assert isinstance(tfopt.strip(again).out.kernel_constraint, keras.constraints.MaxNorm)
-
-
 def test_copies_have_what_is_held_and_clones_have_not():
     model = fit(tfopt.prune(built("own"), 0.5))
     for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

@@ -38,25 +38,17 @@ MASKS = Held(
     assert_pruned,
 )
 CLUSTERS = Held(lambda model, **how: cluster(model, 5, **how), assert_clustered)
-LATE_CLUSTERS = Held(lambda model, **how: cluster(model, 5, begin_step=3, **how), assert_clustered)
 both = pytest.mark.parametrize("held", [MASKS, CLUSTERS], ids=["masks", "clusters"])
 
 
 @pytest.mark.parametrize(
-    "held",
+    ("arguments", "held"),
     [
-        pytest.param(MASKS, id="masks"),
-        pytest.param(LATE_CLUSTERS, id="late", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"optimizer": lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0)},
-        {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)},
-        {"jit_compile": lambda: True},
-        {"steps_per_execution": lambda: 4},
-        {"run_eagerly": lambda: True},
+        ({"optimizer": lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0)}, MASKS),
+        ({"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)}, MASKS),
+        ({"jit_compile": lambda: True}, MASKS),
+        ({"steps_per_execution": lambda: 4}, CLUSTERS),
+        ({"run_eagerly": lambda: True}, MASKS),
     ],
     ids=["AdamW", "accumulation", "XLA", "steps_per_execution", "eager"],
 )
@@ -105,15 +97,6 @@ def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(put_on, tmp_path):
     fit(again)
     assert len(np.unique(again.layers[0].kernel)) < 50
     assert_same(model, again, rtol=1e-6)
-
-
-def test_a_loaded_model_trained_eagerly_keeps_its_masks(tmp_path):
-    model = dense_model()
-    fit(MASKS.on(model))
-    again = loaded(model, tmp_path)
-    again.compile(keras.optimizers.SGD(1e-3), "mse", run_eagerly=True)
-    fit(again)
-    assert_pruned(again)
 
 
 @both

@@ -44,22 +44,6 @@ def test_a_last_group_with_fewer_channels_keeps_as_many(channels):
     assert (mask[channels - rest :].sum(axis=0) == min(2, rest)).all()
 
 
-def test_of_equal_weights_the_first_channels_stay():
-    assert kept(np.ones((4, 1), "float32"), TwoOfFour())[:, 0].tolist() == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert kept(np.zeros((3, 1), "float32"), TwoOfFour())[:, 0].tolist() == [True, True, False]
-
-
-def test_a_convolutions_groups_lie_along_its_input_channels():
-    weights = RNG.normal(size=(3, 3, 8, 5)).astype("float32")
-    mask = kept(weights, TwoOfFour(), inputs=(0, 1, 2))
-    assert (mask.reshape(3, 3, 2, 4, 5).sum(axis=3) == 2).all()
-
-
 @pytest.mark.parametrize(("jit", "shape"), [(True, (7, 10)), (False, (8, 12)), (False, (5, 4))])
 def test_blocks_are_kept_or_dropped_whole(jit, shape):
     weights = RNG.normal(size=shape).astype("float32")

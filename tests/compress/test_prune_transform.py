@@ -34,13 +34,6 @@ def test_the_run_reaches_the_target_and_says_so(prune):
     assert "80.4% zeros after training" in effect.note
 
 
-def test_chosen_layers_only():
-    outcome = run(a_job(), Prune(sparsity=0.5, layers="^hidden$"))
-    reached = [row.sparsity for row in pruning_report(outcome.model)]
-    assert reached == [pytest.approx(0.5, abs=0.02), 0, 0]
-    assert "out/kernel (not among the layers that were chosen)" in outcome.effects[0][1].note
-
-
 def test_a_training_cut_short_is_a_target_missed():
     outcome = run(a_job(), Prune(sparsity=0.8), callbacks=[StopAtOnce()])
     effect = outcome.effects[0][1]
@@ -76,25 +69,6 @@ def test_weights_put_back_at_the_end_are_masked_before_they_are_evaluated(tmp_pa
     assert outcome.evaluation["loss"] == pytest.approx(
         saved.evaluate(ROWS, CLASSES, verbose=0), rel=1e-5
     )
-
-
-def test_a_job_is_evaluated_once():
-    begun = []
-
-    count = keras.callbacks.LambdaCallback()
-    count.on_test_begin = lambda logs=None: begun.append(1)
-
-    class Counted(keras.Sequential):
-        def evaluate(self, *args, **kwargs):
-            return super().evaluate(*args, callbacks=[count], **kwargs)
-
-    plain = a_job()
-
-    def counted():
-        return Counted([keras.Input((12,)), *plain.build().layers])
-
-    run(plain.with_(build=counted), Prune(0.5))
-    assert begun == [1]
 
 
 @pytest.mark.parametrize(

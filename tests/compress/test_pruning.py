@@ -4,13 +4,10 @@ import keras
 import numpy as np
 import pytest
 from dense_nets import RNG, X, Y, assert_pruned, assert_same, dense_model, fit, loaded
-from keras import layers
 
 from tfopt.compress.hold import strip
 from tfopt.compress.prune import prune, pruning_report
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
-
-POLYNOMIAL = PolynomialSparsity(0.8, end_step=6, frequency=2)
 
 
 def with_sgd():
@@ -99,16 +96,6 @@ def test_zeros_of_restored_weights_stay_whatever_step_comes_next(tmp_path, sched
     assert all_zeros(again) == pytest.approx(all_zeros(whole), abs=1)
 
 
-def test_a_weight_that_is_zero_by_chance_does_not_move_the_schedule():
-    weights = dense_model().get_weights()
-    weights[0][0, 0] = 0
-    schedule = PolynomialSparsity(0.8, begin_step=50, end_step=100, frequency=10)
-    model = prune(dense_model(), schedule)
-    model.set_weights(weights)
-    fit(model)
-    assert model.layers[0].kernel.constraint.step == 9
-
-
 def test_a_backup_restored_in_a_new_process_goes_on_with_the_schedule(tmp_path):
     schedule = PolynomialSparsity(0.8, end_step=30, frequency=2)
 
@@ -126,28 +113,6 @@ def test_a_backup_restored_in_a_new_process_goes_on_with_the_schedule(tmp_path):
         assert row.zeros == pytest.approx(reached * row.weights, abs=1)
 
 
-def test_numbers_may_be_the_optimizers_and_numpys(tmp_path):
-    model = dense_model()
-    fit(model)
-    schedule = PolynomialSparsity(np.float32(0.75), end_step=np.int64(20), frequency=4)
-    prune(model, schedule, step=model.optimizer.iterations)
-    # The step to come.
-    assert model.layers[0].kernel.constraint.step == 1 + int(model.optimizer.iterations) == 9
-    fit(model)
-    again = loaded(model, tmp_path)
-    assert again.layers[0].kernel.constraint.schedule == PolynomialSparsity(
-        0.75, end_step=20, frequency=4
-    )
-
-
-def test_zeros_that_were_there_before_do_not_hurry_a_schedule():
-    model = dense_model()
-    sparse = strip(prune(model, 0.5))
-    prune(sparse, PolynomialSparsity(0.8, begin_step=100, end_step=200))
-    fit(sparse)
-    assert sparse.layers[0].kernel.constraint.step == 9
-
-
 def test_a_model_saved_before_its_masks_are_due_loads_with_all_its_weights(tmp_path):
     model = dense_model()
     model.layers[1].kernel.assign(np.zeros((16, 4)))
@@ -158,16 +123,6 @@ def test_a_model_saved_before_its_masks_are_due_loads_with_all_its_weights(tmp_p
     assert not again.layers[1].kernel.numpy().any()
     fit(again)
     assert np.count_nonzero(again.layers[1].kernel.numpy()) > 0.9 * 16 * 4
-
-
-def test_a_clone_has_masks_of_its_own():
-    model = dense_model()
-    prune(model, 0.8)
-    clone = keras.models.clone_model(model)
-    clone.compile("sgd", "mse", jit_compile=False)
-    fit(clone)
-    assert_pruned(clone)
-    assert clone.layers[0].kernel.constraint is not model.layers[0].kernel.constraint
 
 
 @pytest.mark.slow
@@ -198,35 +153,6 @@ def test_frozen_layers_are_left_alone_with_the_reason():
     assert "set trainable = True" in hidden.remark
     assert out.target == 0.5
     np.testing.assert_array_equal(before, model.layers[0].kernel.numpy())
-
-
-def test_partly_frozen_attention_is_left_alone_with_the_reason():
-    x = keras.Input((4, 6))
-    attention = layers.MultiHeadAttention(2, 3)
-    model = keras.Model(x, layers.Dense(2)(attention(x, x)))
-    attention.query_dense.trainable = False
-    prune(model, 0.5)
-    rows = {row.path: row for row in pruning_report(model)}
-    left = [row for path, row in rows.items() if path.startswith(attention.name)]
-    assert len(left) == 4
-    assert all("share one constraint" in row.remark and row.target is None for row in left)
-
-
-@pytest.mark.parametrize("change", ["frozen", "pruned anew"])
-def test_one_ranking_goes_on_without_a_kernel_that_left_it(change):
-    schedule = PolynomialSparsity(0.8, end_step=12, frequency=2)
-    model = prune(dense_model(), schedule, across="model")
-    fit(model)
-    hidden, out = model.layers
-    if change == "frozen":
-        hidden.trainable = False
-        model.compile("adam", "mse", jit_compile=False)
-    else:
-        prune(model, 0.3, layers="hidden")
-    left = np.count_nonzero(hidden.kernel) if change == "frozen" else 134
-    fit(model, epochs=2)
-    assert np.count_nonzero(hidden.kernel) == left
-    assert np.mean(out.kernel.numpy() == 0) == pytest.approx(0.8, abs=0.01)
 
 
 def test_after_strip_the_report_still_counts_the_zeros():

@@ -39,18 +39,6 @@ def plain():
     return keras.Sequential([keras.Input((8,)), layers.Dense(6), layers.Dense(6)])
 
 
-def test_tfopt_imported_after_keras_loads_whatever_is_held(tmp_path, fresh_python):
-    path = tmp_path / "held.keras"
-    tfopt.quantize_aware(tfopt.prune(plain(), 0.5)).save(path)
-    fresh_python(
-        f"""
-        import keras, tfopt
-        model = keras.models.load_model({str(path)!r})
-        assert tfopt.compress.pruning_report(model)[0].target == 0.5
-        """
-    )
-
-
 def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
     own = Here()
     own(keras.ops.ones((2, 8)))

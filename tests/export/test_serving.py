@@ -96,10 +96,3 @@ def test_without_the_first_rows_file_there_are_no_ratios(tmp_path, file):
     assert "nothing is told against baseline, which has no file" in found.missing
     for row in serving_table(found, None).rows:
         assert [cell.detail for cell in row.cells[2:]] == [""] * 4
-
-
-def test_a_row_that_has_no_place_for_its_file_loses_nothing_else(tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    leave(tmp_path / "file" / "row", net(), ())
-    assert "Not a directory" in capsys.readouterr().err
-    assert not (tmp_path / "file" / "row").exists()

@@ -59,15 +59,6 @@ def test_what_is_hidden_has_no_share_however_long_the_row():
     assert shares[:, 3:].sum(axis=1).max() < 0.01
 
 
-def test_a_method_of_ones_own_stays():
-    class Own(layers.MultiHeadAttention):
-        def _compute_attention(self, *args, **kwargs):
-            return super()._compute_attention(*args, **kwargs)
-
-    assert attention_methods(Own(2, 4), as_they_are) == {}
-    assert attention_methods(layers.Dense(3), as_they_are) == {}
-
-
 def test_attention_trained_aware_is_saved_and_taken_off(tmp_path):
     model = causal()
     quantize_aware(model)
@@ -80,16 +71,6 @@ def test_attention_trained_aware_is_saved_and_taken_off(tmp_path):
     tfopt.strip(model)
     attention = next(layer for layer in model.layers if "attention" in layer.name)
     assert "_compute_attention" not in vars(attention)
-
-
-def test_attention_that_is_not_chosen_is_not_rounded():
-    model = causal()
-    quantize_aware(model, layers="^dense")
-    model(ROWS, training=True)
-    report = {row.path: row for row in quantization_report(model)}
-    (attention,) = (row for row in report.values() if row.kind == "MultiHeadAttention")
-    assert "not chosen" in attention.remark
-    assert not [weight for weight in model.weights if "/scores" in weight.path]
 
 
 @pytest.mark.parametrize(
