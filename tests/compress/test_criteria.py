@@ -99,6 +99,24 @@ def test_masks_ranked_across_the_model_stay_when_loaded_until_pruned_again(tmp_p
     strip(again)
 
 
+def test_a_schedule_goes_on_with_weights_that_were_restored(tmp_path):
+    schedule = PolynomialSparsity(0.8, end_step=14, frequency=3)
+    whole, first = seeded_model(), seeded_model()
+    for model in (whole, first):
+        prune(model, schedule)
+        fit(model)
+    first.save_weights(tmp_path / "m.weights.h5")
+    again = seeded_model()
+    fit(again)
+    again.load_weights(tmp_path / "m.weights.h5")
+    prune(again, schedule, step=int(again.optimizer.iterations))
+    np.testing.assert_array_equal(weights_of(again) == 0, weights_of(first) == 0)
+    assert again.layers[0].kernel.constraint.step == 9
+    fit(again)
+    fit(whole)
+    np.testing.assert_array_equal(weights_of(again) == 0, weights_of(whole) == 0)
+
+
 @pytest.mark.parametrize(
     ("writes", "across"), [("optimizer", "layer"), ("loop", "layer"), ("loop", "model")]
 )

@@ -10,14 +10,6 @@ from tfopt.compress.prune import prune, pruning_report
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 
 
-def with_sgd():
-    return dense_model(optimizer=keras.optimizers.SGD(0.05))
-
-
-def all_zeros(model):
-    return sum(row.zeros for row in pruning_report(model))
-
-
 def test_a_plain_number_is_in_force_at_once_and_stays():
     model = dense_model()
     prune(model, 0.8)
@@ -48,69 +40,6 @@ def test_pruning_again_starts_a_new_schedule_without_stacking_masks():
     assert model.layers[0].kernel.constraint.inner is None
     fit(model)
     assert_pruned(model)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [{}, {"across": "model"}, {"pattern": "4x4"}],
-    ids=["layer", "model", "block"],
-)
-def test_weights_restored_into_fresh_masks_show_where_the_schedule_was(tmp_path, how):
-    schedule = PolynomialSparsity(0.8, end_step=30, frequency=2)
-    whole = prune(with_sgd(), schedule, **how)
-    fit(whole)  # 8 steps
-    whole.save_weights(tmp_path / "m.weights.h5")
-    again = prune(with_sgd(), schedule, **how)
-    again.load_weights(tmp_path / "m.weights.h5")
-    for model in (whole, again):
-        fit(model)
-    assert all(row.zeros > 0 for row in pruning_report(again))
-    # In all, since a step between two choices is not to be seen, and ranks may differ by it.
-    assert all_zeros(again) == all_zeros(whole)
-    for model in (whole, again):
-        fit(model, epochs=3)
-    assert all_zeros(again) == all_zeros(whole)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "across"),
-    [
-        (PolynomialSparsity(0.8, end_step=10), "layer"),
-        (PolynomialSparsity(0.9, end_step=40, frequency=10), "layer"),
-        (ConstantSparsity(0.8, begin_step=2, end_step=16), "model"),
-    ],
-    ids=["past the end", "between two choices", "late, model"],
-)
-def test_zeros_of_restored_weights_stay_whatever_step_comes_next(tmp_path, schedule, across):
-    whole = prune(with_sgd(), schedule, across=across)
-    fit(whole, epochs=3)
-    whole.save_weights(tmp_path / "m.weights.h5")
-    again = prune(with_sgd(), schedule, across=across)
-    again.load_weights(tmp_path / "m.weights.h5")
-    masks = [layer.kernel.numpy() != 0 for layer in again.layers]
-    again.fit(X[:8], Y[:8], verbose=0)
-    for layer, mask in zip(again.layers, masks, strict=True):
-        assert not np.any(layer.kernel.numpy()[~mask])
-    for model in (whole, again):
-        fit(model, epochs=4)
-    assert all_zeros(again) == pytest.approx(all_zeros(whole), abs=1)
-
-
-def test_a_backup_restored_in_a_new_process_goes_on_with_the_schedule(tmp_path):
-    schedule = PolynomialSparsity(0.8, end_step=30, frequency=2)
-
-    def trained(epochs):
-        model = prune(with_sgd(), schedule)
-        backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
-        fit(model, epochs, callbacks=[backup])
-        return model
-
-    trained(1)
-    resumed = trained(2)
-    assert int(resumed.optimizer.iterations) == 16
-    reached = float(schedule.at(16, "float32"))
-    for row in pruning_report(resumed):
-        assert row.zeros == pytest.approx(reached * row.weights, abs=1)
 
 
 def test_a_model_saved_before_its_masks_are_due_loads_with_all_its_weights(tmp_path):

@@ -258,9 +258,8 @@ def prune(
             None: all that have kernels, the output layer among them, but for depthwise ones, few
             weights that lose much accuracy.
         step: Batches trained already, where a training goes on: ``model.optimizer.iterations``
-            after its weights are restored. The schedule continues there. Weights that are restored
-            after ``prune`` (``load_weights``, ``BackupAndRestore``) show by their zeros which masks
-            were chosen last: the schedule continues from that choice.
+            once its weights are restored. The schedule continues there. ``tfopt.resume`` keeps
+            masks and their step; ``BackupAndRestore`` keeps neither.
 
     Weights that are written by hand (``set_weights``) get their zeros with the next step;
     ``tfopt.compress.hold(model)`` puts them back at once.

@@ -6,7 +6,6 @@ precision. Steps count batches from 1: what is due at step t is in force when ba
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -70,14 +69,6 @@ class Schedule:
     def last(self) -> int:
         """Return the last step at which masks are chosen; the first one where there is no end."""
         return self.last_due(self.begin_step if self.end_step is None else self.end_step) or 0
-
-    def first_due_with(self, zeros: float) -> int:
-        """Return the first step at which masks have so large a share of zeros; at most the last."""
-        import tensorflow as tf
-
-        turns = range(self.begin_step, self.last, self.frequency)
-        found = bisect_left(turns, zeros, key=lambda step: float(self.at(step, tf.float64)))
-        return turns[found] if found < len(turns) else self.last
 
 
 @dataclass(frozen=True)

@@ -33,16 +33,12 @@ def chosen_mask(
 
 @dataclass(frozen=True)
 class _State:
-    """A kernel's mask, and the batch that will be trained next.
-
-    ``born`` is that batch when the state was made, and the kernel's zeros then.
-    """
+    """A kernel's mask, and the batch that will be trained next."""
 
     kernel: Any
     inputs: Axes | None
     mask: Any
     step: Any
-    born: tuple[int, int]
 
 
 _Scores = Callable[[], Any]
@@ -91,19 +87,6 @@ class SharedChoice:
         done = tf.equal(self._bounds[0].read_value(), step)
         tf.cond(done, lambda: tf.constant(True), lambda: self._rank(step))
         return self._above(scores, place)
-
-    def share_of_zeros(self) -> float:
-        """Return how much of all kernels together is zero, less half a weight for rounding."""
-        size = sum(math.prod(member.kernel.shape) for member, _, _ in self._ranked())
-        return float((self._zeros() - 0.51) / size)
-
-    def has_more_zeros(self) -> bool:
-        """Return whether the kernels have more zeros than when their masks were made."""
-        return self._zeros() > sum(member.born[1] for member, _, _ in self._ranked())
-
-    def _zeros(self) -> int:
-        kernels = [member.kernel for member, _, _ in self._ranked()]
-        return sum(int(tf.math.count_nonzero(tf.equal(k.value, 0))) for k in kernels)
 
     def _ranked(self) -> list[tuple[_State, _Scores, int]]:
         """Return the kernels that take part, and where each begins among all their weights.
@@ -238,42 +221,16 @@ class WeightMask(Constraint):
         step, inputs = self.step, setting_of(self.inputs, kernel)
         mask = self._mask_at(local, step, inputs)
         counter = replicated(tf.constant(step, tf.int64), "weight_mask_step")
-        born = step, int(tf.math.count_nonzero(tf.where(mask, local, 0) == 0))
-        return _State(kernel, inputs, replicated(mask, "weight_mask"), counter, born)
+        return _State(kernel, inputs, replicated(mask, "weight_mask"), counter)
 
     def _fit(self, state: _State, local: Any) -> None:
-        other = self._go_on(state, local)
-        if not other and tf.reduce_all(tf.logical_or(state.mask, tf.equal(local, 0))):
+        if tf.reduce_all(tf.logical_or(state.mask, tf.equal(local, 0))):
             return
         if self.shared is not None:
             state.mask.assign(tf.not_equal(local, 0))
         else:
             step = int(state.step.numpy())
             state.mask.assign(self._mask_at(local, step, state.inputs))
-
-    def _go_on(self, state: _State, local: Any) -> bool:
-        """Continue the schedule of a training whose weights were restored; return if there is one.
-
-        Nothing was trained under this mask yet, and its kernel has more zeros than when it was
-        made: those of a mask. The schedule says when it had so many.
-        """
-        step, zeros = state.born
-        if self.stays or int(state.step.numpy()) != step:
-            return False
-        if self.shared is not None:
-            more, share = self.shared.has_more_zeros(), self.shared.share_of_zeros()
-        else:
-            found = int(tf.math.count_nonzero(tf.equal(local, 0)))
-            # Rounded to whole blocks, which an edge of the kernel may cut.
-            share = (found - 0.51 * self.pattern.together) / math.prod(local.shape)
-            more = found > zeros
-        if not more:
-            return False
-        reached = self.schedule.first_due_with(share)
-        if share < float(self.schedule.at(reached, tf.float64)) / 2:
-            return False  # too few for any mask: weights may be zero by chance
-        state.step.assign(max(step, reached))
-        return True
 
     def _mask_at(self, value: Any, step: int, inputs: Axes | None) -> Any:
         latest = self.schedule.last_due(step)
