@@ -148,10 +148,8 @@ def test_a_loop_of_ones_own_needs_one_call_where_it_writes_weights_itself(writes
 
 def test_each_layer_can_have_a_sparsity_of_its_own():
     model = seeded_model()
-    prune(model, {"hid": 0.9, "out": PolynomialSparsity(0.5, end_step=4, frequency=1)})
+    prune(model, 0.9, layers="hid")
+    prune(model, PolynomialSparsity(0.5, end_step=4, frequency=1), layers="out")
     fit(model)
     reached = [row.sparsity for row in pruning_report(model)]
     assert reached == pytest.approx([0.9, 0.5], abs=0.01)
-    model = seeded_model()
-    prune(model, {"hidden": 0.9})
-    assert [row.target for row in pruning_report(model)] == [0.9, None]

@@ -77,7 +77,6 @@ CHOICES = """
     refused(tfopt.prune, "not compressed already", pruned, 0.5)
     for option in ({"criterion": "lamp"}, {"across": "model"}, {"step": 3}, {"pattern": "1x16"}):
         refused(tfopt.prune, "by magnitude alone", build(), 0.5, **option)
-    refused(tfopt.prune, "each layer to one sparsity", build(), {"hidden": 0.5})
 """
 
 CLUSTERED = """

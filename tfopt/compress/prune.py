@@ -34,7 +34,6 @@ from tfopt.compress.schedules import (
     ConstantSparsity,
     PolynomialSparsity,
     Schedule,
-    require_sparsity,
 )
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
@@ -45,62 +44,29 @@ if TYPE_CHECKING:
     import keras
 
 Across = Literal["layer", "model"]
-Sparsity = float | Schedule | Mapping[str, Any] | None
+Sparsity = float | Schedule | None
 _CHOICES = 20
 
 
 @dataclass(frozen=True)
 class PruneSpec:
-    """The arguments of ``tfopt.prune``, checked.
+    """The arguments of ``tfopt.prune``, checked."""
 
-    ``everywhere`` is the schedule of all layers; without one, ``by_path`` has those of the layers
-    in whose paths its keys are found.
-    """
-
-    everywhere: Schedule | None
-    by_path: Mapping[str, Schedule]
+    schedule: Schedule
     pattern: Pattern
     criterion: Criterion
     across: Across
     step: int
 
-    def schedule_of(self, path: str) -> Schedule | None:
-        """Return the schedule of the layer at a path: its own entry's, or that of the first fit."""
-        if self.everywhere is not None or path in self.by_path:
-            return self.everywhere or self.by_path[path]
-        fits = (
-            schedule
-            for key, schedule in self.by_path.items()
-            if compile_pattern("sparsity", key).search(path)
-        )
-        return next(fits, None)
-
-    def require_found(self, paths: Sequence[str]) -> None:
-        """Refuse entries that mean none of the layers that can be pruned."""
-        for key in self.by_path:
-            pattern = compile_pattern("sparsity", key)
-            if not any(path == key or pattern.search(path) for path in paths):
-                raise UserError(
-                    f"sparsity has an entry for {key!r}, and no layer that can be pruned is so "
-                    "called.",
-                    expected="paths, or regular expressions searched for in paths",
-                    received=repr(key),
-                    fix=f"the paths are {', '.join(paths[:20])}",
-                )
-
     def attach(self, sites: list[Site]) -> None:
         """Put masks on the sites, in force from the next step on."""
         from tfopt.compress.weight_mask import SharedChoice, WeightMask
 
-        shared = (
-            SharedChoice(self.everywhere) if self.everywhere and self.across == "model" else None
-        )
+        shared = SharedChoice(self.schedule) if self.across == "model" else None
         for site in sites:
-            schedule = self.schedule_of(site.path)
-            assert schedule is not None
             held = mask_of(site)
             mask = WeightMask(
-                schedule,
+                self.schedule,
                 inner=site.constraint if held is None else held.inner,
                 step=self.step + 1,
                 pattern=self.pattern,
@@ -113,84 +79,24 @@ class PruneSpec:
             shared.begin(self.step + 1)
 
     def for_tfmot(self) -> Schedule:
-        """Return the one schedule that tfmot's wrappers can follow."""
+        """Return the schedule, which is all that tfmot's wrappers can follow."""
         limits = (self.pattern, self.criterion, self.across, self.step)
-        if self.everywhere is None or limits != (UNSTRUCTURED, "magnitude", "layer", 0):
+        if limits != (UNSTRUCTURED, "magnitude", "layer", 0):
             from tfopt.compress.keras2 import beyond_tfmot
 
             raise beyond_tfmot(
-                "prunes by magnitude alone, each layer to one sparsity",
+                "prunes by magnitude alone, layer by layer",
                 f"pattern={self.pattern}, criterion={self.criterion}, across={self.across}, "
-                f"step={self.step}, {len(self.by_path) or 1} schedules",
+                f"step={self.step}",
             )
-        return self.everywhere
+        return self.schedule
 
 
 def _spec(
-    sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any, layers: Layers
+    sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any = 0
 ) -> PruneSpec:
     pattern = as_pattern(pattern)
     require_criterion(criterion)
-    everywhere, by_path = None, {}
-    if isinstance(sparsity, Mapping):
-        by_path = _by_path(sparsity, pattern)
-    else:
-        everywhere = schedule_for(sparsity, pattern)
-    step = require_count("step", step, minimum=0)
-    _require_across(across, pattern)
-    if across == "model" and by_path:
-        raise UserError(
-            "Weights that are ranked across the model have one sparsity.",
-            expected='one sparsity or schedule, or across="layer"',
-            received=f"sparsity={sparsity!r}",
-        )
-    matcher(layers)
-    if layers is not None and by_path:
-        raise UserError(
-            "sparsity says already which layers are pruned, and layers= chooses once more.",
-            expected="a sparsity for each layer, or one sparsity and layers=",
-            received=f"sparsity for {', '.join(map(repr, by_path))}, and layers=",
-            fix="leave layers= out",
-        )
-    return PruneSpec(everywhere, by_path, pattern, criterion, across, step)
-
-
-def _by_path(sparsity: Mapping[str, Any], pattern: Pattern) -> dict[str, Schedule]:
-    if not sparsity:
-        raise UserError(
-            "sparsity has no entries.",
-            expected='a sparsity for each layer, such as {"conv": 0.5, "dense": 0.9}',
-            received="{}",
-        )
-    for key in sparsity:
-        compile_pattern("sparsity", key)
-    return {key: schedule_for(each, pattern) for key, each in sparsity.items()}
-
-
-def schedule_for(sparsity: float | Schedule | None, pattern: Pattern) -> Schedule:
-    """Return the schedule that was given, or the one that the pattern means; they must agree."""
-    fixed = pattern.sparsity
-    if sparsity is None:
-        if fixed is None:
-            raise UserError(
-                "How much is to be pruned is not said.",
-                expected="a sparsity such as 0.8, or a schedule",
-                received="sparsity=None",
-            )
-        return ConstantSparsity(fixed)
-    schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
-    constant = isinstance(schedule, ConstantSparsity)
-    if fixed is not None and not (constant and schedule.sparsity == fixed):
-        raise UserError(
-            f"The sparsity contradicts the pattern {pattern}.",
-            expected=f"{fixed:g} from a step on: ConstantSparsity({fixed:g}, begin_step=...)",
-            received=repr(sparsity),
-            fix="leave sparsity out",
-        )
-    return schedule
-
-
-def _require_across(across: object, pattern: Pattern) -> None:
     if across not in ("layer", "model"):
         raise UserError(
             "across says what is ranked together.",
@@ -203,6 +109,38 @@ def _require_across(across: object, pattern: Pattern) -> None:
             expected='pattern="unstructured" with across="model"',
             received=f'pattern="{pattern}"',
         )
+    step = require_count("step", step, minimum=0)
+    return PruneSpec(schedule_for(sparsity, pattern), pattern, criterion, across, step)
+
+
+def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
+    """Return the schedule that was given, or the one that the pattern means; they must agree."""
+    fixed = pattern.sparsity
+    if sparsity is None:
+        if fixed is None:
+            raise UserError(
+                "How much is to be pruned is not said.",
+                expected="a sparsity such as 0.8, or a schedule",
+                received="sparsity=None",
+            )
+        return ConstantSparsity(fixed)
+    if isinstance(sparsity, Mapping):
+        raise UserError(
+            "One call of prune gives its layers one sparsity.",
+            expected="a sparsity such as 0.8, or a schedule",
+            received=repr(sparsity),
+            fix='call it once for each: tfopt.prune(model, 0.5, layers="conv")',
+        )
+    schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
+    constant = isinstance(schedule, ConstantSparsity)
+    if fixed is not None and not (constant and schedule.sparsity == fixed):
+        raise UserError(
+            f"The sparsity contradicts the pattern {pattern}.",
+            expected=f"{fixed:g} from a step on: a constant schedule of {fixed:g}",
+            received=repr(sparsity),
+            fix="leave sparsity out",
+        )
+    return schedule
 
 
 def mask_of(site: Site) -> Any:
@@ -241,9 +179,8 @@ def prune(
             ``strip`` is called.
         sparsity: A fraction of zeros, in force at once, or a schedule for longer fine-tuning:
             ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` or ``ConstantSparsity``, whose
-            ``end_step`` must come before the end of training. Or one for each of several layers,
-            by path as for ``layers``: ``{"conv": 0.5, "dense": 0.9}``. None where the pattern says
-            it: half of the weights with "2:4".
+            ``end_step`` must come before the end of training. None where the pattern says it: half
+            of the weights with "2:4".
         pattern: Which weights are zero together: "2:4" two of each four input channels, for
             sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs. A
             kernel that cannot have the pattern is left alone.
@@ -264,8 +201,9 @@ def prune(
     Weights that are written by hand (``set_weights``) get their zeros with the next step;
     ``tfopt.compress.hold(model)`` puts them back at once.
 
-    A model with masks already gets new ones, scheduled from now, on the chosen layers. Call it
-    again, too, where other weights were loaded into a model that has trained with masks.
+    A model with masks already gets new ones, scheduled from now, on the chosen layers: so layers
+    get sparsities of their own. Call it again, too, where other weights were loaded into a model
+    that has trained with masks.
     ``pruning_report`` lists the layers that were left alone, with the reason.
 
     ``tfopt.load`` reads a file saved with masks on; after ``strip`` a file needs nothing of tfopt.
@@ -274,12 +212,12 @@ def prune(
     """
     from tfopt.compress.saved import as_model
 
-    spec = _spec(sparsity, pattern, criterion, across, step, layers)
+    spec, matches = _spec(sparsity, pattern, criterion, across, step), matcher(layers)
     model = as_model(model)
     if is_keras2(model):
         from tfopt.compress import keras2
 
-        return keras2.prune(model, spec.for_tfmot(), matcher(layers))
+        return keras2.prune(model, spec.for_tfmot(), matches)
     from tfopt.compress.saved import save_constraints
     from tfopt.job.rebuild import require_weights
 
@@ -318,14 +256,12 @@ def _choose(model: keras.Model, layers: Layers, spec: PruneSpec) -> list[Site]:
     from tfopt.compress.weight_mask import WeightMask
 
     sites, pattern, matches = find_sites(model), spec.pattern, matcher(layers)
-    named = layers is not None or bool(spec.by_path)
     require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
-    spec.require_found([site.path for site in sites])
     by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern}"
     return choose_sites(
         model,
-        [site for site in sites if spec.schedule_of(site.path) and matches(site.path, site.layer)],
-        lambda site: site.unfit(pattern) or (None if named else site.left_out("prune")),
+        [site for site in sites if matches(site.path, site.layer)],
+        lambda site: site.unfit(pattern) or (site.left_out("prune") if layers is None else None),
         verb="prune",
         refusal=f"None of the chosen layers can be pruned{by_pattern}.",
         expected="at least one built, trainable layer with a kernel that has the pattern",
@@ -407,18 +343,16 @@ class Prune(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        require_sparsity("Prune.sparsity", self.sparsity)
-        require_sparsity("Prune.initial_sparsity", self.initial_sparsity)
         if self.schedule not in ("polynomial", "constant"):
             raise UserError(
                 "Prune.schedule is unknown.",
                 expected='"polynomial" or "constant"',
                 received=repr(self.schedule),
             )
-        if self.initial_sparsity > (self.sparsity if self.schedule == "polynomial" else 0):
+        if self.initial_sparsity and self.schedule == "constant":
             raise UserError(
-                "Prune.initial_sparsity does not fit its schedule.",
-                expected=f"at most {self.sparsity} for a polynomial schedule, 0 for a constant one",
+                "A constant schedule of Prune has one sparsity.",
+                expected="initial_sparsity=0",
                 received=repr(self.initial_sparsity),
             )
         require_share("Prune.begin", self.begin)
@@ -429,20 +363,12 @@ class Prune(Transform):
                 expected="begin < end, as fractions of the training",
                 received=f"begin={self.begin}, end={self.end}",
             )
-        if self.frequency is not None:
-            require_count("Prune.frequency", self.frequency)
         if self.layers is not None:
             compile_pattern("Prune.layers", self.layers)
-        require_criterion(self.criterion)
-        pattern = as_pattern(self.pattern)
-        _require_across(self.across, pattern)
-        fixed = pattern.sparsity
-        if fixed is not None and (self.sparsity, self.schedule) != (fixed, "constant"):
-            raise UserError(
-                f"Prune.pattern {self.pattern!r} says itself how much is zero.",
-                expected=f'Prune({fixed:g}, schedule="constant", pattern={self.pattern!r})',
-                received=f"sparsity={self.sparsity}, schedule={self.schedule!r}",
-            )
+        if self.frequency is not None:
+            require_count("Prune.frequency", self.frequency)
+        # Whatever does not fit together is refused as tfopt.prune does.
+        _spec(self._schedule(steps=1000), self.pattern, self.criterion, self.across)
 
     def attach(self, run: Run, model: keras.Model) -> None:
         """Put the masks on, scheduled for the steps this run will have."""

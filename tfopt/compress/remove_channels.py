@@ -6,7 +6,7 @@ unused, and was compared with it where it can be run here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -54,31 +54,21 @@ class ChannelGroup:
 
 
 @dataclass(frozen=True)
-class LayerChannels:
-    """A layer with weights: how many it has, how many it keeps, and why all where it does."""
-
-    path: str
-    parameters_before: int
-    parameters_after: int
-    remark: str | None
-
-
-@dataclass(frozen=True)
 class ChannelsReport:
-    """Groups, layers and totals of a removal.
+    """Groups and totals of a removal.
 
     ``flops`` are two for each multiplication with a kernel, for one example: what goes with the
     channels. ``tfopt.footprint`` counts all else too (biases, activations, pooling). None where the
-    model leaves a size open. What ``unfollowed`` layers multiply is not in them.
+    model leaves a size open. What ``unfollowed`` layers multiply is not in them; these are paths,
+    with the reasons.
     """
 
     groups: tuple[ChannelGroup, ...]
-    layers: tuple[LayerChannels, ...]
     parameters_before: int
     parameters_after: int
     flops_before: int | None
     flops_after: int | None
-    unfollowed: tuple[str, ...]
+    unfollowed: Mapping[str, str]
 
     def __str__(self) -> str:
         lines = table(
@@ -90,13 +80,11 @@ class ChannelsReport:
             ],
         )
         whole = [(few(group.layers), group.remark) for group in self.groups if group.remark]
-        whole += [
-            (row.path, row.remark or "") for row in self.layers if row.path in self.unfollowed
-        ]
+        whole += self.unfollowed.items()
         lines += [f"left whole: {phrase}" for phrase in by_reason(whole)]
         lines.append(f"{self.parameters_before:,} parameters become {self.parameters_after:,}")
         if self.flops_before is not None:
-            but = f", without those of {few(self.unfollowed)}" if self.unfollowed else ""
+            but = f", without those of {few(list(self.unfollowed))}" if self.unfollowed else ""
             lines.append(
                 f"{self.flops_before:,} FLOPs of products with kernels become "
                 f"{self.flops_after:,}{but}"
@@ -107,26 +95,14 @@ class ChannelsReport:
 def make_report(
     model: keras.Model, blocks: tuple[Block, ...], selection: Selection, multiple: int
 ) -> ChannelsReport:
-    analysis = selection.analysis
-    whole = nothing(analysis)
-    groups = tuple(_group(block, selection, multiple) for block in blocks)
+    whole = nothing(selection.analysis)
     return ChannelsReport(
-        groups,
-        tuple(
-            LayerChannels(
-                path,
-                whole.parameters(layer.weights),
-                selection.parameters(layer.weights),
-                _remark(analysis, layer, selection, groups, path),
-            )
-            for path, layer in analysis.layers.values()
-            if getattr(layer, "weights", None)
-        ),
+        tuple(_group(block, selection, multiple) for block in blocks),
         whole.parameters(model.weights),
         selection.parameters(model.weights),
         whole.flops(),
         selection.flops(),
-        analysis.unfollowed,
+        selection.analysis.unfollowed,
     )
 
 
@@ -137,23 +113,6 @@ def _group(block: Block, selection: Selection, multiple: int) -> ChannelGroup:
         remark = f"the share of them that would go rounds to none (multiples of {multiple})"
     layers = tuple(dict.fromkeys(maker.path for maker in block.makers))
     return ChannelGroup(layers, before, after, remark)
-
-
-def _remark(
-    analysis: Analysis,
-    layer: Any,
-    selection: Selection,
-    groups: tuple[ChannelGroup, ...],
-    path: str,
-) -> str | None:
-    """Return why a layer keeps all its weights."""
-    whole = nothing(analysis)
-    if selection.parameters(layer.weights) < whole.parameters(layer.weights):
-        return None
-    if id(layer) in analysis.unknown:
-        return analysis.unknown[id(layer)]
-    reasons = [group.remark for group in groups if path in group.layers and group.remark]
-    return next(iter(reasons), "the channels that it works on stay whole")
 
 
 Target = Literal["channels", "parameters", "flops"] | Callable[["keras.Model"], float]
@@ -334,7 +293,7 @@ def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[S
         raise UserError(
             f"The FLOPs of {model.name!r} are not known: some layers are not followed.",
             expected="layers that are followed",
-            received=f"{few(analysis.unfollowed)}, whose work is not known",
+            received=f"{few(list(analysis.unfollowed))}, whose work is not known",
             fix='target="parameters", or a function of a model that measures it',
         )
 

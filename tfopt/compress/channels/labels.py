@@ -219,13 +219,13 @@ class Analysis:
     _same: dict[Any, Flow] = field(default_factory=dict)
 
     @property
-    def unfollowed(self) -> tuple[str, ...]:
-        """Return the layers with matrices that are not followed: their work is not known."""
-        return tuple(
-            path
+    def unfollowed(self) -> dict[str, str]:
+        """Return why layers with matrices are not followed: their work is not known."""
+        return {
+            path: self.unknown[id(layer)]
             for path, layer in map(self.layers.__getitem__, self.unknown)
             if any(len(variable.shape) > 1 for variable in getattr(layer, "weights", ()))
-        )
+        }
 
     def make(self, call: Call, count: int, what: str) -> Array:
         """Return the labels of a layer's own channels: the same at each of its calls."""

@@ -138,26 +138,24 @@ def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
         )
     if never_ends(data):
         raise UserError("data= never ends.", expected="a finite dataset", fix="data.take(100), say")
-    for batch in _cut_up(data) if isinstance(data, tuple) else batches_of(data):
+    for batch in batches_of(_in_batches(data) if isinstance(data, tuple) else data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         yield x, y, weight
 
 
-def _cut_up(arrays: tuple[Any, ...]) -> Iterator[Any]:
+def _in_batches(arrays: tuple[Any, ...]) -> Any:
     import keras
+    import tensorflow as tf
 
-    leaves = keras.tree.flatten(arrays)
-    lengths = {len(leaf) for leaf in leaves if leaf is not None}
-    if len(lengths) != 1:
+    try:
+        examples = tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples(arrays))
+    except ValueError as error:
         raise UserError(
             "data= holds different numbers of examples.",
             expected="as many labels as inputs",
-            received=", ".join(map(str, sorted(lengths))) or "no arrays",
-        )
-    for start in range(0, lengths.pop(), _BATCH):
-        rows = slice(start, start + _BATCH)
-        parts = [leaf if leaf is None else leaf[rows] for leaf in leaves]
-        yield keras.tree.pack_sequence_as(arrays, parts)
+            received=first_line(error),
+        ) from error
+    return examples.batch(_BATCH)
 
 
 _SEARCH_STEPS = 12

@@ -6,7 +6,6 @@ twin has the shape of the given model, and uses none of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 # Sums over fewer channels are taken in another order. Over some hundred layers in float32 that
 # stays a factor of ten below this, relative to the largest output; half precision has 8 bits.
 _TOLERANCE, _IN_HALF_PRECISION = 1e-3, 0.1
-# What is tried for a size that is left open: 32 fits what is halved five times.
-_SIZES = (32, 128)
+# For a size that is left open: it fits what is halved five times.
+_OPEN_SIZE = 32
 
 
 def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
@@ -46,17 +45,13 @@ def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
 
 def largest_difference(smaller: keras.Model, twin: keras.Model) -> float | None:
     """Return how far two models' outputs differ, relative to these; None: not compared."""
-    example = expected = None
-    for example in _examples(twin):
-        try:
-            expected = _outputs(twin, example)
-        except Exception:
-            continue  # what the given model cannot do cannot be compared
-        if all(np.isfinite(each).all() for each in expected):
-            break
-        expected = None  # the logarithm of what is below zero, say
-    if expected is None:
-        return None
+    example = _example(twin)
+    try:
+        expected = _outputs(twin, example)
+    except Exception:
+        return None  # what the given model cannot do cannot be compared
+    if not all(np.isfinite(each).all() for each in expected):
+        return None  # the logarithm of what is below zero, say
     found = [
         float(np.abs(one - other).max(initial=0.0) / max(np.abs(other).max(initial=0.0), 1e-6))
         for one, other in zip(_outputs(smaller, example), expected, strict=True)
@@ -64,23 +59,20 @@ def largest_difference(smaller: keras.Model, twin: keras.Model) -> float | None:
     return float(np.max(found))  # which NaN in any of them makes NaN
 
 
-def _examples(model: keras.Model) -> Iterator[Any]:
-    """Yield random values for each input, for a size that is left open several."""
+def _example(model: keras.Model) -> Any:
+    """Return random values for each input."""
     import keras
 
     graph = graph_of(model)
-    is_open = any(None in tensor.shape[1:] for tensor in graph.inputs)
-    for size in _SIZES if is_open else _SIZES[:1]:
-        found = [_values(tensor, size) for tensor in graph.inputs]
-        yield keras.tree.pack_sequence_as(graph._inputs_struct, found)
+    return keras.tree.pack_sequence_as(graph._inputs_struct, list(map(_values, graph.inputs)))
 
 
-def _values(tensor: Any, size: int) -> Any:
+def _values(tensor: Any) -> Any:
     import keras
     import tensorflow as tf
 
     generator = np.random.default_rng(0)
-    shape = [tensor.shape[0] or 1, *(each or size for each in tensor.shape[1:])]
+    shape = [tensor.shape[0] or 1, *(each or _OPEN_SIZE for each in tensor.shape[1:])]
     if tensor.dtype == "string":
         return tf.fill(shape, "a text")
     # Of the number of a word or a class all that is known is that 0 and 1 are some.
