@@ -36,14 +36,6 @@ def test_two_of_each_four_input_channels_stay(jit):
             assert set(np.flatnonzero(chosen[start : start + 4])) == set(order[:2])
 
 
-@pytest.mark.parametrize("channels", [3, 6])
-def test_a_last_group_with_fewer_channels_keeps_as_many(channels):
-    mask = kept(RNG.normal(size=(channels, 4)).astype("float32"), TwoOfFour())
-    rest = channels % 4
-    assert (mask[: channels - rest].reshape(-1, 4, 4).sum(axis=1) == 2).all()
-    assert (mask[channels - rest :].sum(axis=0) == min(2, rest)).all()
-
-
 @pytest.mark.parametrize(("jit", "shape"), [(True, (7, 10)), (False, (8, 12)), (False, (5, 4))])
 def test_blocks_are_kept_or_dropped_whole(jit, shape):
     weights = RNG.normal(size=shape).astype("float32")

@@ -5,7 +5,7 @@ import numpy as np
 from keras import layers
 
 import tfopt
-from tfopt.report.format import by_reason, table
+from tfopt.report.format import table
 
 
 def net():
@@ -25,11 +25,6 @@ def test_columns_are_aligned_and_ones_without_a_title_are_words():
     lines = table(("", "weights", ""), [("a", "1,000", "short"), ("longer", "5", "")])
     assert lines == ["        weights", "a         1,000  short", "longer        5"]
     assert table(("", "weights"), []) == []
-
-
-def test_a_reason_is_said_once_with_how_many_it_stands_for():
-    left = [*((f"norm_{n}", "no kernel") for n in range(6)), ("odd", "too small")]
-    assert by_reason(left) == ["norm_0, norm_1, norm_2 and 3 more (no kernel)", "odd (too small)"]
 
 
 def test_the_sparsity_of_a_model_is_a_table_with_its_sum():

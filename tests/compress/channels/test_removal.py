@@ -221,21 +221,6 @@ def test_flops_are_two_for_each_multiplication():
     assert report.flops_after == 2 * (36 * 27 * 16 + 16 * 9 * 16 * 32 + 32 * 24 + 24 * 4)
 
 
-def test_global_ranking_takes_from_where_it_matters_least():
-    model = small_cnn()
-    hidden, bias = model.get_layer("hidden").get_weights()
-    out = model.get_layer("out").get_weights()
-    # Half of the units do nearly nothing: next to the others they are the least of the model.
-    hidden[:, :20] *= 1e-4
-    out[0][:20] *= 1e-4
-    model.get_layer("hidden").set_weights([hidden, bias])
-    model.get_layer("out").set_weights(out)
-    options = ChannelOptions("global", multiple=1)
-    report = channels_report(model, 20 / (32 + 64 + 40), options=options)
-    after = {group.layers[0]: group.after for group in report.groups}
-    assert after == {"first": 32, "second": 64, "hidden": 20, "out": 4}
-
-
 def test_layers_are_chosen_and_the_report_says_who_was_not():
     for choice in ("second", lambda layer: layer.name == "second", layers.Conv2D):
         report = channels_report(small_cnn(), 0.5, layers=choice)

@@ -8,7 +8,7 @@ reason why nothing is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tfopt.compress.integers.attention import (
@@ -122,7 +122,6 @@ def why_no_range(part: Any) -> str | None:
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
 """The ranges that LiteRT prescribes for the results of sigmoid and softmax, and of tanh."""
 
-_LISTS = ("address", "inputs", "inside")
 _LINEAR = frozenset({"linear"})
 _RELU = _LINEAR | {"relu", "relu6"}
 _RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
@@ -172,14 +171,13 @@ class Point:
 
     def get_config(self) -> dict[str, Any]:
         """Return plain data from which :func:`point_from_config` makes an equal point."""
-        settings = asdict(self)
-        return {**settings, **{name: list(settings[name]) for name in _LISTS}}
+        values = asdict(self).items()
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
 
 
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point that :meth:`Point.get_config` described."""
-    settings = {each.name: config[each.name] for each in fields(Point) if each.name in config}
-    return Point(**settings | {name: tuple(settings.get(name, ())) for name in _LISTS})
+    return Point(**{name: tuple(v) if isinstance(v, list) else v for name, v in config.items()})
 
 
 def plan(model: Any, matches: Matches) -> tuple[Point, ...]:

@@ -107,7 +107,7 @@ def recipe(precision: Precision, content: bytes, integer_io: bool = False) -> li
     from litert_quantizer import recipe as recipes
 
     if precision == "float16":
-        return [_float16()]
+        return _float16()
     if precision == "int4":
         return [*_int4(content), *_lookups(content)]
     whole: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -184,22 +184,16 @@ def _int4(content: bytes) -> list[dict[str, Any]]:
     return [*recipes.dynamic_wi4_afp32(), *(each for block in blocks for each in block)]
 
 
-def _float16() -> dict[str, Any]:
-    return {
-        "regex": ".*",
-        "operation": "*",
-        "algorithm_key": "float_casting",
-        "op_config": {
-            "weight_tensor_config": {
-                "num_bits": 16,
-                "symmetric": True,
-                "granularity": "TENSORWISE",
-                "dtype": "FLOAT",
-            },
-            "compute_precision": "FLOAT",
-            "explicit_dequantize": True,
-        },
-    }
+def _float16() -> list[dict[str, Any]]:
+    from litert_quantizer.algorithm_manager import AlgorithmName
+    from litert_quantizer.qtyping import QuantGranularity, TFLOperationName
+    from litert_quantizer.recipe_manager import RecipeManager
+
+    manager = RecipeManager()
+    everything, whole = TFLOperationName.ALL_SUPPORTED, QuantGranularity.TENSORWISE
+    manager.add_weight_only_config(".*", everything, 16, whole, AlgorithmName.FLOAT_CASTING)
+    made: list[dict[str, Any]] = manager.get_quantization_recipe()
+    return made
 
 
 def quantized(
