@@ -106,14 +106,3 @@ def test_a_training_resumed_from_weights_goes_on_with_their_clusters(tmp_path, s
     callbacks = [keras.callbacks.BackupAndRestore(**backup)]
     fit(without_rate(again), epochs=2, callbacks=callbacks)
     assert_same(model, again)
-
-
-def test_a_training_resumed_from_weights_goes_on_with_clusters_that_came_late(tmp_path):
-    first = cluster(dense_model(optimizer="sgd"), 5, begin_step=6)
-    fit(first, epochs=2)
-    first.save_weights(tmp_path / "m.weights.h5")
-    again = cluster(dense_model(optimizer="sgd"), 5, begin_step=6)
-    again.load_weights(tmp_path / "m.weights.h5")
-    again.fit(X[:8], Y[:8], verbose=0)
-    assert [row.values for row in clustering_report(again)] == [5, 5]
-    assert [row.remark for row in clustering_report(again)] == [None, None]

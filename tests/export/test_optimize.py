@@ -46,7 +46,7 @@ def saved(digits, tmp_path_factory):
 
 
 def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_FINAL", 1)  # each final begins a process a file
+    monkeypatch.setattr(module, "_FINAL", 0)  # each final begins a process for each file
     best = tfopt.optimize(
         saved,
         digits,

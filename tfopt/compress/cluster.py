@@ -70,8 +70,8 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
 
     Where a tenth or more of a kernel is zero, its clusters are formed at once, and its zeros stay
     as one of them; kernels that get no clusters keep theirs too. ``clustering_report`` lists the
-    layers that were left alone. A training resumed from weights alone (``BackupAndRestore``,
-    ``load_weights``) goes on with the clusters that were formed in them.
+    layers that were left alone. Weights that are loaded later (``BackupAndRestore``,
+    ``load_weights``) keep the clusters formed in them, where these are to be there already.
     """
     from tfopt.compress.saved import as_model, save_constraints
     from tfopt.job.rebuild import require_weights

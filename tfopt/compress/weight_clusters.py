@@ -163,12 +163,7 @@ class WeightClusters(Constraint):
         return state
 
     def _fit(self, state: _State, local: Any) -> None:
-        if state.step is not None and int(state.step.numpy()) < self.begin_step:
-            if 1 < count_values(local) <= self.clusters:
-                # Restored weights that have been clustered: the time of waiting is over.
-                self._recover(state, local)
-                state.step.assign(self.begin_step)
-        elif not tf.reduce_all(state.project(local) == local):
+        if not self.waits and not tf.reduce_all(state.project(local) == local):
             self._recover(state, local)
 
     def _recover(self, state: _State, local: Any) -> None:

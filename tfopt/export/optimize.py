@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfopt.data.sources.open import open_part, open_source
-from tfopt.errors import UserError, first_line, in_short, real, require_count
+from tfopt.errors import UserError, first_line, in_short, require_count
 from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
 from tfopt.export.export import (
@@ -39,6 +39,7 @@ from tfopt.export.formats.format import (
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.model_footprint import against, in_turns, timed_turn
+from tfopt.export.parity import require_drop
 from tfopt.export.reference import Reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
@@ -286,13 +287,7 @@ def _require(target: object, max_drop: object, variants: object) -> None:
         raise UserError(
             "The target is unknown.", expected=", ".join(TARGETS), received=in_short(target)
         )
-    drop = real(max_drop)
-    if drop is None or not 0 <= drop <= 100:
-        raise UserError(
-            "max_drop is not a number of points.",
-            expected="0 to 100, such as 0.5",
-            received=in_short(max_drop),
-        )
+    require_drop(max_drop)
     if not isinstance(variants, Mapping) or not all(
         isinstance(name, str) and name.isidentifier() and callable(make)
         for name, make in variants.items()
