@@ -177,7 +177,8 @@ class Point:
 
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point that :meth:`Point.get_config` described."""
-    return Point(**{name: tuple(v) if isinstance(v, list) else v for name, v in config.items()})
+    values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    return Point(**values)
 
 
 def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
