@@ -27,7 +27,7 @@ import tensorflow as tf
 import models_to_prove as models
 import tfopt
 from paired import save_figures
-from tfopt.distribute import partial_losses, step
+from tfopt.distribute import losses, step
 from tfopt.distribute.models import distributed
 from tfopt.distribute.verify import verify
 from tfopt.distribute.whole_batch import Shard
@@ -66,7 +66,7 @@ def _equal_shares(self: Shard, value: Any, kind: str) -> Any:
 
 
 def _unweighted(loss: Any, y: Any, p: Any, weights: Any = None) -> Any:
-    return partial_losses.terms(loss, y, p)
+    return _PLAIN["terms"](loss, y, p)
 
 
 def _local(value: Any, what: str = "") -> Any:
@@ -85,7 +85,7 @@ def _skips_the_second(self: Any, grads: Any) -> Any:
     return [g * float(place == 0) for g in _PLAIN["_sum_of"](self, grads)]
 
 
-_PLAIN = {"_sum_of": step.Step._sum_of}
+_PLAIN = {"_sum_of": step.Step._sum_of, "terms": losses.terms}
 Patch = tuple[Any, str, Any]
 PATCHES: dict[str, tuple[str, Patch]] = {
     "gradients halved": ("softmax_adam_accuracy", (step.Step, "_sum_of", _halved)),
@@ -95,11 +95,11 @@ PATCHES: dict[str, tuple[str, Patch]] = {
         (step.Step, "_sum_of", _skips_the_second),
     ),
     "equal shares of uneven parts": ("own_step_of_a_mean", (Shard, "weigh", _equal_shares)),
-    "sample weights left out": ("sample_weights", (step, "terms", _unweighted)),
-    "a loss of the local batch": ("several_outputs", (step, "all_reduce_sum", _local)),
+    "sample weights left out": ("sample_weights", (losses, "terms", _unweighted)),
+    "a loss of the local batch": ("several_outputs", (losses, "all_reduce_sum", _local)),
     "a whole gradient on each replica": ("a_sum_clipped", (step, "divide_gradient", _local)),
     "an example lost": ("metrics_of_regression", (step, "drop_padding", _a_row_less)),
-    "rows of one replica": ("contrastive_loss", (step, "gather_rows", _local)),
+    "rows of one replica": ("contrastive_loss", (losses, "gather_rows", _local)),
     "rows of one replica in a metric": ("a_metric_of_its_own", (step, "gather_rows", _local)),
     "moving averages not updated": ("averages_of_weights", (step.Step, "_sum_of", _not_summed)),
 }

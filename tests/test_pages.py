@@ -27,7 +27,7 @@ LINKED = [*PAGES, "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md"
 SCRIPTS = {
     "docs/export.md": "tests/export/test_servers.py",
     "docs/distributed_training.md": "tests/distribute/test_distributed_page.py",
-    "docs/from_horovod.md": "tests/distribute/test_from_horovod.py",
+    "docs/from_horovod.md": "tests/distribute/test_distributed_page.py",
 }
 # What has no row in the README's table: the rooms, and what a job is made of.
 NO_ROW = {"Data", "Job", "UserError", "chain", "compress", "data", "job", "report", "train"}

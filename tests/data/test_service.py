@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfopt
 from tfopt.data import TFRecord
 from tfopt.data.service import serving
+from tfopt.distribute.shards import with_policy
 from tfopt.errors import UserError
 
 FILES, EACH = 8, 32
@@ -79,18 +80,14 @@ def test_what_cannot_be_served_is_refused(address, call, said):
         call(address)
 
 
-def test_a_service_that_is_not_there_a_taken_port_and_several_workers(
-    records, address, monkeypatch
-):
+def test_a_service_that_is_not_there_a_taken_port_and_several_workers(records, address):
     with pytest.raises(UserError, match="No data service answers at grpc://localhost:9"):
         tfopt.pipeline(records, service="grpc://localhost:9")
     port = int(address.rpartition(":")[2])
     with pytest.raises(UserError, match="cannot listen on port"), serving(0, port=port):
         pass
-    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
-    monkeypatch.setenv("TF_CONFIG", cluster)
     with pytest.raises(UserError, match="one training process"):
-        tfopt.pipeline(records, service=address)
+        with_policy(tfopt.pipeline(records, batch_size=50, service=address), 2)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Distribution over logical CPU devices: equal to one device, explicit batches, clear refusals."""
 
+import json
 from types import SimpleNamespace
 
 import keras
@@ -107,6 +108,21 @@ def too_late():
         pass
 
 
+def too_late_among_workers():
+    tf.zeros(1) + 1.0
+    try:
+        with distribute():
+            pass
+    except UserError as error:
+        return str(error)
+
+
+def test_a_scope_that_comes_too_late_is_refused_without_waiting_for_the_others(alone):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    said = alone(too_late_among_workers, environment={"TF_CONFIG": json.dumps(cluster)})
+    assert "came too late to join the other workers" in said
+
+
 def beside_a_distribution_of_keras():
     with distribute(logical_cpus=2, verify=False):
         build()
@@ -184,11 +200,9 @@ def test_a_model_is_refused_at_the_call():
         distribute(build())
 
 
-def test_a_scope_without_with_warns_and_has_no_replicas():
+def test_a_scope_without_with_warns():
     with pytest.warns(RuntimeWarning, match=r"without `with`, and nothing is distributed"):
         distribute()
-    with pytest.raises(UserError, match=r"with tfopt.distribute\(\) as replicas"):
-        distribute().global_batch  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the page about several GPUs and machines tells its readers to run, run as they would."""
+"""What the pages about several GPUs and machines, and Horovod, tell to run, run as readers would."""
 
 import re
 import shlex
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from page_lines import launched
 
-PAGE = Path(__file__).parents[2] / "docs" / "distributed_training.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "distributed_training.md").read_text(encoding="utf-8")
+HOROVOD = (DOCS / "from_horovod.md").read_text(encoding="utf-8")
 
 
 def block(name):
@@ -67,3 +68,19 @@ def test_the_lines_that_write_a_file_write_it(tmp_path):
     for each in written:
         launched(tmp_path, each)
         assert (tmp_path / each[each.index("--output") + 1]).stat().st_size > 500
+
+
+@pytest.mark.slow
+def test_horovod_s_script_trains_alike_on_two_workers_and_knows_when_it_is_done(tmp_path):
+    def last(language):
+        return re.findall(rf"^```{language}\n(.*?)^```", HOROVOD, re.MULTILINE | re.DOTALL)[-1]
+
+    (tmp_path / "train.py").write_text(last("python"), encoding="utf-8")
+    out = [launched(tmp_path, last("sh").split()) for _ in range(2)]
+    said = [dict(re.findall(r"worker (\d) of 2: accuracy (0\.\d+)", each)) for each in out]
+    assert set(said[0]) == {"0", "1"}
+    assert len(set(said[0].values())) == 1, "the accuracy is that of all workers"
+    assert float(said[0]["0"]) > 0.3
+    # A second start finds both epochs trained, and trains none again.
+    assert said[1] == said[0]
+    assert any((tmp_path / "checkpoints").iterdir())

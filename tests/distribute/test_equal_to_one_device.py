@@ -46,21 +46,3 @@ def test_four_replicas(tmp_path):
 def test_two_workers_of_two_replicas(tmp_path):
     launched = (sys.executable, "-m", "tfopt", "launch", "--workers", "2", "--")
     check(rows(tmp_path, "--replicas", "2", "--part", "3/4", launched=launched), 6)
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
-    import equal_to_one_device
-
-    return equal_to_one_device
-
-
-def test_each_pair_of_settings_is_there(benchmark):
-    there = benchmark.cells()
-    settings = benchmark.SETTINGS
-    for first in settings:
-        for second in settings:
-            pairs = {(getattr(cell, first), getattr(cell, second)) for cell in there}
-            if first != second:
-                assert len(pairs) == len(settings[first]) * len(settings[second])

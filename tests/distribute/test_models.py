@@ -244,7 +244,7 @@ def single_batches():
         model, pairs = [
             inside(make) if several else make() for make in (net(metrics=["mae"]), paired)
         ]
-        numbers = [model.predict_on_batch(x[:n]) for n in (8, 7, 1)]
+        numbers = [model.predict_on_batch(x[:n]) for n in (7, 1)]
         numbers += pairs.predict_on_batch({"a": x[:3], "b": tf.constant(x[3:6])})
         for size in (16, 5):
             numbers += [model.train_on_batch(x[:size], y[:size]), model.test_on_batch(x[:5], y[:5])]
@@ -337,3 +337,81 @@ def test_batches_that_do_not_divide_are_refused_before_a_step(replicas):
     assert "stateful=False" in stateful
     assert before == 0
     assert even == [None] * 3
+
+
+def cleared():
+    """Clear the session inside the scope, as a loop of trials does."""
+    plain = tf.compat.v1.reset_default_graph
+    with scope() as replicas:
+        first = net()()
+        keras.backend.clear_session()
+        models = first, net()()
+        for model in models:
+            model.fit(x, y, batch_size=16, verbose=0)
+        with replicas.strategy.scope():
+            keras.backend.clear_session()
+        variable = type(net()().weights[0].value).__name__
+    left = tf.distribute.has_strategy(), tf.compat.v1.reset_default_graph is not plain
+    counts = [model.distribute_strategy.num_replicas_in_sync for model in models]
+    return counts, variable, left, type(tf.Variable(0.0)).__name__
+
+
+def test_the_scope_outlasts_a_cleared_session_and_nothing_outlasts_the_scope(replicas):
+    assert replicas(cleared) == ([2, 2], "MirroredVariable", (False, False), "ResourceVariable")
+
+
+class Rates(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.read = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        rate, step = self.model.optimizer.learning_rate, self.model.optimizer.iterations
+        written = "%.3f" % rate  # noqa: UP031 -- as callbacks write it
+        self.read += [float(rate), written, float(rate.value), int(step), int(step.value)]
+
+
+def read_as_numbers():
+    rates = Rates()
+    with scope() as replicas:
+        model = net(optimizer=lambda: O.SGD(0.25))()
+        total = keras.metrics.Sum()
+        replicas.strategy.run(lambda: total.update_state(1.5))
+        found = [float(model.optimizer.learning_rate), float(total.total)]
+    model.fit(x[:32], y[:32], batch_size=16, verbose=0, callbacks=[rates])
+    return found, rates.read
+
+
+def test_callbacks_read_variables_as_on_one_device(replicas):
+    found, read = replicas(read_as_numbers)
+    assert found == [0.25, 3.0]
+    assert read == [0.25, "0.250", 0.25, 1, 1, 0.25, "0.250", 0.25, 2, 2]
+
+
+def aligned(count):
+    there = np.zeros(count + 16, "float32")
+    begin = -there.ctypes.data % 64 // 4
+    return there[begin : begin + count, None]
+
+
+def overwritten():
+    """Count what a training changes of arrays that Python code yields."""
+    warnings.filterwarnings("ignore", "Your input ran out of data")
+    inputs, targets, plain = aligned(256), aligned(256), np.arange(256)[:, None] / 256
+    inputs[:], targets[:] = plain, plain
+
+    class Slices(keras.utils.PyDataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, n):
+            return inputs[32 * n :][:32], targets[32 * n :][:32]
+
+    model = inside(net(lambda: [K.Dense(1)], inputs=(1,)))
+    for source in (Slices(), (Slices()[n] for n in range(8))):
+        model.fit(source, shuffle=False, verbose=0)
+    return int((inputs != plain).sum() + (targets != plain).sum())
+
+
+def test_arrays_that_python_code_yields_hold_the_same_numbers_afterwards(replicas):
+    assert replicas(overwritten) == 0

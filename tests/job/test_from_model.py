@@ -48,13 +48,6 @@ class Subclassed(keras.Model):
         return {**super().get_config(), "width": self.width}
 
 
-class Summing(Subclassed):
-    """Has two inputs."""
-
-    def call(self, inputs):
-        return super().call(inputs[0] + inputs[1])
-
-
 class NoConfig(keras.Model):
     def __init__(self, width):
         super().__init__()
@@ -155,9 +148,6 @@ def test_what_load_data_returns_is_the_training_and_the_test_part():
         assert len(parts(subclassed(), ((X, Y), (X[:tested], Y[:tested]))).test[0]) == tested
     # Two inputs and two targets are no test part.
     assert parts(two_inputs(), ((X, X), (Y, Y))).test is None
-    summing = Summing(5)
-    summing([X[:2], X[:2]])
-    assert parts(summing, ((X, X), (Y, Y))).test is None
 
 
 def test_losses_weights_and_metrics_of_two_outputs_carry_over():

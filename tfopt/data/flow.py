@@ -34,7 +34,7 @@ from tfopt.data.service import served
 from tfopt.data.sources.source import Reading, Source
 from tfopt.data.sources.table import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 
 
 def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[Any, list[str]]:

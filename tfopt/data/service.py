@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from tfopt.data.stages import PYTHON_OPERATIONS, operations_of
 from tfopt.errors import UserError, first_line
-from tfopt.job.cluster_place import place_in_cluster
 
 
 def served(
@@ -84,15 +83,7 @@ def _require_portable(dataset: Any) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Refuse a service that is not there, and a training of several workers."""
-    place = place_in_cluster()
-    if place is not None and place.workers > 1:
-        raise UserError(
-            "A data service feeds one training process, with all of its GPUs.",
-            expected="one worker",
-            received=f"{place.workers} workers by {place.source}",
-            fix="drop service=: each worker reads the data and takes its part",
-        )
+    """Refuse a service that is not there."""
     parts = urlsplit(address)
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 0), 10.0):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,15 +21,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfopt.distribute.shards import refuse_what_cannot_be_split, until_all_have_ended
-from tfopt.distribute.step import Step, has_own, unbuilt_parts
-from tfopt.distribute.step_function import split, step_function
+from tfopt.distribute.step import Step, has_own, split, unbuilt_parts
 from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.distribute.worker_files import divided, saved
-from tfopt.distribute.workers import limited, together
+from tfopt.distribute.workers import together
 from tfopt.errors import UserError
 from tfopt.hooks import Shared, replaced
-from tfopt.job.cluster_place import exchange_of
+from tfopt.resume.peers import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _SAVES = ("save", "save_weights", "export")
@@ -60,7 +59,8 @@ class DistributedModel:
     def __init__(self, model: Any, strategy: Any, declared: Declared) -> None:
         self.strategy = strategy
         self.declared = declared
-        self.step = Step(model, declared.own_losses)
+        self.exchange = exchange_of(strategy)
+        self.step = Step(model, declared.own_losses, self.exchange)
         self.proof: Any = None
         """The verdict of ``verify``, once it was asked."""
         self._model = model
@@ -69,7 +69,7 @@ class DistributedModel:
         """Put the methods on the model."""
         for name in _CALLS:
             self._put(name, functools.partial(self._call, name))
-        if exchange_of(self.strategy) is not None:  # all workers write to one path
+        if self.exchange is not None:  # all workers write to one path
             for name in _SAVES:
                 self._put(name, functools.partial(self._save, name))
         for name in _OWN:
@@ -101,25 +101,26 @@ class DistributedModel:
                 return plain(*args, **kwargs)
             given = inspect.signature(plain).bind(*args, **kwargs)
             given.apply_defaults()
-            with together(name, self._model, given.arguments):
+            workers = nullcontext()
+            if self.exchange is not None:
+                workers = together(self.exchange, name, self._model, given.arguments)
+            with workers:
                 if name == "fit":
                     self._refuse_to_split(given.arguments)
-                self._share_out(given.arguments)
+                if self.exchange is not None:
+                    self._share_out(given.arguments)
                 if name == "fit" and self._is_unproven():
                     self.proof = prove(self.step, given.arguments)
                 return plain(*given.args, **given.kwargs)
 
     def _share_out(self, arguments: dict[str, Any]) -> None:
         """Replace the datasets and callbacks of a call by those for several workers."""
-        exchange = exchange_of(self.strategy)
-        if exchange is None:
-            return
-        divided(arguments.get("callbacks"), exchange)
+        divided(arguments.get("callbacks"), self.exchange)
         of_x = arguments.get("steps_per_epoch") or arguments.get("steps")
         for name, steps in (("x", of_x), ("validation_data", arguments.get("validation_steps"))):
             data = arguments.get(name)
             if isinstance(data, tf.data.Dataset) and not steps:
-                arguments[name] = until_all_have_ended(data, exchange.place.workers)
+                arguments[name] = until_all_have_ended(data, self.exchange.place.workers)
 
     def _refuse_to_split(self, arguments: dict[str, Any]) -> None:
         """Refuse what replicas cannot share of a ``fit``, to which the scope's batch is given."""
@@ -132,7 +133,7 @@ class DistributedModel:
 
     def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(getattr(type(self._model), name), self._model)
-        return saved(plain, exchange_of(self.strategy), *args, **kwargs)
+        return saved(plain, self.exchange, *args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(keras.Model.compile).bind(self._model, *args, **kwargs).arguments
@@ -144,20 +145,20 @@ class DistributedModel:
     def _make_train_function(self, force: bool = False) -> Any:
         model = self._model
         if force or model.train_function is None:
-            model.train_function = limited(model, step_function(self.step, "train_step"))
+            model.train_function = self.step.function("train_step")
         return model.train_function
 
     def _make_test_function(self, force: bool = False) -> Any:
         model = self._model
         if force or model.test_function is None:
-            model.test_function = limited(model, step_function(self.step, "test_step"))
+            model.test_function = self.step.function("test_step")
         return model.test_function
 
     def _make_predict_function(self, force: bool = False) -> Any:
         model = self._model
         if force or model.predict_function is None:
             self.plain("make_predict_function", True)
-            model.predict_function = limited(model, model.predict_function)
+            model.predict_function = self.step.limited(model.predict_function)
         return model.predict_function
 
     def _predict_on_batch(self, x: Any) -> Any:

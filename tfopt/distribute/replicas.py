@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tfopt.distribute.launch.place import ClusterPlace, place_in_cluster
 from tfopt.distribute.scope import scope_kept
 from tfopt.distribute.shards import per_replica
 from tfopt.distribute.workers import lost_workers_named
@@ -25,9 +26,9 @@ from tfopt.errors import (
     require_count,
     within,
 )
-from tfopt.job.cluster_place import ClusterPlace, exchange_of, place_in_cluster
 from tfopt.job.parts import Effect
 from tfopt.job.transform import Run, Transform, require_one_batch
+from tfopt.resume.peers import exchange_of
 
 _PEER_TIMEOUT_S = 600.0
 # The strategy of this process, and what it was made for.
@@ -129,24 +130,14 @@ class _Scope(AbstractContextManager[Replicas]):
     def __exit__(self, *error: Any) -> bool | None:
         return self._entered.__exit__(*error)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in Replicas.__dataclass_fields__ or name in ("is_chief", "wait_for_all"):
-            self._is_used = True
-            raise _without_with(f"distribute(...).{name}")
-        raise AttributeError(name)
-
     def __del__(self) -> None:
-        if not self.__dict__.get("_is_used", True):
-            warnings.warn(str(_without_with("distribute(...)")), RuntimeWarning, stacklevel=2)
-
-
-def _without_with(received: str) -> UserError:
-    return UserError(
-        "distribute() was called without `with`, and nothing is distributed.",
-        expected="a scope in which the model is built and compiled",
-        received=received,
-        fix="with tfopt.distribute() as replicas: model = build()",
-    )
+        if not self._is_used:
+            warnings.warn(
+                "distribute() was called without `with`, and nothing is distributed: "
+                "with tfopt.distribute() as replicas: model = build()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 @contextmanager

@@ -122,6 +122,13 @@ def with_policy(dataset: Any, workers: int) -> Any:
     """Return the dataset with the policy by which it will be shared out in its options."""
     import tensorflow as tf
 
+    if any("DataServiceDataset" in type(each).__name__ for each in all_of(dataset)):
+        raise UserError(
+            "A data service feeds one training process, with all of its GPUs.",
+            expected="one worker",
+            received=f"{workers} workers",
+            fix="drop service=: each worker reads the data and takes its part",
+        )
     policy = policy_of(dataset)
     if policy == "AUTO":
         files = _files(dataset)

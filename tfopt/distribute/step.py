@@ -12,6 +12,7 @@ Importing this module imports TensorFlow and Keras.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,16 +21,14 @@ import keras
 import tensorflow as tf
 from keras import ops, tree
 
-from tfopt.distribute.partial_losses import adds_up, terms
+from tfopt.distribute.losses import LossesOfReplica, WholeLoss, note_losses, undeclared
 from tfopt.distribute.whole_batch import (
-    LossesOfReplica,
     Shard,
     all_reduce_sum,
     divide_gradient,
     drop_padding,
     exchange_counts,
     gather_rows,
-    note_losses,
     padded,
     replica_step,
     replicas_of,
@@ -52,9 +51,11 @@ _STATISTICS = (
 class Step:
     """The training and test step of one model under its strategy."""
 
-    def __init__(self, model: Any, own_losses: str | None = None) -> None:
+    def __init__(self, model: Any, own_losses: str | None = None, exchange: Any = None) -> None:
         self.model = model
         self.own_losses = own_losses
+        self.exchange = exchange
+        """What the workers of a cluster tell each other; None where one process trains."""
         self.exchanged: dict[str, int] = {}
         """Bytes that a replica exchanges in a training step, by what they are."""
 
@@ -62,6 +63,59 @@ class Step:
     def strategy(self) -> Any:
         """Return the strategy under which the model was made."""
         return self.model.distribute_strategy
+
+    def function(self, name: str) -> Callable[[Any], Any]:
+        """Return what ``fit`` or ``evaluate`` calls: ``steps_per_execution`` steps of an iterator.
+
+        Keras on TensorFlow has one that exchanges the logs of workers wrongly, hands XLA the
+        exchanges between devices, and fails for several steps a call (keras#19246). Here several
+        steps are several calls, and nobody waits for the numbers of those before the last.
+        """
+        model = self.model
+
+        def on_batch(data: Any, is_even: bool = True) -> Any:
+            data = tree.map_structure(
+                lambda v: None if isinstance(v, tf.experimental.Optional) else v, data
+            )
+            return self.run(name, data, is_even)
+
+        def on_iterator(iterator: Any) -> Any:
+            return on_batch(iterator.get_next())
+
+        of_batch, of_iterator = on_batch, on_iterator
+        if not model.run_eagerly:
+            of_batch, of_iterator = (
+                tf.function(each, reduce_retracing=True, autograph=False)
+                for each in (on_batch, on_iterator)
+            )
+
+        def function(iterator: Any) -> Any:
+            if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+                logs = of_iterator(iterator)
+                for _ in range(model.steps_per_execution - 1):
+                    try:
+                        logs = of_iterator(iterator)
+                    except tf.errors.OutOfRangeError:
+                        break
+                return logs
+            logs = None
+            for _, batch in zip(range(model.steps_per_execution), iterator, strict=False):
+                logs = of_batch(*split(self.strategy, batch))
+            return logs
+
+        return self.limited(function)
+
+    def limited(self, steps: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what takes steps; among workers each lasts no longer than a step may."""
+        model, exchange = self.model, self.exchange
+        if exchange is None:
+            return steps
+
+        def take(*given: Any) -> Any:
+            with exchange.limit.step(model.steps_per_execution if model.compiled else 1):
+                return steps(*given)
+
+        return functools.wraps(steps)(take)
 
     def run(self, name: str, data: Any, is_even: bool = True) -> Any:
         """Run ``train_step`` or ``test_step`` on all replicas; return the whole batch's logs.
@@ -384,39 +438,27 @@ class _OnEachReplica(keras.optimizers.Optimizer):  # type: ignore[misc]
                 variable.assign(average)
 
 
-class WholeLoss:
-    """A loss of Keras's ``compile``, computed of the whole batch."""
+def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
+    """Return a batch shared out over the replicas, and whether each has as many examples."""
+    replicas, local = replicas_of(strategy), len(strategy.extended.worker_devices)
+    batch = tree.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
+    sizes = {v.shape[0] for v in tree.flatten(batch) if v is not None}
 
-    def __init__(self, loss: Any) -> None:
-        self.loss = loss
-        self.name = getattr(loss, "name", None)
+    def part(context: Any) -> Any:
+        # The parts of a batch go round the workers, as those of a dataset do.
+        worker, own = divmod(context.replica_id_in_sync_group, local)
+        place = own * (replicas // local) + worker
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        loss, shard = self.loss, shard_here()
-        if shard is None or not isinstance(loss, keras.losses.Loss):
-            return loss(y_true, y_pred, sample_weight)
-        if (
-            not shard.is_global_loss or shard.rows_are_whole
-        ):  # compute_loss in a step of the user's own
-            return loss(y_true, y_pred, sample_weight)
-        if not adds_up(loss):
-            return loss(*gather_rows(drop_padding((y_true, y_pred, sample_weight))))
-        numerator, divisor = terms(loss, y_true, y_pred, sample_weight)
-        numerator = shard.weigh(numerator, "sum")
-        if divisor is None:
-            return all_reduce_sum(numerator)
-        numbers = tf.stack([numerator, shard.weigh(divisor, "sum")])
-        return tf.math.divide_no_nan(*tf.unstack(all_reduce_sum(numbers), num=2))
+        def rows(value: Any) -> Any:
+            if value is None:
+                return None
+            size = -(-value.shape[0] // replicas)
+            return value[place * size : (place + 1) * size]
 
+        return tree.map_structure(rows, batch)
 
-def undeclared(who: str) -> UserError:
-    """Return the error for a loss of the user's own of which nobody said how it adds up."""
-    return UserError(
-        f"{who}, and tfopt is not told how its numbers add up over the replicas.",
-        expected="a mean over the examples of a batch, or a sum over them, declared",
-        fix='distribute(own_losses="mean") where a batch twice as large gives the same number '
-        '(keras.ops.mean), or own_losses="sum" where it gives twice as much',
-    )
+    values = strategy.experimental_distribute_values_from_function(part)
+    return values, all(size % replicas == 0 for size in sizes)
 
 
 def _applied_elsewhere(model: Any) -> UserError:

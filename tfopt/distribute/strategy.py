@@ -20,11 +20,13 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy as upstream
 from tensorflow.python.eager import context
 
+from tfopt.distribute.launch.place import ClusterPlace
+from tfopt.distribute.launch.task import leave_mark
 from tfopt.distribute.shards import as_distributed
 from tfopt.distribute.whole_batch import replicas_of, shard_here
-from tfopt.distribute.workers import Exchange, call_roll, leave_mark
+from tfopt.distribute.workers import Exchange, call_roll
 from tfopt.errors import WorkerMissing, first_line
-from tfopt.job.cluster_place import ClusterPlace, exchange_of
+from tfopt.resume.peers import exchange_of
 
 # A worker that has not been heard of for this long is taken for dead: TensorFlow's heartbeats.
 _HEARTBEAT_S = 20.0

@@ -43,9 +43,7 @@ from tfopt.distribute.step import (
     variables_of,
 )
 from tfopt.distribute.whole_batch import replicas_of
-from tfopt.distribute.workers import limited
 from tfopt.errors import UserError, first_line
-from tfopt.job.cluster_place import exchange_of
 from tfopt.resume.variables import put_back, values_of
 
 _LOG = logging.getLogger("tfopt")
@@ -150,7 +148,7 @@ def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
         if isinstance(found, Verdict):
             verdict = found
         else:
-            verdict = _of_all_workers(step.strategy, _Proof(step, found, state).verdict())
+            verdict = _of_all_workers(step.exchange, _Proof(step, found, state).verdict())
     verdict.replicas, verdict.seconds = replicas_of(step.strategy), time.perf_counter() - begin
     return verdict
 
@@ -177,7 +175,7 @@ def _read(step: Step, arguments: dict[str, Any]) -> Batches | Verdict:
         found = read_batches(arguments, steps, replicas_of(strategy), model)
     except CannotRead as error:
         reason = str(error)
-    exchange = exchange_of(strategy)
+    exchange = step.exchange
     if exchange is not None:
         known = {"reason": reason} if found is None else {"digest": found.digest()}
         kinds = None if found is None else found.kinds()
@@ -207,9 +205,8 @@ def _why_not_shared(told: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _of_all_workers(strategy: Any, verdict: Verdict) -> Verdict:
+def _of_all_workers(exchange: Any, verdict: Verdict) -> Verdict:
     """Return the worst verdict of all workers, so that all of them go on alike."""
-    exchange = exchange_of(strategy)
     if exchange is None:
         return verdict
     facts = exchange.gather({"call": "the end of the proof", "kind": verdict.kind})
@@ -243,7 +240,6 @@ class _Device:
     """How to take steps: on one device, or on all replicas."""
 
     train: Callable[[Any], Any]
-    test: Callable[[Any], Any]
     data: Any
     is_one: bool
 
@@ -257,7 +253,6 @@ class _Proof:
         kinds = [layer.compute_dtype for layer in self.model._flatten_layers()]
         self.unit = max([_UNIT, *(_UNITS_OF_16_BITS.get(kind, 0.0) for kind in kinds)])
         self.tolerance = _TOLERANCE if self.unit == _UNIT else _TOLERANCE_OF_16_BITS
-        self.is_tested = True
 
     def verdict(self) -> Verdict:
         """Return what the runs show."""
@@ -304,14 +299,13 @@ class _Proof:
         return differ, []
 
     def _one_device(self) -> _Device:
-        train, test = (self._function(getattr(self.model, name)) for name in _STEPS)
-        return _Device(train, test, self.batches.dataset(), is_one=True)
+        train = self._function(self.model.train_step)
+        return _Device(train, self.batches.dataset(), is_one=True)
 
     def _all_replicas(self) -> _Device:
-        steps = (self._function(functools.partial(self.step.run, name)) for name in _STEPS)
-        train, test = (limited(self.model, each) for each in steps)
+        train = self._function(functools.partial(self.step.run, "train_step"))
         data = self.strategy.experimental_distribute_dataset(self.batches.dataset())
-        return _Device(train, test, data, is_one=False)
+        return _Device(self.step.limited(train), data, is_one=False)
 
     def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def on_iterator(iterator: Any) -> Any:
@@ -333,8 +327,6 @@ class _Proof:
                 for n in range(len(self.batches.all))
             }
             values = dict(self._variables(begun, 1 if device.is_one else None))
-            if self.is_tested:
-                logs["evaluate()"] = self._test(device)
         for where, found in logs.items():
             for key, value in (found if isinstance(found, dict) else {"result": found}).items():
                 for place, leaf in enumerate(tf.nest.flatten(value)):
@@ -347,19 +339,6 @@ class _Proof:
         """Return what ``fit`` shows: metrics, where an own step returns their names."""
         own = has_own(self.model, "train_step")
         return self.model._get_metrics_result_or_logs(logs) if own else logs
-
-    def _test(self, device: _Device) -> Any:
-        """Return the logs of evaluating one batch; none where the model is not for that."""
-        self.model.reset_metrics()
-        try:
-            return device.test(iter(device.data))
-        except UserError:
-            raise
-        except Exception:
-            if not device.is_one:
-                raise  # one device could
-            self.is_tested = False
-            return {}
 
     def _variables(self, begun: dict[int, Any], number: int | None) -> Iterator[tuple[str, _Value]]:
         model = self.model
@@ -382,7 +361,7 @@ class _Proof:
         for key, value in one.items():
             allowed = self._allowed(value, largest, [each[key] for each in noisy if key in each])
             copies = other[key].copies if key in other else []
-            if key not in other and self.is_tested:
+            if key not in other:
                 of = largest[value.group]
                 found.append((np.inf, Difference(value.name, np.inf, of, value.group)))
             by = max((_gap(copy, value.copies[0]) for copy in copies), default=0.0)
@@ -411,9 +390,6 @@ class _Proof:
             if is_trained and _largest(value.moved()) > 10 * self._allowed(value, largest):
                 return []
         return ["the weights moved by little more than rounding"]
-
-
-_STEPS = ("train_step", "test_step")
 
 
 def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:

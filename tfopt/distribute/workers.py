@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
 import logging
 import os
@@ -18,26 +18,22 @@ import re
 import socket
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import count
-from pathlib import Path
+from itertools import chain, count, islice
 from typing import Any
 
-from tfopt.distribute.facts import content_taken_whole, facts_of
-from tfopt.errors import UserError, WorkerMissing, first_line
-from tfopt.job.cluster_place import (
+from tfopt.distribute.launch.place import (
     ClusterPlace,
-    addresses_of,
-    exchange_of,
     host_and_port,
-    key_value_store,
 )
-
-JOINED = "TFOPT_JOINED"
-"""The variable that names the file by which a launcher sees that the tasks of a job have met."""
+from tfopt.distribute.shards import all_of, is_names, policy_of, reads_python, shuffle_seeds
+from tfopt.errors import UserError, WorkerMissing, first_line
+from tfopt.resume.identity import identity_of
+from tfopt.resume.random_state import capture_host, restore_host
 
 calls: list[str] = []
 """The calls that have begun and not ended well, the outer ones first."""
@@ -48,15 +44,18 @@ _PAUSE_S = 0.2
 _ANSWERED_S = 2.0  # within which a process that listens takes a connection
 _ASKED_S = 6.0  # for what another worker may never say
 _UNLIKE = "another member in the group expected"
+_EXAMPLES = 16  # compared of each array or dataset
+_WEIGHTS = 1000  # values compared of each variable
+# What may differ between workers: the chief alone may show progress and write logs.
+_OWN = ("verbose", "callbacks", "self")
+# What a dataset's own steps take of it, by TensorFlow's names for their settings.
+_SETTINGS = {
+    "_RangeDataset": ("_start", "_stop", "_step"),
+    "_ShardDataset": ("_num_shards", "_index"),
+    "_SkipDataset": ("_count",),
+    "_TakeDataset": ("_count",),
+}
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
-
-
-def leave_mark() -> None:
-    """Show the launcher, where there is one, that this process looks for the others."""
-    path = os.environ.get(JOINED)
-    if path:
-        with suppress(OSError):  # a container that does not see the launcher's folder
-            Path(path).touch()
 
 
 # Before TensorFlow starts
@@ -118,7 +117,7 @@ def _listening(place: ClusterPlace) -> Iterator[None]:
 
 def _others(place: ClusterPlace) -> dict[str, str]:
     own = f"{place.kind} {place.index}"
-    return {name: at for name, at in addresses_of(place).items() if name != own}
+    return {name: at for name, at in place.addresses.items() if name != own}
 
 
 def silent(addresses: Mapping[str, str]) -> list[str]:
@@ -150,16 +149,26 @@ class Exchange:
         self.name = f"{place.kind} {place.index}"
         self._numbers: Iterator[int] = count()
 
+    @property
+    def store(self) -> Any:
+        """Return what sets, gets and deletes the values that all tasks of a cluster can read."""
+        from tensorflow.python.eager import context
+
+        return context.context()
+
+    def _read(self, key: str, wait_s: float) -> str:
+        return str(self.store.get_config_key_value(key, int(1000 * wait_s)))
+
     def gather(self, facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the facts of each worker by its name; every worker has to call this as often."""
         import tensorflow as tf
 
         number = next(self._numbers)
-        key_value_store().set_config_key_value(f"tfopt/{number}/{self.name}", json.dumps(facts))
+        self.store.set_config_key_value(f"tfopt/{number}/{self.name}", json.dumps(facts))
         call = facts.get("call", "this step")
         gathered: dict[str, dict[str, Any]] = {}
         absent: list[str] = []
-        for name in addresses_of(self.place):
+        for name in self.place.addresses:
             # Those who come last have had the whole time by then.
             wait_s = 1.0 if absent else self.timeout_s
             try:
@@ -181,10 +190,10 @@ class Exchange:
 
         if wait_s > _LATE_S:
             with suppress(tf.errors.DeadlineExceededError):
-                return _read(key, _LATE_S)
+                return self._read(key, _LATE_S)
             _log.warning("%s waits for %s", self.name, whom)
             wait_s -= _LATE_S
-        return _read(key, wait_s)
+        return self._read(key, wait_s)
 
     def require_alike(self, facts: Mapping[str, Any]) -> None:
         """Raise the same error on all workers if one of them has other facts than the chief."""
@@ -209,26 +218,26 @@ class Exchange:
         if not self.place.is_chief:
             # The chief that has read this may have ended.
             with suppress(tf.errors.OpError):
-                key_value_store().set_config_key_value(f"tfopt/{number}/{self.name}", "")
+                self.store.set_config_key_value(f"tfopt/{number}/{self.name}", "")
             return
-        _, *others = addresses_of(self.place)
+        _, *others = self.place.addresses
         for name in others:
             with suppress(tf.errors.OpError):
-                _read(f"tfopt/{number}/{name}", self.timeout_s)
+                self._read(f"tfopt/{number}/{name}", self.timeout_s)
 
     def leave(self, topic: str, message: str) -> None:
         """Leave a message for the others to read; the first one on a topic stays."""
         import tensorflow as tf
 
         with suppress(tf.errors.OpError):
-            key_value_store().set_config_key_value(f"tfopt/{topic}", message)
+            self.store.set_config_key_value(f"tfopt/{topic}", message)
 
     def left(self, topic: str, wait_s: float = 1.0) -> str | None:
         """Return the message that a worker has left; None if nothing can be read."""
         import tensorflow as tf
 
         with suppress(tf.errors.OpError):
-            return _read(f"tfopt/{topic}", wait_s)
+            return self._read(f"tfopt/{topic}", wait_s)
         return None
 
     def leave_cause(self, error: BaseException) -> None:
@@ -244,7 +253,7 @@ class Exchange:
 
         def ask() -> None:
             self.leave(f"waits/{self.name}", _activity())
-            for name in addresses_of(self.place):
+            for name in self.place.addresses:
                 answer = self.left(f"waits/{name}", _ASKED_S)
                 if answer is not None:
                     waiting[name] = answer
@@ -263,7 +272,7 @@ class Exchange:
     def log_late(self) -> None:
         """Log which workers have not come to the step that this one waits in."""
         waiting = self.activities(at_the_end=False)
-        late = [name for name in addresses_of(self.place) if name not in waiting]
+        late = [name for name in self.place.addresses if name not in waiting]
         if late:
             _log.warning("%s waits for %s, in %s", self.name, ", ".join(late), _activity())
 
@@ -272,11 +281,7 @@ class Exchange:
         import tensorflow as tf
 
         with suppress(tf.errors.OpError):
-            key_value_store().delete_config_key_value(f"tfopt/waits/{self.name}")
-
-
-def _read(key: str, wait_s: float) -> str:
-    return str(key_value_store().get_config_key_value(key, int(1000 * wait_s)))
+            self.store.delete_config_key_value(f"tfopt/waits/{self.name}")
 
 
 def _another(name: str, key: str, chief: str, expected: Any, received: Any) -> UserError:
@@ -349,33 +354,17 @@ class StepLimit:
                 threading.Thread(target=tell, name="tfopt-late", daemon=True).start()
 
 
-def limited(model: Any, steps: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what takes steps of a model, each of which lasts no longer than a step may."""
-    exchange = exchange_of(model.distribute_strategy)
-    if exchange is None:
-        return steps
-
-    @functools.wraps(steps)
-    def take(*args: Any) -> Any:
-        with exchange.limit.step(model.steps_per_execution if model.compiled else 1):
-            return steps(*args)
-
-    return take
-
-
 # The errors of fit, evaluate and predict
 
 
 @contextmanager
-def together(call: str, model: Any, arguments: dict[str, Any]) -> Iterator[None]:
+def together(
+    exchange: Exchange, call: str, model: Any, arguments: dict[str, Any]
+) -> Iterator[None]:
     """Be in a call of the model's own fit, evaluate or predict, with arguments by their names.
 
-    In a cluster the workers compare them first, and an error names the worker that it comes from.
+    The workers compare them first, and an error names the worker that it comes from.
     """
-    exchange = exchange_of(model.distribute_strategy)
-    if exchange is None:
-        yield
-        return
     if calls:  # the evaluation within a fit, or a callback's own
         calls.append(call)
         yield
@@ -385,28 +374,11 @@ def together(call: str, model: Any, arguments: dict[str, Any]) -> Iterator[None]
     try:
         with lost_workers_named(exchange), warnings.catch_warnings():
             exchange.require_alike(facts_of(call, model, arguments))
-            _warn_of_the_same(exchange, arguments.get("x"))
             # Keras warns of data of which it does not know the number of batches.
             warnings.filterwarnings("ignore", "Your input ran out of data")
             yield
     finally:
         calls.clear()
-
-
-def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
-    """Warn of what each worker takes whole, where all have the same."""
-    content = content_taken_whole(dataset)
-    if content is None:
-        return
-    told = exchange.gather({"call": "the same input", "content": content}).values()
-    if all(each["content"] == content for each in told):
-        warnings.warn(
-            f"AutoShardPolicy.OFF, and the same data on all {len(told)} workers: each example is "
-            "seen by every one of them. Leave the policy out, and tfopt shares them out; or give "
-            "each worker data of its own.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
 
 @contextmanager
@@ -486,7 +458,7 @@ def _named(exchange: Exchange, message: str) -> UserError:
     activities = exchange.activities()
     if len(set(activities.values())) > 1:
         return _different(exchange, received)
-    chief, *others = addresses_of(exchange.place)
+    chief, *others = exchange.place.addresses
     still = [name for name in others if name not in activities] or ["Another worker"]
     if chief not in activities:  # then it keeps nothing for anybody
         still = [chief]
@@ -505,3 +477,149 @@ def _informative_line(message: str) -> str:
     words = (_UNLIKE, "Collective ops is aborted", "eartbeat", "imed out", "imeout", "/job:")
     line = next((line for word in words for line in lines if word in line), lines[0])
     return line.rpartition("aborted by: ")[2][:400]
+
+
+# What a worker is about to train
+
+
+def facts_of(call: str, model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what is compared before the call; ``arguments`` by their names.
+
+    Of data that somebody has shared out already each worker would silently drop most of its part: a
+    few examples are compared too. What a function of ``map`` or ``interleave`` makes is not seen. A
+    generator among the arguments is replaced by one that begins with what was read.
+    """
+    from tensorflow.python.eager import context
+
+    facts: dict[str, Any] = {
+        "call": call,
+        "random seed": context.global_seed(),
+        "shapes of the model's weights": [[list(v.shape), str(v.dtype)] for v in model.weights],
+        **_settings(model),
+        "content of the weights": [_beginning(each) for each in model.trainable_variables],
+    }
+    first, arguments["x"] = _first_targets(arguments.get("x"))
+    given = {name: each for name, each in arguments.items() if name not in _OWN}
+    facts |= {f"{call}({name}=)": _described(each) for name, each in given.items()}
+    return facts | {"first targets": _described(first)}
+
+
+def _first_targets(x: Any) -> tuple[Any, Any]:
+    """Return the first targets that Python code yields, and what goes on from the beginning.
+
+    The inputs may be augmented at random.
+    """
+    import keras
+    import tensorflow as tf
+
+    first: list[Any] = []
+    drawn = capture_host()
+    if isinstance(x, keras.utils.PyDataset):
+        first = [x[0]]
+        restore_host(drawn)
+    elif isinstance(x, tf.data.Dataset) and policy_of(x) != "OFF" and reads_python(x):
+        sources = [each for each in all_of(x) if type(each).__name__ == "_FlatMapDataset"]
+        first = [element for each in sources[-1:] for element in each.take(_EXAMPLES)]
+        restore_host(drawn)
+    elif isinstance(x, types.GeneratorType):
+        first, rest = list(islice(x, 1)), x
+        x = (batch for batch in chain(first, rest))
+    return [b[1] if isinstance(b, tuple) and len(b) > 1 else b for b in first], x
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """Describe what the model was compiled with, and digest the settings of each layer."""
+    if not getattr(model, "compiled", False):
+        return {}
+    found = identity_of(model, [], {}, workers=1)
+    compiled = {name: found[name] for name in ("optimizer", "loss", "loss_weights")}
+    facts: dict[str, Any] = {
+        "compile arguments": {**compiled, "steps_per_execution": model.steps_per_execution}
+    }
+    for place, layer in enumerate(found["layers"]):
+        # RandomCrop draws its seed at random.
+        alike = {key: each for key, each in layer.items() if key != "seed"}
+        facts[f"layer {place} ({layer['class']})"] = _digest(json.dumps(alike, sort_keys=True))
+    return facts
+
+
+def _beginning(weight: Any) -> str:
+    """Return a few digits: enough to notice weights that one worker alone has loaded."""
+    import tensorflow as tf
+
+    first = tf.reshape(tf.convert_to_tensor(weight.value), [-1])[:_WEIGHTS]
+    return f"{float(tf.reduce_sum(tf.cast(first, tf.float32))):.3g}"
+
+
+def _described(value: Any) -> Any:
+    """Return what must be the same of an argument: its form, and a digest of some of its rows."""
+    import tensorflow as tf
+
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tf.data.Dataset):
+        form = [repr(value.element_spec), policy_of(value)]
+        if form[-1] == "OFF":  # a worker's own
+            return form
+        return [*form, int(value.cardinality()), shuffle_seeds(value), _sources_of(value)]
+    if isinstance(value, Mapping):
+        return {str(key): _described(each) for key, each in value.items()}
+    if hasattr(value, "shape"):
+        shape = [None if n is None else int(n) for n in value.shape]
+        return [shape, str(getattr(value, "dtype", "")), _rows(value)]
+    if isinstance(value, list | tuple):
+        is_numbers = bool(value) and all(isinstance(each, int | float) for each in value)
+        return [len(value), _rows(value)] if is_numbers else [_described(each) for each in value]
+    return type(value).__name__
+
+
+def _sources_of(dataset: Any) -> list[Any]:
+    """Return a digest of what the dataset's sources hold, and of which part it takes."""
+    content: list[Any] = []
+    for step in all_of(dataset):
+        name = type(step).__name__
+        taken = [getattr(step, setting, None) for setting in _SETTINGS.get(name, ())]
+        content += [int(each.numpy()) for each in taken if hasattr(each, "numpy")]
+        if name in ("_TensorSliceDataset", "_TensorDataset"):
+            held = [each for each in step._tensors if hasattr(each, "numpy")]
+            if name == "_TensorSliceDataset" and is_names(step):
+                # The same files may lie elsewhere on another machine.
+                names = [os.path.basename(each) for each in held[0].numpy().ravel().tolist()]
+                content.append(_digest(repr(names)))
+            else:
+                content += map(_rows, held)
+    return content
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _rows(values: Any) -> Any:
+    """Return a digest of a few rows from all over; None where there are no rows, or sparse ones.
+
+    Floating point numbers may differ in their last digits.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    if isinstance(values, tf.SparseTensor | tf.RaggedTensor) or hasattr(values, "tocsr"):
+        return None
+    shape = (len(values),) if isinstance(values, list | tuple) else tuple(values.shape)
+    if getattr(values, "dtype", None) in (tf.variant, tf.resource) or 0 in shape[:1]:
+        return None
+    if not shape:
+        return [_of_row(np.asarray(values))]
+    at = np.unique(np.linspace(0, shape[0] - 1, _EXAMPLES).astype(int))
+    values = getattr(values, "iloc", values)
+    return [_of_row(np.asarray(values[int(n)])) for n in at]
+
+
+def _of_row(row: Any) -> str:
+    """Return a number to four digits, another one where values change places; or a digest."""
+    import numpy as np
+
+    if row.dtype.kind not in "fc":
+        return _digest(repr(row.tolist()))
+    flat = np.abs(row.astype("complex128").ravel())
+    return f"{flat @ (np.arange(1, flat.size + 1) / max(flat.size, 1)):.4g}"

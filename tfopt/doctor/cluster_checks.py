@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 
+from tfopt.distribute.launch.place import host_and_port, place_in_cluster
 from tfopt.doctor.check import Check, Subject, check_of_error
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import host_and_port, place_in_cluster
 
 _CONNECT_S = 3.0
 _PAUSE_S = 0.2

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 
 from tfopt.doctor.check import Check, Subject
-from tfopt.job.cgroup import cpu_quota, memory_limit_gib
-from tfopt.job.cluster_place import allowed_cores
+from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limit_gib
 from tfopt.measure.provenance import package_versions
 from tfopt.monitor.nvml import gpu_memories
 

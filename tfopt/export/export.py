@@ -35,7 +35,7 @@ from tfopt.export.formats.roster import FORMATS
 from tfopt.export.parity import Parity, compare, require_drop
 from tfopt.export.reference import Reference, ScoredBy, made_inputs, make_reference
 from tfopt.files import prepared_folder, write_atomically
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 from tfopt.job.rebuild import require_built_keras3
 from tfopt.subprocesses import Child, ChildEnded
 

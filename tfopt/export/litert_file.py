@@ -16,7 +16,7 @@ import numpy as np
 from tfopt.errors import UserError, first_line
 from tfopt.export.batches import Array, run_all
 from tfopt.export.quiet import quiet
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 
 # Below this the converter leaves a weight alone: the scales would outweigh the saving.
 _SMALL_WEIGHT = 1024

@@ -1,10 +1,13 @@
-"""Read the limits of a process's control group (a container, a batch system; version 1 or 2).
+"""Read how many cores and how much memory a process may use: its affinity, and its control group.
 
-A limit that cannot be read counts as none. The groups are the process's own and all up to the root.
+A control group (a container, a batch system) is of version 1 or 2. The groups are the process's own
+and all up to the root; a limit that cannot be read counts as none.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +16,18 @@ from tfopt.files import text_of
 
 # Version 1 writes "no limit" as the largest number of whole pages.
 _NO_LIMIT = 2**60
+
+
+def allowed_cores(process_id: int = 0) -> int:
+    """Return the cores of a process's affinity (0: this); all where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(process_id))
+    return os.cpu_count() or 1
+
+
+def usable_cores() -> int:
+    """Return how many whole cores this process may use, by its affinity and its quota."""
+    return max(int(min(allowed_cores(), cpu_quota() or math.inf)), 1)
 
 
 def cpu_quota(root: Path = Path("/"), process: int | str = "self") -> float | None:

@@ -217,16 +217,7 @@ def _require_whole_configuration(metric: Any) -> None:
 def _is_train_and_test(data: Any, model: keras.Model) -> bool:
     """Return whether this is what load_data() returns, and not two inputs with two targets."""
     is_pair_of_pairs = isinstance(data, tuple) and len(data) == 2 and all(map(_is_x_and_y, data))
-    return is_pair_of_pairs and _has_one_input(model)
-
-
-def _has_one_input(model: keras.Model) -> bool:
-    if getattr(model, "inputs", None):
-        return len(model.inputs) == 1
-    # A subclassed model tells what it was called on: one shape, or several.
-    shape = (model.get_build_config() or {}).get("input_shape")
-    nested = (list, tuple, dict)
-    return isinstance(shape, list | tuple) and not any(isinstance(each, nested) for each in shape)
+    return is_pair_of_pairs and len(getattr(model, "inputs", None) or [None]) == 1
 
 
 def _is_x_and_y(part: Any) -> bool:

@@ -59,7 +59,8 @@ class Job:
         Weights and compile configuration (optimizer with its state, loss, metrics, loss
         weights) carry over. ``data`` is what you would give to ``fit`` (arrays as a tuple, a
         dataset, a PyDataset, a generator function), or a :class:`Data` holding a test part too,
-        or that as Keras's ``load_data()`` returns it: ``((x, y), (x_test, y_test))``.
+        or that as Keras's ``load_data()`` returns it: ``((x, y), (x_test, y_test))``. Several
+        inputs of a subclassed model are a list: ``([a, b], y)``.
         ``settings`` are further fields of Job (``epochs``, ``batch_size`` …). The given model
         itself is not changed.
 

@@ -176,18 +176,15 @@ def require_weights(model: Any) -> None:
 
 def require_built_keras3(model: Any) -> None:
     """Refuse what is not a Keras 3 model that was built, or called on a batch."""
-    import keras
 
     require_keras3(model)
     if not model.built:
-        inside = vars(model).items()
-        built = [f"model.{n}" for n, m in inside if isinstance(m, keras.Model) and m.built]
-        way_out = "add keras.Input(...) as its first layer, or call it once on a batch"
         raise UserError(
             f"The model {model.name!r} is not built.",
             expected="a model whose input shape is known",
             received=f"{type(model).__name__} with built=False",
-            fix=f"give the models inside it alone: {', '.join(built)}" if built else way_out,
+            fix="add keras.Input(...) as its first layer, or call it once on a batch; of a model "
+            "that only trains others give those",
         )
 
 

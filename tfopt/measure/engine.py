@@ -22,7 +22,7 @@ import psutil
 
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Variant

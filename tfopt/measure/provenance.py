@@ -19,8 +19,7 @@ from typing import Any
 import psutil
 
 import tfopt
-from tfopt.job.cgroup import cpu_quota, memory_limit_gib
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import cpu_quota, memory_limit_gib, usable_cores
 from tfopt.measure.machine import cpu_flags, cpu_model
 from tfopt.monitor.nvml import driver_version, gpu_memories, newest_cuda
 from tfopt.report.bench_report import Provenance

@@ -9,8 +9,7 @@ from typing import Any
 
 import psutil
 
-from tfopt.job.cgroup import cpu_quota, memory_limits
-from tfopt.job.cluster_place import allowed_cores
+from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limits
 from tfopt.monitor.polling import NotYet, Poller, Question, Rate
 from tfopt.monitor.readings import HostReading
 

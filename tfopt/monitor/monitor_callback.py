@@ -21,9 +21,9 @@ from typing import Any
 import keras
 from rich.console import Console
 
+from tfopt.distribute.launch.place import place_in_cluster
 from tfopt.errors import UserError, within
 from tfopt.files import target_of
-from tfopt.job.cluster_place import place_in_cluster
 from tfopt.monitor.findings import Finding, findings
 from tfopt.monitor.input_wait import count_input_wait, seconds_waited
 from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving

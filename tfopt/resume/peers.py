@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 from tfopt.errors import UserError, WorkerMissing
-from tfopt.job.cluster_place import addresses_of, exchange_of, key_value_store
 
 T = TypeVar("T")
 
@@ -97,7 +96,7 @@ class Several:
             self._exchange.meet("what tfopt.resume settles")
         if self.writes and turn and turn % _DELETED_TOGETHER == 0:
             earlier = turn // _DELETED_TOGETHER - 1
-            key_value_store().delete_config_key_value(f"{self._key}/{earlier}")
+            self._exchange.store.delete_config_key_value(f"{self._key}/{earlier}")
         return "" if what == _NOTHING else what
 
     def _written(self, turn: int, wish: str) -> bool:
@@ -105,7 +104,7 @@ class Several:
 
         path = self._path(turn)
         try:
-            self._bounded(lambda: key_value_store().set_config_key_value(path, wish or _NOTHING))
+            self._bounded(lambda: self._exchange.store.set_config_key_value(path, wish or _NOTHING))
         except tf.errors.AlreadyExistsError:
             return False
         return True
@@ -113,7 +112,7 @@ class Several:
     def _read(self, turn: int) -> str:
         path = self._path(turn)
         wait_ms = int(1000 * self._exchange.timeout_s)
-        return str(self._bounded(lambda: key_value_store().get_config_key_value(path, wait_ms)))
+        return str(self._bounded(lambda: self._exchange.store.get_config_key_value(path, wait_ms)))
 
     def _path(self, turn: int) -> str:
         return f"{self._key}/{turn // _DELETED_TOGETHER}/{turn}"
@@ -134,7 +133,7 @@ class Several:
         thread.start()
         thread.join(self._exchange.timeout_s)
         if not outcome:
-            chief = next(iter(addresses_of(self._exchange.place)))
+            chief = next(iter(self._exchange.place.addresses))
             raise WorkerMissing(
                 f"{chief} did not come to a step that {self.name} waited in.",
                 expected=f"an answer within {self._exchange.timeout_s:g} s",
@@ -148,6 +147,11 @@ class Several:
 
 
 Peers: TypeAlias = Alone | Several
+
+
+def exchange_of(strategy: Any) -> Any:
+    """Return the exchange among the workers of a strategy; None where it has one process."""
+    return getattr(strategy, "_tfopt_exchange", None)
 
 
 def peers_of(model: Any) -> Peers:

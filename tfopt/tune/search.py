@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
 from tfopt.measure.display import Display

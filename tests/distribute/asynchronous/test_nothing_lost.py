@@ -51,14 +51,6 @@ def test_staleness_is_measured_and_keeps_its_bound(facts):
     assert facts["bound 2"]["staleness_max"][0] <= 2
 
 
-def test_a_loss_scale_comes_down_from_overflows_and_trains(facts):
-    scaled = facts["scaled"]
-    assert 0 < scaled["scale"] < 2.0**30
-    # Steps that overflowed are not iterations.
-    assert 0 < scaled["iterations"] < STEPS
-    assert scaled["accuracy"][0] > 0.6
-
-
 def test_two_optimizers_of_a_gan_count_alike_and_come_back(facts):
     gan = facts["adversaries"]
     # The discriminator's is applied twice in each step.

@@ -5,8 +5,8 @@ import pytest
 import yaml
 
 from tfopt.distribute.launch.kubernetes import KubernetesJob
+from tfopt.distribute.launch.place import place_in_cluster
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import place_in_cluster
 
 from .conftest import tfopt_launch
 

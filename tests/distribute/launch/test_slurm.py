@@ -211,7 +211,7 @@ def slurm(tmp_path_factory):
 def test_each_task_on_two_nodes_has_the_address_of_its_node(slurm):
     script = """
 import os
-from tfopt.job.cluster_place import place_in_cluster
+from tfopt.distribute.launch.place import place_in_cluster
 place = place_in_cluster()
 print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address, flush=True)
 """
@@ -231,7 +231,7 @@ print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address,
 def test_a_preempted_job_saves_and_goes_on(slurm):
     script = """
 import os, signal, sys, time
-from tfopt.job.cluster_place import place_in_cluster
+from tfopt.distribute.launch.place import place_in_cluster
 slurm = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
 place, by_slurm = place_in_cluster(), place_in_cluster(slurm)
 assert place.source == "TF_CONFIG" and by_slurm.source == "Slurm" and place.cluster == by_slurm.cluster

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from on_workers import free_addresses
 
 from tfopt.distribute import workers
+from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.errors import UserError, WorkerMissing
-from tfopt.job.cluster_place import ClusterPlace
 
 
 def answer(addresses, index, timeout_s=60, late_s=0):

@@ -67,10 +67,10 @@ CASES = """
             history = model.fit(verbose=0, **arguments).history
             facts = {"history": history, "iterations": int(model.optimizer.iterations.numpy())}
             facts["weights"] = [w.ravel().tolist() for w in model.get_weights()]
-            facts["predicted"] = model.predict(X[:29], batch_size=8, verbose=0).ravel().tolist()
-            facts["on_batch"] = model.predict_on_batch(X[:5]).ravel().tolist()
-            y = LABELS if case is several_steps else Y
-            facts["evaluated"] = model.evaluate(X[:37], y[:37], batch_size=8, verbose=0, return_dict=True)
+            if case is plain:
+                facts["predicted"] = model.predict(X[:29], batch_size=8, verbose=0).ravel().tolist()
+                facts["on_batch"] = model.predict_on_batch(X[:5]).ravel().tolist()
+                facts["evaluated"] = model.evaluate(X[:37], Y[:37], batch_size=8, verbose=0)
             if case is decided:
                 facts["rate"] = float(model.optimizer.learning_rate.numpy())
             say(**{case.__name__: facts})

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from tfopt.errors import UserError, first_line
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 
 _AT_A_TIME = 256
 _NAMED = 10

@@ -14,15 +14,12 @@ from tfopt.data.sources.columns import Array, Layout, Rule, arrays, layout
 from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, hashable, require_switch
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 
 # Rows are handed to TensorFlow in blocks of about this many bytes: large against the cost of a call
 # from its threads into Python (0.1 ms), small against the host's memory.
 BLOCK_BYTES = 8 * 1024**2
 MOST_ROWS = 1 << 16
-
-ROWS_OF_A_SOURCE = "tfopt_rows_of_a_source"
-"""The name of the generator datasets whose rows, in their order, follow from a number alone."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -159,7 +156,7 @@ def streamed(
     numbers = epoch_numbers(seed) if shuffle else tf.data.Dataset.from_tensors(np.int64(0))
     return numbers.flat_map(
         lambda number: tf.data.Dataset.from_generator(
-            epoch, args=(number,), output_signature=signature, name=ROWS_OF_A_SOURCE
+            epoch, args=(number,), output_signature=signature
         )
     ).prefetch(2)
 

@@ -12,7 +12,7 @@ from typing import Any
 from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, first_line, hashable
-from tfopt.job.cluster_place import usable_cores
+from tfopt.job.cgroup import usable_cores
 
 _FILES_AT_A_TIME = 8
 

@@ -12,7 +12,7 @@ _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """Return every optimizer that a compiled model keeps, by its place, and those inside them.
+    """Return every optimizer that a compiled model keeps, by its place.
 
     One that is elsewhere is not found: ``worker_step`` refuses a step that applies it.
     """
@@ -23,11 +23,6 @@ def optimizers_of(model: Any) -> dict[str, Any]:
         for layer, where, thing in kept_by(model)
         if isinstance(thing, keras.optimizers.Optimizer)
     }
-
-
-def has_inner(optimizer: Any) -> bool:
-    """Return whether an optimizer scales the loss for another one inside it."""
-    return hasattr(optimizer, "inner_optimizer")
 
 
 def check_model(model: Any) -> None:
@@ -54,6 +49,8 @@ def _reasons(model: Any) -> Iterable[str]:
     if model.steps_per_execution != 1:
         yield f"steps_per_execution={model.steps_per_execution} is not available here"
     for name, optimizer in optimizers_of(model).items():
+        if hasattr(optimizer, "inner_optimizer"):
+            yield f"a scale of the loss is no sum of workers: use mixed_bfloat16 ({name})"
         if getattr(optimizer, "gradient_accumulation_steps", None):
             yield f"workers would accumulate into each other's gradients ({name})"
         if getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:

@@ -125,21 +125,21 @@ class Chief:
         self._connection = connection
         self._local = build()
         check_model(self._local)
-        shares = shares_of(data, len(connection.place.cluster["worker"]))
-        self._steps_an_epoch = shares.steps
+        count = len(connection.place.cluster["worker"])
+        examples, element_spec, self._steps_an_epoch = shares_of(data, count)
         strategy, coordinator = connection.strategy, connection.coordinator
         with strategy.scope():
             self._model = build()
             check_model(self._model)
             self._arrived = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrived")
-        build_variables(self._local, shares.element_spec)
+        build_variables(self._local, element_spec)
         with strategy.scope():
-            build_variables(self._model, shares.element_spec)
+            build_variables(self._model, element_spec)
         self._progress, self._done = None, 0
         if folder is not None:
-            self._progress = Progress(folder, self._local, shares.element_spec)
+            self._progress = Progress(folder, self._local, element_spec)
             self._done = self._progress.go_on(self._model)
-        iterator = iter(coordinator.create_per_worker_dataset(shares.function))
+        iterator = iter(coordinator.create_per_worker_dataset(examples))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
         self._steps = Steps(connection, step, iterator, staleness)
 

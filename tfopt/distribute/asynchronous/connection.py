@@ -13,9 +13,9 @@ from copy import deepcopy
 from typing import Any
 
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD
+from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.workers import silent, wait_for
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import ClusterPlace
 from tfopt.subprocesses import in_time
 
 _GOODBYE_S = 10.0

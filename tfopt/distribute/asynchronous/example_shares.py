@@ -25,17 +25,8 @@ class Share:
     """How many workers the cluster has."""
 
 
-@dataclass(frozen=True)
-class Shares:
-    """The workers' examples, and how many steps go over them."""
-
-    function: Any
-    element_spec: Any
-    steps: int
-
-
-def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
-    """Return every worker's share, checked."""
+def shares_of(data: Callable[[Share], Any], count: int) -> tuple[Any, Any, int]:
+    """Return a function that makes a worker's dataset on it, its spec, and an epoch's steps."""
     import tensorflow as tf
 
     shares = [data(Share(index, count)) for index in range(count)]
@@ -59,7 +50,7 @@ def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
         mine = tf.switch_case(tf.cast(index, tf.int32), branches)
         return tf.data.experimental.from_variant(mine, structure=first)
 
-    return Shares(tf.function(of_this_worker).get_concrete_function(), first, steps)
+    return tf.function(of_this_worker).get_concrete_function(), first, steps
 
 
 def _batches(tf: Any, share: Any, index: int) -> int:

@@ -6,13 +6,13 @@ at the same moment the update of one is lost (keras#18668, open since 2023).
 
 While a step is traced inside ``kept_updates()`` each shared variable is read once, and an
 assignment of what comes from the reading adds its difference, which the parameter server does in
-one piece. What is put in a variable, such as a loss scale, a maximum, a flag or a pointer that
-wraps round, is assigned as before: there a difference would be wrong.
+one piece. What is put in a variable, such as a maximum, a flag or a pointer that wraps round, is
+assigned as before: there a difference would be wrong.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,88 +65,71 @@ def _made_from(tensor: Any) -> list[Any]:
     return [out for out, inside in captures if inside is tensor and hasattr(out, "op")]
 
 
-class Reading:
-    """One shared variable as a step has read it; the step's assignments go through here."""
-
-    def __init__(self, variable: Any, *, adds: bool) -> None:
-        self.variable = variable
-        self.shared = variable._value
-        self.adds = adds
-        self._read: list[Any] = []
-
-    def take(self) -> None:
-        """Read the variable where it is kept, so that what is computed there stays there."""
-        import tensorflow as tf
-
-        with tf.device(self.shared.device):
-            self.variable._value = self.shared.read_value()
-        self._read.append(self.variable._value)
-
-    def assign(self, value: Any) -> None:
-        """Add the difference to what was read, or put the value."""
-        import tensorflow as tf
-
-        value = tf.cast(value, self.shared.dtype)
-        if self.adds and adds_to(value, self._read):
-            self.shared.assign_add(value - self.variable._value)
-        else:
-            self.shared.assign(value)
-        # What a branch has made is known in that branch alone.
-        if value.graph is self.variable._value.graph:
-            self.variable._value = value
-            self._read.append(value)
-
-
 class Readings:
-    """All shared variables of a step that is being traced."""
+    """The shared variables of a step that is being traced, as the step has read them."""
 
-    def __init__(self, variables: Iterable[Any], settled: Iterable[Any]) -> None:
-        last = {id(variable) for variable in settled}
-        self._of = {
-            id(variable): Reading(variable, adds=id(variable) not in last) for variable in variables
-        }
+    def __init__(self, variables: Iterable[Any]) -> None:
+        self._shared = {id(each): (each, each._value) for each in variables}
+        self._read: dict[int, list[Any]] = defaultdict(list)
 
-    def of(self, variable: Any) -> Reading | None:
-        return self._of.get(id(variable))
+    def shared(self, variable: Any) -> Any:
+        """Return TensorFlow's variable on its parameter server; None of what is not shared."""
+        return self._shared.get(id(variable), (None, None))[1]
 
     def take(self, variables: Iterable[Any]) -> None:
         """Read anew those of these variables that are shared."""
+        import tensorflow as tf
+
         for variable in variables:
-            reading = self.of(variable)
-            if reading is not None:
-                reading.take()
+            shared = self.shared(variable)
+            if shared is not None:
+                with tf.device(shared.device):  # so what is computed there stays there
+                    variable._value = shared.read_value()
+                self._read[id(variable)].append(variable._value)
 
     @contextmanager
     def afresh(self, variables: Iterable[Any]) -> Iterator[None]:
         """Read anew for a while: the readings of a branch are of no use outside it."""
-        held = [each for each in map(self.of, variables) if each is not None]
-        before = [each.variable._value for each in held]
-        self.take(each.variable for each in held)
+        before = [(each, each._value) for each in variables if self.shared(each) is not None]
+        self.take(variable for variable, _ in before)
         try:
             yield
         finally:
-            for each, value in zip(held, before, strict=True):
-                each.variable._value = value
+            for variable, value in before:
+                variable._value = value
+
+    def assign(self, variable: Any, value: Any) -> None:
+        """Add the difference to what was read, or put the value."""
+        import tensorflow as tf
+
+        shared, read = self.shared(variable), self._read[id(variable)]
+        value = tf.cast(value, shared.dtype)
+        if adds_to(value, read):
+            shared.assign_add(value - variable._value)
+        else:
+            shared.assign(value)
+        # What a branch has made is known in that branch alone.
+        if value.graph is variable._value.graph:
+            variable._value = value
+            read.append(value)
 
     def give_back(self) -> None:
-        for reading in self._of.values():
-            reading.variable._value = reading.shared
+        for variable, shared in self._shared.values():
+            variable._value = shared
 
 
 @contextmanager
-def kept_updates(variables: Iterable[Any], settled: Iterable[Any] = ()) -> Iterator[Readings]:
-    """Trace a step inside whose assignments to ``variables`` add up over the workers.
-
-    ``settled`` are those among them where the last assignment counts instead.
-    """
+def kept_updates(variables: Iterable[Any]) -> Iterator[Readings]:
+    """Trace a step inside whose assignments to ``variables`` add up over the workers."""
     import keras
 
-    readings = Readings(variables, settled)
+    readings = Readings(variables)
     plain = keras.Variable._direct_assign
 
     def direct_assign(self: Any, value: Any) -> Any:
-        reading = readings.of(self)
-        return plain(self, value) if reading is None else reading.assign(value)
+        if readings.shared(self) is None:
+            return plain(self, value)
+        return readings.assign(self, value)
 
     ways = {name: _of_optimizer(name, readings) for name in ("assign", "assign_add", "assign_sub")}
     with (
@@ -167,18 +150,19 @@ def _of_optimizer(name: str, readings: Readings) -> Callable[..., Any]:
     rows = {"assign": "scatter_update", "assign_add": "scatter_add", "assign_sub": "scatter_sub"}
 
     def assign(self: Any, variable: Any, value: Any) -> Any:
-        reading = readings.of(variable)
-        if reading is None:
+        shared = readings.shared(variable)
+        if shared is None:
             if name == "assign" and not isinstance(value, tf.IndexedSlices):
                 # A weight that is assigned whole: what others add from here on is kept.
                 where = variable.value if isinstance(variable, keras.Variable) else variable
                 return where.assign_add(tf.cast(value, where.dtype) - where.read_value())
             return plain(self, variable, value)
         if isinstance(value, tf.IndexedSlices):  # TensorFlow updates some rows in one piece
-            getattr(reading.shared, rows[name])(tf.cast(value, reading.shared.dtype))
-            return reading.take()
-        now = reading.variable._value
+            getattr(shared, rows[name])(tf.cast(value, shared.dtype))
+            return readings.take([variable])
+        now = variable._value
         value = tf.cast(value, now.dtype)
-        return reading.assign({"assign": value, "assign_add": now + value}.get(name, now - value))
+        whole = {"assign": value, "assign_add": now + value}.get(name, now - value)
+        return readings.assign(variable, whole)
 
     return assign

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.asynchronous.building import has_inner, optimizers_of
+from tfopt.distribute.asynchronous.building import optimizers_of
 from tfopt.errors import UserError
 from tfopt.resume.folder import take
 from tfopt.resume.identity import identity_of, require_the_same, settings_of
@@ -87,11 +87,9 @@ def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
         [str(each.shape[1:]), each.dtype.name] for each in tf.nest.flatten(element_spec, True)
     ]
     identity = identity_of(model, _variables(model), {"examples": examples}, workers=1)
-    optimizers = optimizers_of(model)
-    inner = {id(each.inner_optimizer) for each in optimizers.values() if has_inner(each)}
     others = {
         name: settings_of(each)
-        for name, each in optimizers.items()
-        if each is not model.optimizer and id(each) not in inner
+        for name, each in optimizers_of(model).items()
+        if each is not model.optimizer
     }
     return {**identity, "optimizer": {**identity["optimizer"], **others}}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.workers import answers
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import ClusterPlace
 
 # The chief counts as gone when it has not answered so often in a row, a second and more apart:
 # between ten and thirty seconds, never on one lost packet.

@@ -9,9 +9,9 @@ from typing import Any
 
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.server import DONE, serve
-from tfopt.distribute.workers import leave_mark
+from tfopt.distribute.launch.place import ClusterPlace, place_in_cluster
+from tfopt.distribute.launch.task import leave_mark
 from tfopt.errors import UserError, require_count, within
-from tfopt.job.cluster_place import ClusterPlace, place_in_cluster
 
 
 def train_asynchronously(

@@ -7,13 +7,13 @@ before, and the state of each optimizer when the gradients are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from tfopt.distribute.asynchronous.building import has_inner, optimizers_of
+from tfopt.distribute.asynchronous.building import optimizers_of
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
-from tfopt.hooks import replaced
+from tfopt.hooks import putting
 
 
 class Arrivals:
@@ -57,16 +57,14 @@ class Arrivals:
 @contextmanager
 def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> Iterator[None]:
     """Trace a step inside in which these optimizers are applied."""
-    with ExitStack() as held:
-        for each in optimizers:
-            held.enter_context(replaced(each, apply=_noting(each, arrivals, readings)))
+    with putting() as put:
+        for optimizer in optimizers:
+            put(optimizer, "apply", _noting(optimizer, arrivals, readings))
         yield
 
 
 def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[..., Any]:
     plain = optimizer.apply
-    # A loss is scaled by the state of the outer one as it was when the step began.
-    read_anew = [] if has_inner(optimizer) else optimizer.variables
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
         import tensorflow as tf
@@ -75,7 +73,7 @@ def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[
         with tf.control_dependencies(tensors_in(grads)):
             arrivals.note()
             arrivals.is_applied = True
-            with readings.afresh(read_anew):
+            with readings.afresh(optimizer.variables):
                 return plain(grads, trainable_variables)
 
     return apply
@@ -113,7 +111,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
         length = leaves[0].dense_shape[0] if sparse else tf.shape(leaves[0])[0]
         with (
             tf.control_dependencies(tensors_in(leaves)),
-            kept_updates(shared, _settled(optimizers)) as readings,
+            kept_updates(shared) as readings,
         ):
             arrivals = Arrivals(arrived)
             readings.take(shared)
@@ -154,9 +152,3 @@ def _metrics_variables(model: Any) -> list[Any]:
 def _numbers(tf: Any, logs: dict[str, Any]) -> dict[str, Any]:
     tensors = {name: tf.convert_to_tensor(each) for name, each in logs.items()}
     return {name: each for name, each in tensors.items() if each.shape.rank == 0}
-
-
-def _settled(optimizers: list[Any]) -> list[Any]:
-    """Return the loss scales: doubled or halved, differences of two workers make no sense."""
-    scales = [each for each in optimizers if has_inner(each)]
-    return [variable for each in scales for variable in each._variables]

@@ -1,13 +1,12 @@
-"""Choose how the workers talk: NCCL or RING, and the variables of NCCL and gRPC.
+"""Choose the variables by which NCCL and gRPC let the workers talk, as their documentation says.
 
 What this machine has is read from its files (``/dev``, ``/sys/class``), without TensorFlow or a
-driver. Which network cards NCCL takes is its own choice. The variables follow NCCL's documentation.
+driver. Which network cards NCCL takes is its own choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tfopt.distribute.launch.local_tasks import visible_gpus
@@ -16,29 +15,15 @@ from tfopt.files import text_of
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
-@dataclass(frozen=True)
-class Communication:
-    """What was chosen on this machine."""
-
-    implementation: str
-    """"NCCL" or "RING", a name of tf.distribute.experimental.CommunicationImplementation."""
-    to_set: dict[str, str]
-    """The variables to set: none that the user has set."""
-
-    def __str__(self) -> str:
-        set_here = "".join(f", {name}={value}" for name, value in self.to_set.items())
-        return f"the workers talk by {self.implementation}{set_here}"
-
-
-def choose(
+def variables_to_talk(
     environment: Mapping[str, str],
     *,
     gpus: int | None = None,
     ps: bool = False,
     hosts: Sequence[str] = (),
     root: Path = Path("/"),
-) -> Communication:
-    """Return the choice for the tasks on this machine.
+) -> dict[str, str]:
+    """Return what to set for the tasks on this machine: none that the user has set.
 
     Args:
         environment: What is set already, and stays.
@@ -47,7 +32,6 @@ def choose(
         hosts: The machines of the job, by the names in its addresses.
         root: The file system to look at.
     """
-    count = len(visible_gpus(environment, root)) if gpus is None else gpus
     wanted = {}
     if ps:  # a dead ps or worker becomes an error at the chief, as TensorFlow's guide asks
         wanted["GRPC_FAIL_FAST"] = "use_caller"
@@ -55,15 +39,10 @@ def choose(
         # Else gRPC asks the proxy for the other tasks. Of gRPC alone: downloads go as they went.
         known = filter(None, [environment.get("no_proxy")])
         wanted["no_grpc_proxy"] = ",".join([*known, *dict.fromkeys(hosts)])
-    if count:
-        if not _infiniband_ports(root):
+    if visible_gpus(environment, root) if gpus is None else gpus:
+        states = (root / "sys/class/infiniband").glob("*/ports/*/state")
+        if not any("ACTIVE" in text_of(state) for state in states):
             wanted["NCCL_IB_DISABLE"] = "1"
         wanted["NCCL_DEBUG"] = "WARN"  # else NCCL fails without a word
         wanted["TF_GPU_THREAD_MODE"] = "gpu_private"  # input does not delay the GPU's kernels
-    to_set = {name: value for name, value in wanted.items() if name not in environment}
-    return Communication("NCCL" if count else "RING", to_set)
-
-
-def _infiniband_ports(root: Path) -> int:
-    states = (root / "sys/class/infiniband").glob("*/ports/*/state")
-    return sum("ACTIVE" in text_of(state) for state in states)
+    return {name: value for name, value in wanted.items() if name not in environment}

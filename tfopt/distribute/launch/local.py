@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from tfopt.distribute.launch.attempt import Attempt
-from tfopt.distribute.launch.communication import choose
+from tfopt.distribute.launch.communication import variables_to_talk
 from tfopt.distribute.launch.local_tasks import (
     Signals,
     require_at_least,
@@ -28,7 +28,7 @@ from tfopt.distribute.launch.local_tasks import (
     visible_gpus,
     write_all,
 )
-from tfopt.distribute.workers import JOINED
+from tfopt.distribute.launch.task import JOINED
 from tfopt.errors import UserError
 
 
@@ -76,8 +76,8 @@ def launch_here(
     base = dict(os.environ if environment is None else environment)
     gpus = shared_out(visible_gpus(base), job.workers, job.gpus_per_worker)
     each = len(gpus[0]) if gpus else 0
-    chosen = choose(base, gpus=each, ps=job.ps > 0, hosts=["127.0.0.1"])
-    base.update(chosen.to_set)
+    chosen = variables_to_talk(base, gpus=each, ps=job.ps > 0, hosts=["127.0.0.1"])
+    base.update(chosen)
     # Else Python would keep its lines until thousands of characters have come together.
     base.setdefault("PYTHONUNBUFFERED", "1")
 
@@ -85,7 +85,8 @@ def launch_here(
         with contextlib.suppress(OSError):  # a terminal that was closed; the tasks' lines say so
             write_all(err, f"[tfopt] {text}\n".encode(errors="replace"))
 
-    tell(str(chosen))
+    for name, value in chosen.items():
+        tell(f"{name}={value}")
     with (
         Signals() as signals,
         tempfile.TemporaryDirectory(prefix="tfopt-launch-") as marks,

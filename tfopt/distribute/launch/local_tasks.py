@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import ClusterPlace
 
 # What a task ends with that has saved and asks to be started again: sysexits.h's EX_TEMPFAIL.
 PREEMPTED = 75

@@ -13,10 +13,22 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 LAUNCHER = "TFOPT_LAUNCHER"
 """The variable with the launcher's process."""
+JOINED = "TFOPT_JOINED"
+"""The variable that names the file by which a launcher sees that the tasks of a job have met."""
 _PR_SET_PDEATHSIG = 1
+
+
+def leave_mark() -> None:
+    """Show the launcher, where there is one, that this process looks for the others."""
+    path = os.environ.get(JOINED)
+    if path:
+        with suppress(OSError):  # a container that does not see the launcher's folder
+            Path(path).touch()
 
 
 def become(command: list[str]) -> None:
@@ -43,9 +55,9 @@ def _end_with(launcher: int) -> None:
 
 
 def _join_the_cluster() -> None:
-    from tfopt.distribute.launch.communication import choose
+    from tfopt.distribute.launch.communication import variables_to_talk
+    from tfopt.distribute.launch.place import place_in_cluster
     from tfopt.errors import UserError
-    from tfopt.job.cluster_place import place_in_cluster
 
     try:
         place = place_in_cluster()
@@ -58,11 +70,7 @@ def _join_the_cluster() -> None:
     hosts = [
         each.rpartition(":")[0].strip("[]") for all_ in place.cluster.values() for each in all_
     ]
-    chosen = choose(os.environ, ps="ps" in place.cluster, hosts=hosts)
-    os.environ.update(chosen.to_set)
-    if place.is_chief:
-        sys.stderr.write(f"[tfopt] {chosen}\n")
-        sys.stderr.flush()
+    os.environ.update(variables_to_talk(os.environ, ps="ps" in place.cluster, hosts=hosts))
 
 
 def _take_gpus() -> None:

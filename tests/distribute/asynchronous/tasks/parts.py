@@ -9,8 +9,8 @@ from small import X, build, data, note
 from tfopt.distribute.asynchronous.chief import Chief
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.server import serve
+from tfopt.distribute.launch.place import place_in_cluster
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import place_in_cluster
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -59,17 +59,6 @@ def everything():
     return model
 
 
-def scaled():
-    half = keras.DTypePolicy("mixed_float16")
-    hidden = layers.Dense(16, "relu", dtype=half)
-    model = keras.Sequential([keras.Input((8,)), hidden, layers.Dense(3)])
-    inner = optimizers.Adam(0.01)
-    # Overflows at once, and comes down step by step to where it does not.
-    optimizer = optimizers.LossScaleOptimizer(inner, initial_scale=2.0**30)
-    model.compile(optimizer, LOSS, metrics=["accuracy"])
-    return model
-
-
 def few(share):
     return data(share).take(40)
 
@@ -86,8 +75,7 @@ def with_optimizer(make):
 def trained(connection, make, examples, epochs, staleness=None):
     chief = Chief(connection, make, examples, staleness, None)
     model, history = chief.train(epochs, None, [])
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    facts = {"iterations": int(optimizer.iterations.numpy()), **history.history}
+    facts = {"iterations": int(model.optimizer.iterations.numpy()), **history.history}
     return model, facts
 
 
@@ -103,8 +91,6 @@ def main(connection):
         norms=np.linalg.norm(model.last.kernel.numpy(), axis=0).tolist(),
         **facts,
     )
-    model, facts = trained(connection, scaled, data, 1)
-    note(name="scaled", scale=float(model.optimizer.dynamic_scale.numpy()), **facts)
     model, facts = trained(connection, adversaries, data, 2)
     note(
         name="adversaries",

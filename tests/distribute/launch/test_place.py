@@ -4,9 +4,8 @@ import json
 
 import pytest
 
+from tfopt.distribute.launch.place import hosts_of, place_in_cluster
 from tfopt.errors import UserError
-from tfopt.job import cluster_place
-from tfopt.job.cluster_place import hosts_of, place_in_cluster
 
 TWO = {"worker": ["a:2222", "b:2222"]}
 
@@ -134,10 +133,3 @@ def test_slurms_short_forms_of_lists_of_nodes():
     for hostlist in ("", "n[1-2", "n[2-1]", "n[a-b]", "n1]", "n[]"):
         with pytest.raises(UserError, match="cannot be read"):
             hosts_of(hostlist)
-
-
-def test_usable_cores_are_whole_ones_within_affinity_and_quota(monkeypatch):
-    monkeypatch.setattr(cluster_place, "allowed_cores", lambda: 8)
-    for quota, cores in ((None, 8), (2.5, 2), (0.5, 1), (64.0, 8)):
-        monkeypatch.setattr(cluster_place, "cpu_quota", lambda quota=quota: quota)
-        assert cluster_place.usable_cores() == cores

@@ -11,7 +11,6 @@ CUDA_VISIBLE_DEVICES. Slurm's heterogeneous jobs have not been tried.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.job.cgroup import cpu_quota
 
 KINDS = ("chief", "worker", "ps", "evaluator")
 _EXAMPLE = (
@@ -63,6 +61,15 @@ class ClusterPlace:
     def address(self) -> str:
         """Return its ``host:port``; an evaluator that the cluster does not list has none."""
         return self.cluster[self.kind][self.index]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Return the address of each worker by its name, the chief's first."""
+        return {
+            f"{kind} {index}": address
+            for kind in ("chief", "worker")
+            for index, address in enumerate(self.cluster.get(kind, ()))
+        }
 
     @property
     def tf_config(self) -> str:
@@ -282,40 +289,7 @@ def _tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def addresses_of(place: ClusterPlace) -> dict[str, str]:
-    """Return the address of each worker by its name, the chief's first."""
-    return {
-        f"{kind} {index}": address
-        for kind in ("chief", "worker")
-        for index, address in enumerate(place.cluster.get(kind, ()))
-    }
-
-
 def host_and_port(address: str) -> tuple[str, int]:
     """Return the two parts of ``host:port``, without the brackets of an IPv6 address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def exchange_of(strategy: Any) -> Any:
-    """Return the exchange among the workers of a strategy; None where it has one process."""
-    return getattr(strategy, "_tfopt_exchange", None)
-
-
-def key_value_store() -> Any:
-    """Return what sets, gets and deletes the values that all tasks of a cluster can read."""
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
-def allowed_cores(process_id: int = 0) -> int:
-    """Return the cores of a process's affinity (0: this); all where the system does not say."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(process_id))
-    return os.cpu_count() or 1
-
-
-def usable_cores() -> int:
-    """Return how many whole cores this process may use, by its affinity and its quota."""
-    return max(int(min(allowed_cores(), cpu_quota() or math.inf)), 1)

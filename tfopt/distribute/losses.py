@@ -1,0 +1,167 @@
+"""Compute a loss, and what layers add to it, of the whole batch.
+
+Keras reduces a loss to one number: a weighted sum over the examples, divided by how many there are,
+or by those that a mask leaves. Replicas add up both. Where a loss is no such sum, each replica
+computes it of the rows of all.
+
+Importing this module imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tfopt.distribute.whole_batch import (
+    all_reduce_sum,
+    drop_padding,
+    gather_rows,
+    mask_of,
+    shard_here,
+)
+from tfopt.errors import UserError
+
+# Ratios of sums over a whole batch, or comparisons of its examples with each other.
+_OF_WHOLE_BATCHES = ("dice", "tversky", "circle")
+_REDUCTIONS = ("sum", "mean", "sum_over_batch_size")
+
+
+def adds_up(loss: Any) -> bool:
+    """Return whether a loss has a value for each example by itself, and reduces them as Keras does.
+
+    Of Keras's losses that is known; a function or a ``keras.losses.Loss`` of your own says so by an
+    attribute: ``focal.adds_up = True``.
+
+    >>> adds_up(keras.losses.MeanSquaredError()), adds_up(keras.losses.Dice())
+    (True, False)
+    """
+    kind = type(loss)
+    if not isinstance(loss, keras.losses.Loss) or kind.__call__ is not keras.losses.Loss.__call__:
+        return False
+    if loss.reduction not in _REDUCTIONS:
+        return False
+    own = getattr(loss, "fn", None) or kind
+    for each in (loss, own):
+        if hasattr(each, "adds_up"):
+            return bool(each.adds_up)
+    of_keras = [getattr(each, "__module__", "") for each in (kind.call, own)]
+    name = getattr(own, "__name__", "").lower()
+    return name not in _OF_WHOLE_BATCHES and all(
+        module.startswith("keras.src.losses") for module in of_keras
+    )
+
+
+def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tuple[Any, Any]:
+    """Return a loss's numerator, and its divisor where it is a mean; both are added up."""
+    numerator = _Sum(loss.dtype, loss.call)(y_true, y_pred, sample_weight)
+    if loss.reduction == "sum":
+        return numerator, None
+
+    def ones(y_true: Any, y_pred: Any) -> Any:
+        values = loss.call(y_true, y_pred)
+        found, mask = ops.ones_like(values), mask_of(values)
+        if mask is not None:
+            found._keras_mask = mask
+        return found
+
+    return numerator, _Sum(loss.dtype, ones)(y_true, y_pred)
+
+
+class _Sum(keras.losses.Loss):  # type: ignore[misc]
+    """The sum of a function's values, weighted and without those that are masked."""
+
+    def __init__(self, dtype: str, values: Callable[[Any, Any], Any]) -> None:
+        super().__init__(reduction="sum", dtype=dtype)
+        self._values = values
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self._values(y_true, y_pred)
+
+
+class WholeLoss:
+    """A loss of Keras's ``compile``, computed of the whole batch."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+        self.name = getattr(loss, "name", None)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        loss, shard = self.loss, shard_here()
+        if shard is None or not isinstance(loss, keras.losses.Loss):
+            return loss(y_true, y_pred, sample_weight)
+        if not shard.is_global_loss or shard.rows_are_whole:
+            return loss(y_true, y_pred, sample_weight)  # in a step, or a loss, of the user's own
+        if not adds_up(loss):
+            return loss(*gather_rows(drop_padding((y_true, y_pred, sample_weight))))
+        numerator, divisor = terms(loss, y_true, y_pred, sample_weight)
+        numerator = shard.weigh(numerator, "sum")
+        if divisor is None:
+            return all_reduce_sum(numerator)
+        numbers = tf.stack([numerator, shard.weigh(divisor, "sum")])
+        return tf.math.divide_no_nan(*tf.unstack(all_reduce_sum(numbers), num=2))
+
+
+def undeclared(who: str) -> UserError:
+    """Return the error for a loss of the user's own of which nobody said how it adds up."""
+    return UserError(
+        f"{who}, and tfopt is not told how its numbers add up over the replicas.",
+        expected="a mean over the examples of a batch, or a sum over them, declared",
+        fix='distribute(own_losses="mean") where a batch twice as large gives the same number '
+        '(keras.ops.mean), or own_losses="sum" where it gives twice as much',
+    )
+
+
+class LossesOfReplica(threading.local):
+    """A layer's list of losses, one for each replica's thread."""
+
+    def __init__(self) -> None:
+        self._losses: list[Any] = []
+        self._of_activity: list[Any] = []
+        self._is_activity = False
+
+    def noting(self, regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return an activity regularizer whose losses are known as such."""
+
+        def noted(outputs: Any) -> Any:
+            self._is_activity = True
+            return regularizer(outputs)
+
+        return noted
+
+    def is_of_activity(self, loss: Any) -> bool:
+        """Return whether a loss is what an activity regularizer has added."""
+        return any(loss is each for each in self._of_activity)
+
+    def extend(self, losses: list[Any]) -> None:
+        self._losses.extend(losses)
+        if self._is_activity:
+            self._of_activity.extend(losses)
+        self._is_activity = False
+
+    def clear(self) -> None:
+        self._losses.clear()
+        self._of_activity.clear()
+        self._is_activity = False  # in a stateless scope the loss went elsewhere
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._losses[at]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._losses)
+
+    def __len__(self) -> int:
+        return len(self._losses)
+
+
+def note_losses(put: Callable[[Any, str, Any], None], layer: Any) -> None:
+    """Let a layer keep what each replica adds, and tell what its activity regularizer has added."""
+    losses = LossesOfReplica()
+    put(layer, "_losses", losses)
+    put(layer, "_loss_ids", set())
+    if layer.activity_regularizer is not None:
+        put(layer, "activity_regularizer", losses.noting(layer.activity_regularizer))
