@@ -34,8 +34,7 @@ def compiled(model, optimizer="adam", metrics=("mae",)):
 
 def trained(model):
     history = model.fit(x[:64], x[:64, :2], batch_size=16, shuffle=False, verbose=0).history
-    shown = model.evaluate(x[:64], x[:64, :2], batch_size=16, verbose=0)
-    return [*model.get_weights(), np.asarray([*history.values()]), np.asarray(shown)]
+    return [*model.get_weights(), np.asarray([*history.values()])]
 
 
 def on_top(part):
@@ -180,20 +179,7 @@ def batches(count=10):
         yield np.full((4, 1), n, "float32"), np.zeros((4, 1), "float32")
 
 
-def endless():
-    while True:
-        yield from batches()
-
-
-class Numbered(keras.utils.PyDataset):
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, n):
-        return list(batches())[n]
-
-
-def seen(x, epochs=1, **settings):
+def seen(x):
     with scope():
         model = Sees()
         model.compile(O.SGD(0.0), "mse", jit_compile=False)
@@ -202,7 +188,7 @@ def seen(x, epochs=1, **settings):
         on_epoch_begin=lambda epoch, logs: model.seen.clear(),
         on_epoch_end=lambda epoch, logs: found.append(sorted(model.seen)),
     )
-    model.fit(x, epochs=epochs, verbose=0, callbacks=[note], **settings)
+    model.fit(x, verbose=0, callbacks=[note])
     return found
 
 
@@ -211,12 +197,7 @@ def all_seen():
     # Of data that do not say their rank one part is read, and each is still seen.
     kinds, shapes = (tf.float32, tf.float32), (None, (None, 1))
     shapeless = tf.data.Dataset.from_generator(batches, output_types=kinds, output_shapes=shapes)
-    found = {
-        "generator": seen(batches()),
-        "endless": seen(endless(), epochs=2, steps_per_epoch=10),
-        "threads": seen(Numbered(workers=2), epochs=3, shuffle=False),
-        "shapeless": seen(shapeless),
-    }
+    found = seen(batches()) + seen(shapeless)
     several, alone = inside(net()), net()()
     for model in (several, alone):
         model.evaluate(x[:3], y[:3], verbose=0)
@@ -228,9 +209,7 @@ def all_seen():
 def test_each_batch_is_seen_once_and_an_uneven_first_one_trains_as_on_one_device(replicas):
     found, gap = replicas(all_seen)
     assert gap < 1e-6
-    assert [len(each) for each in found.values()] == [1, 2, 3, 1]
-    each_once = sorted(4 * list(range(10)))
-    assert all(epoch == each_once for epochs in found.values() for epoch in epochs)
+    assert found == [sorted(4 * list(range(10)))] * 2
 
 
 def paired():

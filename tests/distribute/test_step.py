@@ -79,6 +79,18 @@ class Worst(keras.metrics.Metric):
         return self.largest
 
 
+def focal(wanted, given):
+    given = ops.clip(given, 1e-6, 1.0)
+    return -ops.sum((1 - given) ** 2 * ops.one_hot(wanted, 3) * ops.log(given), axis=-1)
+
+
+def declared(wanted, given):
+    return focal(wanted, given)
+
+
+declared.adds_up = True
+
+
 def rows_apart(wanted, given):
     return ops.std(wanted - given)
 
@@ -181,6 +193,7 @@ CASES = {
     ),
     "not reduced": lambda: Case(net(loss=L.MeanSquaredError(reduction=None)), evaluate=False),
     "examples compared": lambda: Case(net(dense, O.Adam, contrast), (x, labels)),
+    "said to add up": lambda: Case(net(classes, loss=declared), (x, labels)),
     "a ratio": lambda: Case(net(lambda: [K.Dense(3, "sigmoid")], O.Adam, L.Dice()), (x, positive)),
     "regularizers": lambda: Case(
         net(lambda: [K.Dense(8, kernel_regularizer="l2"), K.Dense(3, activity_regularizer="l2")])
@@ -320,37 +333,6 @@ def test_an_added_loss_that_is_not_declared_is_refused_before_a_weight_moves(rep
     assert 'own_losses="mean"' in added
     assert 'own_losses="sum"' in added
     assert moved == 0
-
-
-def focal(wanted, given):
-    given = ops.clip(given, 1e-6, 1.0)
-    return -ops.sum((1 - given) ** 2 * ops.one_hot(wanted, 3) * ops.log(given), axis=-1)
-
-
-def declared(wanted, given):
-    return focal(wanted, given)
-
-
-declared.adds_up = True
-
-
-def bytes_exchanged():
-    with tfopt.distribute(logical_cpus=2, verify=False):
-        models = [net(classes, loss=loss)() for loss in (focal, declared)]
-    for model in models:
-        model.fit(x, labels, batch_size=16, shuffle=False, verbose=0)
-    from tfopt.distribute.models import distributed
-
-    weights = [model.get_weights() for model in models]
-    return *(distributed(model).step.exchanged for model in models), largest(*weights)
-
-
-def test_the_bytes_of_a_step_are_counted(replicas):
-    rows, sums, apart = replicas(bytes_exchanged)
-    assert apart < 1e-6
-    assert sums["gradients"] == rows["gradients"] == 4 * (6 * 8 + 8 + 8 * 3 + 3)
-    assert "rows" not in sums
-    assert rows["rows"] > 0
 
 
 def changed_afterwards():

@@ -160,7 +160,7 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         "failure.",
     )
     parser.add_argument("--name", default="train", help="the job's name (default: train)")
-    parser.add_argument("--image", default="", help="the image that holds the script")
+    parser.add_argument("--image", required=True, help="the image that holds the script")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="how many pods")
     parser.add_argument("--gpus-per-worker", type=int, default=0, metavar="G")
     parser.add_argument("--cpus-per-worker", metavar="QUANTITY", help="asked for, such as 8")

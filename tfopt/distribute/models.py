@@ -101,7 +101,7 @@ class DistributedModel:
                 return plain(*args, **kwargs)
             given = inspect.signature(plain).bind(*args, **kwargs)
             given.apply_defaults()
-            workers = nullcontext()
+            workers: AbstractContextManager[None] = nullcontext()
             if self.exchange is not None:
                 workers = together(self.exchange, name, self._model, given.arguments)
             with workers:

@@ -152,7 +152,6 @@ def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
             received=type(tf.distribute.get_strategy()).__name__,
             fix="leave the other scope first",
         )
-    _refuse_keras_distribution()
     place = _training_place()
     devices = _devices(settings.gpus, settings.logical_cpus, in_cluster=place is not None)
     workers = place.workers if place is not None else 1
@@ -173,19 +172,6 @@ def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 
-def _refuse_keras_distribution() -> None:
-    import keras
-
-    distribution = keras.distribution.distribution()
-    if distribution is not None:
-        raise UserError(
-            "A keras.distribution is in force, which shards nothing on TensorFlow.",
-            expected="tfopt.distribute() alone",
-            received=type(distribution).__name__,
-            fix="leave keras.distribution.set_distribution(...) out",
-        )
-
-
 def _training_place() -> ClusterPlace | None:
     """Return the place among several workers; None where this process trains by itself."""
     place = place_in_cluster()
@@ -195,7 +181,7 @@ def _training_place() -> ClusterPlace | None:
         raise UserError(
             "The cluster has parameter servers, and distribute() trains in step.",
             expected="a cluster of workers, with or without a chief",
-            received=f"{place.kind} {place.index} of " + ", ".join(place.cluster),
+            received=f"{place.name} of " + ", ".join(place.cluster),
             fix='tfopt launch without --ps (in a TF_CONFIG of one\'s own: no "ps"), or '
             "tfopt.train_asynchronously() in place of distribute() and fit()",
         )
@@ -334,16 +320,12 @@ class Distribute(Transform):
         run.note(f"{said}{_without_xla(model)}")
 
     def finish(self, run: Run, model: Any) -> None:
-        """Say what ``verify`` has found, and how much a step exchanges."""
+        """Say what ``verify`` has found."""
         from tfopt.distribute.models import distributed
 
         found = distributed(model) if run.facts.replicas > 1 else None
-        if found is None:
-            return
-        if found.proof is not None:
+        if found is not None and found.proof is not None:
             run.note(str(found.proof))
-        exchanged = sum(found.step.exchanged.values())
-        run.note(f"{exchanged / 2**20:,.2f} MiB exchanged a step and replica")
 
 
 def _without_xla(model: Any) -> str:

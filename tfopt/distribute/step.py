@@ -56,8 +56,6 @@ class Step:
         self.own_losses = own_losses
         self.exchange = exchange
         """What the workers of a cluster tell each other; None where one process trains."""
-        self.exchanged: dict[str, int] = {}
-        """Bytes that a replica exchanges in a training step, by what they are."""
 
     @property
     def strategy(self) -> Any:
@@ -123,24 +121,19 @@ class Step:
         ``is_even``: where sizes are known, they are the same on every replica.
         """
         strategy = self.strategy
-        counted: dict[str, int] = {}
         of_metrics: set[str] = set()
 
         def on_each(data: Any) -> Any:
-            # Of the first replica alone: all exchange as much.
-            first = tf.distribute.get_replica_context()._replica_id == 0
             if self.model.jit_compile and not tf.executing_eagerly():
                 _compile_between_exchanges()
             # A step that finds no more data counts nowhere, in the optimizer's iterations neither.
             tensors = [v for v in tf.nest.flatten(data, True) if isinstance(v, tf.Tensor)]
             with tf.control_dependencies(tensors):
-                shard, data = self._shard(data, counted if first else {}, is_even)
+                shard, data = self._shard(data, is_even)
                 return self._on_replica(name, shard, data, of_metrics)
 
         with self._in_force():
             logs = strategy.run(on_each, (data,))
-        if name == "train_step":
-            self.exchanged = counted
         logs = tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
         return self._with_results(logs, of_metrics)
 
@@ -168,19 +161,19 @@ class Step:
                 self._average_statistics(shard)
         return logs
 
-    def _shard(self, data: Any, counted: dict[str, int], is_even: bool) -> tuple[Shard, Any]:
+    def _shard(self, data: Any, is_even: bool) -> tuple[Shard, Any]:
         """Return this replica's part of the batch, and the data to run on."""
         context = tf.distribute.get_replica_context()
         leaf = _first_leaf(data)
         known, replicas = leaf.shape[0], replicas_of(context.strategy)
         if known and is_even and not tf.executing_eagerly():
             share = tf.constant(1 / replicas)
-            return Shard(tf.constant(known), share, self.own_losses, counted), data
+            return Shard(tf.constant(known), share, self.own_losses), data
         examples = leaf.nrows(tf.int32) if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
         examples = tf.cast(examples, tf.int32)
         total, row = exchange_counts(examples, data)
         share = tf.math.divide_no_nan(tf.cast(examples, tf.float64), total)
-        shard = Shard(examples, tf.cast(share, tf.float32), self.own_losses, counted)
+        shard = Shard(examples, tf.cast(share, tf.float32), self.own_losses)
         return shard, padded(data, 1 - tf.cast(shard.has_examples, tf.int32), row)
 
     def _reduce_logs(self, logs: Any, shard: Shard, name: str, of_metrics: set[str]) -> Any:
@@ -198,7 +191,7 @@ class Step:
                 of_metrics.update({key} & results.keys())
                 return value
             kind = self._declared(f"The {name} of {type(self.model).__name__} returns {key!r}")
-            return all_reduce_sum(shard.weigh(value, kind), "logs")
+            return all_reduce_sum(shard.weigh(value, kind))
 
         return {key: reduced(key, value) for key, value in logs.items()}
 
@@ -328,7 +321,7 @@ class Step:
             return values, None if sample_weight is None else shard.examples
         if sample_weight is not None:
             return shard.weigh(values, "sum"), shard.weigh(sample_weight, "sum")
-        return all_reduce_sum(shard.weigh(values, self.own_losses or "mean"), "logs"), None
+        return all_reduce_sum(shard.weigh(values, self.own_losses or "mean")), None
 
     def _values_of_sum(self, values: Any) -> Any:
         """Return values whose sum over all replicas is the whole batch's."""
@@ -383,8 +376,6 @@ class Step:
         places = [place for place, grad in enumerate(grads) if grad is not None]
         tables = {p: grads[p] for p in places if _has_fixed_rows(grads[p])}
         parts = [tables[p].values if p in tables else grads[p] for p in places]
-        for part in parts:
-            shard.note("gradients", getattr(part, "values", part))
         context = tf.distribute.get_replica_context()
         sums = context.all_reduce("sum", parts) if parts else []
         for place, total in zip(places, sums, strict=True):
@@ -406,7 +397,7 @@ class Step:
         flat = [
             shard.weigh(tf.cast(tf.reshape(v.value, [-1]), tf.float32), "mean") for v in variables
         ]
-        whole = all_reduce_sum(tf.concat(flat, axis=0), "moving statistics")
+        whole = all_reduce_sum(tf.concat(flat, axis=0))
         for variable, mean in zip(
             variables, tf.split(whole, [f.shape[0] for f in flat]), strict=True
         ):

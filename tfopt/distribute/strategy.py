@@ -7,12 +7,9 @@ Importing this module imports TensorFlow and Keras.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import secrets
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -87,7 +84,6 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     exchange.require_alike(
         {
             "call": _CALL,
-            "script": _script(),
             "versions": [platform.python_version(), tf.__version__, keras.__version__],
             "devices": list(devices),
         }
@@ -98,14 +94,6 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
         tf.random.set_seed(next(iter(seeds.values()))["seed"])
     strategy._tfopt_exchange = exchange
     return strategy
-
-
-def _script() -> str:
-    """Return the digest of what was started; empty where that is no file."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if path is None or not Path(path).is_file():
-        return ""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _several_workers(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:

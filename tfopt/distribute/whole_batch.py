@@ -34,8 +34,6 @@ class Shard:
     """Its examples divided by the batch's."""
     own_losses: str | None
     """How the user's own losses add up: "mean", "sum", or not declared."""
-    exchanged: dict[str, int]
-    """Bytes that a replica exchanges in a step, by what they are."""
     is_global_loss: bool = False
     """Whether the loss differentiated last is the whole batch's."""
     rows_are_whole: bool = False
@@ -62,13 +60,6 @@ class Shard:
             value = value * tf.cast(self.share, value.dtype)
         return tf.where(self.has_examples, value, tf.zeros_like(value))  # no mean of nothing
 
-    def note(self, what: str, value: Any) -> None:
-        """Count the bytes of something exchanged; an unknown dimension counts as the batch's."""
-        size = value.dtype.size
-        for dimension in value.shape:
-            size *= dimension or 1
-        self.exchanged[what] = self.exchanged.get(what, 0) + size
-
 
 def shard_here() -> Shard | None:
     """Return the shard of the replica whose step runs on this thread."""
@@ -94,13 +85,10 @@ def replicas_of(strategy: Any) -> int:
     return int(strategy.extended._num_replicas_in_sync)
 
 
-def all_reduce_sum(value: Any, what: str = "sums of losses") -> Any:
+def all_reduce_sum(value: Any) -> Any:
     """Return the sum over the replicas."""
     context = tf.distribute.get_replica_context()
     replicas = replicas_of(context.strategy)
-    shard = shard_here()
-    if shard is not None:
-        shard.note(what, value)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def total(part: Any) -> Any:
@@ -241,9 +229,6 @@ def _gathered(value: Any) -> Any:
     context = tf.distribute.get_replica_context()
     devices = context.strategy.extended.worker_devices
     replicas = replicas_of(context.strategy)
-    shard = shard_here()
-    if shard is not None:
-        shard.note("rows", value)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(part: Any) -> Any:

@@ -68,8 +68,7 @@ def call_roll(place: ClusterPlace, timeout_s: float) -> None:
     those that come to see later.
     """
     with _listening(place):
-        own = f"{place.kind} {place.index} at {place.address}"
-        wait_for(_others(place), timeout_s, own)
+        wait_for(_others(place), timeout_s, f"{place.name} at {place.address}")
 
 
 def wait_for(tasks: Mapping[str, str], timeout_s: float, own: str) -> None:
@@ -106,7 +105,7 @@ def _listening(place: ClusterPlace) -> Iterator[None]:
         server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(
-            f"{place.kind} {place.index} cannot listen at its own address.",
+            f"{place.name} cannot listen at its own address.",
             expected=f"the port of {place.address} to be free",
             received=str(error),
             fix="give it another port, or end the process that holds this one",
@@ -116,8 +115,7 @@ def _listening(place: ClusterPlace) -> Iterator[None]:
 
 
 def _others(place: ClusterPlace) -> dict[str, str]:
-    own = f"{place.kind} {place.index}"
-    return {name: at for name, at in place.addresses.items() if name != own}
+    return {name: at for name, at in place.addresses.items() if name != place.name}
 
 
 def silent(addresses: Mapping[str, str]) -> list[str]:
@@ -146,15 +144,13 @@ class Exchange:
         self.place = place
         self.timeout_s = timeout_s
         self.limit = StepLimit(timeout_s, self.log_late, self.wait_no_longer)
-        self.name = f"{place.kind} {place.index}"
+        self.name = place.name
         self._numbers: Iterator[int] = count()
 
     @property
     def store(self) -> Any:
         """Return what sets, gets and deletes the values that all tasks of a cluster can read."""
-        from tensorflow.python.eager import context
-
-        return context.context()
+        return _context()
 
     def _read(self, key: str, wait_s: float) -> str:
         return str(self.store.get_config_key_value(key, int(1000 * wait_s)))
@@ -284,6 +280,12 @@ class Exchange:
             self.store.delete_config_key_value(f"tfopt/waits/{self.name}")
 
 
+def _context() -> Any:
+    from tensorflow.python.eager import context
+
+    return context.context()
+
+
 def _another(name: str, key: str, chief: str, expected: Any, received: Any) -> UserError:
     return UserError(
         f"{name} has another {key} than {chief}.",
@@ -336,7 +338,6 @@ class StepLimit:
 
     def _watch(self) -> None:
         import tensorflow as tf
-        from tensorflow.python.eager import context
 
         is_long = False
         while True:
@@ -346,7 +347,7 @@ class StepLimit:
             if lasts_s > self._limit_s:
                 # Nothing of this process can be exchanged from here on, as with TensorFlow's own.
                 message = f"Collective ops are given up: a step lasts longer than {lasts_s:.0f} s"
-                context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
+                _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
                 return
             before, is_long = is_long, lasts_s > _LATE_S
             if is_long != before:
@@ -578,7 +579,7 @@ def _sources_of(dataset: Any) -> list[Any]:
     content: list[Any] = []
     for step in all_of(dataset):
         name = type(step).__name__
-        taken = [getattr(step, setting, None) for setting in _SETTINGS.get(name, ())]
+        taken: list[Any] = [getattr(step, setting, None) for setting in _SETTINGS.get(name, ())]
         content += [int(each.numpy()) for each in taken if hasattr(each, "numpy")]
         if name in ("_TensorSliceDataset", "_TensorDataset"):
             held = [each for each in step._tensors if hasattr(each, "numpy")]

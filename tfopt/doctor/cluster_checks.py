@@ -87,7 +87,7 @@ def cluster(subject: Subject) -> Iterable[Check]:
         text = "one process: neither TF_CONFIG nor Slurm names others"
         yield Check("cluster", "cluster", "not here", text)
         return
-    name = f"{place.kind} {place.index}"
+    name = place.name
     counts = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.cluster.items())
     text = f"{name} of {counts}, by {place.source}"
     yield Check("cluster", "cluster", "ok", text, (place.tf_config,))

@@ -47,7 +47,7 @@ class Several:
     def __init__(self, exchange: Any) -> None:
         place = exchange.place
         self._exchange = exchange
-        self.name, self.writes = f"{place.kind} {place.index}", place.is_chief
+        self.name, self.writes = place.name, place.is_chief
         self.count = place.workers
         # Every worker begins as many trainings.
         self._key = f"tfopt/resume/{next(_trainings)}"

@@ -115,7 +115,7 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
         (compiled(steps_per_execution=2), "steps_per_execution=2"),
         (compiled(keras.optimizers.SGD(gradient_accumulation_steps=2)), "each other's gradients"),
         (compiled(averaged), "ema_overwrite_frequency"),
-        (compiled(keras.optimizers.LossScaleOptimizer("sgd")), "mixed_bfloat16"),
+        (compiled(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())), "mixed_bfloat16"),
     ):
         with pytest.raises(UserError, match=message):
             check_model(model)

@@ -61,12 +61,6 @@ CODE = """
 
     seen("threads", Batches(workers=2), shuffle=False)
 
-    def endless():
-        while True:
-            yield from ((batch, batch) for batch in np.split(x.copy(), [8, 16]))
-
-    seen("endless", endless(), steps_per_epoch=3)
-
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     mine = numbered(100 * rank, 100 * rank + 11 + 4 * rank).shuffle(100).batch(8)
@@ -109,6 +103,9 @@ CODE = """
     plain = numbered(0, 22).batch(8)
     say(tuned=[tuned(plain), tuned(plain.with_options(chosen))])
 
+    try:
+        with tfopt.distribute(verify=False): pass
+    except tfopt.UserError as error: say(devices=str(error))
     tf.random.set_seed(None)
     unseeded = numbered(0, 22).shuffle(22).batch(8)
     try: model.fit(unseeded, verbose=0)
@@ -122,7 +119,7 @@ IN_FILES = [*range(7), *range(10, 17), *range(20, 27)]
 
 
 SEEN = {
-    **dict.fromkeys(("arrays", "dataset", "threads", "endless", "table"), ALL),
+    **dict.fromkeys(("arrays", "dataset", "threads", "table"), ALL),
     "own": [*range(11), *range(100, 115)],
     "parquet": list(range(26)),
     "files": IN_FILES,
@@ -147,3 +144,4 @@ def test_each_example_is_seen_once_in_each_epoch(workers):
         assert "each worker reads its share of 3 files (AutoShardPolicy.FILE)" in each.err
         assert "all of its own data (AutoShardPolicy.OFF)" in each.err
         assert "shuffled by a seed of each worker's own" in each.said["unseeded"]
+        assert "has a strategy over other devices already" in each.said["devices"]

@@ -31,7 +31,7 @@ def serve(place: ClusterPlace, patience_s: float) -> None:
     if word != DONE:
         raise UserError(
             f"The chief at {place.cluster['chief'][0]} has given up, and so this "
-            f"{place.kind} {place.index} ends.",
+            f"{place.name} ends.",
             received=word,
             fix="mend what the chief says, and start all tasks again",
         )
@@ -48,7 +48,7 @@ def _started(tf: Any, place: ClusterPlace) -> Any:
         )
     except tf.errors.OpError as error:
         raise UserError(
-            f"{place.kind} {place.index} cannot listen at {place.address}.",
+            f"{place.name} cannot listen at {place.address}.",
             expected="a free port of this machine",
             received=(error.message or type(error).__name__).splitlines()[0],
             fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
@@ -74,7 +74,7 @@ def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
         if silent >= (_GONE_AFTER if seen else 2 * patience_s):
             what = "is gone" if seen else "does not answer"
             raise UserError(
-                f"The chief at {chief} {what}, and so this {place.kind} {place.index} ends.",
+                f"The chief at {chief} {what}, and so this {place.name} ends.",
                 expected="a chief that says when the training is done",
                 received="no connection" + (" any more" if seen else ""),
                 fix="see the chief's output, and start all tasks again; see that no firewall is "

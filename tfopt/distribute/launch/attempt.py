@@ -113,12 +113,12 @@ class Attempt:
                 start_new_session=True,
             )
         except OSError as error:
-            raise UserError(f"{task.label} could not be started.", received=error) from error
+            raise UserError(f"{task.place.name} could not be started.", received=error) from error
         running = _Running(task, process)
         self._running.append(running)
         for source, target in zip((process.stdout, process.stderr), self.streams, strict=True):
             assert source is not None
-            lines = MarkedLines(source, task.label, target, running.last)
+            lines = MarkedLines(source, task.place.name, target, running.last)
             lines.start()
             self._lines.append(lines)
 
@@ -128,7 +128,7 @@ class Attempt:
         self._look_for_ends()
         self._start_again()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            late = ", ".join(each.task.label for each in self._running if each.code is None)
+            late = ", ".join(each.task.place.name for each in self._running if each.code is None)
             self.tell(f"not ended within {self.grace:g} s of grace: {late or 'what they started'}")
             self._kill()
 
@@ -151,7 +151,7 @@ class Attempt:
         if failed:
             # Of those found at once: who was killed did not end because another had.
             code, self._failed = max(failed, key=lambda pair: pair[0] > 128)
-            self.tell(f"{self._failed.task.label} ended by {_how(code)}: ending the others")
+            self.tell(f"{self._failed.task.place.name} ended by {_how(code)}: ending the others")
             self._end_all(signal.SIGTERM)
         elif any(each.task.is_chief_of_ps for each in ended):
             self.tell("the chief is done: ending workers and ps")
@@ -167,7 +167,7 @@ class Attempt:
         number = self.restarts[self._restarted]
         self._restarted += 1
         self.tell(
-            f"{ended.task.label} ended by {_how(ended.code or 0)}: starting it again in "
+            f"{ended.task.place.name} ended by {_how(ended.code or 0)}: starting it again in "
             f"{_PAUSE:g} s ({number} of {self.restarts.stop - 1} restarts)"
         )
         self._to_start.append((time.monotonic() + _PAUSE, ended.task, number))
@@ -229,7 +229,7 @@ class Attempt:
             return Ending(code, stopped=True)
         if self._failed is None:
             return Ending(0, restarts=self._restarted)
-        code, label = self._failed.code or 0, self._failed.task.label
+        code, label = self._failed.code or 0, self._failed.task.place.name
         if code == PREEMPTED:
             self.tell(f"{label} asks to be started again (exit code {PREEMPTED})")
         else:

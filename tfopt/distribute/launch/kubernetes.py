@@ -57,12 +57,6 @@ class KubernetesJob:
                 f"{longest} in all",
                 received=repr(self.name),
             )
-        if not self.image:
-            raise UserError(
-                "--image is no name of an image.",
-                expected="such as registry.example.com/team/train:1.0",
-                received=repr(self.image),
-            )
         if self.claim is not None and not re.fullmatch(r"[a-z0-9][-.a-z0-9]*:/[^:]+", self.claim):
             raise UserError(
                 "--claim is not a volume claim and its place.",

@@ -123,11 +123,6 @@ class Task:
     """What CUDA_VISIBLE_DEVICES shall say; None where the machine has no GPU."""
 
     @property
-    def label(self) -> str:
-        """Return how its lines are marked: ``worker 0``."""
-        return f"{self.place.kind} {self.place.index}"
-
-    @property
     def is_chief_of_ps(self) -> bool:
         """Return whether the job is over when this task is done."""
         return self.place.kind == "chief" and "ps" in self.place.cluster

@@ -63,6 +63,11 @@ class ClusterPlace:
         return self.cluster[self.kind][self.index]
 
     @property
+    def name(self) -> str:
+        """Return what errors and logs call it: ``worker 0``."""
+        return f"{self.kind} {self.index}"
+
+    @property
     def addresses(self) -> dict[str, str]:
         """Return the address of each worker by its name, the chief's first."""
         return {
@@ -176,10 +181,10 @@ def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
     if "SLURM_STEP_NODELIST" not in given or "SLURM_PROCID" not in given:
         return None
     of_step = "SLURM_STEP_NUM_TASKS" in given
-    count = _slurm_number(given, "SLURM_STEP_NUM_TASKS" if of_step else "SLURM_NTASKS")
+    count = int(given["SLURM_STEP_NUM_TASKS" if of_step else "SLURM_NTASKS"])
     if count < 2:
         return None
-    rank = _slurm_number(given, "SLURM_PROCID")
+    rank = int(given["SLURM_PROCID"])
     hosts = hosts_of(given["SLURM_STEP_NODELIST"])
     tasks = _tasks_per_node(given.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if len(tasks) != len(hosts) or sum(tasks) != count or rank >= count:
@@ -213,12 +218,12 @@ def _check_blocks(given: Mapping[str, str], place: tuple[int, int], several: boo
 
 def _first_port(given: Mapping[str, str]) -> int:
     if "TFOPT_PORT" in given:
-        port = _slurm_number(given, "TFOPT_PORT")
-        if not 1024 <= port < 65000:
+        port = _number(given["TFOPT_PORT"])
+        if port is None or not 1024 <= port < 65000:
             raise UserError(
                 "TFOPT_PORT is no port to count up from.",
                 expected="a number from 1024 to 64999",
-                received=str(port),
+                received=repr(given["TFOPT_PORT"]),
             )
         return port
     # Two jobs on one node must not meet, and all tasks of a job must come to the same number;
@@ -227,55 +232,25 @@ def _first_port(given: Mapping[str, str]) -> int:
     return 12000 + 16 * (((_number(job) or 0) + 97 * (_number(step) or 0)) % 1250)
 
 
-def _slurm_number(given: Mapping[str, str], name: str) -> int:
-    value = _number(given.get(name))
-    if value is None:
-        raise UserError(
-            f"{name} is not a number.",
-            expected="a count",
-            received=repr(given.get(name)),
-            fix="start the processes by srun, or set TF_CONFIG in each",
-        )
-    return value
-
-
 def hosts_of(hostlist: str) -> list[str]:
     """Return the names that Slurm's short form stands for: ``node[01-03,7],gpu2``."""
     # Split at those commas that are in no brackets.
-    parts = re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", hostlist)
-    names = [name for part in parts for name in _expanded(part, hostlist)]
-    if not names:
-        raise _bad_hostlist(hostlist)
-    return names
+    parts = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", hostlist)
+    return [name for part in parts for name in _expanded(part)]
 
 
-def _expanded(part: str, hostlist: str) -> list[str]:
+def _expanded(part: str) -> list[str]:
     plain, bracket, rest = part.partition("[")
     if not bracket:
-        if "]" in plain or not plain.strip():
-            raise _bad_hostlist(hostlist)
-        return [plain.strip()]
-    inside, closed, after = rest.partition("]")
-    if not closed:
-        raise _bad_hostlist(hostlist)
-    ends = _expanded(after, hostlist) if after else [""]
+        return [part]
+    inside, _, after = rest.partition("]")
     names = []
     for numbers in inside.split(","):
-        span = re.fullmatch(r"(\d+)(?:-(\d+))?", numbers)
-        if span is None or (span[2] is not None and int(span[2]) < int(span[1])):
-            raise _bad_hostlist(hostlist)
-        for number in range(int(span[1]), int(span[2] or span[1]) + 1):
+        first, _, last = numbers.partition("-")
+        for number in range(int(first), int(last or first) + 1):
             # The first number's zeros say how wide all of them are.
-            names += [f"{plain.strip()}{number:0{len(span[1])}}{end}" for end in ends]
+            names += [f"{plain}{number:0{len(first)}}{end}" for end in _expanded(after)]
     return names
-
-
-def _bad_hostlist(hostlist: str) -> UserError:
-    return UserError(
-        "Slurm's list of nodes cannot be read.",
-        expected="names such as node[01-03,7],gpu2",
-        received=repr(hostlist),
-    )
 
 
 def _tasks_per_node(text: str) -> list[int]:
