@@ -14,35 +14,28 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "equal_to_one_device.py"
 
 
-def rows(folder, *arguments, launched=()):
-    target = folder / "rows.json"
-    command = [sys.executable, str(BENCHMARK), *arguments, "--rows", str(target)]
+LAUNCHED = (sys.executable, "-m", "tfopt", "launch", "--workers", "2", "--")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "part", "launched", "count"),
+    [(2, "1/2", (), 12), (2, "2/2", (), 12), (4, "2/4", (), 6), (2, "3/4", LAUNCHED, 6)],
+)
+def test_rows_are_equal(tmp_path, replicas, part, launched, count):
+    target = tmp_path / "rows.json"
+    asked = ["--replicas", str(replicas), "--part", part, "--rows", str(target)]
     alone = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     done = subprocess.run(
-        [*launched, *command], capture_output=True, text=True, timeout=900, check=False, env=alone
+        [*launched, sys.executable, str(BENCHMARK), *asked],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env=alone,
     )
     assert target.exists(), done.stderr[-4000:]
-    return json.loads(target.read_text())
-
-
-def check(found, count):
+    found = json.loads(target.read_text())
     assert len(found) == count
     assert [row for row in found if not row.get("equal")] == []
     assert all(row["gap"] < 1e-6 for row in found if row["precision"] == "float32")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [1, 2])
-def test_two_replicas(tmp_path, part):
-    check(rows(tmp_path, "--replicas", "2", "--part", f"{part}/2"), 12)
-
-
-@pytest.mark.slow
-def test_four_replicas(tmp_path):
-    check(rows(tmp_path, "--replicas", "4", "--part", "2/4"), 6)
-
-
-@pytest.mark.slow
-def test_two_workers_of_two_replicas(tmp_path):
-    launched = (sys.executable, "-m", "tfopt", "launch", "--workers", "2", "--")
-    check(rows(tmp_path, "--replicas", "2", "--part", "3/4", launched=launched), 6)

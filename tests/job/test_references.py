@@ -41,7 +41,6 @@ FILES = {
         settings = Settings()
         def unannotated(epochs=1): return leave_a_mark()
         def wrong() -> dict[str, int]: return leave_a_mark()
-        def quoted_maybe() -> "Job | None": return leave_a_mark()
         def called_job() -> "leave_a_mark().Job": return leave_a_mark()
         made = functools.partial(leave_a_mark)
         """,
@@ -108,7 +107,6 @@ NO_FUNCTION = "{} is neither a Job nor a function that makes one."
         ("os:system", {"command": "touch mark"}, NO_FUNCTION, "builtin_function_or_method"),
         ("ref_pkg.other:unannotated", {"nonsense": 1}, SAYS_NOTHING, "no return annotation"),
         ("ref_pkg.other:wrong", {}, SAYS_NOTHING, "-> dict[str, int]"),
-        ("ref_pkg.other:quoted_maybe", {}, SAYS_NOTHING, "-> Job | None"),
         ("ref_pkg.other:called_job", {}, SAYS_NOTHING, "-> leave_a_mark().Job"),
         ("ref_pkg.other:made", {}, NO_FUNCTION, "partial"),
         ("ref_pkg.other:settings", {}, NO_FUNCTION, "Settings"),
