@@ -31,7 +31,6 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.targets import Variant
 from tfopt.recipes.flags import assignments
 from tfopt.report.statistics import compare
-from tfopt.tune.predicted import training_s
 from tfopt.tune.space import AXES, Changes, narrowed, space_for
 from tfopt.tune.tune import tune
 
@@ -70,7 +69,8 @@ class Machine:
     def share(self, candidate: Candidate) -> float:
         """Return the predicted time of a training as a share of the job's as it is."""
         rounds = shared_rounds([self.reference, candidate])
-        own, plain = (training_s(self.facts, c, rounds) for c in (candidate, self.reference))
+        examples = self.facts.training_examples
+        own, plain = (c.training_s(examples, rounds) for c in (candidate, self.reference))
         return own / plain
 
 
@@ -138,8 +138,9 @@ def search_and_compare(options: argparse.Namespace, name: str) -> None:
         every = [machine.reference, *sides[0], *sides[1]]
         engine.take_rounds(every, FINAL_ROUNDS)
         rounds = shared_rounds(every)
-        times = [[training_s(machine.facts, each, rounds) for each in side] for side in sides]
-        plain_s = training_s(machine.facts, machine.reference, rounds)
+        examples = machine.facts.training_examples
+        times = [[each.training_s(examples, rounds) for each in side] for side in sides]
+        plain_s = machine.reference.training_s(examples, rounds)
     found = compare(times[1], times[0])  # below 1 where the tuned chain is slower
     print(f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}) of the winner's speed")
     save_figures(

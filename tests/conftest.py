@@ -82,11 +82,11 @@ def one_starter(monkeypatch):
         return
     starter = children._starter
 
-    def shared(how):
+    def shared(settings):
         with pytest.MonkeyPatch.context() as environment:
             environment.delenv("PYTEST_CURRENT_TEST", raising=False)
             environment.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
-            return starter(how)
+            return starter(settings)
 
     monkeypatch.setattr(children, "_starter", shared)
 

@@ -28,14 +28,12 @@ from tfopt.report.training import Reading
 FACTS = JobFacts(
     replicas=1,
     gpus=0,
-    steps_per_execution=1,
     whole_executions=None,
     jit_compile=False,
     eager=False,
     half="mixed_bfloat16",
     source="arrays",
     endless=False,
-    generated=None,
     batch_size=32,
     tuned_batch_size=32,
     steps_per_epoch=313,
@@ -47,8 +45,8 @@ FACTS = JobFacts(
     optimizer="Adam",
     rate=0.001,
     tested=True,
-    data="toy (10,000 examples)",
 )
+DATA = "toy (10,000 examples)"
 MODULES = ("measure.engine", "measure.bench", "measure.trainings", "tune.search")
 FILE = {"artefact": "model_int8.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
 
@@ -74,7 +72,7 @@ class Machine:
         self.slowness = lambda: 1.0
         self.failing = self.lossy = lambda asked: None
         self.dying = lambda asked, turn: None
-        self.data = lambda asked: FACTS.data
+        self.data = lambda asked: DATA
         self.accuracy = lambda asked: 0.96
         self.before = lambda child: None
         self.random = np.random.default_rng(0)
@@ -222,7 +220,7 @@ class MadeChild:
         readings = tuple(Reading(steps * n // 10, seen, round(a, 5)) for n, seen, a in tenths)
         made = FILE if made else {}
         found = training(accuracy, steps, seed=self.seed, epochs=10, readings=readings, **made)
-        return Trained(found, machine.data(asked), {})
+        return Trained(found, {})
 
 
 def settings(chain):

@@ -48,8 +48,8 @@ def data(samples, note=""):
 
 def set_up() -> Job:
     """Return a job whose module sets what TensorFlow reads when it is loaded; its data tells it."""
-    first = "tensorflow" not in sys.modules
-    os.environ["TF_SET_BY_THE_JOB"] = "1"
+    first = "TF_SET_BY_THE_JOB" in os.environ
+    os.environ["TF_SET_BY_THE_JOB"] = f"{os.environ.get('TF_SET_BY_THE_JOB', '')} 1"
     return job(note=f"set before TensorFlow was loaded: {first}")
 
 

@@ -1,7 +1,7 @@
 """A chain link by link, a pair, one job: rows, trainings, files, Ctrl-C, on a made-up machine."""
 
 import pytest
-from made_machine import FACTS, Machine
+from made_machine import DATA, Machine
 
 import tfopt
 from tfopt import (
@@ -16,7 +16,7 @@ from tfopt import (
     UserError,
     chain,
 )
-from tfopt.measure.bench import KEPT, Interrupted, bench, leave_files
+from tfopt.measure.bench import KEPT, bench, leave_files
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
@@ -119,20 +119,16 @@ def test_an_ablation_leaves_each_link_out(measured):
     assert "Place is on" in caught.value.received
 
 
-def test_two_jobs_need_the_same_data_unless_any_is_allowed(measured, machine):
+def test_all_must_have_the_same_data(measured, machine):
     pair = (Target("a", "toy:job"), Target("b", "toy:job", chain(HALF)))
     assert rows(measured(kind="pair", targets=pair))["b"].against_reference.verdict == "faster"
     assert not machine.did("TrainWhole")
-    machine.data = lambda asked: "other data" if asked else FACTS.data
-    with pytest.raises(UserError, match="not on the data of what it is compared with"):
+    machine.data = lambda asked: "other" if asked else DATA
+    with pytest.raises(UserError, match="b cannot be compared") as caught:
         measured(kind="pair", targets=pair)
-    forced = measured(kind="pair", targets=pair, any_data=True)
-    assert "forced: other data than the reference" in rows(forced)["b"].scaling
+    assert caught.value.received == f"other data: other, not {DATA}"
     other = rows(measured(FAST, HALF))["+ Execution"]
-    assert (other.status, other.reason.partition(":")[0]) == (
-        "failed",
-        "it got other data than the reference, so it is not compared",
-    )
+    assert (other.status, other.reason) == ("failed", f"other data: other, not {DATA}")
 
 
 def test_one_job_alone(measured):
@@ -175,43 +171,28 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_said(measured, machine):
         measured(kind="single", budget_s=60.0)
 
 
-def test_where_not_all_fit_they_meet_the_reference_in_groups(measured, machine):
-    machine.each_mib, machine.free_mib = 1000.0, 14_000.0
+@pytest.mark.parametrize("free_mib", [6500.0, 8000.0, 14_000.0])
+def test_where_not_all_fit_they_meet_the_reference_in_groups(measured, machine, free_mib):
+    machine.each_mib, machine.free_mib = 1000.0, free_mib
     most = []
     machine.before = lambda child: most.append(len(machine.alive))
-    found = rows(measured(FAST, HALF, BATCH, seeds=0))
-    assert max(most) < 15
-    assert [row.against_reference.processes for row in list(found.values())[1:]] == [5, 4, 4]
-    assert all(row.against_reference.verdict == "faster" for row in list(found.values())[1:])
+    links = (FAST, HALF, BATCH, Accumulate(2), LearningRate(0.1))
+    first, *others = measured(*links, seeds=0).variants
+    assert max(most) < free_mib / 1000
+    assert len(first.processes) >= 2
+    assert all(row.against_reference.processes >= 2 for row in others)
     # The last row of a group stays for the next one.
-    assert found["+ Pipeline"].against_previous.verdict == "faster"
+    compared = [row.against_previous is not None for row in others]
+    assert all(compared) == (free_mib > 6500)
     machine.free_mib = 1500.0
     with pytest.raises(UserError, match="no memory for one more process"):
         measured(FAST)
 
 
-@pytest.mark.parametrize("free_mib", [6500.0, 8000.0, 9500.0])
-def test_a_long_chain_is_measured_where_hardly_anything_fits(measured, machine, free_mib):
-    machine.each_mib, machine.free_mib = 1000.0, free_mib
-    links = (FAST, HALF, BATCH, Accumulate(2), LearningRate(0.1))
-    first, *others = measured(*links, seeds=0).variants
-    assert len(first.processes) >= 2
-    assert all(row.against_reference.processes >= 2 for row in others)
-
-
 def test_a_job_whose_data_differ_between_processes_is_refused(measured, machine):
     seen = []
-
-    def data(asked):
-        seen.append(asked)
-        return f"{len(seen)} examples" if asked.get("policy") and len(seen) > 4 else FACTS.data
-
-    machine.data = data
-    row = rows(measured(FAST, HALF, seeds=0))["+ MixedPrecision"]
-    assert row.status == "failed"
-    assert row.reason.startswith(f"its processes got {FACTS.data}, and ")
     machine.data = lambda asked: f"{seen.append(asked) or len(seen)} examples"
-    with pytest.raises(UserError, match=r"cannot be measured.\nits processes got"):
+    with pytest.raises(UserError, match=r"cannot be measured.\nother data: 2 examples, not 1 ex"):
         measured(kind="single")
 
 
@@ -222,35 +203,26 @@ def test_a_job_that_cannot_be_trained_whole_is_one_error(measured, machine):
     assert "the test data is broken" in caught.value.received
 
 
-def test_interrupted_in_the_trainings_those_that_are_done_are_in_the_report(measured, machine):
-    def before(child):
-        if len(machine.did("TrainWhole")) > 4:
-            raise KeyboardInterrupt
-
-    machine.before = before
-    with pytest.raises(Interrupted) as caught:
-        measured(FAST, BATCH, whole=True)
-    assert sum(len(row.trainings) for row in caught.value.report.variants) == 2
-
-
-@pytest.mark.parametrize("after", [1, 20, 40, 100, 350, 465])
-def test_interrupted_it_leaves_what_was_measured(machine, measured, after):
+@pytest.mark.parametrize("after", [1, 20, 40, 100, 350, "five trainings"])
+def test_interrupted_it_leaves_what_was_measured(machine, after):
     answers = []
 
     def before(child):
         answers.append(child)
-        if len(answers) == after:
+        if after in (len(answers), "five trainings" if len(machine.did("TrainWhole")) > 4 else 0):
             raise KeyboardInterrupt
 
     machine.before = before
-    with pytest.raises(Interrupted) as caught:
-        measured(FAST, HALF, whole=True)
-    assert not machine.alive
-    report = caught.value.report
-    if after < 40:  # nothing had a turn yet
-        assert report is None
+    target = Target("toy", "toy:job", chain(FAST, HALF))
+    plan = BenchPlan("toy", "", "prefixes", (target,), whole=True)
+    if after in (1, 20):  # nothing had a turn yet
+        with pytest.raises(KeyboardInterrupt):
+            bench(plan, Display(verbose=False))
         return
+    report = bench(plan, Display(verbose=False))
+    assert not machine.alive
     assert (report.complete, report.recommendation) == (False, None)
+    assert any(row.trainings for row in report.variants) == (after == "five trainings")
     assert BenchReport.from_json(report.to_json()) == report
 
 

@@ -119,8 +119,6 @@ def test_what_was_measured_and_how(changed, words, stops):
         ((32, 1), (50, 1), ["global batch: 32 against 50"]),
         ((None, 1), (50, 1), ["global batch: not told by the data against 50"]),
         ((None, 1), (None, 1), []),
-        ((64, 1), (64, 4), ["replicas (strong scaling, global batch 64): 1 against 4"]),
-        ((64, 2), (128, 4), ["replicas (weak scaling, 32 a replica): 2 against 4"]),
         ((64, 1), (96, 4), ["replicas: 1 against 4", "global batch: 64 against 96"]),
         ((None, 1), (None, 4), ["replicas: 1 against 4"]),
     ],

@@ -180,6 +180,23 @@ def test_only_rounds_that_all_were_in_are_compared():
     assert compared(reference, same) is None
 
 
+def candidate(**settings):
+    """One that starts in 2.5 s, and takes a second for a step of 32 examples."""
+    ready = Ready(0.5, 2.0, 1, 32, 1, 300, 100, "toy", {}, frozenset(), **settings)
+    return Candidate(PLAIN, ready=ready, turns={0: Turn(4, 4.0, 4.5, None)})
+
+
+def test_the_predicted_time_of_a_training():
+    # The start, and all steps but those of the first execution.
+    assert candidate().training_s(9600) == pytest.approx(2.5 + 299)
+    assert candidate().training_s(9600, start_s=1.0) == pytest.approx(1.0 + 299)
+    # A last batch that is compiled anew takes a first step more.
+    assert candidate(compiles_rest=True).start_s == candidate().start_s + 2.0
+    # A hundred steps of a second: filling a cache for 250 s takes 150 s longer, for 50 s nothing.
+    assert candidate(filled_s=250.0).training_s(9600, [0]) == pytest.approx(2.5 + 299 + 150)
+    assert candidate(filled_s=50.0).training_s(9600) == pytest.approx(2.5 + 299)
+
+
 # Real processes.
 
 

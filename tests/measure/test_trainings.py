@@ -12,7 +12,7 @@ from made_machine import Machine
 from processes import processes_in, wait_until
 
 import tfopt
-from tfopt import Data, Execution, Pipeline, Prune, Quantize, chain
+from tfopt import Data, Execution, Pipeline, chain
 from tfopt.measure import scores
 from tfopt.measure.display import Display
 from tfopt.measure.scores import TrainWhole, worst_accuracy
@@ -20,12 +20,9 @@ from tfopt.measure.targets import Variant
 from tfopt.measure.trainings import (
     Order,
     Trainings,
-    also_of,
     compare_trainings,
     quality,
-    served_accuracy,
     train,
-    trained_by,
 )
 from tfopt.report.training import Reading
 from tfopt.run import prepared
@@ -98,7 +95,6 @@ def test_ends_of_epochs_are_a_share_without_validation_and_reading(monkeypatch):
 def test_what_a_training_leaves(tmp_path):
     found = trained(output=str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"model.keras"}
-    assert found.data.startswith("toy (")
     one = found.training
     assert one.model_kib > one.model_gzip_kib > 0
     assert one.unavailable.keys() == {"artefact", "artefact_kib", "artefact_accuracy"}
@@ -171,7 +167,6 @@ def test_a_real_training_of_a_job_that_loads_tensorflow_itself(in_toy_folder):
     train([Order(variant, 3)], Display(verbose=False), found)
     assert found["own"].reason is None
     assert [each.seed for each in found["own"].done] == [3]
-    assert "set before TensorFlow was loaded: True" in found["own"].data
     wait_until(lambda: not processes_in(in_toy_folder))
 
 
@@ -268,32 +263,6 @@ def test_the_quality_is_of_pairs_of_seeds_and_of_the_file_that_is_served():
     assert "no seed" in quality(reference, Trainings(), 0.5)
     assert "not asked for" in quality(reference, Trainings((training(None, seed=0),)), 0.5)
     assert quality(Trainings(reason="no disk"), reference, 0.5) == "no disk"
-
-
-def test_a_variant_is_trained_by_one_that_makes_a_file_of_it():
-    def variant(*parts, job="toy:job"):
-        return Variant(repr(parts), job, chain(*parts))
-
-    plain, batch = variant(), variant(Pipeline(64))
-    int8, both = (
-        variant(Pipeline(64), Quantize(), *more) for more in ((), (Quantize(precision="dynamic"),))
-    )
-    every = [plain, batch, int8, both]
-    # A file's accuracy is that of one that was made.
-    assert [trained_by(each, every) for each in every] == [plain, int8, int8, both]
-    pruned = variant(Pipeline(64), Prune(0.5))  # which trains other weights
-    other = variant(Pipeline(64), Quantize(), job="other:job")
-    assert trained_by(batch, [batch, pruned, other]) is batch
-
-
-def test_of_a_variant_that_makes_no_file_none_is_told():
-    whole = trained().training
-    with_file = replace(
-        whole, seed=1, artefact="m.tflite", artefact_kib=9.0, artefact_accuracy=0.5, unavailable={}
-    )
-    found = also_of(Trainings(done=(whole,)), Trainings(done=(replace(whole, seed=0), with_file)))
-    assert [each.seed for each in found.done] == [0, 1]
-    assert served_accuracy(found.done[1]) == served_accuracy(whole)
 
 
 def test_a_reading_is_of_batches_spread_over_the_test_part():

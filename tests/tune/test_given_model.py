@@ -87,8 +87,7 @@ def test_a_layer_of_a_module_is_found_by_a_fresh_process(in_toy_folder, monkeypa
     from own_layers import Twice
 
     with target_of_model(model(Twice()), (X, Y), None, SETTINGS) as (target, _):
-        found = carried_out(target, TellData())
-    assert (found.status, found.reason) == ("measured", None)
+        assert carried_out(target, TellData()) == ""
 
 
 def in_main(name):

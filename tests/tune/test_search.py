@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_machine import FACTS, Machine, settings
+from made_machine import DATA, FACTS, Machine, settings
 
 import tfopt
 from tfopt import UserError
@@ -156,7 +156,7 @@ def test_a_job_that_cannot_be_trained_is_one_sentence(tune, machine, when):
 
 
 def test_data_that_differs_is_not_compared(tune, machine):
-    machine.data = lambda asked: "other" if asked.get("batch_size") else FACTS.data
+    machine.data = lambda asked: "other" if asked.get("batch_size") else DATA
     tuned = tune()
     assert "batch_size 400: other data: other" in dropped(tuned)
     assert "batch_size" not in settings(tuned.chain)
@@ -265,7 +265,8 @@ def test_interrupted_it_returns_what_is_certain_by_then(tune, machine, after):
         ({"objective": "speed"}, "no such objective"),
         ({"space": {"colour": [1]}}, "no setting 'colour'"),
         ({"space": {"batch_size": 64}}, "are no list"),
-        ({"space": {"batch_size": ["big"]}}, "cannot be tried so"),
+        ({"space": {"batch_size": ["big"]}}, "batch_size is not a count"),
+        ({"space": {"jit_compile": [1]}}, "cannot be tried so"),
         ({"space": {"jit_compile": [], "steps_per_execution": []}, "exact": True}, "nothing to"),
         ({"seeds": -1}, "seeds"),
         ({"max_drop": 200}, "max_drop"),

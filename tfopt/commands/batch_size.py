@@ -33,12 +33,6 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_DESCRIPTION,
     )
     arguments.add_job(parser, chain=True)
-    parser.add_argument(
-        "--limit-mib",
-        type=float,
-        metavar="N",
-        help="as if there was so much memory for the process, on a CPU",
-    )
     parser.add_argument("--at-most", type=int, metavar="N", help="no larger batch")
     parser.add_argument(
         "--budget",
@@ -66,7 +60,6 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
                 arguments=target.arguments,
                 under=target.chain,
                 at_most=options.at_most,
-                limit_mib=options.limit_mib,
                 budget_s=options.budget,
                 verbose=not options.json,
             )

@@ -81,9 +81,6 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the order of the turns, and of the first training"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="with --only: compare them although their data differ"
-    )
     arguments.add_json(parser)
     parser.add_argument(
         "--trace",
@@ -136,7 +133,6 @@ def _plan(
         seeds=options.seeds,
         max_drop=options.max_drop,
         seed=options.seed,
-        any_data=options.force,
         trace=prepare_folder(options.trace) if options.trace else None,
     )
 

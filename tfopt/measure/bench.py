@@ -6,7 +6,6 @@ that take turns. Interrupted, what was measured by then is a valid report.
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
 import tempfile
@@ -24,15 +23,15 @@ from tfopt.job.job import Job
 from tfopt.job.transform import Chain, Transform, as_chain
 from tfopt.measure.advice import Choice, choose, recommend
 from tfopt.measure.bench_plan import QUICK_S, BenchPlan
-from tfopt.measure.children import carried_out
+from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
-from tfopt.measure.engine import TURN_S, Engine, copies
+from tfopt.measure.engine import TURN_S, Candidate, Engine, copies
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.targets import Target, Variant, plain_arguments, reference_of
 from tfopt.measure.trace import trace
-from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
+from tfopt.measure.trainings import Order, Trainings, train
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import KEPT, Asked, BenchReport, VariantReport
@@ -47,19 +46,11 @@ _TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs bes
 _FILES = "kept"
 
 
-class Interrupted(Exception):
-    """The measurement was stopped; ``report`` is what was measured, None where nothing was."""
-
-    def __init__(self, report: BenchReport | None) -> None:
-        super().__init__("interrupted")
-        self.report = report
-
-
 def bench(plan: BenchPlan, display: Display, folder: Path | None = None) -> BenchReport:
     """Measure what the plan says; leave the files of the chain to keep in ``folder``.
 
-    Raises:
-        Interrupted: By Ctrl-C, with what was measured until then.
+    Ctrl-C returns what was measured until then, as a report that is not complete; it is raised
+    where that is nothing.
     """
     with tempfile.TemporaryDirectory(prefix="tfopt-") as made:
         with Engine(display, seed=plan.seed) as engine:
@@ -67,8 +58,11 @@ def bench(plan: BenchPlan, display: Display, folder: Path | None = None) -> Benc
             try:
                 session.measure()
                 report = session.report(complete=True)
-            except KeyboardInterrupt as stop:
-                raise Interrupted(session.report(complete=False)) from stop
+            except KeyboardInterrupt:
+                report = session.report(complete=False)
+                if report is None:
+                    raise
+                return report
         if report is None:
             raise UserError(
                 f"{session.rows[0].variant.job} cannot be measured.\n{session.rows[0].reason}"
@@ -136,12 +130,7 @@ def measure(
         seeds=seeds,
     )
     with Display(verbose=verbose) as display:
-        try:
-            return Report(bench(plan, display))
-        except Interrupted as stop:
-            if stop.report is None:
-                raise KeyboardInterrupt from None
-            return Report(stop.report)
+        return Report(bench(plan, display))
 
 
 class _Session:
@@ -153,7 +142,6 @@ class _Session:
         self._engine = engine
         self._display = display
         self._made = made
-        self._processes = plan.processes
         self._began = time.monotonic()
         self._ends = self._began + plan.budget_s
         self._started = ""
@@ -275,7 +263,9 @@ class _Session:
         if kind == "pair":
             named = [Variant(t.name, t.job, t.chain, t.arguments) for t in self.plan.targets]
             self.rows = self._admit(named)
-            self._require_same_data()
+            other = self.rows[1]
+            if self.rows[0].status == "measured" and other.status != "measured":
+                raise UserError(f"{other.variant.name} cannot be compared.", received=other.reason)
             return
         self.rows = self._admit([Variant(REFERENCE, target.job, Chain(), target.arguments)])
         if self.rows[0].status == "measured":
@@ -301,7 +291,6 @@ class _Session:
                 self._name_what_acts(row)
                 self.rows.append(row)
                 waiting.pop(0)
-                self._require_same_data()
                 if row.status == "measured":
                     in_force = row.variant.chain.parts
                 elif row.status != "no_effect":
@@ -356,46 +345,38 @@ class _Session:
                 for row in held:
                     self._release(row)
             for variant, candidate in zip(waiting, candidates, strict=False):
-                rows.append(Row(variant))
-                rows[-1].take(candidate)
+                rows.append(Row(variant, next(iter(self.rows or rows), None)))
+                self._take(rows[-1], candidate)
         return rows
+
+    def _take(self, row: Row, candidate: Candidate) -> None:
+        row.take(candidate)
+        if row.status != "measured":
+            self._release(row)
 
     def _release(self, row: Row) -> None:
         """End the processes of a row; others may come in their place."""
         self._engine.dismiss(row.alive)
-
-    def _require_same_data(self) -> None:
-        """Take a row out that got other data than the reference."""
-        row, reference = self.rows[-1], self.rows[0]
-        if row.status != "measured" or row.data == reference.data:
-            return
-        if self.plan.kind == "pair":
-            if self.plan.any_data:
-                return
-            raise UserError(
-                f"{row.variant.job} is not on the data of what it is compared with.",
-                expected=reference.data,
-                received=row.data,
-                fix="compare on the same data; --force measures all the same, and says so",
-            )
-        self._release(row)
-        row.status = "failed"
-        row.reason = f"it got other data than the reference, so it is not compared: {row.data}"
 
     # Turns.
 
     def _take_turns(self, rows: Sequence[Row], *, reserve: float = 0.0) -> None:
         """Give turns to the reference and these rows, in groups where memory holds not all."""
         reference, left, before = self.rows[0], list(rows), list[Row]()
+        processes, beside = self._fitting(len(rows))
         while True:
-            group = self._next_group(left, before)
+            size = max(beside - len(before), 1)
+            group, left = left[:size], left[size:]
+            for row in left:
+                self._release(row)
+            for row in (reference, *before, *group):
+                self._fill(row, processes)
             if not reference.alive:
                 return
-            groups = math.ceil(len(left) / max(len(group), 1)) or 1
+            groups = 1 + math.ceil(len(left) / size)
             self._rounds([reference, *before, *group], groups, reserve)
-            left = left[len(group) :]
             # The last link stays, for the next one to be compared with.
-            again = bool(left) and self.plan.kind == "prefixes"
+            again = bool(left) and beside > 1 and self.plan.kind == "prefixes"
             stays = [row for row in group if row.alive][-1:] if again else []
             for row in (*before, *group):
                 if row not in stays:
@@ -404,44 +385,19 @@ class _Session:
                 return
             before = stays
 
-    def _next_group(self, left: Sequence[Row], before: list[Row]) -> list[Row]:
-        """Start the processes of as many rows as fit, one at least; ``before`` may have to go."""
-        reference = self.rows[0]
-        if not self._fill(reference):
-            for row in left:
-                self._release(row)
-            self._fill(reference)
-        group = list(itertools.takewhile(self._fill, left))
-        if left and not group:
-            for row in left[1:]:
-                self._release(row)
-            self._share(before, left[0])
-            group = [left[0]]
-        return group
+    def _fitting(self, rows: int) -> tuple[int, int]:
+        """Return how many processes of a row memory holds, and of how many rows at once."""
+        fit = self._engine.capacity
+        least = min(1 + rows, 3)  # the reference, a link, and the one before it
+        processes = min(self.plan.processes, max(fit // least, LEAST))
+        if rows and fit < 2 * processes:
+            raise self._engine.no_room()
+        return processes, fit // processes - 1
 
-    def _share(self, before: list[Row], row: Row) -> None:
-        """Give each side fewer processes, two at least, until a row has as many as the others."""
-        while not self._fill(row):
-            sides = [self.rows[0], *before, row]
-            each = min(sum(len(side.alive) for side in sides) // len(sides), self._processes - 1)
-            if each >= LEAST:
-                self._processes = each
-                for side in sides:
-                    self._engine.dismiss(side.alive[each:])
-            elif before:
-                self._release(before.pop())
-            else:
-                raise self._engine.no_room()
-
-    def _fill(self, row: Row) -> bool:
-        """Start processes until the row has as many as are asked for; False for want of room."""
-        missing = self._processes - len(row.alive)
-        started = self._engine.admit(copies(row.variant, missing))
-        for candidate in started:
-            row.take(candidate)
-        if row.status != "measured":
-            self._release(row)
-        return len(started) >= missing
+    def _fill(self, row: Row, processes: int) -> None:
+        """Start processes until the row has as many as are asked for."""
+        for candidate in self._engine.admit(copies(row.variant, processes - len(row.alive))):
+            self._take(row, candidate)
 
     def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
         started_s = time.monotonic() - self._began
@@ -490,16 +446,10 @@ class _Session:
             Order(each, self.plan.seed + n, TrainWhole() if n else self._leaving(each))
             for n in range(self.plan.seeds)
             for each in variants
-            if not n or trained_by(each, variants) is each
         ]
         begun = sum(len(each.done) for each in self._trainings.values())
         at_once = self._engine.trainings_at_once
         train(orders, self._display, self._trainings, at_once=at_once, until=self._ends)
-        for each in variants:
-            by = trained_by(each, variants)
-            if by is not each and {each.name, by.name} <= self._trainings.keys():
-                own, other = self._trainings[each.name], self._trainings[by.name]
-                self._trainings[each.name] = also_of(own, other)
         done = sum(len(each.done) for each in self._trainings.values()) - begun
         if done < len(orders) and not any(each.reason for each in self._trainings.values()):
             self._notes.append(
@@ -546,10 +496,10 @@ class _Session:
             return
         folders = {each: str(self.folder_of("serving", each)) for each in trained}
         self._display.doing("size and speed when it serves")
-        found = carried_out(self.rows[0].variant, CompareServed(folders))
-        self._serving = found.value
-        if found.value is None:
-            self._notes.append(f"Nothing to serve: {found.reason}")
+        try:
+            self._serving = carried_out(self.rows[0].variant, CompareServed(folders))
+        except Lost as lost:
+            self._notes.append(f"Nothing to serve: {lost}")
 
 
 @dataclass(frozen=True)

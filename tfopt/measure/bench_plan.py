@@ -22,7 +22,6 @@ class BenchPlan:
         seeds: Whole trainings of each variant that trains other weights, for its accuracy; with
             ``whole`` of every variant, for the time to it. 0: none.
         max_drop: Points of accuracy that may be lost.
-        any_data: Compare a pair although its data differ.
         tuned_parts: How many transforms at the start of the chain are one link.
         remarks: Go into the report's notes.
         trace: The folder for traces of the reference and of the chain to keep.
@@ -38,7 +37,6 @@ class BenchPlan:
     seeds: int = 3
     max_drop: float = MAX_DROP
     seed: int = 0
-    any_data: bool = False
     tuned_parts: int = 0
     remarks: tuple[str, ...] = ()
     trace: Path | None = None

@@ -17,16 +17,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.job.transform import Chain
-from tfopt.measure.starter import EXEC, FORK
 from tfopt.measure.targets import Target
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.report.strict import Status
@@ -34,8 +32,7 @@ from tfopt.report.strict import Status
 _LAST_LINES = 5
 _DYING_S = 2.0
 _LONGEST_MESSAGE = 1 << 16
-T = TypeVar("T")
-_LOAD_THEMSELVES: set[str] = set()  # jobs whose modules set how TensorFlow is loaded
+_DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 class Task(Protocol):
@@ -43,15 +40,6 @@ class Task(Protocol):
 
     def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Any:
         """Do it in the child; ``pipe`` leads to the parent."""
-
-
-@dataclass(frozen=True)
-class Result(Generic[T]):
-    """What a task found, or the reason why there is nothing."""
-
-    status: Status
-    value: T | None
-    reason: str | None
 
 
 class Lost(Exception):
@@ -66,7 +54,7 @@ class Child:
     """A process that carries out a task on a target's job, in a process group of its own.
 
     It is forked from a process that has loaded TensorFlow and touched no device; where the job's
-    module sets how TensorFlow is loaded, it loads it itself.
+    module sets variables that TensorFlow reads then, from another one that was given them.
     """
 
     def __init__(self, target: Target, task: Task, *, seed: int | None = None) -> None:
@@ -77,12 +65,13 @@ class Child:
             "seed": seed,
             "task": task,
             "folder": os.getcwd(),
+            "settings": _settings.get(target.job, {}),
         }
-        self._start(EXEC if target.job in _LOAD_THEMSELVES else FORK)
+        self._start()
 
-    def _start(self, how: str) -> None:
+    def _start(self) -> None:
         for may_fail in (True, False):
-            self._starter = _starter(how)
+            self._starter = _starter(self._spec["settings"])
             try:
                 self.pid, self._log, self._pipe = self._starter.start()
                 break
@@ -111,10 +100,10 @@ class Child:
             Lost: It failed, died, or was silent for ``timeout_s``.
         """
         kind, value = self._message(time.monotonic() + timeout_s, timeout_s)
-        if kind == "too late":
-            _LOAD_THEMSELVES.add(self._spec["job"])
+        if kind == "settings":
+            self._spec["settings"] = _settings[self._spec["job"]] = value
             self.end()
-            self._start(EXEC)
+            self._start()
             return self.receive(timeout_s)
         if kind in ("refused", "failed"):
             raise Lost(value, kind)
@@ -170,15 +159,15 @@ class Child:
         return f"the process ended without a result: {how}; its last output: {words or 'none'}"
 
 
-def carried_out(
-    target: Target, task: Task, *, seed: int | None = None, timeout_s: float = 24 * 3600.0
-) -> Result[Any]:
-    """Carry a task out in a process of its own; return what it found, or why it did not."""
-    child = Child(target, task, seed=seed)
+def carried_out(target: Target, task: Task, *, timeout_s: float = 24 * 3600.0) -> Any:
+    """Carry a task out in a process of its own, and return what it found.
+
+    Raises:
+        Lost: It failed, died, or took longer than ``timeout_s``.
+    """
+    child = Child(target, task)
     try:
-        return Result("measured", child.receive(timeout_s), None)
-    except Lost as lost:
-        return Result(lost.status, None, str(lost))
+        return child.receive(timeout_s)
     finally:
         child.end()
 
@@ -190,9 +179,9 @@ def has_gpu() -> bool:
 
 
 class Starter:
-    """The process that starts children, by forking itself or by starting Python anew."""
+    """The process that starts children, by forking itself."""
 
-    def __init__(self, how: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self.ended: dict[int, int] = {}
         """The exit code of each child that has ended, by its process id."""
@@ -204,7 +193,7 @@ class Starter:
         self.control.setblocking(False)
         with theirs, self._words.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tfopt.measure.starter", str(theirs.fileno()), how],
+                [sys.executable, "-m", "tfopt.measure.starter", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -225,8 +214,7 @@ class Starter:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                message = f"{log}\n{os.getcwd()}".encode()
-                socket.send_fds(self.control, [message], [theirs.fileno()])
+                socket.send_fds(self.control, [str(log).encode()], [theirs.fileno()])
             while not self._started:
                 self.listen(None)
         except OSError:
@@ -269,17 +257,18 @@ class Starter:
         self._folder.cleanup()
 
 
-_starters: dict[str, Starter] = {}
+_starters: dict[frozenset[tuple[str, str]], Starter] = {}
+_settings: dict[str, dict[str, str]] = {}
+"""The variables that a job's module sets, by the job."""
 
 
-def _starter(how: str) -> Starter:
-    """Return the running starter; another one where the environment has changed since."""
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-    environment = {**defaults, **os.environ}
-    found = _starters.get(how)
+def _starter(settings: Mapping[str, str]) -> Starter:
+    """Return the running starter with these settings; another one in another environment."""
+    environment, key = {**_DEFAULTS, **os.environ, **settings}, frozenset(settings.items())
+    found = _starters.get(key)
     if found is not None and (found.environment != environment or not found.running):
-        _starters.pop(how).end()
-    if how not in _starters:
-        _starters[how] = Starter(how, environment)
-        atexit.register(_starters[how].end)
-    return _starters[how]
+        _starters.pop(key).end()
+    if key not in _starters:
+        _starters[key] = Starter(environment)
+        atexit.register(_starters[key].end)
+    return _starters[key]

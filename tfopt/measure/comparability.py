@@ -1,9 +1,8 @@
 """Find what differs between two measurements, and whether they may be compared.
 
-A comparison is stopped by another machine (platform, processor, cores, limits, GPUs), other
-versions (driver, CUDA, packages), another data set, other environment variables, turns of
-another length, and for a variant by another global batch or number of replicas, or other GPUs in
-use. The rest is only noted, since it is what people compare or moves no time.
+A comparison is stopped by another machine, other versions, another data set, other environment
+variables, turns of another length, and for a variant by another global batch or number of replicas,
+or other GPUs in use. The rest is only noted, since it is what people compare or moves no time.
 """
 
 from __future__ import annotations
@@ -38,26 +37,17 @@ def differences(a: BenchReport, b: BenchReport) -> tuple[Difference, ...]:
 
 def variant_differences(a: VariantReport, b: VariantReport) -> tuple[Difference, ...]:
     """Return what two measured variants do not share, those that stop a comparison first."""
-    first, second = a.processes[0], b.processes[0]
     facts = _variant_facts(a), _variant_facts(b)
-    return _in_order([*scaling(first, second), *_differing(*facts)])
+    return _in_order([*scaling(a.processes[0], b.processes[0]), *_differing(*facts)])
 
 
 def scaling(a: TimedProcess, b: TimedProcess) -> Iterator[Difference]:
-    """Return other batches or replicas, under the name that such a comparison has."""
-    batches = [{"global batch": each.batch_size or "not told by the data"} for each in (a, b)]
-    if a.replicas == b.replicas:
-        yield from _differing(*batches)
-        return
-    what = "replicas"
-    if a.batch_size is not None and b.batch_size is not None:
-        if a.batch_size == b.batch_size:
-            what += f" (strong scaling, global batch {a.batch_size})"
-        elif a.batch_size * b.replicas == b.batch_size * a.replicas:
-            what += f" (weak scaling, {a.batch_size // a.replicas} a replica)"
-    yield Difference(what, str(a.replicas), str(b.replicas), blocks=True)
-    if "weak" not in what:
-        yield from _differing(*batches)
+    """Return other batches or replicas, by which a comparison has to be read."""
+    first, second = (
+        {"replicas": each.replicas, "global batch": each.batch_size or "not told by the data"}
+        for each in (a, b)
+    )
+    return _differing(first, second)
 
 
 def _facts(report: BenchReport) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tfopt.errors import UserError
 from tfopt.measure.comparability import NotComparable, differences, variant_differences
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import KEPT, BenchReport, VariantReport, read_bench_report
 from tfopt.report.compared import LeftOut, Line, Side, SideBySide
-from tfopt.report.statistics import LEAST, Comparison, compare_apart
+from tfopt.report.statistics import LEAST, compare_apart
 
 NOT_IN_THE_INTERVAL = (
     "What the machine itself did between the two measurements (another day, another load, another "
@@ -98,63 +98,46 @@ def _beside(
     line: Callable[[VariantReport, VariantReport], Line],
 ) -> SideBySide:
     lines, left_out = [], []
-    for pair in pairs:
-        a, b = pair
-        named = b or a
-        assert named is not None
+    for a, b in pairs:
         reasons = [
-            f"{side.name}: {reason}"
-            for side, variant in zip((first, second), pair, strict=True)
-            if (reason := _why_unmeasured(variant)) is not None
+            f"{side.name}: {why}"
+            for side, each in ((first, a), (second, b))
+            if (why := _why_unmeasured(each))
         ]
         if a is not None and b is not None and not reasons:
             lines.append(line(a, b))
             continue
-        left_out.append(
-            LeftOut(
-                name=fmt.one_line(named.name),
-                first="absent" if a is None else a.status,
-                second="absent" if b is None else b.status,
-                told="; ".join(reasons),
-            )
-        )
+        (name, *_) = (fmt.one_line(each.name) for each in (b, a) if each is not None)
+        one, other = ("absent" if each is None else each.status for each in (a, b))
+        left_out.append(LeftOut(name, one, other, "; ".join(reasons)))
     return SideBySide(first, second, (), tuple(lines), tuple(left_out), ())
 
 
-def _why_unmeasured(variant: VariantReport | None) -> str | None:
+def _why_unmeasured(variant: VariantReport | None) -> str:
     if variant is None:
         return "no such variant"
     if variant.status == "measured":
-        return None
+        return ""
     return fmt.one_line(f"{variant.status.replace('_', ' ')}: {variant.reason}")
 
 
 def _apart(a: VariantReport, b: VariantReport) -> Line:
     """Compare two measurements."""
-    found = variant_differences(a, b)
-    stopping = "; ".join(each.told for each in found if each.blocks)
-    sides = [[process.example_ms for process in each.processes] for each in (a, b)]
-    counts = [len(side) for side in sides]
-    why_not = None
-    if stopping:
-        why_not = f"not comparable: {stopping}"
-    elif min(counts) < LEAST:
-        why_not = f"{counts[0]} and {counts[1]} processes: no interval"
-    return _line(a, b, None if why_not else compare_apart(*sides), why_not, differences=found)
+    differing, why_not = variant_differences(a, b), None
+    first, second = ([process.example_ms for process in each.processes] for each in (a, b))
+    if stopping := [each.told for each in differing if each.blocks]:
+        why_not = f"not comparable: {'; '.join(stopping)}"
+    elif min(len(first), len(second)) < LEAST:
+        why_not = f"{len(first)} and {len(second)} processes: no interval"
+    found = None if why_not else compare_apart(first, second)
+    return Line(fmt.one_line(b.name), a, b, found, why_not, differing)
 
 
-def _in_turns(reference: VariantReport, variant: VariantReport) -> Line:
+def _in_turns(a: VariantReport, b: VariantReport) -> Line:
     """Take the comparison that the report itself makes; nothing that differs stops it."""
-    found = variant.against_reference
-    why_not = None if found is not None else variant.unavailable["against_reference"]
-    noted = (replace(each, blocks=False) for each in variant_differences(reference, variant))
-    return _line(reference, variant, found, why_not, differences=tuple(noted))
-
-
-def _line(
-    a: VariantReport, b: VariantReport, found: Comparison | None, why_not: str | None, **more: Any
-) -> Line:
-    return Line(fmt.one_line(b.name), a, b, comparison=found, why_not=why_not, **more)
+    differing = tuple(replace(each, blocks=False) for each in variant_differences(a, b))
+    found, why_not = b.against_reference, b.unavailable.get("against_reference")
+    return Line(fmt.one_line(b.name), a, b, found, why_not, differing)
 
 
 def judge(found: SideBySide, limit: float) -> dict[str, Outcome]:

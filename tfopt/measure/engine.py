@@ -38,7 +38,7 @@ _GROWS = 1.3  # beyond what a process held when it was ready
 _START_TIMEOUT_S = 600.0
 LATE = "it was not ready in time"
 _TURN_TIMEOUT_S = 60.0
-_MOST_AT_ONCE = 8  # trainings
+_MOST, _MOST_TRAININGS = 1000, 8  # at once
 _TIMES_ITS_LONGEST = 20  # after so much longer than any turn of it a candidate hangs
 
 
@@ -71,6 +71,25 @@ class Candidate:
         """Return the median time of an example, over all its turns or those of some rounds."""
         assert self.ready is not None
         return self._step_s(rounds) / (self.ready.batch_size or 1)
+
+    @property
+    def start_s(self) -> float:
+        """Return the seconds of building the model and of compiling its steps."""
+        assert self.ready is not None
+        # On one H200, XLA took 3.0 s for the smaller last batch after 3.5 s for the first step.
+        return self.ready.build_s + (1 + self.ready.compiles_rest) * self.ready.first_step_s
+
+    def training_s(
+        self, examples: int, rounds: Iterable[int] | None = None, start_s: float | None = None
+    ) -> float:
+        """Return the predicted seconds of a training of so many examples, its start included.
+
+        ``start_s`` takes the place of what its start took.
+        """
+        assert self.ready is not None
+        further = examples - self.ready.first_steps * (self.ready.batch_size or 1)
+        start_s = start_s or self.start_s
+        return start_s + self.fill_s(rounds) + further * self.example_s(rounds)
 
     def fill_s(self, rounds: Iterable[int] | None = None) -> float:
         """Return how much longer the epoch takes that fills a cache; 0 without one."""
@@ -165,9 +184,10 @@ class Engine:
         admitted: list[Candidate] = []
         while waiting or starting:
             # The first one tells how much memory one takes.
-            at_once = usable_cores() if self._needed_mib() else 1
+            needed_mib = self._needed_mib(self._alive)
+            at_once = usable_cores() if needed_mib else 1
             while waiting and len(starting) < at_once and time.monotonic() < until:
-                if self._candidates and not self._has_room(len(starting)):
+                if self._candidates and self._room(needed_mib) < len(starting) + 1:
                     break
                 each = waiting.pop(0)
                 self._candidates.append(each)
@@ -187,7 +207,7 @@ class Engine:
         free = available_memory()
         return UserError(
             "There is no memory for one more process beside the job as it is.",
-            expected=f"about {self._needed_mib():,.0f} MiB",
+            expected=f"about {self._needed_mib(self._alive):,.0f} MiB",
             received=f"{free.available_bytes * _USABLE / MIB:,.0f} MiB: {free.limited_by}",
             fix="measure a smaller batch or model, or end other programs",
         )
@@ -212,23 +232,23 @@ class Engine:
         candidate.held_mib = _own_mib(child.pid)
         self._gpu_mib = self._gpu_mib or _used_mib() - self._others_mib
 
-    def _needed_mib(self) -> float:
-        held = [each.held_mib for each in self._candidates if each.alive]
-        return _GROWS * max(held, default=0.0)
+    def _needed_mib(self, candidates: Iterable[Candidate]) -> float:
+        """Return what one more process may take, if it grows as large as one of these."""
+        return _GROWS * max((each.held_mib for each in candidates), default=0.0)
 
-    def _has_room(self, starting: int) -> bool:
-        """Return whether one more fits beside those that are there and those that start."""
+    def _room(self, needed_mib: float) -> float:
+        """Return how many more processes of that size fit beside those that are there."""
         free_mib = available_memory().available_bytes * _USABLE / MIB
-        if (1 + starting) * self._needed_mib() > free_mib:
-            return False
-        return 1 + starting <= self._fit_on_gpu()
+        fit = free_mib / needed_mib if needed_mib else math.inf
+        if self._gpu_mib > 0:
+            free = [each.free_mib for each in _memories()]
+            fit = min([fit, *(each / (_GROWS * self._gpu_mib) for each in free)])
+        return min(fit, _MOST)
 
-    def _fit_on_gpu(self) -> float:
-        """Return how many more processes the memory of every GPU holds."""
-        if self._gpu_mib <= 0:
-            return math.inf
-        free_mib = min((each.free_mib for each in _memories()), default=math.inf)
-        return free_mib / (_GROWS * self._gpu_mib)
+    @property
+    def capacity(self) -> int:
+        """Return how many processes fit into memory at once, those that are there included."""
+        return len(self._alive) + int(self._room(self._needed_mib(self._candidates)))
 
     @property
     def trainings_at_once(self) -> int:
@@ -236,10 +256,12 @@ class Engine:
 
         One more than cores: at the ends of epochs they wait for threads of ``tf.data``.
         """
-        held_mib = _GROWS * max((each.held_mib for each in self._candidates), default=0.0)
-        free_mib = available_memory().available_bytes * _USABLE / MIB
-        fit = min(free_mib / held_mib if held_mib else math.inf, self._fit_on_gpu())
-        return int(max(min(usable_cores() + 1, _MOST_AT_ONCE, fit), 1))
+        fit = self._room(self._needed_mib(self._candidates))
+        return int(max(min(usable_cores() + 1, _MOST_TRAININGS, fit), 1))
+
+    @property
+    def _alive(self) -> list[Candidate]:
+        return [each for each in self._candidates if each.alive]
 
     # Turns.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from tfopt.data.stages import CHANGES, Stage, applicable
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
-from tfopt.measure.children import carried_out
+from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
 from tfopt.measure.input_ways import (
@@ -171,11 +171,12 @@ def diagnose_input(target: Target, display: Display | None = None) -> InputDiagn
     Example:
         print(diagnose_input(resolve_target("my_package.train:job")))
     """
-    look = carried_out(target, LookAtInput())
-    if look.value is None:
-        raise UserError("The input cannot be measured.", received=look.reason or "no reason")
+    try:
+        look = carried_out(target, LookAtInput())
+    except Lost as lost:
+        raise UserError("The input cannot be measured.", received=str(lost)) from lost
     with Engine(display) as engine:
-        return _measured(engine, target, look.value)
+        return _measured(engine, target, look)
 
 
 def judged(
@@ -290,16 +291,16 @@ def _beside(
 ) -> list[list[Candidate]]:
     """Give the processes of each way turns beside ``fit``, in groups where memory is short."""
     found: list[list[Candidate]] = []
-    while len(found) < len(ways):
-        waiting = ways[len(found) :]
-        group = engine.admit([variant for way in waiting for variant in way])
-        if not group:
+    at_once = max((engine.capacity - len(fits)) // _PROCESSES, 1)
+    for n in range(0, len(ways), at_once):
+        group = ways[n : n + at_once]
+        started = engine.admit([variant for own in group for variant in own])
+        if not started:
             raise engine.no_room()
-        ends = [end for end in accumulate(map(len, waiting)) if end <= len(group)] or [len(group)]
-        engine.dismiss(group[ends[-1] :])  # its others did not fit
-        engine.take_rounds([*fits, *group[: ends[-1]]], _ROUNDS)
-        engine.dismiss(group[: ends[-1]])
-        found += [group[begin:end] for begin, end in pairwise([0, *ends])]
+        engine.take_rounds([*fits, *started], _ROUNDS)
+        engine.dismiss(started)
+        each = iter(started)
+        found += [[*islice(each, len(own))] for own in group]
     return found
 
 
@@ -327,7 +328,7 @@ def _changes(ready: Prepared) -> Iterator[Changed]:
     if given is None and train.kind == "dataset":
         yield from (Changed((name,)) for name in applicable(train.given))
     else:
-        base = given or Pipeline(examples=None if facts.endless else facts.generated)
+        base = given or Pipeline(examples=facts.generated)
         if given is None:
             yield Changed(("pipeline",), base)
         if base.cache is None and not facts.endless and train.kind != "arrays":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.fit_data import INFINITE, Arrays, Examples, Kind, describe_data
+from tfopt.data.fit_data import INFINITE, Arrays, Examples, Kind
 from tfopt.data.pipeline import Pipeline
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
@@ -33,7 +33,6 @@ class JobFacts:
         jit_compile: Whether the step is compiled by XLA.
         half: The half precision to try here, where the model is all float32.
         source: What the training data is; ``endless``: it has no end.
-        generated: How many examples a generator yields at most; None where that is unknown.
         examples: How many there are to train on; None where the data does not say.
         epoch_examples: Those of an epoch; None without a length.
         rebatch: The data yields batches, which something has to make anew.
@@ -43,14 +42,12 @@ class JobFacts:
 
     replicas: int
     gpus: int
-    steps_per_execution: int
     whole_executions: int | None
     jit_compile: bool
     eager: bool
     half: str | None
     source: Kind
     endless: bool
-    generated: int | None
     batch_size: int
     tuned_batch_size: int
     steps_per_epoch: int | None
@@ -62,12 +59,22 @@ class JobFacts:
     optimizer: str
     rate: float | None
     tested: bool
-    data: str
 
     @property
     def rule(self) -> Rule | None:
         """Return how its rate goes with the batch; None where that is not known."""
         return None if self.rate is None else RULES.get(self.optimizer)
+
+    @property
+    def training_examples(self) -> int:
+        """Return how many examples the whole training has; 0 where that is unknown."""
+        return (self.epoch_examples or 0) * self.epochs
+
+    @property
+    def generated(self) -> int | None:
+        """Return how many examples a generator yields, which a pipeline has to be told."""
+        known = self.source == "generator" and self.whole_executions is None
+        return self.epoch_examples if known else None
 
 
 def facts_of(ready: Prepared) -> JobFacts:
@@ -81,14 +88,12 @@ def facts_of(ready: Prepared) -> JobFacts:
     return JobFacts(
         replicas=facts.replicas,
         gpus=len(tf.config.list_logical_devices("GPU")),
-        steps_per_execution=model.steps_per_execution,
         whole_executions=job.steps_per_epoch,
         jit_compile=bool(model.jit_compile),
         eager=bool(model.run_eagerly),
         half=_half(model, facts.replicas),
         source=train.kind,
         endless=train.count == INFINITE,
-        generated=_generated(ready),
         batch_size=facts.update_batch,
         tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,
@@ -100,18 +105,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         optimizer=optimizer,
         rate=rate,
         tested=data.test is not None and _has_accuracy(model),
-        data=describe_data(data),
     )
-
-
-def _generated(ready: Prepared) -> int | None:
-    """Return the count of a generator that has been read through once, without a pipeline."""
-    facts = ready.facts
-    train = ready.examples["train"]
-    counted = train.kind == "generator" and ready.job.steps_per_epoch is None
-    if not counted or facts.steps_per_epoch is None or facts.batch_size is None:
-        return None
-    return facts.steps_per_epoch * facts.batch_size
 
 
 def _half(model: keras.Model, replicas: int) -> str | None:

@@ -35,26 +35,27 @@ class Row:
     """A variant with all that is known of it.
 
     Attributes:
+        reference: What it is compared with, which has the same data.
         candidates: Its processes, also those that have ended.
         trainings: Set when the report is made.
-        against: Comparisons of an example's time that were made otherwise than from all rounds.
     """
 
     variant: Variant
+    reference: Row | None = None
     status: Status = "measured"
     reason: str | None = None
     notes: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
     trainings: Trainings = field(default_factory=Trainings)
-    against: dict[str, Comparison] = field(default_factory=dict)
 
     def take(self, candidate: Candidate) -> None:
         """Add a process, alive or not: what the first one says of itself is the row's."""
         if candidate.ready is not None:
             self.notes = self.notes or _notes(self.variant, candidate.ready.notes)
-            if self.status == "measured" and self.data not in ("", candidate.ready.data):
-                self.status = "failed"
-                self.reason = f"its processes got {self.data}, and {candidate.ready.data}"
+            data, known = candidate.ready.data, filter(None, (self, self.reference))
+            others = [row.data for row in known if row.data not in ("", data)]
+            if others and self.status == "measured":
+                self.status, self.reason = "failed", f"other data: {data}, not {others[0]}"
         if candidate.out and not self.candidates:
             self.status, self.reason = candidate.status, candidate.out
         self.candidates.append(candidate)
@@ -89,8 +90,6 @@ class Row:
 
     def compared(self, reference: Row) -> Comparison | None:
         """Return the time of an example as a share of the reference's."""
-        if reference.variant.name in self.against:
-            return self.against[reference.variant.name]
         first, own = in_shared_rounds(reference.processes, self.processes)
         if min(len(first), len(own)) < LEAST:
             return None
@@ -171,10 +170,5 @@ def _scaling(row: Row, reference: Row) -> str | None:
     """Return how to read the comparison with the reference, where that is not plain."""
     if row is reference or not row.processes or not reference.processes:
         return None
-    told = [
-        f"{each.what} {each.second} instead of {each.first}"
-        for each in scaling(reference.processes[0], row.processes[0])
-    ]
-    if row.data != reference.data:
-        told.insert(0, f"forced: other data than the reference, {row.data}, not {reference.data}")
-    return "; ".join(told) or None
+    told = scaling(reference.processes[0], row.processes[0])
+    return "; ".join(f"{each.what} {each.second} instead of {each.first}" for each in told) or None

@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.fit_data import describe_data
 from tfopt.errors import UserError
 from tfopt.export.serving import leave
 from tfopt.job.job import Job
@@ -36,10 +35,9 @@ _ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
 
 @dataclass(frozen=True)
 class Trained:
-    """A whole training, the data it had, and what each transform did, by its repr."""
+    """A whole training, and what each transform did, by its repr."""
 
     training: Training
-    data: str
     notes: dict[str, str]
 
 
@@ -60,7 +58,6 @@ class TrainWhole:
     def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Trained:
         """Train, and return what was read."""
         with prepared(job, chain) as ready:
-            data = describe_data(ready.data)  # told before the training, which frees its input
             scores = _Scores(ready, self.readings)
             outcome = ready.fit(callbacks=[scores.callback()])
             if self.output is not None:
@@ -68,7 +65,7 @@ class TrainWhole:
             if self.serving is not None:
                 leave(Path(self.serving), outcome.model, outcome.artefacts)
             notes = {repr(transform): effect.note for transform, effect in outcome.effects}
-            return Trained(_training(ready, outcome, scores), data, notes)
+            return Trained(_training(ready, outcome, scores), notes)
 
 
 class _Scores:
@@ -180,7 +177,7 @@ def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
 
 
 _NO_METRIC = "no accuracy metric"
-NO_FILE = dict.fromkeys(
+_NO_FILE = dict.fromkeys(
     ("artefact", "artefact_kib", "artefact_accuracy"), "no transform makes a file"
 )
 
@@ -189,8 +186,8 @@ def _artefact_figures(
     artefacts: tuple[Artefact, ...], unavailable: dict[str, str]
 ) -> dict[str, Any]:
     if not artefacts:
-        unavailable.update(NO_FILE)
-        return dict.fromkeys(NO_FILE)
+        unavailable.update(_NO_FILE)
+        return dict.fromkeys(_NO_FILE)
     artefact = artefacts[-1]
     accuracy = artefact.metrics.get("test_accuracy")
     if accuracy is None:

@@ -1,9 +1,8 @@
-"""Start processes for the parent: ``python -m tfopt.measure.starter SOCKET fork|exec``.
+"""Start processes for the parent: ``python -m tfopt.measure.starter SOCKET``.
 
-With ``fork`` TensorFlow is loaded once, not used, and each child is forked from here, which saves
-it the import: CUDA starts in a fork too, as long as it has not started here. With ``exec`` each
-child loads TensorFlow itself. Children end with this process, and this process with its parent;
-each is the leader of a process group.
+TensorFlow is loaded once, not used, and each child is forked from here, which saves it the import:
+CUDA starts in a fork too, as long as it has not started here. Children end with this process, and
+this process with its parent; each is the leader of a process group.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-FORK, EXEC, CHILD = "fork", "exec", "child"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see its pipe close
 _READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_")
 _TFOPT = Path(__file__).resolve().parent.parent
@@ -34,11 +32,10 @@ _FRAME = re.compile(r'\s*File "|\s{4}')  # the way to an operation, as TensorFlo
 _LONGEST_MESSAGE = 1 << 16
 
 
-def serve(socket_number: int, how: str) -> None:
+def serve(socket_number: int) -> None:
     """Start a child for each message of the parent, and report the exit code of each."""
     control = socket.socket(fileno=socket_number)
-    if how == FORK:
-        _load_tensorflow()
+    _load_tensorflow()
     os.chdir("/")  # each child has its folder, and this process holds none
     woken, wakes = socket.socketpair()
     wakes.setblocking(False)
@@ -61,8 +58,7 @@ def serve(socket_number: int, how: str) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for each in (control, woken, wakes):
                 each.close()
-            log, folder = message.decode().split("\n")
-            _become_child(numbers[0], log, folder, how)
+            _become_child(numbers[0], message.decode())
         with suppress(OSError):  # whoever is first, this process or the child
             os.setpgid(pid, pid)
         os.close(numbers[0])
@@ -95,7 +91,7 @@ def _load_tensorflow() -> None:
     gc.freeze()  # no child looks through what is loaded here
 
 
-def _become_child(pipe: int, log: str, folder: str, how: str) -> None:
+def _become_child(pipe: int, log: str) -> None:
     """Carry out one task in this process, and end at once.
 
     Python would wait for a thread of tf.data that still feeds from a generator.
@@ -109,16 +105,11 @@ def _become_child(pipe: int, log: str, folder: str, how: str) -> None:
         written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(written, 1)
         os.dup2(written, 2)
-        if how == EXEC:
-            os.set_inheritable(pipe, True)
-            os.chdir(folder)  # PYTHONPATH may be relative to it
-            command = [sys.executable, "-m", "tfopt.measure.starter", str(pipe), CHILD]
-            os.execv(sys.executable, command)
         import numpy as np
 
         random.seed()
         np.random.seed()
-        work(Connection(pipe), forked=True)
+        work(Connection(pipe))
         code = 0
     except BaseException:  # these are its last words
         traceback.print_exc()
@@ -127,7 +118,7 @@ def _become_child(pipe: int, log: str, folder: str, how: str) -> None:
     os._exit(code)
 
 
-def work(pipe: Connection, *, forked: bool) -> None:
+def work(pipe: Connection) -> None:
     """Carry out the task that comes through the pipe; send what it found, or what went wrong."""
     spec = pipe.recv()
     os.chdir(spec["folder"])
@@ -135,7 +126,7 @@ def work(pipe: Connection, *, forked: bool) -> None:
     from tfopt.errors import UserError
 
     try:
-        _carry_out(spec, pipe, forked=forked)
+        _carry_out(spec, pipe)
     except UserError as error:
         pipe.send(("refused", str(error)))
     except (BrokenPipeError, EOFError):
@@ -145,22 +136,23 @@ def work(pipe: Connection, *, forked: bool) -> None:
         pipe.send(("failed", _message(error)))
 
 
-def _carry_out(spec: dict[str, Any], pipe: Connection, *, forked: bool) -> None:
+def _carry_out(spec: dict[str, Any], pipe: Connection) -> None:
     from tfopt.job.recipe_file import chain_from_toml
     from tfopt.job.references import resolve_job
 
-    before = _settings_of_tensorflow()
+    before = dict(os.environ)
     chain = chain_from_toml(spec["chain"])
     job = resolve_job(spec["job"], spec["arguments"], seed=spec["seed"])
-    if forked and _settings_of_tensorflow() != before:
-        # The job's module sets what TensorFlow or Keras read when they are loaded.
-        pipe.send(("too late", None))
+    # What the job's module sets, TensorFlow and Keras have to find when they are loaded.
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_READ_AT_IMPORT) and before.get(name) != value
+    }
+    if settings and not spec["settings"]:
+        pipe.send(("settings", settings))
         return
     pipe.send(("done", spec["task"].carry_out(job, chain, pipe)))
-
-
-def _settings_of_tensorflow() -> dict[str, str]:
-    return {name: os.environ[name] for name in os.environ if name.startswith(_READ_AT_IMPORT)}
 
 
 def _message(error: BaseException) -> str:
@@ -183,17 +175,5 @@ def _place(error: BaseException) -> str:
     return ""
 
 
-def main(arguments: list[str]) -> None:
-    """Serve the parent, or be a child that loads TensorFlow itself."""
-    number, how = int(arguments[0]), arguments[1]
-    if how != CHILD:
-        serve(number, how)
-        return
-    work(Connection(number), forked=False)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve(int(sys.argv[1]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
-from tfopt.measure.children import carried_out
+from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 
@@ -52,7 +52,8 @@ def trace(targets: Mapping[str, Target], folder: Path, display: Display) -> tupl
     failed = []
     for name, target in targets.items():
         display.doing(f"tracing some steps: {name}")
-        found = carried_out(target, TraceSteps(str(folder.resolve() / name)))
-        if found.reason is not None:
-            failed.append(f"The steps of {name} could not be traced: {found.reason}")
+        try:
+            carried_out(target, TraceSteps(str(folder.resolve() / name)))
+        except Lost as lost:
+            failed.append(f"The steps of {name} could not be traced: {lost}")
     return tuple(failed)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
-from tfopt.measure.bench import Interrupted, bench
+from tfopt.measure.bench import bench
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
@@ -36,24 +36,20 @@ def bench_and_show(
 ) -> tuple[BenchReport | None, int]:
     """Leave bench.json, bench.md and bench.html in ``output``; return the report and exit code."""
     console = Console(quiet=not verbose)
-    code = 0
     with alone_in(output), termination_as_interrupt(), Display(verbose=verbose) as display:
         try:
-            report: BenchReport | None = bench(plan, display, output)
-        except Interrupted as stop:
-            report, code = stop.report, INTERRUPTED
-    if report is not None:
-        publish(report, output)
-        console.print(as_terminal(view_of(report)))
-        console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
-    if code == INTERRUPTED:
-        kept = (
-            "nothing was measured yet" if report is None else "what was measured is in the report"
-        )
-        console.print(f"Interrupted: {kept}.")
-    elif report is not None and any(each.status == "failed" for each in report.variants):
-        code = FAILED
-    return report, code
+            report = bench(plan, display, output)
+        except KeyboardInterrupt:
+            console.print("Interrupted: nothing was measured yet.")
+            return None, INTERRUPTED
+    publish(report, output)
+    console.print(as_terminal(view_of(report)))
+    console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
+    if not report.complete:
+        console.print("Interrupted: what was measured is in the report.")
+        return report, INTERRUPTED
+    failed = any(each.status == "failed" for each in report.variants)
+    return report, FAILED if failed else 0
 
 
 def tune_and_show(

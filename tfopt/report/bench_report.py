@@ -112,7 +112,7 @@ class VariantReport:
             a side are there.
         against_previous: Of the prefix before it, else None.
         scaling: Where batch or replicas differ from the reference's: how the comparison is to
-            be read ("strong scaling: …", "weak scaling: …", "global batch 50 instead of 32").
+            be read ("global batch 50 instead of 32").
         trainings: Whole trainings, one a seed.
         steps_to_accuracy: The examples until the lowest final test accuracy of the reference's
             trainings.

@@ -10,12 +10,10 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any
 
 import psutil
 
-from tfopt.data.feeding import fit_input, lasting, readable
-from tfopt.data.fit_data import examples_of
+from tfopt.data.feeding import fit_input, readable
 from tfopt.data.host_memory import MIB
 from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
@@ -24,10 +22,9 @@ from tfopt.job.job import Job
 from tfopt.job.transform import Chain, Transform
 from tfopt.measure.job_facts import JobFacts, facts_of
 from tfopt.measure.turn_taking import Way
-from tfopt.run import ENDLESS, Prepared, prepared
+from tfopt.run import Prepared, prepared
 
 _LOOKS_EVERY_S = 0.02
-_EPOCH = 10_000  # executions
 
 
 @dataclass(frozen=True)
@@ -81,23 +78,12 @@ class AtBatch(Way):
         return part
 
     def ready(self, ready: Prepared) -> Prepared:
-        """Return the job with an input of whole batches, after one batch of the validation.
-
-        A batch may be all the data: its epochs are made long, since ends of epochs take time.
-        """
-        facts, validation = ready.facts, ready.data.validation
-        made = facts.batch_size
-        assert made is not None
+        """Return the job as it is, after one batch of the validation."""
+        validation, batch = ready.data.validation, ready.facts.batch_size
         if validation is not None:
-            part = fit_input(readable(validation, made), made)
+            part = fit_input(readable(validation, batch), batch)
             ready.model.evaluate(**part, steps=1, verbose=0)
-        part, steps = ready.train_input, _EPOCH * ready.model.steps_per_execution
-        if examples_of(part).kind == "arrays":
-            part = _whole_batches(part, made)
-        part = lasting(part, steps=steps, epochs=ENDLESS, batch=made, seed=ready.job.seed)
-        ready.run.job = ready.job.with_(steps_per_epoch=steps)
-        ready.run.facts = replace(facts, steps_per_epoch=steps)
-        return replace(ready, train_input=part)
+        return ready
 
 
 def end_above(limit_mib: float) -> None:
@@ -109,10 +95,3 @@ def end_above(limit_mib: float) -> None:
     words = f"the process held {held_mib:,.0f} MiB, more than the {limit_mib:,.0f} MiB it may\n"
     os.write(2, words.encode())
     os._exit(1)
-
-
-def _whole_batches(arrays: Any, batch: int) -> Any:
-    import keras
-
-    rows = int(keras.tree.flatten(arrays)[0].shape[0])
-    return keras.tree.map_structure(lambda each: each[: rows // batch * batch or None], arrays)

@@ -18,7 +18,7 @@ from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError, require_count, within
 from tfopt.job.job import Job
 from tfopt.job.transform import Transform, as_chain
-from tfopt.measure.children import carried_out
+from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
 from tfopt.measure.job_facts import JobFacts
@@ -29,10 +29,9 @@ from tfopt.tune.batch_sizes_found import INTERRUPTED, BatchSizes, Tried
 
 _MULTIPLE = 8  # tensor cores want such batches
 _ENDLESS = 1 << 40
-_USABLE = 0.9  # of the free memory, where no limit is given
+_USABLE = 0.9  # of the free memory, on a CPU
 _TRIAL_ROUNDS = 3
 _FINAL_ROUNDS = 10
-_FINALISTS = 3
 _PROCESSES = 2  # of each finalist
 _LONGEST_REASON = 400
 _LATE = "The search ended when its time was over: not all was tried or measured again."
@@ -44,7 +43,6 @@ def find_batch_size(
     arguments: Mapping[str, Any] | None = None,
     under: Transform | None = None,
     at_most: int | None = None,
-    limit_mib: float | None = None,
     budget_s: float = math.inf,
     verbose: bool = False,
 ) -> BatchSizes:
@@ -66,8 +64,6 @@ def find_batch_size(
         arguments: Of that function.
         under: A transform or a chain to apply to the job.
         at_most: None larger; never more than there are examples to train on.
-        limit_mib: On a CPU, what the process may hold (resident, TensorFlow itself included),
-            looked at 50 times a second; nine tenths of what is free without it.
         budget_s: After so long, no further trial begins.
         verbose: Show what is tried now, and what came of it.
     """
@@ -75,23 +71,16 @@ def find_batch_size(
     target = Target(reference, reference, as_chain(under), plain_arguments(arguments))
     if at_most is not None:
         require_count("at_most", at_most)
-    for name, value in {"budget_s": budget_s, "limit_mib": limit_mib}.items():
-        if value not in (None, math.inf) and not (within(value, 0, math.inf) and value):
-            raise UserError(f"{name} must be a number above 0.", received=repr(value))
+    if not (budget_s == math.inf or (within(budget_s, 0, math.inf) and budget_s)):
+        raise UserError("budget_s must be a number above 0.", received=repr(budget_s))
     ends_s = time.monotonic() + budget_s
-    look = carried_out(target, LookAtJob())
-    if look.value is None:
-        raise UserError("The job cannot be built.", received=look.reason)
-    facts: JobFacts = look.value
+    try:
+        facts: JobFacts = carried_out(target, LookAtJob())
+    except Lost as lost:
+        raise UserError("The job cannot be built.", received=str(lost)) from lost
     sizes = _sizes(facts, at_most)
-    if not facts.gpus:
-        limit_mib = limit_mib or round(available_memory().available_bytes * _USABLE / MIB)
-    elif limit_mib is not None:
-        raise UserError(
-            "limit_mib is for trainings on a CPU.",
-            received=f"{limit_mib:g} MiB, on {facts.gpus} GPU(s)",
-            fix="put tfopt.Place(memory_limit_mib=...) into the chain",
-        )
+    free_mib = available_memory().available_bytes / MIB
+    limit_mib = None if facts.gpus else round(_USABLE * free_mib)
     way = AtBatch(0, facts.tuned_batch_size, facts.rebatch, limit_mib)
     with Display(verbose=verbose) as display:
         search = _Search(target, facts, way, ends_s, display)
@@ -169,30 +158,24 @@ class _Search:
                 self.display.say(f"batch {size:,}: trains, {found.examples_per_s:,.0f} examples/s")
 
     def race(self) -> None:
-        """Measure the largest and the fastest again, those that memory has room for at once."""
-        if len(self.passed) < 2:
+        """Measure the largest and the fastest again, where memory has room for both at once."""
+        largest = max(self.passed, key=lambda each: each.batch, default=None)
+        fastest = max(self.passed, key=lambda each: each.examples_per_s, default=None)
+        if largest is None or fastest is None or largest is fastest:
             return
-        largest = max(each.batch for each in self.passed)
-        fast = sorted(self.passed, key=lambda each: -each.examples_per_s)[:_FINALISTS]
-        sizes = list(dict.fromkeys([largest, *(each.batch for each in fast)]))
-        variants = [one for size in sizes for one in copies(self._variant(size), _PROCESSES)]
+        sides = largest.batch, fastest.batch
+        variants = [one for size in sides for one in copies(self._variant(size), _PROCESSES)]
         with Engine(self.display) as engine:
-            together = engine.admit(variants, until=self.ends_s)
-            raced = {
-                size: together[_PROCESSES * n : _PROCESSES * (n + 1)]
-                for n, size in enumerate(sizes[: len(together) // _PROCESSES])
-            }
-            if len(raced) < 2:
+            admitted = engine.admit(variants, until=self.ends_s)
+            if len(admitted) < len(variants):
                 return
-            engine.take_rounds(together, _FINAL_ROUNDS, until=self.ends_s, doing="measuring again")
-        for size, own in raced.items():
-            if all(each.turns for each in own):
+            engine.take_rounds(admitted, _FINAL_ROUNDS, until=self.ends_s, doing="measuring again")
+        raced = admitted[:_PROCESSES], admitted[_PROCESSES:]
+        self.comparison = compared(*raced)
+        if self.comparison is not None:
+            for size, own in zip(sides, raced, strict=True):
                 step_ms = 1000 * size * sum(each.example_s() for each in own) / len(own)
                 self.tried[size] = replace(self.tried[size], step_ms=step_ms, processes=len(own))
-        again = [each for each in self.passed if each.processes]
-        fastest = max(again, key=lambda each: each.examples_per_s, default=None)
-        if fastest is not None and fastest.batch != largest:
-            self.comparison = compared(raced[largest], raced[fastest.batch])
 
     def _variant(self, size: int) -> Variant:
         way = replace(self.way, batch=size)
@@ -209,7 +192,7 @@ class _Search:
                 expected=f"one at least, within {limit_mib:,.0f} MiB" if limit_mib else None,
                 received="; ".join([*reasons, *filter(None, [self.stopped])]),
                 fix="by the reason: mend the job, which tfopt.run(job) shows as well; or Remat, "
-                "MixedPrecision or a smaller model; or a larger limit_mib or budget_s",
+                "MixedPrecision or a smaller model; or a larger budget_s",
             )
         job, chain = self.target.job, repr(self.target.chain)
         return BatchSizes(job, chain, self.facts, limit_mib, tried, self.comparison, self.stopped)

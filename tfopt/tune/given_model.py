@@ -25,7 +25,7 @@ from tfopt.measure.targets import Target
 if TYPE_CHECKING:
     import keras
 
-_MODEL, _ARRAYS, _DATASET, _SOURCE, _NOTE = "model.keras", "npz", "dataset", "pickle", "note.json"
+_MODEL, _NOTE, _DATASET, _PICKLE = "model.keras", "note.json", "dataset", "pickle"
 _LIBRARIES = ("keras", "tfopt", "builtins")
 SAVED_AS_BATCHES = "The dataset was saved as batches: what it costs to make them is not measured."
 
@@ -143,10 +143,9 @@ def _write(place: Path, name: str, part: Any) -> bool:
     if kind == "arrays":
         import keras
 
-        flat = [np.asarray(each) for each in keras.tree.flatten(part)]
-        structure = keras.tree.map_structure(lambda _: None, part)
-        np.savez(place / f"{name}.{_ARRAYS}", *flat)
-        (place / f"{name}.structure").write_bytes(pickle.dumps(structure))
+        part = keras.tree.map_structure(np.asarray, part)
+    if kind in ("arrays", "source"):
+        (place / f"{name}.{_PICKLE}").write_bytes(pickle.dumps(part))
     elif kind == "dataset":
         if int(part.cardinality()) < 0:
             raise UserError(
@@ -157,8 +156,6 @@ def _write(place: Path, name: str, part: Any) -> bool:
                 "dataset.apply(tf.data.experimental.assert_cardinality(n))",
             )
         part.save(str(place / f"{name}.{_DATASET}"))
-    elif kind == "source":
-        (place / f"{name}.{_SOURCE}").write_bytes(pickle.dumps(part))
     else:
         raise UserError(
             f"A {kind} cannot be handed to fresh processes.",
@@ -171,19 +168,9 @@ def _write(place: Path, name: str, part: Any) -> bool:
 
 def _read(place: Path, name: str) -> Any:
     """Return what ``_write`` has written; None where there is nothing."""
-    import numpy as np
-
-    if (place / f"{name}.{_ARRAYS}").exists():
-        import keras
-
-        structure = pickle.loads((place / f"{name}.structure").read_bytes())
-        with np.load(place / f"{name}.{_ARRAYS}") as kept:
-            flat = [kept[key] for key in kept.files]
-        return keras.tree.pack_sequence_as(structure, flat)
     if (place / f"{name}.{_DATASET}").exists():
         import tensorflow as tf
 
         return tf.data.Dataset.load(str(place / f"{name}.{_DATASET}"))
-    if (place / f"{name}.{_SOURCE}").exists():
-        return pickle.loads((place / f"{name}.{_SOURCE}").read_bytes())
-    return None
+    pickled = place / f"{name}.{_PICKLE}"
+    return pickle.loads(pickled.read_bytes()) if pickled.exists() else None

@@ -39,7 +39,6 @@ from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.memory_message import is_lack_of_memory
-from tfopt.tune.predicted import start_s, training_s
 from tfopt.tune.space import (
     Changes,
     Rate,
@@ -161,7 +160,7 @@ class Search:
         narrowed(space_for(self.facts), wanted.space, exact=wanted.exact)  # mistakes come first
         engine.take_rounds([self.plain.racer], 2, doing="the job as it is")
         self._require_plain()
-        self._alone_s = start_s(self.plain.racer)
+        self._alone_s = self.plain.racer.start_s
         self._lasted_s.append(_SIDE_BY_SIDE * self._alone_s / min(usable_cores(), _WAVE))
         exact = wanted.exact or not self._may_confirm()
         self.space = narrowed(space_for(self.facts), wanted.space, exact=exact)
@@ -206,7 +205,7 @@ class Search:
         return (
             _TRAINING_SLOWER
             * count
-            * training_s(self.facts, racer)
+            * racer.training_s(self.facts.training_examples)
             / min(self._engine.trainings_at_once, 2)
         )
 
@@ -216,14 +215,15 @@ class Search:
             return self._taken(candidate)
         if self.wanted.objective == "step" or self.facts.epoch_examples is None:
             return candidate.example_s(rounds)
-        return training_s(self.facts, candidate, rounds, self._starts_s.get(candidate))
+        start_s = self._starts_s.get(candidate)
+        return candidate.training_s(self.facts.training_examples, rounds, start_s)
 
     def _note_starts(self, plain: Sequence[Candidate], others: Iterable[Candidate]) -> None:
         """Note how long those that started beside the job as it is would start alone."""
-        beside_s = statistics.fmean(start_s(each) for each in plain)
+        beside_s = statistics.fmean(each.start_s for each in plain)
         for each in (*plain, *others):
             if each.alive:
-                self._starts_s[each] = start_s(each) * self._alone_s / beside_s
+                self._starts_s[each] = each.start_s * self._alone_s / beside_s
 
     def _taken(self, candidate: Candidate) -> float:
         """Return the memory or the energy that a process has taken."""
@@ -370,21 +370,21 @@ class Search:
         for setting, candidate in zip(settings, candidates, strict=False):
             trial = self._trial(setting)
             trial.racer = candidate
-            trial.row.take(candidate)
-            if candidate.alive and trial.row.data != self.plain.row.data:
-                self._drop(trial)
-                trial.row.status, trial.row.reason = "failed", f"other data: {trial.row.data}"
+            self._take(trial, candidate)
             found.append(trial)
         return found
 
     def _take(self, trial: Trial, candidate: Candidate) -> None:
-        """Add a process to a trial; the job as it is must be the same in each."""
+        """Add a process to a trial; one that has other data ends."""
         trial.row.take(candidate)
-        if trial is self.plain and trial.row.status == "failed":
+        if trial.row.status != "failed" or not candidate.alive:
+            return
+        self._engine.dismiss([candidate])
+        if trial is self.plain:
             raise UserError(
                 "The job is another one in each process.",
                 expected="the same data each time it is made",
-                received=trial.row.reason or "",
+                received=trial.row.reason,
                 fix="draw the data by a seed",
             )
 
@@ -394,7 +394,9 @@ class Search:
         return Variant(str(setting), target.job, chain, target.arguments, chain.parts)
 
     def _trial(self, setting: Changes) -> Trial:
-        return self.trials.setdefault(setting, Trial(setting, Row(self._variant(setting))))
+        return self.trials.setdefault(
+            setting, Trial(setting, Row(self._variant(setting), self.plain.row))
+        )
 
     def _take_race_turns(self, trials: Sequence[Trial], what: str, ends: float) -> None:
         """Give turns, and drop by and by who is clearly behind."""
@@ -579,12 +581,10 @@ class Search:
             self._note_starts(plain, [each for trial in ends for each in trial.final])
         for trial in ends:
             found = compared(self.plain.final, trial.final, self._value)
-            by_example = compared(self.plain.final, trial.final)
-            if found is None or by_example is None:
+            if found is None:
                 left = [each.out for each in trial.final if each.out]
                 trial.lost = left[0] if left else "no time or memory was left for its final"
                 continue
-            trial.row.against[REFERENCE] = by_example
             trial.row.candidates, self.plain.row.candidates = trial.final, self.plain.final
             if found.verdict != "faster":
                 trial.lost = f"{found.verdict} in the final"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
-from tfopt.errors import UserError
+from tfopt.errors import UserError, require_count
 from tfopt.job.transform import Chain, Transform
 from tfopt.measure.job_facts import JobFacts
 from tfopt.train.execution import Execution
@@ -97,8 +97,7 @@ class Changes:
                 yield LearningRate(peak=seen.rule)
         if self.batch_size is not None or self.input is not None:
             cache = "memory" if self.input == "cache" else None
-            examples = seen.epoch_examples if seen.source == "generator" else None
-            yield Pipeline(batch_size=self.batch_size, cache=cache, examples=examples)
+            yield Pipeline(batch_size=self.batch_size, cache=cache, examples=seen.generated)
         if self.keep_host_memory is not None:
             yield KeepHostMemory()
         if self.remat is not None:
@@ -172,9 +171,10 @@ def narrowed(
                 expected=f"the values to try, such as {name}=[...]",
                 received=repr(values),
             )
-        for value in values:
+        given = [value for value in dict.fromkeys(values) if value is not None]
+        for value in given:
             _require(name, value)
-        found[name] = (None, *(value for value in dict.fromkeys(values) if value is not None))
+        found[name] = (None, *given)
     if exact:
         found = {n: values if n in EXACT else (None,) for n, values in found.items()}
     if all(len(values) == 1 for values in found.values()):
@@ -187,29 +187,25 @@ def narrowed(
     return found
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "devices": (lambda value: value == "all", '"all"'),
-    "batch_size": (_is_count, "a number of examples"),
-    "input": (lambda value: value in ("pipeline", "cache"), '"pipeline" or "cache"'),
-    "steps_per_execution": (_is_count, "a number of steps"),
-    "jit_compile": (lambda value: isinstance(value, bool), "True or False"),
-    "precision": (
-        lambda value: value in ("mixed_float16", "mixed_bfloat16", "float32"),
-        '"mixed_float16", "mixed_bfloat16" or "float32"',
-    ),
-    "keep_host_memory": (lambda value: value is True, "True"),
-    "remat": (lambda value: value is True, "True"),
+_VALID: Mapping[str, tuple[Any, ...]] = {
+    "devices": ("all",),
+    "input": ("pipeline", "cache"),
+    "jit_compile": (True, False),
+    "precision": ("mixed_float16", "mixed_bfloat16", "float32"),
+    "keep_host_memory": (True,),
+    "remat": (True,),
 }
 
 
 def _require(name: str, value: object) -> None:
-    is_valid, expected = _VALID[name]
-    if value is not None and not is_valid(value):
-        raise UserError(f"{name} cannot be tried so.", expected=expected, received=repr(value))
+    if name not in _VALID:
+        require_count(name, value)
+        return
+    valid = [repr(each) for each in _VALID[name]]
+    if repr(value) not in valid:
+        raise UserError(
+            f"{name} cannot be tried so.", expected=" or ".join(valid), received=repr(value)
+        )
 
 
 def singles(space: Mapping[str, Sequence[Any]]) -> list[Changes]:
