@@ -81,7 +81,7 @@ class Machine:
             "Child": partial(MadeChild, self),
             "time": SimpleNamespace(monotonic=lambda: self.now),
             "usable_cores": lambda: 2,
-            "gpu_memories": self._gpu_memories,
+            "visible_gpus": self._gpus,
             "available_memory": self._memory,
             "_own_mib": lambda pid: self.each_mib,
         }
@@ -95,9 +95,9 @@ class Machine:
         held = self.each_mib * len(self.alive)
         return Memory(int(MIB * (self.free_mib - held)), "the limit of control group /made")
 
-    def _gpu_memories(self):
+    def _gpus(self):
         if not self.gpu_mib:
-            return "no driver"
+            return []
         held = self.each_mib * sum(each.ready for each in self.alive)
         return [GpuMemory("GPU-0", "made", self.gpu_mib, self.gpu_mib - held)]
 

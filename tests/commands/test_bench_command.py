@@ -49,14 +49,11 @@ def folder(tmp_path, monkeypatch):
     [
         ([], "One thing is measured at a time"),
         (["toy_pkg:job", "--seeds", "-1"], "argument --seeds: '-1' is no count"),
-        (["toy_pkg:job", "--max-drop", "nan"], "argument --max-drop: 'nan' is no number of points"),
-        (["toy_pkg:job", "--budget", "soon"], "argument --budget: 'soon' is no time"),
         (["toy_pkg:job", "--budget", "5m", "--quick"], "not allowed with argument --budget"),
         (["toy_pkg:job", "--whole", "--seeds", "0"], "--whole trains"),
         (["toy_pkg:job", "--ablate"], "`--ablate` leaves links out of a chain"),
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain is for one job"),
         (["toy_pkg:job", "--input", "--trace", "t"], "--trace is of steps that are compared"),
-        (["toy_pkg:job", "--set", "width"], "--set takes NAME=VALUE"),
         (["toy_pkg:job", "--set", "wide=3"], "unexpected keyword argument 'wide'"),
     ],
 )

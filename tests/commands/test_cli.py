@@ -9,7 +9,6 @@ from bench_reports import single
 
 from tfopt.commands.cli import _parser, main
 from tfopt.errors import UserError
-from tfopt.job.roster import transform_name
 from tfopt.recipes import cnn_mnist
 from tfopt.recipes.flags import count, duration, in_flags, points
 
@@ -88,7 +87,6 @@ def test_an_error_names_the_flags_of_its_command():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bench", "nowhere.toml"], "nowhere.toml"),
         (["bench", "typo.toml"], "typo.toml: chain[0].sparsety"),
         (["tune", "jobless.toml"], "names no job"),
         (["hardware", "no_such_package.train:job"], "no_such_package"),
@@ -96,7 +94,6 @@ def test_an_error_names_the_flags_of_its_command():
         (["hardware", "evil.toml"], "os:system"),
         (["hardware", "os:popen", "--set", "cmd=touch mark"], "-> tfopt.Job"),
         (["batch-size", "tfopt.recipes.cnn_mnist:job", "--chain", "function.toml"], "chain[0].map"),
-        (["hardware", "tfopt.recipes.cnn_mnist:job", "--chain", "function.toml"], "--trust-func"),
         (["launch", "--data-workers", "2", "--", "true"], "no training beside it"),
         (["report", "nowhere.json"], "nowhere.json"),
         (["report", "cut.json"], "cut.json"),
@@ -136,22 +133,11 @@ def test_an_unknown_command_and_flag_are_refused_with_what_was_meant(recipe, cap
     assert "did you mean --batch-size?" in capsys.readouterr().err
 
 
-def test_the_help_of_a_recipe_lists_its_flags_and_the_links_of_its_chain(recipe, capsys):
-    with pytest.raises(SystemExit):
-        recipe("--help")
-    shown = " ".join(capsys.readouterr().out.split())
-    for flag in ("--data", "--batch-size", "--epochs", "--budget", "--chain", "--output"):
-        assert flag in shown
-    offered = shown.partition("of the recipe's own chain: ")[2].partition("; or all")[0]
-    assert offered.split(", ") == [transform_name(part) for part in cnn_mnist.CHAIN.parts]
-
-
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
         ("--batch-size=0", "batch-size"),
         ("--data=imagenet", "data"),
-        ("--skip=prunning", "prunning"),
         ("--transforms=prune,nothing", "nothing"),
         ("--output=/proc/nowhere", "/proc/nowhere"),
     ],

@@ -71,16 +71,13 @@ def test_without_a_driver_one_line_says_so_and_the_host_is_shown():
     assert sample["host"]["rss_mib"] is None  # of the process that only watches
 
 
-def test_once_with_gpus_at_80_columns(nvml_stand_in):
+def test_once_is_a_table_of_80_columns_or_an_object_with_all_that_was_sampled(nvml_stand_in):
     done = ended("--once", env=nvml_stand_in(TRACE))
     assert "GPU 0 NVIDIA Stand-In" in done.stdout
     assert "held down by heat, seen by the driver" in done.stdout
     assert "29.3/40.0" in done.stdout
     assert "312/400" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-
-
-def test_json_is_an_object_a_line_with_all_that_was_sampled(nvml_stand_in):
     changed = gpu(0, {"fan": None})
     done = ended("--once", "--json", "--interval", "0.2", env=nvml_stand_in(changed))
     sample = json.loads(done.stdout)
@@ -117,17 +114,9 @@ def test_in_a_terminal_it_stays_and_ctrl_c_ends_it_with_the_terminal_as_it_was(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_in_a_pipe_it_is_tables_until_a_signal(running, nvml_stand_in, number):
-    process = running(env={**nvml_stand_in(TRACE), "COLUMNS": "80"})
-    lines = "".join(process.stdout.readline() for _ in range(12))
-    assert lines.count("GPU 0 NVIDIA Stand-In") >= 2
-    assert "\x1b" not in lines
-    process.send_signal(number)
-    _, complaint = process.communicate(timeout=LONG_S)
-    assert (process.returncode, complaint) == (0, "")
-
-
-def test_a_finding_is_shown_once(running, nvml_stand_in):
+def test_in_a_pipe_it_is_tables_and_each_finding_once_until_a_signal(
+    running, nvml_stand_in, number
+):
     process = running(env={**nvml_stand_in(TRACE), "COLUMNS": "200"})
     seen = []
     while not any("was held down by heat" in line for line in seen):
@@ -135,6 +124,11 @@ def test_a_finding_is_shown_once(running, nvml_stand_in):
     seen += [process.stdout.readline() for _ in range(20)]
     (found,) = (line for line in seen if "was held down by heat" in line)
     assert "GPU 1" in found
+    assert "".join(seen).count("GPU 0 NVIDIA Stand-In") >= 2
+    assert "\x1b" not in "".join(seen)
+    process.send_signal(number)
+    _, complaint = process.communicate(timeout=LONG_S)
+    assert (process.returncode, complaint) == (0, "")
 
 
 def test_a_reader_that_goes_away_ends_it(running):

@@ -87,7 +87,6 @@ TOGETHER = (
             ["Pipeline"],
             "1.43\N{MULTIPLICATION SIGN}",
         ),
-        (LOSES_SPEED, whole_row(reference=UNCLEAR), [Execution()], ["Pipeline"], "inconclusive"),
         *(
             (LOSES_SPEED, whole_row(**seen), [], ["Pipeline", "Execution"], words)
             for seen, words in (
@@ -109,17 +108,6 @@ TOGETHER = (
             None,
             [LearningRate()],
             ["Pipeline"],
-            "",
-        ),
-        (
-            [
-                row(Prune(0.9), quality=points(-2.0)),
-                row(Place(), status="no_effect"),
-                row(Pipeline(), quality=points(-2.01)),
-            ],
-            None,
-            [Pipeline()],
-            ["Prune", "Place"],
             "",
         ),
         # Small losses add up, and only the last drop is blamed.
@@ -197,20 +185,6 @@ def test_an_ablation_never_keeps_what_ruins_the_model():
     # Where no link is to blame alone, the chain as it was is no way out.
     both = [ruined, *(row(part, reference=SLOWER, quality=points(-26)) for part in ALL)]
     assert recommended("ablation", both).keep == "chain()"
-
-
-def test_what_can_only_be_left_out_alone_stays():
-    first, second = ALL[:2]
-    rows = [
-        row(None, (first, second)),
-        row(first, (second,), reference=SAME),
-        row(second, (first,), reference=SAME),
-    ]
-    assert choose("ablation", rows).chain == chain()
-    found = recommended("ablation", rows, whole_row(reference=SLOWER))
-    assert found.keep == repr(chain(first, second))
-    assert found.brought == "it is what the others are compared with"
-    assert "together 0.833\N{MULTIPLICATION SIGN}" in found.dropped[-1]
 
 
 FILE = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}

@@ -13,7 +13,6 @@ from tfopt.commands.cli import main
 from tfopt.measure.engine import Engine
 from tfopt.measure.input_doctor import (
     StageTime,
-    Tried,
     diagnose_input,
     judged,
 )
@@ -41,7 +40,7 @@ def cached(pipeline):
 
 def seen(resident=0.2, stages=(), tried=(), given=None):
     times = tuple(StageTime(words, python, ms, cores) for words, python, ms, cores in stages)
-    found = [Tried(way, ratio(value)) for way, value in tried]
+    found = [(way, ratio(value)) for way, value in tried]
     return judged(10.0, ratio(resident), times, found, (), given or chain())
 
 

@@ -76,37 +76,24 @@ def test_a_reason_seen_once_counts_and_only_heat_power_and_hardware_throttle():
     assert (hot.throttled, hot.throttle_reasons) == (True, (IDLE.description, HOT.description))
 
 
-def test_a_counter_that_is_not_there_or_went_back_gives_no_energy():
-    missing = {"energy_j": "NVML: Not Supported"}
-    (state,) = gpu_states(recorded([reading(energy_j=None)], missing=missing))
-    assert (state.energy_j, state.notes) == (None, ("energy_j: NVML: Not Supported",))
+def test_what_a_driver_does_not_say_is_none_with_its_words():
     (state,) = gpu_states(recorded([reading(energy_j=5000.0)], [reading(energy_j=20.0)]))
-    assert state.energy_j is None
-
-
-def test_a_lost_gpu_is_none_with_the_words_of_the_driver():
+    assert state.energy_j is None  # a counter that went back
     lost = dict.fromkeys(asdict(reading()), "NVML: GPU is lost")
     (state,) = gpu_states(recorded([GpuReading()], [GpuReading()], missing=lost))
     figures = ("utilisation_percent", "sm_clock_mhz", "temperature_c", "power_w", "energy_j")
     assert [getattr(state, name) for name in figures] == [None] * 5
     assert state.throttled is False
-    assert {f"{name}: NVML: GPU is lost" for name in (*figures, "clock_reasons")} <= set(
-        state.notes
-    )
+    notes = {f"{name}: NVML: GPU is lost" for name in (*figures, "clock_reasons")}
+    assert notes <= set(state.notes)
 
 
-@pytest.fixture
-def stand_in_allocator(monkeypatch):
-    """TensorFlow's memory statistics of two GPUs that are not there."""
-    peaks = {"/device:GPU:0": 300 * 2**20, "/device:GPU:1": 100 * 2**20}
+def test_stand_in_the_peak_is_what_the_allocators_of_all_gpus_had_handed_out(monkeypatch):
+    peaks, reasons = {"/device:GPU:0": 300 * 2**20, "/device:GPU:1": 100 * 2**20}, {}
     gpus = [SimpleNamespace(name=name) for name in peaks]
     stats = tf.config.experimental
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: gpus)
     monkeypatch.setattr(stats, "get_memory_info", lambda name: {"current": 0, "peak": peaks[name]})
-
-
-def test_stand_in_the_peak_is_what_the_allocators_of_all_gpus_had_handed_out(stand_in_allocator):
-    reasons = {}
     assert memory.peak_gpu_mib(reasons) == 400
     assert reasons == {}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import tfopt
-from tfopt.job.cgroup import memory_limit_gib
 from tfopt.measure import provenance
 from tfopt.measure.machine import cpu_flags, cpu_model
 from tfopt.measure.provenance import (
@@ -81,28 +80,14 @@ def test_the_commit_and_whether_files_differ_from_it(tmp_path):
     assert git_state(tmp_path) == f"{commit}-dirty"
 
 
-def test_without_git_there_is_no_state(tmp_path, monkeypatch):
+def test_without_git_or_with_one_that_hangs_there_is_no_state(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(Path(__file__).parent) is None
-
-
-def test_a_git_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
     program = tmp_path / "git"
     program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(provenance, "_GIT_TIMEOUT_S", 0.5)
     assert git_state(tmp_path) is None
-
-
-def test_the_memory_of_a_control_group(tmp_path):
-    group = tmp_path / "sys/fs/cgroup/job"
-    for folder in (group, tmp_path / "proc/self"):
-        folder.mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
-    assert memory_limit_gib(tmp_path) is None
-    (group / "memory.max").write_text(f"{4 * 2**30}\n")
-    assert memory_limit_gib(tmp_path) == 4.0
 
 
 def test_variables_that_matter_are_kept_and_secrets_are_masked():
@@ -116,8 +101,10 @@ def test_variables_that_matter_are_kept_and_secrets_are_masked():
     secret = dict.fromkeys(["KERAS_PASSWORD", "NCCL_API_KEY", "TF_HUB_Token"], "abc")
     proxy = {"TF_PROXY": "https://user:abc@proxy:80/x"}
     others = {"NVIDIA_REQUIRE_CUDA": "cuda>=13", "HOME": "/home/a", "AWS_SECRET_ACCESS_KEY": "abc"}
-    # Terraform's begin as TensorFlow's do.
-    others |= {"TF_VAR_region": "eu", "TF_CLI_CONFIG_FILE": "/home/a/rc", "TF_TOKEN_host": "abc"}
+    others |= {
+        "TF_VAR_region": "eu",
+        "TF_TOKEN_host": "abc",
+    }  # Terraform's begin as TensorFlow's do
     kept = relevant_variables({**plain, **secret, **proxy, **others})
     assert kept == {**plain, **dict.fromkeys([*secret, *proxy], MASKED)}
     assert list(kept) == sorted(kept)

@@ -58,7 +58,7 @@ def test_a_job_is_not_imported(folder):
         ("no_job.toml", "names no job", "--chain no_job.toml"),
         ("missing.toml", "cannot be read", ""),
         ("no_such_module", "There is no module", ""),
-        ("plain_module", "is not a recipe module", "package.module:name"),
+        ("plain_module", "is not a recipe module", "plain_module:job"),
         ("chainless", "is not a recipe module", "chainless:job"),
         ("a b", "malformed", ""),
     ],

@@ -66,13 +66,10 @@ def test_the_batch_is_the_one_asked_for(given, under):
         assert ready.facts.tuned_batch_size == found.tuned_batch_size
 
 
-def test_the_rate_is_that_of_the_batch_it_was_chosen_for():
+def test_rate_and_replicas_are_those_of_the_batch_that_is_asked_for():
     given = job(batch_size=10), chain(LearningRate("linear"))
     with prepared(*AtBatch(20, tuned=10).change(*given)) as ready:
         assert float(ready.model.optimizer.learning_rate) == pytest.approx(0.2)
-
-
-def test_replicas_share_the_batch_that_is_asked_for():
     under = chain(Distribute(logical_cpus=2, per_replica_batch=4), Pipeline())
     changed, asking = AtBatch(24, tuned=8).change(job(), under)
     distribute = asking.parts[0]

@@ -21,7 +21,7 @@ from tfopt.tune.batch_size import _sizes, next_size
 search = import_module("tfopt.tune.batch_size")
 
 
-def searched(sizes, start, trains):
+def searched(sizes, start, threshold):
     """The largest size that trains, and all that were tried."""
     tried = {}
     while True:
@@ -31,8 +31,8 @@ def searched(sizes, start, trains):
             return max(passed, default=0), tried
         assert size in sizes
         assert size not in tried
-        tried[size] = trains(size)
-        assert len(tried) < 25
+        tried[size] = size <= threshold
+        assert len(tried) <= 18
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -41,16 +41,14 @@ def test_the_largest_multiple_is_found(replicas, start):
     unit = 8 * replicas
     sizes = _sizes(sizes_jobs.facts(examples=None, replicas=replicas), None)
     for threshold in range(1, 300, 7):
-        found, tried = searched(sizes, start, lambda size: size <= threshold)  # noqa: B023
+        found, tried = searched(sizes, start, threshold)
         assert found == threshold // unit * unit
         assert found + unit in tried
-        assert len(tried) <= 18
 
 
 @pytest.mark.parametrize(
     ("facts", "at_most", "threshold", "found"),
     [
-        ({}, 100, 10**9, 96),
         ({"batch_size": 512}, 100, 10**9, 96),
         # The job's own batch may be off the grid.
         ({"batch_size": 5}, None, 19, 16),
@@ -60,8 +58,7 @@ def test_the_largest_multiple_is_found(replicas, start):
 )
 def test_an_end(facts, at_most, threshold, found):
     facts = sizes_jobs.facts(**{"examples": None, **facts})
-    sizes = _sizes(facts, at_most)
-    assert searched(sizes, facts.batch_size, lambda size: size <= threshold)[0] == found
+    assert searched(_sizes(facts, at_most), facts.batch_size, threshold)[0] == found
 
 
 def test_what_failed_below_is_passed_over_and_no_size_at_all_is_refused():
@@ -166,13 +163,6 @@ def test_what_does_not_fit_together_is_told_by_its_own_trial(machine, room):
     found = find_batch_size("a.b:c", at_most=128)
     assert (found.largest, found.fastest, found.comparison) == (128, 64, None)
     assert "measured once: no difference from the largest is certain" in str(found)
-
-
-def test_what_fails_beside_others_has_trained_alone(machine):
-    machine.speed = {32: 200.0}
-    machine.ends[128] = ["", "", died("killed by SIGKILL")]
-    found = find_batch_size("a.b:c", at_most=128)
-    assert (found.largest, found.fastest, found.comparison) == (128, 32, None)
 
 
 def test_an_interrupted_search_tells_what_was_found_by_then(machine):

@@ -25,12 +25,6 @@ FOUND = BatchSizes(
 )
 
 
-def test_the_fastest_is_one_of_those_measured_again():
-    assert (FOUND.largest, FOUND.fastest) == (128, 64)
-    once = replace(FOUND, tried=tuple(replace(each, processes=0) for each in FOUND.tried))
-    assert once.fastest == 32
-
-
 def test_a_difference_counts_where_its_interval_allows():
     def speed(**changes):
         return replace(FOUND, **changes).notes[3]
@@ -41,9 +35,15 @@ def test_a_difference_counts_where_its_interval_allows():
     assert speed(comparison=Comparison(0.9, 0.8, 1.01, 2)).endswith(
         "no difference from the largest is certain."
     )
-    assert "measured once" in speed(comparison=None)
-    same = replace(FOUND, tried=FOUND.tried[1:2])
+    once = replace(
+        FOUND, comparison=None, tried=tuple(replace(t, processes=0) for t in FOUND.tried)
+    )
+    assert once.fastest == 32
+    assert "measured once" in once.notes[3]
+    same = replace(FOUND, tried=FOUND.tried[1:2], facts=facts(rebatch=True), stopped="Too late.")
     assert "It is the fastest as well." in same.notes
+    assert any("Pipeline(batch_size=...)" in note for note in same.notes)
+    assert same.notes[-1] == "Too late."
 
 
 def test_text_and_json_say_the_same():
@@ -60,12 +60,6 @@ def test_text_and_json_say_the_same():
     assert content["notes"] == list(FOUND.notes)
     assert content["tried"][1]["examples_per_s"] == 256
     assert content["tried"][4]["examples_per_s"] is None
-
-
-def test_batches_that_something_must_make_and_an_early_end_are_told():
-    rebatched = replace(FOUND, facts=facts(rebatch=True), stopped="It ended early.")
-    assert any("Pipeline(batch_size=...)" in note for note in rebatched.notes)
-    assert rebatched.notes[-1] == "It ended early."
 
 
 @pytest.mark.parametrize(

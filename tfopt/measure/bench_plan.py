@@ -44,12 +44,7 @@ class BenchPlan:
     def __post_init__(self) -> None:
         require_budget(self.budget_s)
         require_count("seeds", self.seeds, minimum=0)
-        if not within(self.max_drop, 0, 100):
-            raise UserError(
-                "`max_drop` is in points of accuracy.",
-                expected="0 to 100",
-                received=repr(self.max_drop),
-            )
+        require_max_drop(self.max_drop)
         links = len(self.targets[0].chain.parts)
         if self.kind == "ablation" and links < 2:
             raise UserError(
@@ -76,4 +71,12 @@ def require_budget(budget_s: object) -> None:
             "The budget is too small for a measurement.",
             expected=f"at least {LEAST_S:g} seconds",
             received=repr(budget_s),
+        )
+
+
+def require_max_drop(max_drop: object) -> None:
+    """Refuse a loss of accuracy that is no number of points."""
+    if not within(max_drop, 0, 100):
+        raise UserError(
+            "max_drop is not a number of points.", expected="0 to 100", received=repr(max_drop)
         )

@@ -26,7 +26,7 @@ from tfopt.job.job import Job
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.job.transform import Chain
 from tfopt.measure.targets import Target
-from tfopt.monitor.nvml import gpu_memories
+from tfopt.monitor.nvml import GpuMemory, gpu_memories
 from tfopt.report.strict import Status
 
 _LAST_LINES = 5
@@ -70,14 +70,8 @@ class Child:
         self._start()
 
     def _start(self) -> None:
-        for may_fail in (True, False):
-            self._starter = _starter(self._spec["settings"])
-            try:
-                self.pid, self._log, self._pipe = self._starter.start()
-                break
-            except UserError:  # one that had worked, and was ended, is replaced
-                if not (may_fail and self._starter.ended):
-                    raise
+        self._starter = _starter(self._spec["settings"])
+        self.pid, self._log, self._pipe = self._starter.start()
         self.send(self._spec)
 
     def send(self, message: Any) -> None:
@@ -172,10 +166,10 @@ def carried_out(target: Target, task: Task, *, timeout_s: float = 24 * 3600.0) -
         child.end()
 
 
-def has_gpu() -> bool:
-    """Return whether children have a GPU, by the driver and CUDA_VISIBLE_DEVICES."""
+def visible_gpus() -> list[GpuMemory]:
+    """Return the GPUs that children have, by the driver and CUDA_VISIBLE_DEVICES."""
     memories = gpu_memories()
-    return not isinstance(memories, str) and bool(memories)
+    return [] if isinstance(memories, str) else memories
 
 
 class Starter:

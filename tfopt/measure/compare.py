@@ -15,7 +15,7 @@ from tfopt.errors import UserError
 from tfopt.measure.comparability import NotComparable, differences, variant_differences
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import KEPT, BenchReport, VariantReport, read_bench_report
-from tfopt.report.compared import LeftOut, Line, Side, SideBySide
+from tfopt.report.compared import LeftOut, Line, Presence, Side, SideBySide
 from tfopt.report.statistics import LEAST, compare_apart
 
 NOT_IN_THE_INTERVAL = (
@@ -108,8 +108,8 @@ def _beside(
             lines.append(line(a, b))
             continue
         (name, *_) = (fmt.one_line(each.name) for each in (b, a) if each is not None)
-        one, other = ("absent" if each is None else each.status for each in (a, b))
-        left_out.append(LeftOut(name, one, other, "; ".join(reasons)))
+        found: list[Presence] = ["absent" if each is None else each.status for each in (a, b)]
+        left_out.append(LeftOut(name, found[0], found[1], "; ".join(reasons)))
     return SideBySide(first, second, (), tuple(lines), tuple(left_out), ())
 
 

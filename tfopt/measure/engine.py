@@ -23,11 +23,10 @@ import psutil
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError
 from tfopt.job.cgroup import usable_cores
-from tfopt.measure.children import Child, Lost
+from tfopt.measure.children import Child, Lost, visible_gpus
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Variant
 from tfopt.measure.turn_taking import Ready, TakeTurns, Turn
-from tfopt.monitor.nvml import GpuMemory, gpu_memories
 from tfopt.report.statistics import LEAST, Comparison, compare
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess
@@ -241,7 +240,7 @@ class Engine:
         free_mib = available_memory().available_bytes * _USABLE / MIB
         fit = free_mib / needed_mib if needed_mib else math.inf
         if self._gpu_mib > 0:
-            free = [each.free_mib for each in _memories()]
+            free = [each.free_mib for each in visible_gpus()]
             fit = min([fit, *(each / (_GROWS * self._gpu_mib) for each in free)])
         return min(fit, _MOST)
 
@@ -341,13 +340,8 @@ class Engine:
                 each.child = None
 
 
-def _memories() -> list[GpuMemory]:
-    memories = gpu_memories()
-    return [] if isinstance(memories, str) else memories
-
-
 def _used_mib() -> float:
-    return max((each.total_mib - each.free_mib for each in _memories()), default=0.0)
+    return max((each.total_mib - each.free_mib for each in visible_gpus()), default=0.0)
 
 
 def timed_process(candidate: Candidate) -> TimedProcess:

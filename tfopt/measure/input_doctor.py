@@ -8,7 +8,7 @@ change that can be made. What brings something alone is then measured together.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice
 from multiprocessing.connection import Connection
@@ -68,23 +68,19 @@ class StageTime:
     cores: float
 
 
-@dataclass(frozen=True)
-class Tried:
-    """Changes to the input: the time of ``fit`` under them over that without, or why not."""
+Tried = list[tuple[Changed, Comparison | str]]
+"""Changes to the input: the time of ``fit`` under them over that without, or why not."""
 
-    way: Changed
-    found: Comparison | str
 
-    @property
-    def ratio(self) -> float:
-        """Return the time under the changes, as far as it is known; 1 where it is not."""
-        return 1.0 if isinstance(self.found, str) else self.found.ratio
+def _ratio(found: Comparison | str) -> float:
+    return 1.0 if isinstance(found, str) else found.ratio
 
-    def __str__(self) -> str:
-        if isinstance(self.found, str):
-            return self.found
-        low, high, verdict = self.found.low, self.found.high, self.found.verdict
-        return f"{self.ratio:.3g} of the time ({low:.3g} to {high:.3g}), {verdict}"
+
+def _told(found: Comparison | str) -> str:
+    if isinstance(found, str):
+        return found
+    interval = f"{found.low:.3g} to {found.high:.3g}"
+    return f"{found.ratio:.3g} of the time ({interval}), {found.verdict}"
 
 
 InputLook = tuple[list[Drained], list[Changed], list[str]]
@@ -118,7 +114,7 @@ class InputDiagnosis:
     fit_ms: float
     resident: Comparison
     stages: tuple[StageTime, ...]
-    tried: Mapping[str, Tried]
+    tried: Mapping[str, Comparison | str]
     remarks: tuple[str, ...]
     bound: Bound
     stage: str | None
@@ -143,7 +139,7 @@ class InputDiagnosis:
                 f"  {each.words:{width}}  {each.ms:8.3g} ms a batch up to here, "
                 f"{adds:8.3g} more, {each.cores:.1f} cores"
             )
-        lines += [f"  with {name}: {each}" for name, each in self.tried.items()]
+        lines += [f"  with {name}: {_told(each)}" for name, each in self.tried.items()]
         if self.remedy:
             lines += [f"Do: {line}" for line in self._remedy_lines()]
         elif self.bound != "nothing":
@@ -157,12 +153,7 @@ class InputDiagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
-        tried = {
-            name: each.found if isinstance(each.found, str) else asdict(each.found)
-            for name, each in self.tried.items()
-        }
-        bare = asdict(replace(self, chain=Chain(), tried={}))
-        return {**bare, "chain": repr(self.chain), "tried": tried}
+        return {**asdict(replace(self, chain=Chain())), "chain": repr(self.chain)}
 
 
 def diagnose_input(target: Target, display: Display | None = None) -> InputDiagnosis:
@@ -183,14 +174,14 @@ def judged(
     fit_ms: float,
     resident: Comparison,
     stages: tuple[StageTime, ...],
-    tried: Sequence[Tried],
+    tried: Tried,
     remarks: tuple[str, ...],
     given: Chain,
 ) -> InputDiagnosis:
     """Return what the measurements allow to say."""
-    best, found = _best(tried), {each.way.name: each for each in tried}
+    best, found = _best(tried), {way.name: each for way, each in tried}
     bound, stage = _bound(stages, fit_ms * (1 - resident.ratio))
-    measured = any(isinstance(each.found, Comparison) for each in tried)
+    measured = any(isinstance(each, Comparison) for each in found.values())
     borne = measured and best is None and bound != "handing over"
     keeps_up = _keeps_up(stages, fit_ms * resident.ratio, borne=borne)
     if resident.high >= 1 - _WAITS or keeps_up:
@@ -225,15 +216,15 @@ def _added_ms(stages: Sequence[StageTime]) -> list[float]:
     return [max(each.ms - so_far, 0.0) for each, so_far in zip(stages, before, strict=False)]
 
 
-def _best(tried: Iterable[Tried]) -> Changed | None:
+def _best(tried: Tried) -> Changed | None:
     """Return the change that is shown to bring most; fewer changes where they bring as much."""
-    found = [
-        each
-        for each in tried
-        if isinstance(each.found, Comparison) and each.found.high < 1 and each.ratio < _BRINGS
+    certain = [
+        (way, found.ratio)
+        for way, found in tried
+        if isinstance(found, Comparison) and found.high < 1 and found.ratio < _BRINGS
     ]
-    least = min((each.ratio for each in found), default=1.0)
-    near = [each.way for each in found if each.ratio <= least / _BRINGS]
+    least = min((ratio for _, ratio in certain), default=1.0)
+    near = [way for way, ratio in certain if ratio <= least / _BRINGS]
     return min(near, key=lambda way: len(way.changes), default=None)
 
 
@@ -255,10 +246,10 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
         variant = Variant(way.name, target.job, target.chain, target.arguments, way=way)
         return copies(variant, count)
 
-    def tried(ways: Sequence[Changed]) -> list[Tried]:
+    def tried(ways: Sequence[Changed]) -> Tried:
         found = _beside(engine, fits, [processes(way, _COPIES) for way in ways])
         return [
-            Tried(way, compared(fits, own) or _why_not(own))
+            (way, compared(fits, own) or _why_not(own))
             for way, own in zip(ways, found, strict=True)
         ]
 
@@ -269,7 +260,7 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
     if resident is None:
         raise UserError("The input cannot be measured.", received=_why_not([*fits, *alone]))
     found = tried(changes)
-    helped = [each.way for each in found if each.way.pipeline is None and each.ratio < _BRINGS]
+    helped = [way for way, each in found if way.pipeline is None and _ratio(each) < _BRINGS]
     if len(helped) > 1:
         found += tried([Changed(tuple(name for way in helped for name in way.changes))])
     return judged(
@@ -277,7 +268,8 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
         resident=resident,
         stages=tuple(
             StageTime(drain.words, drain.python, _batch_ms(own), _cores(own))
-            for drain, (own,) in zip(drains, drained, strict=True)
+            for drain, each in zip(drains, drained, strict=True)
+            for own in each
             if own.turns
         ),
         tried=found,

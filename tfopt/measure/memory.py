@@ -7,41 +7,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tfopt.files import text_of
 from tfopt.monitor.nvml import why_no_gpu
 
 _MIB = 1024**2
 
 
-def peak_host_mib(unavailable: dict[str, str], key: str = "host_peak_mib") -> float | None:
+def peak_host_mib(unavailable: dict[str, str]) -> float | None:
     """Return the peak of resident memory; ``ru_maxrss`` is inherited from the parent process."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError as error:
-        unavailable[key] = f"this system does not tell: {error.strerror or error}"
-        return None
-    for line in status.splitlines():
+    for line in text_of(Path("/proc/self/status")).splitlines():
         if line.startswith("VmHWM:"):
             return round(int(line.split()[1]) / 1024, 1)
-    unavailable[key] = "this kernel keeps no peak"
+    unavailable["host_peak_mib"] = "this system keeps no peak"
     return None
 
 
-def peak_gpu_mib(unavailable: dict[str, str], key: str = "gpu_peak_mib") -> float | None:
+def peak_gpu_mib(unavailable: dict[str, str]) -> float | None:
     """Return what TensorFlow's allocators had handed out at most, over all GPUs."""
     import tensorflow as tf
 
-    gpus = tf.config.list_logical_devices("GPU")
-    if not gpus:
+    gpus, info = tf.config.list_logical_devices("GPU"), tf.config.experimental.get_memory_info
+    try:
+        if gpus:
+            return round(sum(int(info(gpu.name)["peak"]) for gpu in gpus) / _MIB, 1)
         hidden = len(tf.config.list_physical_devices("GPU"))
         reason = f"no GPU in use: {hidden} hidden from TensorFlow" if hidden else why_no_gpu()
-        unavailable[key] = reason
-        return None
-    try:
-        info = tf.config.experimental.get_memory_info
-        return round(sum(int(info(gpu.name)["peak"]) for gpu in gpus) / _MIB, 1)
     except ValueError as error:
-        unavailable[key] = f"TensorFlow's allocator does not tell: {error}"
-        return None
+        reason = f"TensorFlow's allocator does not tell: {error}"
+    unavailable["gpu_peak_mib"] = reason
+    return None
 
 
 def gpus_in_use() -> dict[int, str]:

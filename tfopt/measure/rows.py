@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 from tfopt.measure.comparability import scaling
 from tfopt.measure.engine import Candidate, Engine, timed_process
@@ -22,8 +22,6 @@ from tfopt.report.bench_report import Quality, VariantReport
 from tfopt.report.statistics import LEAST, Comparison, compare
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess, in_shared_rounds
-
-T = TypeVar("T", Comparison, Quality)
 
 IS_REFERENCE = "this is the reference"
 _NONE_BEFORE = "nothing was measured before it"
@@ -112,19 +110,16 @@ def row_report(
 
     ``plain`` are the trainings of the job under no chain, which a loss of accuracy is one from.
     """
-    unavailable: dict[str, str] = {}
-    measured = row.status == "measured"
-
-    def take(name: str, found: T | str) -> T | None:
-        if isinstance(found, str) or not measured:
-            unavailable[name] = found if isinstance(found, str) and measured else row.reason or ""
-            return None
-        return found
-
-    found = _timings(row, reference)
-    found["against_previous"] = (
-        _NONE_BEFORE if previous is None else row.compared(previous) or TOO_FEW
-    )
+    found: dict[str, Any] = {
+        **_timings(row, reference),
+        "quality": _quality(row, plain, max_drop),
+        "against_previous": (
+            _NONE_BEFORE if previous is None else row.compared(previous) or TOO_FEW
+        ),
+    }
+    if row.status != "measured":
+        found = dict.fromkeys(found, row.reason)
+    unavailable = {name: each for name, each in found.items() if isinstance(each, str)}
     variant, trainings = row.variant, row.trainings
     return VariantReport(
         name=variant.name,
@@ -137,9 +132,8 @@ def row_report(
         reason=row.reason,
         changed=_notes(variant, trainings.notes or {}) or row.notes,
         processes=tuple(row.processes),
-        **{name: take(name, each) for name, each in found.items()},
+        **{**found, **dict.fromkeys(unavailable)},
         scaling=_scaling(row, reference),
-        quality=take("quality", _quality(row, plain, max_drop)),
         trainings=trainings.done,
         unavailable=unavailable,
     )

@@ -109,7 +109,7 @@ def _become_child(pipe: int, log: str) -> None:
 
         random.seed()
         np.random.seed()
-        work(Connection(pipe))
+        _work(Connection(pipe))
         code = 0
     except BaseException:  # these are its last words
         traceback.print_exc()
@@ -118,7 +118,7 @@ def _become_child(pipe: int, log: str) -> None:
     os._exit(code)
 
 
-def work(pipe: Connection) -> None:
+def _work(pipe: Connection) -> None:
     """Carry out the task that comes through the pipe; send what it found, or what went wrong."""
     spec = pipe.recv()
     os.chdir(spec["folder"])
@@ -126,7 +126,7 @@ def work(pipe: Connection) -> None:
     from tfopt.errors import UserError
 
     try:
-        _carry_out(spec, pipe)
+        pipe.send(_carried_out(spec, pipe))
     except UserError as error:
         pipe.send(("refused", str(error)))
     except (BrokenPipeError, EOFError):
@@ -136,7 +136,7 @@ def work(pipe: Connection) -> None:
         pipe.send(("failed", _message(error)))
 
 
-def _carry_out(spec: dict[str, Any], pipe: Connection) -> None:
+def _carried_out(spec: dict[str, Any], pipe: Connection) -> tuple[str, Any]:
     from tfopt.job.recipe_file import chain_from_toml
     from tfopt.job.references import resolve_job
 
@@ -150,9 +150,8 @@ def _carry_out(spec: dict[str, Any], pipe: Connection) -> None:
         if name.startswith(_READ_AT_IMPORT) and before.get(name) != value
     }
     if settings and not spec["settings"]:
-        pipe.send(("settings", settings))
-        return
-    pipe.send(("done", spec["task"].carry_out(job, chain, pipe)))
+        return "settings", settings
+    return "done", spec["task"].carry_out(job, chain, pipe)
 
 
 def _message(error: BaseException) -> str:

@@ -98,18 +98,15 @@ def _main_module() -> str:
     if spec is not None:
         return str(spec.name)
     path = getattr(main, "__file__", None)
-    if path is None or Path(path).resolve().parent != Path.cwd() or not _importable(path):
+    script = Path(path or "").resolve()
+    if script.parent != Path.cwd() or script.suffix != ".py" or not script.stem.isidentifier():
         raise UserError(
             "The job's function is in a script that no other process can import.",
             expected="a function of a module, or of a script in the current folder",
             received=path or "an interactive session",
             fix="move the function into a module, and give it or its name: 'module:job'",
         )
-    return Path(path).stem
-
-
-def _importable(path: str) -> bool:
-    return path.endswith(".py") and Path(path).stem.isidentifier()
+    return script.stem
 
 
 def resolve_target(
@@ -147,19 +144,12 @@ def _of_module(text: str, arguments: Mapping[str, Any]) -> Target:
     # A dotted name alone, as under python -m.
     check_reference(f"{text}:{JOB}")
     module = import_module(text)
-    chain = getattr(module, CHAIN, None)
-    if not isinstance(getattr(module, JOB, None), Job) and not callable(getattr(module, JOB, None)):
+    job, chain = getattr(module, JOB, None), getattr(module, CHAIN, None)
+    if not (isinstance(job, Job) or callable(job)) or not isinstance(chain, Chain):
         raise UserError(
             f"{text} is not a recipe module.",
-            expected=f"a module with {JOB} and {CHAIN}",
-            received=f"no {JOB} in {text}",
-            fix="name the job itself: package.module:name",
-        )
-    if not isinstance(chain, Chain):
-        raise UserError(
-            f"{text} is not a recipe module.",
-            expected=f"{CHAIN} = tfopt.chain(...) beside {JOB}",
-            received=f"{CHAIN} of type {type(chain).__name__}" if chain else f"no {CHAIN}",
-            fix=f"measure its job alone with {text}:{JOB}, or under a recipe file with --chain",
+            expected=f"a module with {JOB} and {CHAIN} = tfopt.chain(...)",
+            received=f"{JOB} = {job!r}, {CHAIN} = {chain!r}",
+            fix=f"name the job itself: {text}:{JOB}, with a recipe file by --chain",
         )
     return Target(text.rpartition(".")[2], f"{text}:{JOB}", chain, arguments)

@@ -20,7 +20,7 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
 from tfopt.job.transform import Chain
 from tfopt.measure.bench_plan import LEAST_S, BenchPlan
-from tfopt.measure.children import has_gpu
+from tfopt.measure.children import visible_gpus
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
@@ -72,7 +72,7 @@ class _Recipe:
         links = self._fixed(options)
         output = prepare_folder(options.output)
         search_s, measure_s = (
-            (_SEARCH_GPU_S, _MEASURE_GPU_S) if has_gpu() else (_SEARCH_S, _MEASURE_S)
+            (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
         )
         if links is None:
             tuned = tune_and_show(

@@ -22,13 +22,13 @@ def rate_for(optimizer: str, rate: float | None, *, tuned: int, batch: int) -> s
     if rule is None:
         return f"no rule is known for {optimizer}: look for the rate anew"
     factor = scaled_learning_rate(1.0, tuned_batch=tuned, batch=batch, rule=rule)
-    what = (
-        f"the peak of its schedule times {factor:.3g}" if rate is None else f"{rate * factor:.3g}"
+    if rate is None:
+        return f"the peak of its schedule times {factor:.3g} by the {rule} rule for {optimizer}"
+    words = f"{rate * factor:.3g} by the {rule} rule for {optimizer}, chosen for {tuned}"
+    return (
+        f"{words}: LearningRate({rule!r}) in the chain, with tuned_batch_size={tuned}; "
+        "no rule holds for every model"
     )
-    words = f"{what} by the {rule} rule for {optimizer}, chosen for {tuned}"
-    if rate is not None:
-        words += f": LearningRate({rule!r}) in the chain, with tuned_batch_size={tuned}"
-    return f"{words}; no rule holds for every model, so compare the trained models"
 
 
 @dataclass(frozen=True)

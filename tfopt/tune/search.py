@@ -82,9 +82,20 @@ class Trial:
     final: list[Candidate] = field(default_factory=list)
     value: float = math.inf
     """What is to be small, over that of the job as it is, in the last race it was in."""
-    beaten_by: tuple[Trial, float] | None = None
+    beaten: str = ""
+    """By how much it was behind in a race."""
     lost: str = ""
     """Why it may not win though it is fast."""
+
+    @property
+    def runs(self) -> bool:
+        """Return whether it has a process that takes turns in races."""
+        return self.racer is not None and self.racer.alive
+
+    def fall_behind(self, leader: Trial) -> None:
+        """Note by how much it was behind in a race."""
+        speed = leader.value / self.value
+        self.beaten = f"{speed:.2f}\N{MULTIPLICATION SIGN} the speed of {leader.setting}"
 
 
 @dataclass(frozen=True)
@@ -202,12 +213,8 @@ class Search:
         racer = self.plain.racer
         if not count or racer is None or not racer.turns:
             return 0.0
-        return (
-            _TRAINING_SLOWER
-            * count
-            * racer.training_s(self.facts.training_examples)
-            / min(self._engine.trainings_at_once, 2)
-        )
+        alone_s = racer.training_s(self.facts.training_examples)
+        return _TRAINING_SLOWER * count * alone_s / min(self._engine.trainings_at_once, 2)
 
     def _value(self, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
         """Return what is to be small, of one process."""
@@ -400,7 +407,7 @@ class Search:
 
     def _take_race_turns(self, trials: Sequence[Trial], what: str, ends: float) -> None:
         """Give turns, and drop by and by who is clearly behind."""
-        racing = [each for each in dict.fromkeys([self.plain, self.best, *trials]) if _runs(each)]
+        racing = [each for each in dict.fromkeys([self.plain, self.best, *trials]) if each.runs]
         first = self._engine.round
         until = math.inf
         for rounds, behind in zip(_RACE_ROUNDS, _BEHIND, strict=True):
@@ -408,14 +415,14 @@ class Search:
             self._engine.take_rounds(racers, rounds, until=until, doing=f"racing {what}")
             until = ends
             self._require_plain()
-            racing = [each for each in racing if _runs(each)]
+            racing = [each for each in racing if each.runs]
             if self.best not in racing:
                 self.best.value, self.best = math.inf, self.plain
             self._rate(racing, first)
             leader = min(racing, key=lambda each: each.value)
             for each in list(racing):
                 if each.value > behind * leader.value and each not in (self.plain, self.best):
-                    each.beaten_by = (leader, each.value / leader.value)
+                    each.fall_behind(leader)
                     racing.remove(each)
                     self._drop(each)
         if leader is not self.best and leader.value < _GAIN * self.best.value:
@@ -426,7 +433,7 @@ class Search:
             self._display.say(f"best so far: {leader.setting}, {speed}")
         for each in racing:
             if each not in (self.plain, self.best):
-                each.beaten_by = (self.best, each.value / self.best.value)
+                each.fall_behind(self.best)
                 self._drop(each)
 
     def _rate(self, trials: Sequence[Trial], first: int) -> None:
@@ -590,7 +597,3 @@ class Search:
                 trial.lost = f"{found.verdict} in the final"
             elif self.confirmed is None or found.ratio < self.confirmed.ratio:
                 self.chosen, self.confirmed = trial, found
-
-
-def _runs(trial: Trial) -> bool:
-    return trial.racer is not None and trial.racer.alive

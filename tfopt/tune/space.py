@@ -60,8 +60,8 @@ class Changes:
 
     def __str__(self) -> str:
         """Return the changes as the report names them: "batch_size 128, jit_compile False"."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        return ", ".join(f"{name} {value}" for name, value in given.items()) or "the job as it is"
+        given = (f"{name} {value}" for name, value in self.changes(Changes()))
+        return ", ".join(given) or "the job as it is"
 
     def changes(self, other: Changes) -> Iterator[tuple[str, Any]]:
         """Yield the fields in which this setting differs from another, with its values."""
@@ -237,8 +237,5 @@ def neighbours(setting: Changes, space: Mapping[str, Sequence[Any]]) -> list[Cha
 
 def together(first: Changes, second: Changes) -> Changes | None:
     """Return both changes as one; None where they set the same field."""
-    own, other = (
-        {name: value for name, value in asdict(each).items() if value is not None}
-        for each in (first, second)
-    )
+    own, other = (dict(each.changes(Changes())) for each in (first, second))
     return None if own.keys() & other.keys() else Changes(**own, **other)

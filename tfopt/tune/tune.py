@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, get_args
 
-from tfopt.errors import UserError, require_count, require_switch, within
+from tfopt.errors import UserError, require_count, require_switch
 from tfopt.job.job import Job
-from tfopt.measure.bench_plan import require_budget
+from tfopt.measure.bench_plan import require_budget, require_max_drop
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Engine
 from tfopt.measure.targets import Target, plain_arguments, reference_of
@@ -76,7 +76,16 @@ def tune(
         verbose: Show what runs, what was found, and what is left.
     """
     require_budget(budget_s)
-    _require(objective, exact, seeds, max_drop, verbose)
+    if objective not in get_args(Objective):
+        raise UserError(
+            "tune knows no such objective.",
+            expected=", ".join(get_args(Objective)),
+            received=repr(objective),
+        )
+    require_switch("exact", exact)
+    require_switch("verbose", verbose)
+    require_count("seeds", seeds, minimum=0)
+    require_max_drop(max_drop)
     with ExitStack() as stack:
         display = stack.enter_context(Display(verbose=verbose))
         if _is_model(job):
@@ -110,23 +119,3 @@ def _require_job_alone(**given: Any) -> None:
                 received=f"a job with {name}",
                 fix="set it in the job",
             )
-
-
-def _require(
-    objective: object, exact: object, seeds: object, max_drop: object, verbose: object
-) -> None:
-    if objective not in get_args(Objective):
-        raise UserError(
-            "tune knows no such objective.",
-            expected=", ".join(get_args(Objective)),
-            received=repr(objective),
-        )
-    require_switch("exact", exact)
-    require_switch("verbose", verbose)
-    require_count("seeds", seeds, minimum=0)
-    if not within(max_drop, 0, 100):
-        raise UserError(
-            "max_drop is not a number of points.",
-            expected="0 to 100, such as max_drop=0.5",
-            received=repr(max_drop),
-        )

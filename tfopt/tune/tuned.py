@@ -18,7 +18,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation
 from tfopt.report.statistics import Comparison
 from tfopt.run import Outcome, run
-from tfopt.tune.search import INTERRUPTED, Search, Trial
+from tfopt.tune.search import INTERRUPTED, Search
 
 if TYPE_CHECKING:
     import keras
@@ -158,16 +158,9 @@ def _dropped(search: Search) -> Iterator[str]:
     for trial in search.trials.values():
         if trial in (search.plain, search.chosen):
             continue
-        why = trial.row.reason or trial.lost or _beaten(trial)
+        why = trial.row.reason or trial.lost or trial.beaten
         if why:
             yield f"{trial.setting}: {why.splitlines()[0]}"
-
-
-def _beaten(trial: Trial) -> str:
-    if trial.beaten_by is None:
-        return ""
-    leader, ratio = trial.beaten_by
-    return f"{1 / ratio:.2f}\N{MULTIPLICATION SIGN} the speed of {leader.setting}"
 
 
 def _notes(search: Search) -> Iterator[str]:
