@@ -33,10 +33,6 @@ def start(in_toy_folder):
         child.end()
 
 
-def test_the_value_of_a_task_comes_back(in_toy_folder):
-    assert carried_out(target(note="mine"), TellData()) == "mine"
-
-
 def test_parent_and_child_talk(start):
     child = start(target(), Talk())
     assert not child.has_answered(0)
@@ -66,13 +62,10 @@ def test_the_reason_why_there_is_no_result(in_toy_folder, trouble, status, words
     wait_until(lambda: not processes_in(in_toy_folder))
 
 
-def test_one_that_is_silent_is_lost_after_its_time(in_toy_folder):
+def test_one_that_is_silent_is_lost_and_a_job_that_is_not_there_refused(in_toy_folder):
     with pytest.raises(Lost, match="it did not answer within 2 s"):
         carried_out(target("troubled", trouble="hangs"), Talk(), timeout_s=2)
     wait_until(lambda: not processes_in(in_toy_folder))
-
-
-def test_a_job_that_is_not_there_is_refused(in_toy_folder):
     with pytest.raises(Lost, match="nowhere") as caught:
         carried_out(Target("toy", "toy_jobs:nowhere"), TellData())
     assert caught.value.status == "refused"

@@ -121,9 +121,6 @@ def test_no_more_start_at_once_than_there_are_cores_and_none_after_its_time(mach
         assert not engine.admit([FAST], until=machine.now)
         late = engine.admit(copies(FAST, 9), until=machine.now + 1.5)
         assert 0 < len(late) < 9
-
-
-def test_what_is_not_ready_in_time_leaves_and_what_is_stays(machine):
     with Engine() as engine:
         ready, late = engine.admit([FAST, BATCH], ready_by=machine.now + 1.5)
         assert (ready.alive, late.alive, late.out) == (True, False, "it was not ready in time")

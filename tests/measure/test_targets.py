@@ -29,23 +29,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_recipe_module_brings_its_chain():
+def test_a_module_or_a_file_brings_its_chain_and_a_job_is_not_imported(folder):
     target = resolve_target("tfopt.recipes.cnn_mnist", {"epochs": 1})
     assert target.job == "tfopt.recipes.cnn_mnist:job"
-    assert target.chain == cnn_mnist.CHAIN
-    assert target.name == "cnn_mnist"
+    assert (target.name, target.chain) == ("cnn_mnist", cnn_mnist.CHAIN)
     assert target.arguments == {"epochs": 1}
-
-
-def test_a_recipe_file_brings_its_job_chain_and_arguments(folder):
     (folder / "mine.toml").write_text(RECIPE)
     target = resolve_target("mine.toml", {"steps": 20})
     assert target.job == "my_pkg:job"
     assert target.chain == chain(Pipeline(batch_size=64))
     assert target.arguments == {"epochs": 2, "steps": 20}
-
-
-def test_a_job_is_not_imported(folder):
     target = resolve_target("no_such_package.train:job", {})
     assert target.job == target.name == "no_such_package.train:job"
     assert target.chain == chain()

@@ -132,12 +132,8 @@ def test_several_train_at_once_seed_by_seed_and_the_first_leaves_its_files(monke
         "baseline": [0, 1, 2],
         "+ batch": [0, 1, 2],
     }
-    assert [child.task.output for child in machine.children[:4]] == [
-        "baseline",
-        "+ batch",
-        None,
-        None,
-    ]
+    outputs = [child.task.output for child in machine.children[:4]]
+    assert outputs == ["baseline", "+ batch", None, None]
 
 
 def test_a_variant_that_fails_is_trained_no_further_and_none_begins_too_late(monkeypatch):
