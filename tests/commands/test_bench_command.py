@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from types import SimpleNamespace
 
@@ -15,30 +14,9 @@ from bench_reports import single
 from tfopt.commands.cli import main
 from tfopt.report.bench_report import read_bench_report
 
-JOB = """
-    import keras
-    import numpy as np
-    from tfopt import Data, Job
-
-    def job(width: int = 8) -> Job:
-        def build():
-            layers = [keras.Input((6,)), keras.layers.Dense(width), keras.layers.Dense(2, "softmax")]
-            return keras.Sequential(layers)
-
-        return Job(build=build, data=data, compile=compile_)
-
-    def compile_():
-        return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
-
-    def data():
-        x = np.random.default_rng(0).normal(size=(12800, 6)).astype("float32")
-        return Data(train=(x, (x.sum(axis=1) > 0).astype("int64")), name="toy")
-"""
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "toy_pkg.py").write_text(textwrap.dedent(JOB))
     (tmp_path / "one.toml").write_text('tfopt = 1\n[[chain]]\ntransform = "pipeline"\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -48,13 +26,13 @@ def folder(tmp_path, monkeypatch):
     ("arguments", "told"),
     [
         ([], "One thing is measured at a time"),
-        (["toy_pkg:job", "--seeds", "-1"], "argument --seeds: '-1' is no count"),
-        (["toy_pkg:job", "--budget", "5m", "--quick"], "not allowed with argument --budget"),
-        (["toy_pkg:job", "--whole", "--seeds", "0"], "--whole trains"),
-        (["toy_pkg:job", "--ablate"], "`--ablate` leaves links out of a chain"),
+        (["toy_jobs:job", "--seeds", "-1"], "argument --seeds: '-1' is no count"),
+        (["toy_jobs:job", "--budget", "5m", "--quick"], "not allowed with argument --budget"),
+        (["toy_jobs:job", "--whole", "--seeds", "0"], "--whole trains"),
+        (["toy_jobs:job", "--ablate"], "`--ablate` leaves links out of a chain"),
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain is for one job"),
-        (["toy_pkg:job", "--input", "--trace", "t"], "--trace is of steps that are compared"),
-        (["toy_pkg:job", "--set", "wide=3"], "unexpected keyword argument 'wide'"),
+        (["toy_jobs:job", "--input", "--trace", "t"], "--trace is of steps that are compared"),
+        (["toy_jobs:job", "--set", "sample=3"], "unexpected keyword argument 'sample'"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_measured(folder, capsys, arguments, told):
@@ -91,39 +69,42 @@ def shown(monkeypatch):
 
 def test_what_is_measured(folder, shown):
     for flags, kind, links in (
-        (["toy_pkg:job"], "single", 0),
-        (["toy_pkg:job", "--chain", "one.toml"], "prefixes", 1),
+        (["toy_jobs:job"], "single", 0),
+        (["toy_jobs:job", "--chain", "one.toml"], "prefixes", 1),
         (["tfopt.recipes.cnn_mnist", "--ablate"], "ablation", 8),
-        (["--only", "toy_pkg:job", "toy_pkg:job"], "pair", 0),
+        (["--only", "toy_jobs:job", "toy_jobs:job"], "pair", 0),
     ):
-        assert main(["bench", *flags, "--set", "width=4", "--output", "out"]) == 0
+        assert main(["bench", *flags, "--set", "samples=512", "--output", "out"]) == 0
         plan = shown.pop()[0]
         assert (plan.kind, len(plan.targets[0].chain.parts)) == (kind, links)
-        assert plan.targets[0].arguments == {"width": 4}
+        assert plan.targets[0].arguments == {"samples": 512}
         assert (plan.budget_s, plan.quick, plan.seeds, plan.max_drop) == (300, False, 3, 0.5)
-    assert [target.name for target in plan.targets] == ["toy_pkg:job (1)", "toy_pkg:job (2)"]
-    assert plan.command == "tfopt bench --only toy_pkg:job toy_pkg:job --set width=4 --output out"
+    assert [target.name for target in plan.targets] == ["toy_jobs:job (1)", "toy_jobs:job (2)"]
+    assert (
+        plan.command
+        == "tfopt bench --only toy_jobs:job toy_jobs:job --set samples=512 --output out"
+    )
     assert plan.trace is None
     for flags, budget_s in ((["--quick"], 120), (["--budget", "90s", "--trace", "traces"], 90)):
-        assert main(["bench", "toy_pkg:job", *flags, "--whole", "--max-drop", "0.2"]) == 0
+        assert main(["bench", "toy_jobs:job", *flags, "--whole", "--max-drop", "0.2"]) == 0
         plan, output, verbose = shown.pop()
         assert (plan.budget_s, plan.quick) == (budget_s, flags == ["--quick"])
         assert (plan.whole, plan.max_drop, verbose) == (True, 0.2, True)
-        assert output.name == "toy_pkg_job_bench"
+        assert output.name == "toy_jobs_job_bench"
     assert plan.trace.is_dir()
 
 
 def test_json_is_one_document_and_nothing_else(folder, shown, capsys):
-    assert main(["bench", "toy_pkg:job", "--json"]) == 0
+    assert main(["bench", "toy_jobs:job", "--json"]) == 0
     said = capsys.readouterr()
-    assert (json.loads(said.out)["title"], said.err) == ("toy_pkg:job", "a table\n")
+    assert (json.loads(said.out)["title"], said.err) == ("toy_jobs:job", "a table\n")
     assert not shown.pop()[2]
     flags = ["--json", "--budget", "2m", "--try", "batch_size=64,128", "--try", "jit_compile=True"]
-    assert main(["tune", "toy_pkg:job", *flags]) == 0
+    assert main(["tune", "toy_jobs:job", *flags]) == 0
     said = capsys.readouterr()
-    assert (json.loads(said.out)["title"], said.err) == ("toy_pkg:job", "a table\n")
+    assert (json.loads(said.out)["title"], said.err) == ("toy_jobs:job", "a table\n")
     _, output, settings = shown.pop()
-    assert output.name == "toy_pkg_job_tuned"
+    assert output.name == "toy_jobs_job_tuned"
     assert (settings["budget_s"], settings["max_drop"], settings["verbose"]) == (120, 0.5, False)
     assert settings["space"] == {"batch_size": [64, 128], "jit_compile": [True]}
 
@@ -131,9 +112,10 @@ def test_json_is_one_document_and_nothing_else(folder, shown, capsys):
 @pytest.mark.slow
 def test_ctrl_c_leaves_what_was_measured(folder):
     """One job alone, stopped in its turns: a valid report, and no process that stays."""
-    command = [sys.executable, "-m", "tfopt", "bench", "toy_pkg:job"]
-    command += ["--set", "width=4", "--budget", "60s", "--output", "out"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "tfopt", "bench", "toy_jobs:job"]
+    command += ["--set", "samples=512", "--budget", "60s", "--output", "out"]
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
     stopped = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
@@ -146,7 +128,7 @@ def test_ctrl_c_leaves_what_was_measured(folder):
     report = read_bench_report(folder / "out/bench.json")
     assert not report.complete
     assert report.reference.processes
-    assert report.reference.arguments == {"width": "4"}
+    assert report.reference.arguments == {"samples": "512"}
     assert (folder / "out/bench.html").read_text().startswith("<!DOCTYPE html>")
     others = subprocess.run(["pgrep", "-s", str(stopped.pid)], capture_output=True, check=False)
     assert others.stdout == b""

@@ -65,7 +65,7 @@ def test_the_chain_file_reads_back_to_the_same_chain(tmp_path):
 
 
 def test_a_search_still_writes_the_same_keys():
-    from tfopt.tune.batch_sizes_found import BatchSizes
+    from tfopt.tune.batch_size import BatchSizes
 
     written = json.loads((REPORTS / "batch_size.json").read_text())
     named = {field.name for field in dataclasses.fields(BatchSizes)}

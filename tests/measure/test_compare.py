@@ -18,13 +18,15 @@ from bench_reports import (
 from markdown_it import MarkdownIt
 
 from tfopt import UserError
-from tfopt.measure.comparability import NotComparable, differences, variant_differences
 from tfopt.measure.compare import (
     NOT_IN_THE_INTERVAL,
     Named,
+    NotComparable,
     compare_one,
     compare_two,
+    differences,
     judge,
+    variant_differences,
     worst_of,
 )
 from tfopt.report.bench_report import Provenance

@@ -9,9 +9,10 @@ import pytest
 
 import tfopt
 from tfopt.measure import provenance
-from tfopt.measure.machine import cpu_flags, cpu_model
 from tfopt.measure.provenance import (
     MASKED,
+    cpu_flags,
+    cpu_model,
     git_state,
     package_versions,
     read_provenance,
@@ -101,10 +102,8 @@ def test_variables_that_matter_are_kept_and_secrets_are_masked():
     secret = dict.fromkeys(["KERAS_PASSWORD", "NCCL_API_KEY", "TF_HUB_Token"], "abc")
     proxy = {"TF_PROXY": "https://user:abc@proxy:80/x"}
     others = {"NVIDIA_REQUIRE_CUDA": "cuda>=13", "HOME": "/home/a", "AWS_SECRET_ACCESS_KEY": "abc"}
-    others |= {
-        "TF_VAR_region": "eu",
-        "TF_TOKEN_host": "abc",
-    }  # Terraform's begin as TensorFlow's do
+    # Terraform's begin as TensorFlow's do.
+    others |= {"TF_VAR_region": "eu", "TF_TOKEN_host": "abc"}
     kept = relevant_variables({**plain, **secret, **proxy, **others})
     assert kept == {**plain, **dict.fromkeys([*secret, *proxy], MASKED)}
     assert list(kept) == sorted(kept)

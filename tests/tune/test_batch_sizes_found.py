@@ -7,7 +7,7 @@ import pytest
 from sizes_jobs import facts
 
 from tfopt.report.statistics import Comparison
-from tfopt.tune.batch_sizes_found import BatchSizes, Tried, rate_for
+from tfopt.tune.batch_size import BatchSizes, Tried, rate_for
 
 FOUND = BatchSizes(
     job="my.train:job",

@@ -148,7 +148,7 @@ def drop_output() -> None:
 
 
 def _code_of(error: Exception) -> int:
-    from tfopt.measure.comparability import NotComparable
+    from tfopt.measure.compare import NotComparable
     from tfopt.report.bench_report import DamagedReport
 
     if isinstance(error, DamagedReport):

@@ -1,14 +1,18 @@
-"""Measure the most memory this process has taken, on the host and on its GPUs.
+"""Measure what this process has taken: host and GPU memory, and what its GPUs did meanwhile.
 
-A peak that is not known is None, and ``unavailable`` then holds the reason under its key.
+What is not known is None, with its reason in ``unavailable`` or in the notes of a GPU's state.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfopt.files import text_of
 from tfopt.monitor.nvml import why_no_gpu
+from tfopt.monitor.readings import GpuReading, Recording, SampledGpu
+from tfopt.report.timed_process import GpuState
 
 _MIB = 1024**2
 
@@ -48,3 +52,40 @@ def gpus_in_use() -> dict[int, str]:
         physical.index(gpu): str(details(gpu).get("device_name", ""))
         for gpu in tf.config.get_visible_devices("GPU")
     }
+
+
+# Of what a GPU may not tell, what a report shows: the reason is noted.
+_SHOWN = frozenset(GpuState.__dataclass_fields__) | {"clock_reasons"}
+
+
+def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
+    """Return each GPU's state over these samples."""
+    return tuple(
+        _state(gpu, [sample.gpus[place] for sample in recording.samples])
+        for place, gpu in enumerate(recording.gpus)
+    )
+
+
+def _state(gpu: SampledGpu, readings: Sequence[GpuReading]) -> GpuState:
+    def over(metric: str, sum_up: Callable[[list[float]], float]) -> float | None:
+        known = [v for each in readings if (v := getattr(each, metric)) is not None]
+        return round(sum_up(known), 1) if known else None
+
+    counted = [each.energy_j for each in readings]
+    first, last = (counted[0], counted[-1]) if counted else (None, None)
+    grew = first is not None and last is not None and last > first
+    # Every reason that was seen in any sample, in the order of the first time.
+    reasons = dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ())
+    return GpuState(
+        uuid=gpu.uuid,
+        name=gpu.name,
+        utilisation_percent=over("utilisation_percent", statistics.fmean),
+        sm_clock_mhz=over("sm_clock_mhz", statistics.median),
+        memory_clock_mhz=over("memory_clock_mhz", statistics.median),
+        temperature_c=over("temperature_c", max),
+        power_w=over("power_w", statistics.fmean),
+        energy_j=round((last or 0.0) - (first or 0.0), 3) if grew else None,
+        throttle_reasons=tuple(reason.description for reason in reasons),
+        throttled=any(reason.throttles for reason in reasons),
+        notes=tuple(f"{name}: {why}" for name, why in gpu.missing.items() if name in _SHOWN),
+    )

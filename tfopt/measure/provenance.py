@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 import tfopt
+from tfopt.files import text_of
 from tfopt.job.cgroup import cpu_quota, memory_limit_gib, usable_cores
-from tfopt.measure.machine import cpu_flags, cpu_model
 from tfopt.monitor.nvml import driver_version, gpu_memories, newest_cuda
 from tfopt.report.bench_report import Provenance
 
@@ -92,6 +92,30 @@ def tensorflow_build() -> dict[str, Any]:
             path = distribution(package).locate_file("tensorflow/python/platform/build_info.py")
             return dict(runpy.run_path(str(path))["build_info"])
     return {}
+
+
+# What kernels are chosen by: vector and matrix units, and the half precisions.
+_MATTERS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "fphp", "i8mm", "neon", "sve")
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as the system has it."""
+    return _cpu_field("model name") or platform.processor() or "unknown"
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """Return the flags that change what a kernel can do; empty where the system lists none."""
+    flags = (_cpu_field("flags") or _cpu_field("Features")).split()
+    return tuple(sorted(flag for flag in set(flags) if flag.startswith(_MATTERS)))
+
+
+def _cpu_field(name: str) -> str:
+    """Return a field of the first processor in /proc/cpuinfo."""
+    for line in text_of(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
 
 
 def read_provenance() -> Provenance:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.measure.comparability import scaling
+from tfopt.measure.compare import scaling
 from tfopt.measure.engine import Candidate, Engine, timed_process
 from tfopt.measure.targets import Variant
 from tfopt.measure.trainings import (

@@ -20,8 +20,7 @@ from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
 from tfopt.measure.job_facts import JobFacts, epoch_examples, facts_of
-from tfopt.measure.machine import gpu_states
-from tfopt.measure.memory import gpus_in_use, peak_gpu_mib, peak_host_mib
+from tfopt.measure.memory import gpu_states, gpus_in_use, peak_gpu_mib, peak_host_mib
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.report.timed_process import GpuState
 from tfopt.run import ENDLESS, Prepared, prepared

@@ -40,7 +40,6 @@ class Tuned:
         chain: Empty where nothing was certainly faster than the job as it is.
         comparison: What was to be small, under the chain, as a share of that of the job as it is;
             None for the empty chain.
-        notes: What else is to be said of the search: why it ended, and what was not tried.
         stopped: Why not everything was tried; empty where it was.
     """
 
@@ -49,8 +48,12 @@ class Tuned:
     chain: Chain
     comparison: Comparison | None
     report: BenchReport
-    notes: tuple[str, ...]
     stopped: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return why the search ended, and what was not tried."""
+        return self.report.notes
 
     @property
     def interrupted(self) -> bool:
@@ -86,19 +89,17 @@ class Tuned:
 def tuned(search: Search, engine: Engine) -> Tuned:
     """Return what a search has found; its processes end."""
     wanted = search.wanted
-    notes = tuple(_notes(search))
     return Tuned(
         job=wanted.target.job,
         arguments=wanted.target.arguments,
         chain=search.chosen.row.variant.chain,
         comparison=search.confirmed,
-        report=_report(search, engine, notes),
-        notes=notes,
+        report=_report(search, engine),
         stopped=search.stopped,
     )
 
 
-def _report(search: Search, engine: Engine, notes: tuple[str, ...]) -> BenchReport:
+def _report(search: Search, engine: Engine) -> BenchReport:
     wanted, plain = search.wanted, search.plain.row
     rows = [trial.row for trial in search.trials.values() if trial.row.candidates]
     for row in rows:
@@ -132,7 +133,7 @@ def _report(search: Search, engine: Engine, notes: tuple[str, ...]) -> BenchRepo
             repr(search.chosen.row.variant.chain), _brought(search), tuple(_dropped(search))
         ),
         complete=search.stopped != INTERRUPTED,
-        notes=notes,
+        notes=tuple(_notes(search)),
     )
 
 
