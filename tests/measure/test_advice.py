@@ -1,5 +1,7 @@
 """Which transforms are kept and why: by intervals over steps and whole trainings, and by seeds."""
 
+from dataclasses import replace
+
 import pytest
 from bench_reports import NOT_ASKED, processes, training, variant
 
@@ -46,7 +48,15 @@ def whole_row(**changed):
 
 
 def recommended(kind, rows, whole=None):
-    return recommend(choose(kind, rows), whole)
+    return recommend(choose(kind, [*walked(rows)] if kind == "prefixes" else rows), whole)
+
+
+def walked(rows):
+    """The rows of a walk: each has the links before it in its chain."""
+    links = []
+    for named, report in rows:
+        links += named.changed if report.status == "measured" else ()
+        yield replace(named, chain=chain(*links)), report
 
 
 ALL = (Execution(), Pipeline(), Prune(0.5))
@@ -227,7 +237,7 @@ def test_a_link_for_size_is_kept_by_what_it_saves(figures, words):
         row(None, trainings=(training(),)),
         row(Prune(0.5), previous=SLOWER, quality=points(0), trainings=smaller),
     ]
-    choice = choose("prefixes", rows)
+    choice = choose("prefixes", [*walked(rows)])
     assert choice.chain == (chain() if words else chain(Prune(0.5)))
     assert choice.dropped == ((f"Prune: {words}",) if words else ())
     # Whatever the time of the whole.

@@ -36,16 +36,15 @@ class Choice:
     Attributes:
         measured: The row that measured exactly these links, if one did.
         undecided: The links of which the intervals cannot tell.
-        ablation: Whether everything is compared with the whole chain, not with the plain job.
-        ablated: That whole chain, to stay with; None where it loses accuracy.
+        otherwise: Of an ablation, what to keep where they do not hold together: the whole chain, or
+            nothing where that loses accuracy.
     """
 
     chain: Chain
     dropped: tuple[str, ...]
     measured: VariantReport | None
     undecided: tuple[str, ...] = ()
-    ablation: bool = False
-    ablated: Chain | None = None
+    otherwise: Chain | None = None
 
 
 def choose(kind: Kind, rows: Rows) -> Choice | None:
@@ -61,7 +60,7 @@ def recommend(choice: Choice, whole: VariantReport | None) -> Recommendation:
     against = _against_the_whole(choice, row) if row is not None else None
     if against is not None:
         dropped = (*dropped, f"{_name(chain.parts) or 'no link'}: together {against}")
-        row, chain = None, choice.ablated or Chain(())
+        row, chain = None, choice.otherwise or Chain()
         brought = _COMPARED_WITH if chain.parts else _AS_IT_IS
     else:
         brought = _brought(row, chain) if row is not None else "not measured as a whole"
@@ -73,29 +72,25 @@ def _out_of_prefixes(rows: Rows) -> Choice:
     kept: list[Transform] = []
     dropped: dict[str, str] = {}
     undecided: list[str] = []
-    points, last, before = 0.0, Chain(), rows[0][1]
-    measured: VariantReport | None = before
-    clean = True
+    points, (last, before) = 0.0, rows[0]
     for variant, row in rows[1:]:
         name, own = _name(variant.changed), _points(row) - _points(before)
         reason = _against(variant.changed, before, row, points)
         if reason is None:
             kept += variant.changed
             points += own
-            measured = row if clean else None
         else:
             dropped[name] = reason
         if row.status == "measured":
-            before, last = row, variant.chain
-            # The rows after one that is dropped have a link in them that is not kept.
-            clean = clean and reason is None
+            last, before = variant, row
             undecided += [name] if reason is not None and reason == _unclear(row) else []
-    if not kept and is_faster(before):
+    judged = [_name(each.changed) for each, row in rows[1:] if row.status == "measured"]
+    if undecided == judged and is_faster(before):
         # No link stands out alone: together they bring something.
-        kept, measured, undecided = list(last.parts), before, []
+        kept, undecided = list(last.chain.parts), []
         dropped = {n: why for n, why in dropped.items() if n not in [_name([p]) for p in kept]}
-    told = tuple(f"{name}: {reason}" for name, reason in dropped.items())
-    return Choice(Chain(tuple(kept)), told, measured, tuple(undecided))
+    chain, told = Chain(tuple(kept)), tuple(f"{name}: {why}" for name, why in dropped.items())
+    return Choice(chain, told, _measured_as(chain, rows), tuple(undecided))
 
 
 def _out_of_ablation(rows: Rows) -> Choice:
@@ -119,15 +114,19 @@ def _out_of_ablation(rows: Rows) -> Choice:
             kept.append(transform)
             undecided += [name] if found[1].verdict == "inconclusive" else []
     chain = Chain(tuple(kept))
-    same = [row for variant, row in rows if variant.chain == chain and row.status == "measured"]
     return Choice(
         chain,
         tuple(dropped),
-        same[0] if same else None,
+        _measured_as(chain, rows),
         tuple(undecided),
-        ablation=True,
-        ablated=None if lost(whole_row) else whole,
+        Chain() if lost(whole_row) else whole,
     )
+
+
+def _measured_as(chain: Chain, rows: Rows) -> VariantReport | None:
+    """Return the row that measured exactly this chain, if one did."""
+    same = (row for each, row in rows if each.chain == chain and row.status == "measured")
+    return next(same, None)
 
 
 def _points(row: VariantReport) -> float:
@@ -188,9 +187,9 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
     if found is None:
         return None
     verdict, aims = found[1].verdict, _aims(choice.chain.parts)
-    if choice.ablation:
+    if choice.otherwise is not None:
         # A chain that ruins the model may well be faster than what is left of it.
-        fails = choice.ablated is not None and verdict == "slower"
+        fails = bool(choice.otherwise.parts) and verdict == "slower"
     else:
         # Who keeps a link for its size has that, whatever the time.
         fails = aims >= {"speed"} and "size" not in aims and verdict in ("slower", "no difference")
