@@ -141,17 +141,17 @@ def test_who_is_refused_fails_or_changes_nothing_is_not_among_those_that_take_tu
         assert not any(each.alive for each in found)
 
 
-def test_as_many_start_and_train_as_the_memory_of_the_gpu_holds(machine):
+def test_as_many_start_and_train_as_the_memory_of_the_gpu_and_the_host_holds(machine):
     machine.gpu_mib = 500.0
     with Engine() as engine:
         assert engine.trainings_at_once == 3  # what they take is not known
-        found = engine.admit(copies(PLAIN, 5))
-        assert len(found) == 4  # of 100 MiB each, and a fifth might need 130
-        assert engine.trainings_at_once == 1
+        assert len(engine.admit(copies(PLAIN, 5))) == 4  # of 100 MiB each, a fifth might need 130
+        assert (engine.trainings_at_once, engine.capacity) == (1, 4)
     machine.gpu_mib, machine.free_mib = 0.0, 600.0
     with Engine() as engine:
         engine.admit(copies(PLAIN, 2))
-        assert engine.trainings_at_once == 2  # of 130 MiB, in four fifths of 400 MiB
+        # Of 130 MiB, in four fifths of 400 MiB.
+        assert (engine.trainings_at_once, engine.capacity) == (2, 4)
 
 
 def made(levels, rounds=range(8), batch=32):

@@ -99,15 +99,11 @@ def test_what_a_training_leaves(tmp_path):
     assert one.model_kib > one.model_gzip_kib > 0
     assert one.unavailable.keys() == {"artefact", "artefact_kib", "artefact_accuracy"}
     untested = toy_jobs.job().with_(data=lambda: Data(train=toy_jobs.data(64).train))
+    heads = {"a_accuracy": 0.9, "b_acc": 0.8, "sparse_top_k": 0.1, "loss": 0.2, "c_accuracy_2": 7}
+    assert worst_accuracy(heads) == 0.8
     none = TrainWhole().carry_out(untested, chain(), None).training
     assert (none.readings, none.test_accuracy) == ((), None)
     assert none.unavailable["test_accuracy"] == "the job has no test data"
-
-
-def test_of_several_heads_the_worst_accuracy_counts():
-    heads = {"a_accuracy": 0.9, "b_acc": 0.8, "sparse_top_k": 0.1, "loss": 0.2, "c_accuracy_2": 7}
-    assert worst_accuracy(heads) == 0.8
-    assert worst_accuracy({"loss": 0.3}) is None
 
 
 # Several at a time.

@@ -101,7 +101,7 @@ ENDLESS = batches().repeat()
 @pytest.mark.parametrize(
     ("made", "data", "epochs", "words"),
     [
-        (lambda: keras.Sequential([keras.Input((6,))]), (X, Y), 3, "is not compiled"),
+        (lambda: keras.Sequential([keras.Input((6,))]), (X, Y), 3, "needs a compiled model"),
         (model, None, 3, "needs data"),
         (model, (X, Y), None, "needs epochs"),
         (lambda: model(keras.layers.Lambda(lambda x: 2 * x)), (X, Y), 3, "cannot be loaded"),

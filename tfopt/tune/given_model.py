@@ -20,6 +20,7 @@ from tfopt.data.fit_data import examples_of
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
+from tfopt.job.rebuild import require_compiled
 from tfopt.measure.targets import Target
 
 if TYPE_CHECKING:
@@ -60,12 +61,7 @@ def target_of_model(
 
 
 def _require_compiled(model: Any, data: Any, settings: Mapping[str, Any]) -> None:
-    if not getattr(model, "compiled", False):
-        raise UserError(
-            "The model is not compiled.",
-            expected="a model with its optimizer, loss and metrics",
-            fix="model.compile(...) first",
-        )
+    require_compiled(model, "tune")
     if data is None or settings["epochs"] is None:
         missing = "data" if data is None else "epochs"
         raise UserError(
