@@ -36,6 +36,8 @@ from .resume.callback import resume as resume
 from .run import run as run
 from .train.accumulate import Accumulate as Accumulate
 from .train.accumulate import accumulate as accumulate
+from .train.attention import FusedAttention as FusedAttention
+from .train.attention import fused_attention as fused_attention
 from .train.execution import Execution as Execution
 from .train.execution import execution as execution
 from .train.host_memory import KeepHostMemory as KeepHostMemory

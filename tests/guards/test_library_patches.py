@@ -19,6 +19,7 @@ PACKAGE = HERE.parents[1] / "tfopt"
 LIBRARIES = ("keras", "tensorflow", "tf_keras", "tensorflow_model_optimization")
 PRIVATE = (
     "keras.src",
+    "tensorflow.compiler",
     "tensorflow.python",
     "tf_keras.src",
     "tensorflow_model_optimization.python",

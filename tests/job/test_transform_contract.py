@@ -25,6 +25,7 @@ EXAMPLES = {
     "distribute": {},
     "pipeline": {"batch_size": 16, "cache": "memory"},
     "execution": {"steps_per_execution": 2},
+    "fused_attention": {},
     "remat": {"layers": "dense"},
     "accumulate": {"steps": 4},
     "learning_rate": {"peak": 0.01, "decay": "cosine"},

@@ -7,7 +7,7 @@ steps not asked for cost nothing, and what was asked for and not done is in the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfopt.data.augment import in_input, random_layers, require_random
@@ -123,6 +123,9 @@ class _Flow:
                 fix="write them as TFRecord and read those, or drop service",
             )
         batch = plan.batch_size or DEFAULT_BATCH
+        if count % batch == 0:
+            # It leaves nothing out, and each step knows the size of its batch.
+            plan = self.plan = replace(plan, options=replace(plan.options, drop_remainder=True))
         _require_count_agrees(plan, count)
         shuffle = plan.shuffle is not False
         self.notes.append(f"{count:,} examples in batches of {batch}")

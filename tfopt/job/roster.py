@@ -18,6 +18,7 @@ ROSTER = {
     "distribute": "tfopt.distribute.replicas:Distribute",
     "pipeline": "tfopt.data.pipeline:Pipeline",
     "execution": "tfopt.train.execution:Execution",
+    "fused_attention": "tfopt.train.attention:FusedAttention",
     "remat": "tfopt.train.remat:Remat",
     "accumulate": "tfopt.train.accumulate:Accumulate",
     "learning_rate": "tfopt.train.learning_rate:LearningRate",

@@ -1,0 +1,289 @@
+"""Fused attention: Keras's numbers by the kernels' arithmetic, and Keras's own way elsewhere."""
+
+import json
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from attention_stand_in import on_a_stand_in
+
+import tfopt
+from tfopt import Data, FusedAttention, Job, MixedPrecision, UserError, chain, run
+from tfopt.train import attention, fused_call
+from tfopt.train.attention import dot_product_attention, fused_layers
+
+CUSTOM_CALL = fused_call.custom_call
+L = keras.layers
+RNG = np.random.default_rng(0)
+HALF = ("float16", "bfloat16")
+
+
+@pytest.fixture
+def card():
+    with on_a_stand_in():
+        yield
+
+
+def drawn(*shape, dtype="float32"):
+    return tf.cast(tf.constant(RNG.normal(size=shape)), dtype)
+
+
+def with_gradients(attend, inputs):
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        output = attend(*inputs)
+        loss = tf.reduce_sum(tf.cast(output, tf.float32) ** 2)
+    return [output, *tape.gradient(loss, inputs)]
+
+
+MASK = np.arange(8)[None, None, None, :] < np.array([8, 5, 3])[:, None, None, None]
+KINDS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.7},
+    "a mask for each example": {"mask": MASK},
+    "a mask beside a causal one": {"mask": MASK, "is_causal": True},
+    "lengths": {"lengths": np.array([8, 5, 3])},
+    "lengths beside a causal mask": {"lengths": np.array([8, 5, 3]), "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_give_the_output_and_the_gradients_of_keras(card, kind, dtype):
+    inputs = [drawn(3, 8, 2, 16, dtype=dtype) for _ in range(3)]
+    settings = KINDS[kind]
+    assert attention.refusal(*inputs, mask=settings.get("mask")) is None
+    got = with_gradients(lambda *given: dot_product_attention(*given, **settings), inputs)
+    in_float32 = [tf.cast(each, tf.float32) for each in inputs]
+    assert "computes in float32" in attention.refusal(*in_float32)
+    expected = with_gradients(lambda *given: dot_product_attention(*given, **settings), in_float32)
+    for one, other in zip(got, expected, strict=True):
+        error = tf.norm(tf.cast(one, tf.float32) - other) / tf.norm(other)
+        assert error < {"float16": 2e-3, "bfloat16": 1.5e-2}[dtype]
+
+
+def test_a_trained_bias_gets_its_gradient(card):
+    inputs = [drawn(3, 8, 2, 16, dtype="float16") for _ in range(3)]
+    inputs.append(drawn(1, 2, 8, 8, dtype="float16"))
+    got = with_gradients(dot_product_attention, inputs)
+    expected = with_gradients(dot_product_attention, [tf.cast(each, "float32") for each in inputs])
+    for one, other in zip(got, expected, strict=True):
+        assert tf.norm(tf.cast(one, tf.float32) - other) / tf.norm(other) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("target", "mask_type", "settings", "operands"),
+    [
+        ("Softmax", "CAUSAL", {"is_causal": True}, (3, 6)),
+        ("Softmax", "PADDING", {"lengths": np.array([8, 5, 3])}, (5, 8)),
+        ("ScaleBiasSoftmax", "NO_MASK", {"mask": MASK}, (4, 7)),
+        ("ScaleBiasSoftmax", "NO_MASK", {"bias": np.ones((1, 2, 8, 8))}, (4, 7)),
+    ],
+)
+def test_a_traced_step_calls_a_kernel_forward_and_one_backward(
+    card, monkeypatch, target, mask_type, settings, operands
+):
+    monkeypatch.setattr(fused_call, "custom_call", CUSTOM_CALL)
+    inputs = [tf.TensorSpec((3, 8, 2, 16), tf.bfloat16)] * 3
+    step = tf.function(
+        lambda *given: with_gradients(
+            lambda *each: dot_product_attention(*each, **settings), [*given]
+        )
+    )
+    library = step.get_concrete_function(*inputs).graph.as_graph_def().library.function
+    nodes = [node for each in library for node in each.node_def if node.op == "XlaCustomCallV2"]
+    nodes.sort(key=lambda node: len(node.attr["operand_dtypes"].list.type))
+    names = [node.attr["call_target_name"].s.decode() for node in nodes]
+    assert names == [f"__cudnn$fmha{target}", f"__cudnn$fmha{target}Backward"]
+    for node, count, backward in zip(nodes, operands, (False, True), strict=True):
+        assert len(node.attr["operand_dtypes"].list.type) == count
+        shapes = [
+            tuple(dim.size for dim in shape.dim) for shape in node.attr["result_shapes"].list.shape
+        ]
+        of_tokens = (3, 2, 8, 16)
+        of_bias = [(1, 2, 8, 8)] if "bias" in settings else []
+        expected = [*[of_tokens] * 3, *of_bias] if backward else [of_tokens, (3, 2, 8)]
+        assert shapes == [*expected, (0,)]
+        made = json.loads(node.attr["backend_config"].s)["cudnn_fmha_backend_config"]
+        assert made["mask_type"] == mask_type
+        assert made["fmha_scale"] == 0.25
+        assert made["intermediate_tensor_shape"]["element_type"] == "BF16"
+        assert made["intermediate_tensor_shape"]["dimensions"] == ["3", "2", "8", "8"]
+        assert ("bmm1_dot_dimension_numbers" in made) != backward
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reason"),
+    [
+        ((3, 8, 2, 20), "float16", "heads of 20, and multiples of 8 up to 128"),
+        ((3, 8, 2, 256), "float16", "heads of 256"),
+        ((3, 8, 2, 16), "float32", "float32"),
+        ((None, 8, 2, 16), "float16", "not known when the step is traced"),
+        ((3, 4, 4, 2, 16), "float16", "one axis of tokens"),
+    ],
+)
+def test_what_the_kernels_do_not_serve_is_named(card, shape, dtype, reason):
+    given = tf.TensorSpec(shape, dtype)
+    assert reason in attention.refusal(given, given, given)
+
+
+def test_a_mask_needs_even_lengths(card):
+    given = tf.TensorSpec((3, 7, 2, 16), tf.float16)
+    assert attention.refusal(given, given, given) is None
+    assert "7 by 7 tokens" in attention.refusal(given, given, given, mask=np.ones((1, 1, 7, 7)))
+
+
+def transformer(attend):
+    """Return a small Transformer of which ``attend`` makes the attention of a block."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((8,), dtype="int32")
+    tokens = keras.ops.not_equal(inputs, 0)
+    x = L.Embedding(30, 16)(inputs)
+    for number in range(2):
+        x = L.LayerNormalization()(x + attend(f"attention_{number}", x, tokens))
+    x = L.GlobalAveragePooling1D()(x, mask=tokens)
+    return keras.Model(inputs, L.Dense(3, "softmax", dtype="float32")(x))
+
+
+def padded(name, x, tokens, **named):
+    # Given by hand, since a residual connection loses the mask of an embedding.
+    return L.MultiHeadAttention(2, 8, name=name)(
+        x, x, query_mask=tokens, value_mask=tokens, **named
+    )
+
+
+def grouped(name, x, tokens):
+    return L.GroupQueryAttention(8, 4, 2, name=name)(x, x, use_causal_mask=True)
+
+
+LENGTHS = RNG.integers(3, 9, 48)
+TOKENS = np.where(np.arange(8) < LENGTHS[:, None], RNG.integers(1, 30, (48, 8)), 0)
+LABELS = TOKENS[:, 0] % 3
+
+
+def trained(build, fuse=None, **settings):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = build()
+    finally:
+        keras.config.set_dtype_policy(policy)
+    model.compile(keras.optimizers.SGD(0.02), "sparse_categorical_crossentropy", **settings)
+    if fuse is not None:
+        assert tfopt.fused_attention(model, **fuse) is model
+    losses = model.fit(TOKENS, LABELS, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    return model, losses.history["loss"]
+
+
+NETS = {
+    "padded": partial(transformer, padded),
+    "padded and causal": partial(transformer, partial(padded, use_causal_mask=True)),
+    "grouped": partial(transformer, grouped),
+}
+
+
+@pytest.mark.parametrize(
+    ("net", "padding", "jit_compile"),
+    [
+        ("padded", None, False),
+        ("padded", "right", True),
+        ("padded and causal", None, False),
+        ("padded and causal", "right", False),
+        ("grouped", None, False),
+    ],
+)
+def test_models_train_as_with_the_attention_of_keras(card, net, padding, jit_compile):
+    _, expected = trained(NETS[net], jit_compile=jit_compile)
+    model, losses = trained(NETS[net], {"padding": padding}, jit_compile=jit_compile)
+    assert fused_layers(model).summary() == (True, "attention fused in 2 layers")
+    np.testing.assert_allclose(losses, expected, rtol=2e-3)
+
+
+def test_an_attention_that_is_not_served_is_computed_as_keras_does(card):
+    layer = L.MultiHeadAttention(2, 8, name="asked", dtype="mixed_bfloat16")
+    inputs = keras.Input((8, 16), batch_size=4)
+    model = keras.Model(inputs, layer(inputs, inputs))
+    fused = fused_layers(tfopt.fused_attention(model))
+    x = drawn(4, 8, 16)
+    output, scores = layer(x, x, return_attention_scores=True, training=True)
+    assert scores.shape == (4, 2, 8, 8)
+    assert fused.summary() == (False, "asked as Keras computes it: its scores are asked for")
+    np.testing.assert_allclose(
+        tf.cast(layer(x, x, training=True), tf.float32), tf.cast(output, tf.float32), atol=0.02
+    )
+    assert fused.summary() == (True, "attention fused in 1 layer")
+
+
+def test_a_chain_fuses_attention_and_takes_it_off_again(card):
+    job = Job(
+        build=NETS["padded"],
+        data=lambda: Data(train=(TOKENS, LABELS), test=(TOKENS[:10], LABELS[:10])),
+        compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
+        batch_size=16,
+    )
+    outcome = run(job, chain(FusedAttention(padding="right"), MixedPrecision("mixed_bfloat16")))
+    (_, effect), _ = outcome.effects
+    assert effect.acted
+    assert effect.note == "attention fused in 2 layers"
+    assert fused_layers(outcome.model) is None
+    assert not any("_compute_attention" in vars(layer) for layer in outcome.model.layers)
+    (_, effect), *_ = run(job, FusedAttention()).effects
+    assert not effect.acted
+    assert "attention_0: it computes in float32" in effect.note
+
+
+def test_a_smaller_last_batch_is_named(card):
+    job = Job(
+        build=NETS["padded"],
+        data=lambda: Data(train=(TOKENS[:40], LABELS[:40])),
+        compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
+        batch_size=16,
+    )
+    (_, effect), _ = run(job, chain(FusedAttention(), MixedPrecision("mixed_bfloat16"))).effects
+    assert not effect.acted
+    assert "not known when the step is traced" in effect.note
+
+
+class OwnAttention(L.MultiHeadAttention):
+    def _compute_attention(self, query, key, value, *given, **named):
+        return super()._compute_attention(query, key, value, *given, **named)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (L.Identity(), "no attention layer"),
+        (L.MultiHeadAttention(2, 20, dtype="mixed_float16"), "heads of 20"),
+        (L.MultiHeadAttention(2, 8), "computes in float32"),
+        (L.MultiHeadAttention(2, 8, dropout=0.1, dtype="mixed_float16"), "dropout on its scores"),
+        (OwnAttention(2, 8, dtype="mixed_float16"), "OwnAttention has a _compute_attention of its"),
+    ],
+)
+def test_a_model_of_which_nothing_can_be_fused_is_refused_and_left(card, layer, reason):
+    inputs = keras.Input((8, 16))
+    attends = isinstance(layer, L.MultiHeadAttention)
+    model = keras.Model(inputs, layer(inputs, inputs) if attends else layer(inputs))
+    before = dict(vars(model)), dict(vars(layer))
+    with pytest.raises(UserError, match=reason):
+        tfopt.fused_attention(model)
+    assert (dict(vars(model)), dict(vars(layer))) == before
+
+
+def test_without_a_gpu_that_serves_it_is_refused(monkeypatch):
+    inputs = keras.Input((8, 16))
+    layer = L.MultiHeadAttention(2, 8, dtype="mixed_float16")
+    model = keras.Model(inputs, layer(inputs, inputs))
+    with pytest.raises(UserError, match=r"left|right"):
+        tfopt.fused_attention(model, padding="left")
+    with pytest.raises(UserError, match="there is no GPU"):
+        tfopt.fused_attention(model)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["GPU:0"])
+    details = {"compute_capability": (7, 5)}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    attention.card_refusal.cache_clear()
+    with pytest.raises(UserError, match=r"compute capability 7\.5, and 8.0 is needed"):
+        tfopt.fused_attention(model)
+    attention.card_refusal.cache_clear()

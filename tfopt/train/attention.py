@@ -1,0 +1,393 @@
+"""Compute attention by cuDNN's fused kernels, which never write the scores to memory.
+
+Keras's TensorFlow backend has no such kernel (keras#19418). Layers stay the objects that they are:
+only two of their methods are replaced on the instance, of which files and copies know nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from tfopt.errors import UserError
+from tfopt.hooks import Hooks
+from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.job.transform import Run, Transform
+from tfopt.report.format import count
+from tfopt.train.fused_call import MASKED, FusedCall, fused
+
+if TYPE_CHECKING:
+    import keras
+
+Padding = Literal["right"] | None
+_NAME = "_fused_attention"  # among the model's attributes, unseen by Keras: it goes with the model
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    lengths: Any = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+) -> Any:
+    """Return attention's output, by cuDNN's fused kernels where they serve, else by Keras.
+
+    Args:
+        query: Of shape (batch, queries, heads, head size), in float16 or bfloat16.
+        key: Of shape (batch, keys, heads, head size), as ``value``.
+        value: What is added up.
+        bias: Added to the scores, of shape (1, heads, queries, keys) if it is trained.
+        mask: True where a query may see a key: of shape (batch or 1, heads or 1, queries, keys).
+        lengths: How many keys each example has, int32; the rest is padding.
+        scale: What scores are multiplied with; None: one by the root of the head size.
+        is_causal: Whether a query sees no later key.
+
+    It serves GPUs from compute capability 8.0 on, sizes that are known when the step is traced, and
+    head sizes that are a multiple of 8 and at most 128 (256 from 9.0 on); see :func:`refusal`.
+
+    Example:
+        output = dot_product_attention(query, key, value, is_causal=True)
+    """
+    if refusal(query, key, value, bias, mask) is None:
+        return _fused(query, key, value, bias, mask, lengths, scale, is_causal)
+    import keras
+
+    if lengths is not None:
+        positions = keras.ops.arange(keras.ops.shape(key)[1], dtype="int32")
+        seen = positions < keras.ops.cast(lengths, "int32")[:, None, None, None]
+        mask = seen if mask is None else keras.ops.logical_and(mask, seen)
+    return keras.ops.dot_product_attention(
+        query, key, value, bias=bias, mask=mask, scale=scale, is_causal=is_causal
+    )
+
+
+def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None) -> str | None:
+    """Return why cuDNN's kernels do not serve these tensors on this machine, or None."""
+    card = card_refusal()
+    if card is not None:
+        return card
+    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    if any(len(shape) != 4 for shape in shapes):
+        return "there is not exactly one axis of tokens"
+    if query.dtype not in ("float16", "bfloat16") or not query.dtype == key.dtype == value.dtype:
+        return f"it computes in {getattr(query.dtype, 'name', query.dtype)}"
+    if any(size is None for shape in shapes for size in shape):
+        return "the size of a batch, or of its sequences, is not known when the step is traced"
+    if shapes[0][-1] != shapes[2][-1]:
+        return f"heads of {shapes[0][-1]} for keys and of {shapes[2][-1]} for values"
+    odd_head = head_refusal(shapes[0][-1])
+    if odd_head is not None:
+        return odd_head
+    (_, queries, heads, _), (_, keys, _, _) = shapes[:2]
+    if bias is not None and (mask is not None or tuple(bias.shape) != (1, heads, queries, keys)):
+        return f"a bias of shape {tuple(bias.shape)}, or beside a mask"
+    if mask is not None and None in mask.shape:
+        return "the size of the mask is not known when the step is traced"
+    if (bias is not None or mask is not None) and (queries % 2 or keys % 2):
+        return f"a bias or a mask on {queries} by {keys} tokens, which must be even"
+    return None
+
+
+@cache
+def card_refusal() -> str | None:
+    """Return why no GPU of this process has the kernels, or None."""
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return "there is no GPU"
+    capability = _capability(gpus)
+    if capability < (8, 0):
+        return "the GPU has compute capability {}.{}, and 8.0 is needed".format(*capability)
+    return None
+
+
+def head_refusal(size: int) -> str | None:
+    """Return why a size of a head is not served, or None."""
+    import tensorflow as tf
+
+    at_most = 256 if _capability(tf.config.get_visible_devices("GPU")) >= (9, 0) else 128
+    if size % 8 or size > at_most:
+        return f"heads of {size}, and multiples of 8 up to {at_most} are served"
+    return None
+
+
+def _capability(gpus: list[Any]) -> tuple[int, int]:
+    """Return the lowest compute capability of some GPUs; (0, 0) where there is none."""
+    import tensorflow as tf
+
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    return min((each.get("compute_capability", (0, 0)) for each in details), default=(0, 0))
+
+
+def _fused(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    mask: Any,
+    lengths: Any,
+    scale: float | None,
+    is_causal: bool,
+) -> Any:
+    import tensorflow as tf
+
+    batch, queries, heads, head_size = query.shape
+    call = FusedCall(
+        batch,
+        heads,
+        queries,
+        key.shape[1],
+        head_size,
+        query.dtype.name,
+        1 / math.sqrt(head_size) if scale is None else float(scale),
+        causal=is_causal,
+        has_lengths=lengths is not None,
+        has_bias=bias is not None or mask is not None,
+        trains_bias=bias is not None,
+    )
+    if bias is not None:
+        bias = tf.cast(bias, query.dtype)
+    if mask is not None:
+        low = tf.where(tf.cast(mask, tf.bool), 0.0, MASKED[call.dtype])
+        low = tf.broadcast_to(low, (*low.shape[:2], queries, call.keys))
+        bias = tf.cast(low, query.dtype)
+    if lengths is not None:
+        # An example that is padding alone sees its first key: a sum over none is not a number.
+        keys = tf.ensure_shape(tf.maximum(tf.cast(lengths, tf.int32), 1), (batch,))
+        lengths = (tf.fill((batch,), queries), keys)
+    return fused(call, query, key, value, bias, lengths)
+
+
+class RightPadding(NamedTuple):
+    """What stands for the mask where padding is at the right: Keras's mask, and what it means."""
+
+    mask: Any
+    lengths: Any
+    causal: bool
+
+
+class FusedLayer:
+    """The attention of one layer, fused where it can be.
+
+    Attributes:
+        name: The layer's path.
+        reason: Why training computes it as Keras does; None where it is fused, or not yet traced.
+    """
+
+    def __init__(self, layer: Any, padding: Padding, hooks: Hooks) -> None:
+        self.name: str = layer.path or layer.name
+        self.reason: str | None = None
+        self._layer = layer
+        self._keras_attention = layer._compute_attention
+        self._keras_mask = layer._compute_attention_mask
+        hooks.replace(layer, "_compute_attention", partial(self._attention))
+        if padding == "right" and _settings(layer).get("sliding_window") is None:
+            hooks.replace(layer, "_compute_attention_mask", partial(self._mask))
+
+    def _mask(self, query: Any, value: Any, *_: Any, **masks: Any) -> Any:
+        """Return what Keras does; with the lengths, where all that it masks is padding."""
+        import keras
+
+        mask = self._keras_mask(query, value, *_, **masks)
+        seen = masks.get("value_mask")
+        others = masks.get("key_mask"), masks.get("attention_mask")
+        if seen is None or any(each is not None for each in others):
+            return mask
+        lengths = keras.ops.sum(keras.ops.cast(seen, "int32"), axis=-1)
+        return RightPadding(mask, lengths, bool(masks.get("use_causal_mask")))
+
+    def _attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        *scores: bool,
+        **named: bool,
+    ) -> Any:
+        import tensorflow as tf
+
+        mask, lengths = attention_mask, None
+        causal = bool(named.get("use_causal_mask"))
+        if isinstance(attention_mask, RightPadding):
+            attention_mask, lengths, causal = attention_mask
+            mask = None
+        if mask is not None:
+            mask = tf.cast(mask, tf.bool)
+            mask = mask if len(mask.shape) == 4 else tf.expand_dims(mask, -3)
+        reason = refusal(query, key, value, mask=mask)
+        if any(scores) or named.get("return_attention_scores") or _asked_for_scores(self._layer):
+            reason = "its scores are asked for"
+        if training:
+            self.reason = reason
+        if reason is None:
+            return _fused(query, key, value, None, mask, lengths, None, causal), None
+        return self._keras_attention(query, key, value, attention_mask, training, *scores, **named)
+
+
+def _asked_for_scores(layer: Any) -> bool:
+    """Return whether a call asked for scores in the way of ``GroupQueryAttention``."""
+    return bool(getattr(layer, "_return_attention_scores", False))
+
+
+def _settings(layer: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = layer.get_config()
+    return settings
+
+
+class FusedLayers(Hooks):
+    """The layers of one model whose attention is fused, and those that are left, with reasons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: list[FusedLayer] = []
+        self.left: dict[str, str] = {}
+
+    def put_on(self, layers: list[Any], padding: Padding) -> None:
+        """Replace the attention of the layers that cuDNN serves."""
+        for layer in layers:
+            reason = _layer_refusal(layer)
+            if reason is None:
+                self.layers.append(FusedLayer(layer, padding, self))
+            else:
+                self.left[layer.path or layer.name] = reason
+
+    def summary(self) -> tuple[bool, str]:
+        """Return whether any attention was fused, and which in words."""
+        traced = {layer.name: layer.reason for layer in self.layers if layer.reason is not None}
+        left = self.left | traced
+        done = len(self.layers) - len(traced)
+        parts = [f"attention fused in {count(done, 'layer')}"] if done else []
+        parts += [f"{name} as Keras computes it: {reason}" for name, reason in left.items()]
+        return done > 0, "; ".join(parts)
+
+
+def fused_layers(model: Any) -> FusedLayers | None:
+    """Return what ``fused_attention`` has put on a model, if anything."""
+    found: FusedLayers | None = vars(model).get(_NAME)
+    return found
+
+
+def fused_attention(model: keras.Model, *, padding: Padding = None) -> keras.Model:
+    """Compute attention by cuDNN's fused kernels, in place, and return that model.
+
+    It serves ``MultiHeadAttention``, ``GroupQueryAttention`` and their subclasses that keep
+    ``_compute_attention``, in float16 or bfloat16, on GPUs from compute capability 8.0 on. Dropout
+    on the scores is not served: build the layers with ``dropout=0``. Batches whose size is not
+    known when the step is traced, since the last one of an epoch is smaller, are computed as Keras
+    does; so is a call that asks for scores. A model that is loaded, cloned or rebuilt is a plain
+    one.
+
+    Args:
+        model: A built Keras 3 model, compiled or not.
+        padding: "right" declares that padding comes after the tokens: masks of the layers' inputs
+            become lengths, which cost less than a mask does. What a layer gives at padding is then
+            another value than Keras's, which averages over padding there: a model must leave it out
+            of what it pools and of its loss, as Keras's layers that take masks do.
+
+    Raises:
+        UserError: No layer of the model can be served on this machine.
+
+    Example:
+        model = tfopt.mixed_precision(model, "mixed_bfloat16")
+        tfopt.fused_attention(model)
+        model.fit(dataset.batch(32, drop_remainder=True))
+    """
+    reason = _put_on(model, padding)
+    if reason is not None:
+        raise UserError(
+            f"No attention of {model.name!r} can be fused: {reason}.",
+            expected="a MultiHeadAttention or GroupQueryAttention in float16 or bfloat16, without "
+            "dropout on its scores, and a GPU from compute capability 8.0 on",
+        )
+    return model
+
+
+def _put_on(model: Any, padding: Padding) -> str | None:
+    """Fuse the attention of a model, or return why there is none to fuse."""
+    require_built_keras3(model)
+    _check_padding(padding)
+    layers = _attention_layers(model)
+    if not layers:
+        return "it has no attention layer of Keras's"
+    card = card_refusal()
+    if card is not None:
+        return card
+    found = FusedLayers()
+    _take_off(model)
+    found.put_on(layers, padding)
+    if not found.layers:
+        return "; ".join(f"{name}: {reason}" for name, reason in found.left.items())
+    vars(model)[_NAME] = found
+    forget_compiled_steps(model)
+    return None
+
+
+def _take_off(model: Any) -> None:
+    found = vars(model).pop(_NAME, None)
+    if found is not None:
+        found.take_off()
+        forget_compiled_steps(model)
+
+
+def _check_padding(padding: object) -> None:
+    if padding not in (None, "right"):
+        raise UserError(
+            "padding has an unknown value.", expected='None or "right"', received=repr(padding)
+        )
+
+
+def _attention_layers(model: Any) -> list[Any]:
+    import keras
+
+    kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    return [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
+
+
+def _layer_refusal(layer: Any) -> str | None:
+    """Return why a layer's attention cannot be fused, whatever its inputs are, or None."""
+    import keras
+
+    kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    settings = _settings(layer)
+    if type(layer)._compute_attention not in [kind._compute_attention for kind in kinds]:
+        return f"{type(layer).__name__} has a _compute_attention of its own"
+    if layer.compute_dtype not in MASKED:
+        return f"it computes in {layer.compute_dtype}"
+    if settings.get("dropout"):
+        return f"it has dropout on its scores ({settings['dropout']:g})"
+    return head_refusal(settings.get("key_dim") or settings["head_dim"])
+
+
+@dataclass(frozen=True, repr=False)
+class FusedAttention(Transform):
+    """Compute attention by cuDNN's fused kernels while the model trains.
+
+    Attributes:
+        padding: "right" declares that padding comes after the tokens.
+    """
+
+    padding: Padding = None
+
+    def __post_init__(self) -> None:
+        _check_padding(self.padding)
+
+    def attach(self, run: Run, model: Any) -> None:
+        reason = _put_on(model, self.padding)
+        if reason is not None:
+            run.note(f"no attention is fused: {reason}", acted=False)
+
+    def finish(self, run: Run, model: Any) -> None:
+        found = fused_layers(model)
+        if found is not None:
+            acted, note = found.summary()
+            run.note(note, acted=acted)
+            _take_off(model)

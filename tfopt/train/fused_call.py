@@ -1,0 +1,167 @@
+"""Call cuDNN's fused attention from TensorFlow: one kernel forward, one backward, by XLA.
+
+XLA knows both as custom calls, whose settings are its ``CudnnfMHABackendConfig``. The scores are
+never written to memory, which is what makes them fast on long sequences. JAX calls them in the same
+way (``jax/_src/cudnn/fused_attention_stablehlo.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+# What a masked score is lowered by: enough for a probability of zero, and cuDNN may still subtract
+# two of them.
+MASKED = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """One attention as XLA has to know it: every size, the mask's kind, the scale."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head_size: int
+    dtype: str
+    scale: float
+    causal: bool = False
+    has_lengths: bool = False
+    has_bias: bool = False
+    trains_bias: bool = False
+
+    @property
+    def mask_type(self) -> str:
+        """Return cuDNN's name for the mask."""
+        if self.has_lengths:
+            return "PADDING_CAUSAL" if self.causal else "PADDING"
+        return "CAUSAL" if self.causal else "NO_MASK"
+
+    def target(self, backward: bool) -> str:
+        """Return the name of the custom call."""
+        bias = "ScaleBias" if self.has_bias else ""
+        return f"__cudnn$fmha{bias}Softmax{'Backward' if backward else ''}"
+
+    def config(self, backward: bool) -> str:
+        """Return the settings of the custom call, as XLA reads them."""
+        sizes = (self.batch, self.heads, self.queries, self.keys)
+        settings = {
+            "algorithm": {
+                "algo_id": "0",
+                "math_type": "TENSOR_OP_MATH",
+                "tuning_knobs": {"17": "1", "24": "0"},
+                "is_cudnn_frontend": True,
+                "workspace_size": "0",
+            },
+            "fmha_scale": self.scale,
+            "intermediate_tensor_shape": {
+                "element_type": {"bfloat16": "BF16", "float16": "F16"}[self.dtype],
+                "dimensions": [str(size) for size in sizes],
+                "layout": {"minor_to_major": ["3", "2", "1", "0"]},
+                "is_dynamic_dimension": [False] * 4,
+            },
+            "is_flash_attention": True,
+            "mask_type": self.mask_type,
+            "dropout_rate": 0.0,
+            "seed": 42,
+            "sliding_window_length": 0,
+            "max_seg_per_batch": 1,
+            "is_paged_attention": False,
+            **(_BACKWARD_PRODUCTS if backward else _FORWARD_PRODUCTS),
+        }
+        return json.dumps({"operation_queue_id": "0", "cudnn_fmha_backend_config": settings})
+
+
+def _product(left: int, right: int) -> dict[str, list[str]]:
+    """Return the dimensions of a product of matrices, for each example and head."""
+    return {
+        "lhs_contracting_dimensions": [str(left)],
+        "rhs_contracting_dimensions": [str(right)],
+        "lhs_batch_dimensions": ["0", "1"],
+        "rhs_batch_dimensions": ["0", "1"],
+    }
+
+
+_FORWARD_PRODUCTS = {
+    "bmm1_dot_dimension_numbers": _product(3, 3),
+    "bmm2_dot_dimension_numbers": _product(3, 2),
+}
+_BACKWARD_PRODUCTS = {
+    "bmm1_grad_gemm1_dot_dimension_numbers": _product(2, 2),
+    "bmm1_grad_gemm2_dot_dimension_numbers": _product(3, 2),
+    "bmm2_grad_gemm1_dot_dimension_numbers": _product(2, 2),
+    "bmm2_grad_gemm2_dot_dimension_numbers": _product(3, 3),
+}
+
+
+def fused(call: FusedCall, query: Any, key: Any, value: Any, bias: Any, lengths: Any) -> Any:
+    """Return the attention of tensors of shape (batch, tokens, heads, head size), with a gradient.
+
+    Args:
+        call: What the tensors are.
+        query, key, value: Of ``call.dtype``.
+        bias: Of shape (1 or batch, 1 or heads, queries, keys), or None.
+        lengths: How many queries and how many keys each example has, two int32 vectors, or None.
+    """
+    import tensorflow as tf
+
+    lengths = list(lengths or ())
+
+    def swapped(tensors: Sequence[Any]) -> list[Any]:
+        return [tf.transpose(tensor, (0, 2, 1, 3)) for tensor in tensors]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def attention(*inputs: Any) -> Any:
+        heads_first, given_bias = swapped(inputs[:3]), list(inputs[3:])
+        output, statistics = _compiled(call, False)(*heads_first, *given_bias, *lengths)
+
+        def gradient(upstream: Any) -> list[Any]:
+            gradients = _compiled(call, True)(
+                *heads_first, statistics, *swapped([upstream]), *given_bias, output, *lengths
+            )
+            of_bias = list(gradients[3:]) or [None] * len(given_bias)
+            return [*swapped(gradients[:3]), *of_bias]
+
+        return swapped([output])[0], gradient
+
+    return attention(query, key, value, *([] if bias is None else [bias]))
+
+
+@lru_cache(maxsize=256)
+def _compiled(call: FusedCall, backward: bool) -> Any:
+    """Return the call as a function compiled by XLA, so that it runs in an uncompiled step too."""
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+    def compiled(*operands: Any) -> Any:
+        *results, _workspace = custom_call(
+            call.target(backward), operands, _results(call, backward), call.config(backward)
+        )
+        return results
+
+    return compiled
+
+
+def _results(call: FusedCall, backward: bool) -> list[Any]:
+    import tensorflow as tf
+
+    queries = (call.batch, call.heads, call.queries, call.head_size)
+    keys = (call.batch, call.heads, call.keys, call.head_size)
+    bias = (1, call.heads, call.queries, call.keys)
+    if backward:
+        shapes = [queries, keys, keys, *([bias] if call.trains_bias else [])]
+        results = [tf.TensorSpec(shape, call.dtype) for shape in shapes]
+    else:
+        results = [tf.TensorSpec(queries, call.dtype), tf.TensorSpec(queries[:3], tf.float32)]
+    return [*results, tf.TensorSpec((0,), tf.uint8)]  # the workspace, sized by XLA
+
+
+def custom_call(target: str, operands: Sequence[Any], results: Sequence[Any], config: str) -> Any:
+    """Return the results of one of XLA's custom calls."""
+    from tensorflow.compiler.tf2xla.python.xla import custom_call_v2
+
+    return custom_call_v2(target, list(operands), results, backend_config=config)
