@@ -38,6 +38,7 @@ from .train.accumulate import Accumulate as Accumulate
 from .train.accumulate import accumulate as accumulate
 from .train.attention import FusedAttention as FusedAttention
 from .train.attention import fused_attention as fused_attention
+from .train.compile_cache import compile_cache as compile_cache
 from .train.execution import Execution as Execution
 from .train.execution import execution as execution
 from .train.host_memory import KeepHostMemory as KeepHostMemory

@@ -21,6 +21,7 @@ from tfopt.errors import (
 from tfopt.job.parts import Effect
 from tfopt.job.transform import Run, Transform
 from tfopt.monitor.nvml import GpuMemory, gpu_memories, why_no_gpu
+from tfopt.train.compile_cache import compile_cache as keep_compiled
 
 Gpus = str | int | Sequence[int | str]
 
@@ -31,6 +32,7 @@ def place(
     memory_growth: bool = True,
     memory_limit_mib: int | None = None,
     soft_placement: bool = True,
+    compile_cache: bool = False,
 ) -> Effect:
     """Choose the GPUs of this process; call it before TensorFlow touches a device.
 
@@ -41,6 +43,7 @@ def place(
         memory_growth: Take GPU memory as it is needed instead of all of it at once.
         memory_limit_mib: A hard limit for each GPU, instead of growth.
         soft_placement: Let operations without a GPU kernel run on the CPU.
+        compile_cache: Keep what XLA compiles for later processes, as ``tfopt.compile_cache()``.
 
     Returns:
         What was done, in words; ``acted`` is False on a machine without a GPU.
@@ -49,6 +52,8 @@ def place(
         tfopt.place("most_free", memory_growth=True)
     """
     _validate(gpus, memory_growth, memory_limit_mib)
+    require_switch("compile_cache", compile_cache)
+    kept = f"; compiled programs kept in {keep_compiled()}" if compile_cache else ""
     import tensorflow as tf
 
     physical = tf.config.list_physical_devices("GPU")
@@ -57,8 +62,8 @@ def place(
         _set_devices(chosen, memory_growth, memory_limit_mib)
     tf.config.set_soft_device_placement(soft_placement)
     if not physical:
-        return Effect(False, f"runs on the CPU: {why_no_gpu()}")
-    return Effect(True, _note(chosen, memory_growth, memory_limit_mib))
+        return Effect(bool(kept), f"runs on the CPU: {why_no_gpu()}{kept}")
+    return Effect(True, _note(chosen, memory_growth, memory_limit_mib) + kept)
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,11 +74,13 @@ class Place(Transform):
     memory_growth: bool = True
     memory_limit_mib: int | None = None
     soft_placement: bool = True
+    compile_cache: bool = False
 
     def __post_init__(self) -> None:
         keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
         _validate(self.gpus, self.memory_growth, self.memory_limit_mib)
+        require_switch("compile_cache", self.compile_cache)
 
     def setup(self, run: Run) -> None:
         effect = place(
@@ -81,6 +88,7 @@ class Place(Transform):
             memory_growth=self.memory_growth,
             memory_limit_mib=self.memory_limit_mib,
             soft_placement=self.soft_placement,
+            compile_cache=self.compile_cache,
         )
         run.note(effect.note, acted=effect.acted)
 

@@ -1,0 +1,141 @@
+"""Keep the programs that XLA compiles, so that later processes do not compile them again.
+
+TensorFlow looks a program up by its operations and devices, but not by XLA's flags, and an entry
+that was cut off makes ``fit`` end without an error. So each kind of process has a folder of its own
+here, and entries are looked through before a start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from tfopt.errors import DevicesAlreadyInitialised, require_count
+from tfopt.files import prepare_folder
+from tfopt.monitor.nvml import device_facts
+
+_PROGRAMS = "--tf_xla_persistent_cache_directory="
+_AUTOTUNING = "--xla_gpu_per_fusion_autotune_cache_dir="
+
+
+def compile_cache(folder: str | Path | None = None, *, limit_mib: int = 4096) -> Path:
+    """Keep XLA's programs in a folder from now on, and return it.
+
+    Call it before TensorFlow lists a device. It sets ``TF_XLA_FLAGS``, and on a GPU ``XLA_FLAGS``
+    for what XLA's autotuning found, so that processes which this one starts keep theirs there too.
+
+    Args:
+        folder: None: ``~/.cache/tfopt/xla``. Versions, GPUs and flags have a folder each inside.
+        limit_mib: How much all of it may take; the oldest programs go first.
+
+    Example:
+        tfopt.compile_cache()
+        model.fit(x, y)
+    """
+    require_count("limit_mib", limit_mib)
+    if _devices_are_listed():
+        raise DevicesAlreadyInitialised(
+            "compile_cache() came too late: TensorFlow has read its flags in this process.",
+            expected="compile_cache() before the first tensor, model or list of devices",
+            fix="move tfopt.compile_cache() right after the imports",
+        )
+    base = prepare_folder(folder or _default_folder())
+    gpus = device_facts()
+    kept = prepare_folder(base / _key([] if isinstance(gpus, str) else [gpu.name for gpu in gpus]))
+    _remove_cut_off(kept)
+    _remove_oldest(base, limit_mib << 20)
+    _set_flag("TF_XLA_FLAGS", _PROGRAMS, kept)
+    if not isinstance(gpus, str):
+        _set_flag("XLA_FLAGS", _AUTOTUNING, prepare_folder(kept / "autotuning"))
+    return kept
+
+
+def _devices_are_listed() -> bool:
+    from tensorflow.python.eager import context
+
+    return getattr(context.context(), "_physical_devices", None) is not None
+
+
+def _default_folder() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches, "tfopt", "xla")
+
+
+def _key(gpus: list[str]) -> str:
+    """Return a name for all that a program depends on beside its operations."""
+    flags = [flag for flag in _flags("XLA_FLAGS") if not flag.startswith(_AUTOTUNING)]
+    depends = [version("tensorflow"), version("keras"), *(gpus or [_processor()]), *flags]
+    return hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Return what programs for this machine's CPU may use."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor() or platform.machine()
+
+
+def _flags(variable: str) -> list[str]:
+    return os.environ.get(variable, "").split()
+
+
+def _set_flag(variable: str, flag: str, folder: Path) -> None:
+    others = [each for each in _flags(variable) if not each.startswith(flag)]
+    os.environ[variable] = " ".join([*others, f"{flag}{folder}"])
+
+
+def _remove_cut_off(folder: Path) -> None:
+    for path in folder.glob("*.pb"):
+        with suppress(FileNotFoundError):  # another process was faster
+            if not _is_whole(path.read_bytes()):
+                path.unlink()
+
+
+def _is_whole(entry: bytes) -> bool:
+    """Return whether the fields of a protocol buffer end where the file does."""
+    position = 0
+    try:
+        while position < len(entry):
+            kind, position = _number(entry, position)
+            size, position = _number(entry, position)
+            position += size if kind & 7 == 2 else 0
+    except IndexError:
+        return False
+    return position == len(entry) > 0
+
+
+def _number(entry: bytes, position: int) -> tuple[int, int]:
+    """Return the number of seven bits a byte that begins here, and where it ends."""
+    value = shift = 0
+    while True:
+        value |= (entry[position] & 127) << shift
+        shift += 7
+        position += 1
+        if entry[position - 1] < 128:
+            return value, position
+
+
+def _remove_oldest(base: Path, limit: int) -> None:
+    entries = sorted(_entries(base))
+    size = sum(entry_size for _, entry_size, _ in entries)
+    for _, entry_size, path in entries:
+        if size <= limit:
+            return
+        path.unlink(missing_ok=True)
+        size -= entry_size
+
+
+def _entries(base: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield when each file was written, its size, and its path."""
+    for path in base.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                facts = path.stat()
+                yield facts.st_mtime, facts.st_size, path
