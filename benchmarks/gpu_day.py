@@ -71,6 +71,7 @@ _TUNE = "`tfopt tune` on"
 _LARGEST = "the largest batch of ResNet-50 at 224 px in float32"
 STEPS = (
     _step("tensorflow", 60, "does TensorFlow see the GPU, and compute there what NumPy does?"),
+    _step("fused_attention", 120, "cuDNN's attention against Keras's: errors, and time by length"),
     _step("tune_cnn_mnist", 290, f"{_TUNE} the recipe's job", "tune", subject="cnn_mnist"),
     _step("cnn_mnist", 290, "the recipe cnn_mnist, row by row"),
     _step("resnet50_batch", 130, _LARGEST, "largest_batch", subject="resnet50"),

@@ -118,6 +118,89 @@ def tensorflow(day: Day) -> None:
         raise UserError(what, received=f"other results in {', '.join(wrong)}")
 
 
+def fused_attention(day: Day) -> None:
+    """Compare cuDNN's attention with Keras's in float32, and time both at some lengths."""
+    import tensorflow as tf
+
+    from tfopt.train.attention import dot_product_attention, refusal
+
+    seen = tf.sequence_mask([16, 9, 5, 2], 16)[:, None, None]
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "mask": {"mask": seen},
+        "mask, causal": {"mask": seen, "is_causal": True},
+        "lengths": {"lengths": [16, 9, 5, 2]},
+        "lengths, causal": {"lengths": [16, 9, 5, 2], "is_causal": True},
+        "trained bias": {"bias": tf.random.stateless_normal((1, 4, 16, 16), (0, 9))},
+    }
+    bounds = {"float16": 5e-3, "bfloat16": 4e-2}  # twice Keras's own in the same precision
+    errors = {}
+    for dtype in bounds:
+        exact = [tf.cast(_drawn((4, 16, 4, 64), seed, dtype), "float32") for seed in range(3)]
+        for kind, how in kinds.items():
+            bias = [how["bias"]] if "bias" in how else []
+            rest = {name: value for name, value in how.items() if name != "bias"}
+            half = [tf.cast(each, dtype) for each in [*exact, *bias]]
+            found = _with_gradients(dot_product_attention, half, rest)
+            wanted = _with_gradients(dot_product_attention, [*exact, *bias], rest)
+            pairs = zip(found, wanted, strict=True)
+            gaps = [tf.norm(tf.cast(one, "float32") - two) / tf.norm(two) for one, two in pairs]
+            errors[f"{dtype}, {kind}"] = max(map(float, gaps))
+            day.keep(errors=errors, refusal=refusal(*half[:3]))
+    lengths = [(2, 32)] if day.rehearse else [(8, 2048), (32, 512), (128, 128)]
+    times = {}
+    for batch, tokens in lengths:
+        given = [_drawn((batch, tokens, 12, 64), seed, "bfloat16") for seed in range(3)]
+        times[f"{batch} x {tokens}"] = _attention_times(given)
+        day.keep(milliseconds=times)
+    wrong = [name for name, error in errors.items() if not error < bounds[name.partition(",")[0]]]
+    if wrong:
+        raise UserError("Fused attention is not Keras's.", received=f"apart in {'; '.join(wrong)}")
+
+
+def _drawn(shape: tuple[int, ...], seed: int, dtype: str) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(tf.random.stateless_normal(shape, (seed, 1)), dtype)
+
+
+def _with_gradients(attend: Any, given: list[Any], how: Mapping[str, Any]) -> list[Any]:
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        output = attend(*given, **how)
+        loss = tf.reduce_sum(tf.cast(output, "float32") ** 2)
+    return [output, *tape.gradient(loss, given)]
+
+
+def _attention_times(given: list[Any], rounds: int = 30) -> dict[str, float]:
+    """Return the median milliseconds forward and backward, by turns of ten calls."""
+    import keras
+    import tensorflow as tf
+
+    from tfopt.train.attention import dot_product_attention
+
+    steps, taken = {}, {}
+    both = (("keras", keras.ops.dot_product_attention), ("fused", dot_product_attention))
+    for name, attend in both:
+        steps[name] = tf.function(
+            lambda *each, attend=attend: _with_gradients(attend, [*each], {}), jit_compile=True
+        )
+        steps[name](*given)
+        taken[name] = []
+    for _ in range(rounds):
+        for name, step in steps.items():
+            tf.test.experimental.sync_devices()
+            begun = time.perf_counter()
+            for _ in range(10):
+                step(*given)
+            tf.test.experimental.sync_devices()
+            taken[name].append(100 * (time.perf_counter() - begun))
+    return {name: round(median(each), 4) for name, each in taken.items()}
+
+
 def _libraries() -> list[str]:
     """Return the file names of NVIDIA's libraries in this process, with their versions."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
