@@ -81,7 +81,6 @@ STEPS = (
     _step("monitoring", 180, "what NVML tells, the energy of an example"),
     _step("memory", 290, "tfopt.training_memory against the peak of TensorFlow's allocator"),
     _settings("resnet50", "float32", "TF32"),
-    _settings("transformer", "float32", "TF32"),
     _step("serving", 100, "files of MobileNetV2 by TensorFlow and TensorRT: parity, latency"),
     _step("out_of_memory", 50, _OUT_OF_MEMORY, jit_compile=False),
     _step("out_of_memory_xla", 50, f"{_OUT_OF_MEMORY}: XLA's", "out_of_memory", jit_compile=True),
