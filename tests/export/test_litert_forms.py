@@ -35,6 +35,8 @@ CALLS = {
     "smallest_of_all_kept": (lambda x: ops.argmin(x, keepdims=True), ROWS),
     "blocks": (patches([1, 4, 4, 1], [1, 4, 4, 1]), IMAGES),
     "blocks_with_a_rest": (patches([1, 5, 5, 1], [1, 5, 5, 1]), IMAGES),
+    "selu": (lambda x: tf.nn.selu(10 * x), ROWS),
+    "softplus": (lambda x: tf.math.softplus(10 * x), ROWS),
     "overlapping": (patches([1, 4, 4, 1], [1, 2, 2, 1]), IMAGES),
 }
 

@@ -22,6 +22,7 @@ from tfopt.job.rebuild import ONE_AT_A_TIME
 Form = Callable[..., Any]
 # A slice in LiteRT has no more axes.
 _MOST_AXES = 5
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 @contextmanager
@@ -44,6 +45,8 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
                 hooks.replace(layer, name, partial(_where_masked, getattr(layer, name), method))
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
+        if integers:
+            around.enter_context(_activations_in_integers())
         yield
 
 
@@ -118,10 +121,29 @@ def _reshaped(layer: Any, inputs: Any) -> Any:
     return tf.reshape(inputs, [-1, *layer.compute_output_shape(tuple(inputs.shape))[1:]])
 
 
+def _pooled(layer: Any, inputs: Any) -> Any:
+    """Pool the windows of a volume as images: slice by slice, then what is left of these."""
+    import tensorflow as tf
+
+    pool = tf.nn.max_pool2d if "MaxPooling3D" in kinds(layer) else tf.nn.avg_pool2d
+    padding = layer.padding.upper()
+    (deep, *window), (stride, *strides) = layer.pool_size, layer.strides
+    depth, rows, columns, channels = inputs.shape[1:]
+    images = tf.reshape(inputs, [-1, rows, columns, channels])
+    images = pool(images, window, strides, padding)
+    rows, columns = images.shape[1:3]
+    slices = tf.reshape(images, [-1, depth, rows * columns, channels])
+    # A mean of means is the mean: at an edge too all rows of a window are equally many.
+    slices = pool(slices, [deep, 1], [stride, 1], padding)
+    return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
+
+
 _STATIC_FORMS: dict[str, Form] = {
     "Dense": _dense,
     "Flatten": _reshaped,
     "Reshape": _reshaped,
+    "MaxPooling3D": _pooled,
+    "AveragePooling3D": _pooled,
 }
 
 
@@ -176,6 +198,36 @@ def _functions() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _activations_in_integers() -> Iterator[None]:
+    """Compute SELU and softplus without values that are much larger than their results."""
+    import tensorflow as tf
+
+    with replaced(tf.nn, selu=_selu), replaced(tf.math, softplus=_softplus):
+        yield
+
+
+def _selu(features: Any, name: str | None = None) -> Any:
+    import tensorflow as tf
+
+    below = tf.exp(_depth(features) * -1.0) - 1.0
+    return _SELU_SCALE * (tf.nn.relu(features) + _SELU_ALPHA * below)
+
+
+def _softplus(features: Any, name: str | None = None) -> Any:
+    import tensorflow as tf
+
+    beyond = tf.math.log(1.0 + tf.exp((features + 2.0 * _depth(features)) * -1.0))
+    return tf.nn.relu(features) + beyond
+
+
+def _depth(x: Any) -> Any:
+    """Return how far below zero values are; a negation has no integers."""
+    import tensorflow as tf
+
+    return tf.nn.relu(x * -1.0)
+
+
 def _roll(plain: Form) -> Form:
     """Roll values, as a Swin Transformer does, by two slices that change places."""
 
@@ -225,9 +277,10 @@ def _einsum(plain: Form) -> Form:
 
 
 def _extract_patches(plain: Form) -> Form:
-    """Take square patches beside each other, with which many a Vision Transformer begins.
+    """Take patches of float images, with which many a Vision Transformer begins.
 
-    They are blocks of float images that are moved into the depth.
+    Patches beside each other are blocks moved into the depth, and others a convolution that picks
+    each value once, as ``keras.ops.image.extract_patches`` has it.
     """
 
     def extract_patches(
@@ -241,12 +294,17 @@ def _extract_patches(plain: Form) -> Form:
         import tensorflow as tf
 
         images = tf.convert_to_tensor(images)
-        block = int(sizes[1])
-        beside = list(sizes) == list(strides) == [1, block, block, 1] and {*rates} == {1}
-        fits = all(length and length % block == 0 for length in images.shape[1:3])
-        if not (beside and fits and block > 1 and images.dtype.is_floating):
+        known = images.shape.rank == 4 and images.shape[-1] is not None
+        if not (known and images.dtype.is_floating):
             return plain(images, sizes, strides, rates, padding, name)
-        return tf.nn.space_to_depth(images, block)
+        size, stride, rate = (tuple(map(int, each[1:3])) for each in (sizes, strides, rates))
+        block = size[0]
+        beside = size == stride == (block, block) and rate == (1, 1) and block > 1
+        if beside and all(length and length % block == 0 for length in images.shape[1:3]):
+            return tf.nn.space_to_depth(images, block)
+        values = size[0] * size[1] * images.shape[-1]
+        each_once = tf.reshape(tf.eye(values, dtype=images.dtype), [*size, -1, values])
+        return tf.nn.conv2d(images, each_once, stride, padding, dilations=rate)
 
     return extract_patches
 
