@@ -316,7 +316,12 @@ class Step:
         if shard is None:
             return values, sample_weight
         if values.shape.rank != 0:
-            return drop_padding(values), drop_padding(sample_weight)
+            # A replica without examples has a row that stands for none.
+            there = tf.cast(shard.has_examples, values.dtype)
+            rows = tf.ones(tf.shape(values)[:1], values.dtype)
+            return values, there * tf.cast(
+                rows if sample_weight is None else sample_weight, there.dtype
+            )
         if shard.is_global_loss:  # each replica counts its own examples, or all of them one batch
             return values, None if sample_weight is None else shard.examples
         if sample_weight is not None:
