@@ -81,10 +81,9 @@ def test_clusters_hold_its_kernels_too():
 @pytest.mark.parametrize(
     "refused", [tfopt.quantize_aware, lambda model: tfopt.quantize(model, calibration=X)]
 )
-def test_what_needs_a_call_names_the_models_that_have_one(refused):
-    with pytest.raises(UserError, match=r"model\.encoder.*model\.decoder") as told:
+def test_what_needs_a_call_says_to_give_the_models_inside(refused):
+    with pytest.raises(UserError, match="of a model that only trains others give those"):
         refused(trained())
-    assert "keras.Input" not in str(told.value)
 
 
 def test_a_model_of_which_nothing_is_built_is_refused():
