@@ -1,6 +1,5 @@
 """Checks of host and disk: real limits, a real small file system, control groups in a folder."""
 
-import os
 from types import SimpleNamespace
 
 from tfopt.doctor import host_checks as host
@@ -49,14 +48,3 @@ def test_a_small_dev_shm_has_its_fix(tmp_path, monkeypatch):
     assert check.verdict == "warning"
     assert "0.0156 GiB free" in check.told
     assert "--shm-size=2g" in check.fix
-
-
-def test_the_users_own_largest_file_is_read(tmp_path):
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep/shard.tfrecord").write_bytes(os.urandom(20 * 1024**2))
-    (tmp_path / "index").write_bytes(b"x" * 100)
-    before = (tmp_path / "deep/shard.tfrecord").stat().st_mtime
-    checks = list(host.disk(Subject(data=tmp_path)))
-    assert [check.name for check in checks] == ["free space", "read rate"]
-    assert "shard.tfrecord, in sequence" in checks[1].evidence[0]
-    assert (tmp_path / "deep/shard.tfrecord").stat().st_mtime == before

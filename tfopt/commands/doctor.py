@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from tfopt.commands import arguments
@@ -52,12 +51,6 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         help="only this theme (see below); may be repeated",
     )
     parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="FOLDER",
-        help="where the data is read from; without it, how fast is not measured",
-    )
-    parser.add_argument(
         "--listen",
         type=duration,
         default=0.0,
@@ -84,7 +77,6 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
         checks = doctor(
             **named,
             only=options.only,
-            data=options.data,
             listen_s=options.listen,
             on_progress=lambda what: status.update(f"looking at {what}"),
         )

@@ -18,7 +18,7 @@ Verdict = Literal["failure", "warning", "ok", "not here"]
 VERDICTS: tuple[Verdict, ...] = ("failure", "warning", "ok", "not here")
 
 THEMES: Mapping[str, str] = {
-    "host": "versions, cores, memory, /dev/shm, the data's disk",
+    "host": "versions, cores, memory, /dev/shm, the disk",
     "gpu": "the driver, and each GPU: hidden or not, memory, capability",
     "compute": "real products in each precision and by XLA, on the CPU and each GPU",
     "cluster": "whether the other tasks of TF_CONFIG or Slurm can be reached",
@@ -56,7 +56,6 @@ class Subject:
     Attributes:
         root: The folder of ``/proc``, ``/sys`` and ``/dev``.
         environment: The variables of the process.
-        data: The folder that the data is read from; None: how fast is not measured.
         job: "package.module:name".
         arguments: The arguments of the function that makes the job.
         chain: What to put on the job.
@@ -65,7 +64,6 @@ class Subject:
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    data: Path | None = None
     job: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     chain: Chain = field(default_factory=Chain)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -44,7 +43,7 @@ INSPECTIONS = (
     Inspection("host", "CPU cores", host_checks.cores),
     Inspection("host", "memory", host_checks.memory),
     Inspection("host", "/dev/shm", host_checks.shared_memory),
-    Inspection("host", "disk", host_checks.disk, limit_s=60.0),
+    Inspection("host", "disk", host_checks.disk),
     Inspection("gpu", "NVIDIA driver", gpu_checks.driver),
     Inspection("gpu", "visible GPUs", gpu_checks.visible_gpus),
     Inspection("gpu", "compute capability", gpu_checks.capability),
@@ -63,7 +62,6 @@ def doctor(
     arguments: Mapping[str, Any] | None = None,
     chain: Transform | None = None,
     only: Collection[str] = (),
-    data: str | Path | None = None,
     listen_s: float = 0.0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Check, ...]:
@@ -79,7 +77,6 @@ def doctor(
         arguments: The arguments of that function.
         chain: A transform or a chain to put on the job.
         only: Names of themes (``tfopt.doctor.check.THEMES``); none: all of them.
-        data: The folder that the data is read from; None: how fast is not measured.
         listen_s: In a cluster, for how long to answer the doctors of the other tasks, and to try
             to reach them; they must run at the same time.
         on_progress: Called with the name of each check before it begins.
@@ -105,8 +102,6 @@ def doctor(
             expected="a job, for the theme of that name, arguments and a chain",
             fix="name one: my_package.train:job",
         )
-    if data is not None and not Path(data).expanduser().is_dir():
-        raise UserError("The data's folder is not there.", expected="a folder", received=str(data))
     if not within(listen_s, 0, 3601):
         raise UserError(
             "listen_s is not a time to wait.",
@@ -117,7 +112,6 @@ def doctor(
         job=job,
         arguments=dict(arguments or {}),
         chain=as_chain(chain),
-        data=None if data is None else Path(data).expanduser(),
         listen_s=listen_s,
     )
     chosen = [each for each in INSPECTIONS if not only or each.theme in only]

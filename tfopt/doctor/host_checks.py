@@ -1,13 +1,9 @@
-"""Check the host that feeds the GPUs: versions, cores, memory, /dev/shm and the data's disk."""
+"""Check the host that feeds the GPUs: versions, cores, memory, /dev/shm and the disk."""
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, requires
-from pathlib import Path
+from collections.abc import Iterable
 
 import psutil
 
@@ -16,45 +12,20 @@ from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limit_gib
 from tfopt.measure.provenance import package_versions
 from tfopt.monitor.nvml import gpu_memories
 
-_MIB = 1024**2
 _GIB = 1024**3
 # Docker gives 64 MiB; NCCL's buffers and Python's worker processes want more.
 _SHM_GIB = 1.0
 _FREE_MEMORY_GIB = 1.0
 _FREE_DISK_GIB = 2.0
-# A file read in part says how fast a folder is; a small one does not.
-_MOST_MIB = 64
-_LEAST_MIB = 16
-_LOOKED_AT = 2000
-# A hard disk reads some 100 MiB/s in sequence: less is a network or a throttled volume.
-_SLOW_MIB_PER_S = 50.0
 
 
 def versions(subject: Subject) -> Iterable[Check]:
-    """Compare TensorFlow, Keras and the others with the ranges that tfopt declares."""
+    """Tell the versions of TensorFlow, Keras and the others; ``pip check`` compares them."""
     found = package_versions()
     evidence = tuple(f"{name} {version}" for name, version in found.items())
-    outside = "; ".join(_outside(found))
-    if outside:
-        fix = "pip install --upgrade tfopt, or the versions it names; other ones are not tested"
-        yield Check("host", "versions", "warning", outside, evidence, fix)
-        return
     names = [name for name in ("python", "tensorflow", "keras", "numpy") if name in found]
     text = ", ".join(f"{name} {found[name]}" for name in names)
     yield Check("host", "versions", "ok", text, evidence)
-
-
-def _outside(found: Mapping[str, str]) -> Iterator[str]:
-    from packaging.requirements import Requirement
-
-    try:
-        declared = [Requirement(line) for line in requires("tfopt") or ()]
-    except PackageNotFoundError:  # run from its source folder
-        return
-    for each in declared:
-        version = found.get(each.name)
-        if version and not each.marker and not each.specifier.contains(version, prereleases=True):
-            yield f"{each.name} {version} is not in {each.specifier}"
 
 
 def cores(subject: Subject) -> Iterable[Check]:
@@ -105,51 +76,12 @@ def shared_memory(subject: Subject) -> Iterable[Check]:
 
 
 def disk(subject: Subject) -> Iterable[Check]:
-    """Check the space in the data's folder, or the temporary one, and how fast data is read."""
-    folder = subject.data or Path(tempfile.gettempdir())
-    free = psutil.disk_usage(str(folder)).free / _GIB
+    """Check the space in the folder for temporary files."""
+    folder = tempfile.gettempdir()
+    free = psutil.disk_usage(folder).free / _GIB
     text = f"{free:.3g} GiB free in {folder}"
     if free < _FREE_DISK_GIB:
         fix = "free space: caches and checkpoints need it"
         yield Check("host", "free space", "warning", text, (), fix)
     else:
         yield Check("host", "free space", "ok", text)
-    if subject.data is not None:
-        yield _reading(subject.data)
-
-
-def _reading(folder: Path) -> Check:
-    path = _largest_file(folder)
-    if path is None or path.stat().st_size < _LEAST_MIB * _MIB:
-        text = f"{folder} has no file of {_LEAST_MIB} MiB or more"
-        return Check("host", "read rate", "not here", text)
-    try:
-        mib_per_s = _read_rate(path)
-    except OSError as error:
-        text = f"{path} could not be read: {error.strerror or error}"
-        return Check("host", "read rate", "warning", text, (), "name another folder with --data")
-    text = f"{mib_per_s:,.0f} MiB/s from {folder}"
-    evidence = (f"{path.name}, in sequence, its pages dropped from the cache first",)
-    if mib_per_s >= _SLOW_MIB_PER_S:
-        return Check("host", "read rate", "ok", text, evidence)
-    fix = "copy the data to a local disk, or keep it in memory: tfopt.pipeline(cache='memory')"
-    return Check("host", "read rate", "warning", f"{text}: slower than a hard disk", evidence, fix)
-
-
-def _largest_file(folder: Path) -> Path | None:
-    """Return the largest of the first files that are found: a data set may have millions."""
-    found: list[Path] = []
-    for base, _, names in os.walk(folder):
-        found += (path for name in names if (path := Path(base, name)).is_file())
-        if len(found) > _LOOKED_AT:
-            break
-    return max(found, key=lambda path: path.stat().st_size, default=None)
-
-
-def _read_rate(path: Path) -> float:
-    """Return the MiB/s of reading a bounded part of a file, in sequence."""
-    with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        begun = time.perf_counter()
-        done = sum(len(file.read(_MIB)) for _ in range(_MOST_MIB))
-    return done / _MIB / max(time.perf_counter() - begun, 1e-9)

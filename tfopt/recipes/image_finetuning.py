@@ -34,6 +34,7 @@ from tfopt.data.class_folders import class_folders
 from tfopt.data.mnist import SOURCES, load_mnist
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
+from tfopt.recipes.cnn_mnist import plain_compile
 
 if TYPE_CHECKING:
     import keras
@@ -131,17 +132,6 @@ def fine_tuned(
         x = keras.layers.GlobalAveragePooling2D(name="pooled")(x)
     outputs = keras.layers.Dense(classes, activation="softmax", name="head")(x)
     return keras.Model(inputs, outputs, name="image_finetuning")
-
-
-def plain_compile() -> dict[str, Any]:
-    """Return what the tutorials compile it with."""
-    import keras
-
-    return {
-        "optimizer": keras.optimizers.Adam(),
-        "loss": "sparse_categorical_crossentropy",
-        "metrics": ["accuracy"],
-    }
 
 
 def load_images(

@@ -56,66 +56,59 @@ class Links:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """The job of a recipe module and its chain."""
-
-    job: str
-    chain: Chain
-    title: str
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Measure what the flags ask for; return the exit code."""
-        flags = {name: getattr(options, name) for name in _OF_THE_JOB}
-        arguments = {name: value for name, value in flags.items() if value is not None}
-        arguments |= assignments(options.set)
-        links = self._fixed(options)
-        output = prepare_folder(options.output)
-        search_s, measure_s = (
-            (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
+def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int:
+    """Measure what the flags ask for; return the exit code."""
+    flags = {name: getattr(options, name) for name in _OF_THE_JOB}
+    arguments = {name: value for name, value in flags.items() if value is not None}
+    arguments |= assignments(options.set)
+    links = _named_links(chain, options)
+    output = prepare_folder(options.output)
+    search_s, measure_s = (
+        (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
+    )
+    if links is None:
+        tuned = tune_and_show(
+            Target(title, job, Chain(), arguments),
+            output,
+            reports=output / "search",
+            budget_s=options.budget or search_s,
+            seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
         )
-        if links is None:
-            tuned = tune_and_show(
-                Target(self.title, self.job, Chain(), arguments),
-                output,
-                reports=output / "search",
-                budget_s=options.budget or search_s,
-                seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
-            )
-            if tuned.interrupted:
-                print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
-                return INTERRUPTED
-            print(tuned.chain)
-            found = tuned.chain.parts
-            links = Links(Chain((*found, _SMALL)), len(found), _remarks(tuned))
-        plan = BenchPlan(
-            title=self.title,
-            command=f"python -m {self.job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
-            kind="prefixes" if links.chain.parts else "single",
-            targets=(Target(self.title, self.job, links.chain, arguments),),
-            budget_s=measure_s,
-            quick=True,
-            whole=True,
-            seed=options.seed,
-            tuned_parts=links.tuned_parts,
-            remarks=links.remarks,
-        )
-        return bench_and_show(plan, output)[1]
+        if tuned.interrupted:
+            print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
+            return INTERRUPTED
+        print(tuned.chain)
+        found = tuned.chain.parts
+        links = Links(Chain((*found, _SMALL)), len(found), _remarks(tuned))
+    plan = BenchPlan(
+        title=title,
+        command=f"python -m {job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
+        kind="prefixes" if links.chain.parts else "single",
+        targets=(Target(title, job, links.chain, arguments),),
+        budget_s=measure_s,
+        quick=True,
+        whole=True,
+        seed=options.seed,
+        tuned_parts=links.tuned_parts,
+        remarks=links.remarks,
+    )
+    return bench_and_show(plan, output)[1]
 
-    def _fixed(self, options: argparse.Namespace) -> Links | None:
-        """Return the links that the flags name; None where the chain is to be found."""
-        selected = bool(options.transforms or options.skip)
-        if (options.chain is not None) + selected + bool(options.budget) > 1:
-            raise UserError(
-                "These flags name more than one chain.",
-                expected="--budget, --chain, or --transforms and --skip",
-                received=shlex.join(sys.argv[1:]),
-            )
-        if options.chain is not None:
-            return Links(read_recipe(options.chain, trust_functions=options.trust_functions).chain)
-        if selected or options.budget == 0:
-            return Links(_selected(self.chain, options.transforms or ["all"], options.skip))
-        return None
+
+def _named_links(chain: Chain, options: argparse.Namespace) -> Links | None:
+    """Return the links that the flags name; None where the chain is to be found."""
+    selected = bool(options.transforms or options.skip)
+    if (options.chain is not None) + selected + bool(options.budget) > 1:
+        raise UserError(
+            "These flags name more than one chain.",
+            expected="--budget, --chain, or --transforms and --skip",
+            received=shlex.join(sys.argv[1:]),
+        )
+    if options.chain is not None:
+        return Links(read_recipe(options.chain, trust_functions=options.trust_functions).chain)
+    if selected or options.budget == 0:
+        return Links(_selected(chain, options.transforms or ["all"], options.skip))
+    return None
 
 
 def _remarks(tuned: Tuned) -> tuple[str, ...]:
@@ -131,8 +124,7 @@ def recipe_main(job: str, chain: Chain, *, title: str, data: str = "") -> int:
     """
     parser = _parser(title, chain, data)
     options = parser.parse_args()
-    recipe = _Recipe(job, chain, title)
-    return exit_code_of(lambda: recipe.run(options), debug=options.debug, parser=parser)
+    return exit_code_of(lambda: _run(job, chain, title, options), debug=options.debug)
 
 
 def _parser(title: str, chain: Chain, data: str) -> Parser:

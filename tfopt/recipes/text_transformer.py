@@ -27,6 +27,7 @@ from tfopt.data.class_folders import class_folders
 from tfopt.data.texts import TEXT_SOURCES, load_texts
 from tfopt.errors import require_count
 from tfopt.job.parts import Data
+from tfopt.recipes.cnn_mnist import plain_compile
 
 if TYPE_CHECKING:
     import keras
@@ -111,17 +112,6 @@ def transformer(
     x = layers.Dropout(0.2)(x)
     outputs = layers.Dense(classes, activation="softmax", name="head")(x)
     return keras.Model(tokens, outputs, name="text_transformer")
-
-
-def plain_compile() -> dict[str, Any]:
-    """Return what the tutorials compile it with."""
-    import keras
-
-    return {
-        "optimizer": keras.optimizers.Adam(),
-        "loss": "sparse_categorical_crossentropy",
-        "metrics": ["accuracy"],
-    }
 
 
 def load_tokens(source: str, vocabulary: int, length: int, examples: int | None) -> Data:
