@@ -10,7 +10,7 @@ from bench_reports import single
 from tfopt.commands.cli import _parser, main
 from tfopt.errors import UserError
 from tfopt.recipes import cnn_mnist
-from tfopt.recipes.flags import count, duration, points
+from tfopt.recipes.flags import count, duration, in_flags, points
 
 
 @pytest.fixture
@@ -66,6 +66,22 @@ def test_times_counts_and_points():
         for text in texts:
             with pytest.raises(argparse.ArgumentTypeError, match="is no "):
                 read(text)
+
+
+def test_an_error_names_the_flags_of_its_command():
+    tune = parsers()["tune"]
+    for python, flags in {
+        "fix: give max_drop=2": "fix: give --max-drop 2",
+        'or objective="step", or exact=True': "or --objective step, or --exact",
+        "a longer `budget_s`; exact=False": "a longer `--budget`; no --exact",
+        "max_drop is not a number of points.": "--max-drop is not a number of points.",
+        # What was received, calls, other flags' values, and what there is no flag for.
+        "  received: max_drop=200": "  received: max_drop=200",
+        'tfopt.tune("a:b", max_drop=2) or seeds=1': 'tfopt.tune("a:b", max_drop=2) or --seeds 1',
+        "--set seeds=2, and 'budget_s' of a job": "--set seeds=2, and 'budget_s' of a job",
+        "set Job.steps_per_epoch, or turns=3": "set Job.steps_per_epoch, or turns=3",
+    }.items():
+        assert in_flags(python, tune) == flags
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
-from tfopt.recipes.flags import add_chain, add_set, add_trust, assignments, points
+from tfopt.recipes.flags import add_chain, add_set, add_trust, assignments, in_flags, points
 
 if TYPE_CHECKING:
     from tfopt.measure.targets import Target
@@ -45,7 +45,7 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         **texts,
     )
-    parser.set_defaults(action=action)
+    parser.set_defaults(action=action, parser=parser)
     return parser
 
 
@@ -127,7 +127,7 @@ def answering(work: Callable[[argparse.Namespace], tuple[str, int]]) -> Action:
                 # Python itself would end with 1, which says "regression".
                 traceback.print_exc()
             else:
-                print(f"error: {error}", file=sys.stderr)
+                print(f"error: {in_flags(str(error), options.parser)}", file=sys.stderr)
         return code
 
     return action

@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         options = _parser().parse_args(ours, argparse.Namespace(command=command))
-        code = exit_code_of(lambda: options.action(options, given), debug=debug)
+        code = exit_code_of(
+            lambda: options.action(options, given), debug=debug, parser=options.parser
+        )
         sys.stdout.flush()
         return code
 

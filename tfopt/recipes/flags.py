@@ -145,10 +145,13 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def exit_code_of(work: Callable[[], int], *, debug: bool) -> int:
+def exit_code_of(
+    work: Callable[[], int], *, debug: bool, parser: argparse.ArgumentParser | None = None
+) -> int:
     """Return the code of ``work``; a user's mistake is one message, and Ctrl-C one line.
 
     Under ``debug`` either has its traceback. What the output's encoding lacks is printed as "?".
+    A message names the flags of ``parser``.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -157,7 +160,8 @@ def exit_code_of(work: Callable[[], int], *, debug: bool) -> int:
     except UserError as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        text = str(error) if parser is None else in_flags(str(error), parser)
+        print(f"error: {text}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         # Of the time before and after a measurement, which reports its own interruption.
@@ -165,3 +169,42 @@ def exit_code_of(work: Callable[[], int], *, debug: bool) -> int:
             raise
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
+
+
+# An argument of a Python function: `max_drop=1`, `max_drop` in backticks, or a word such as
+# budget_s; not in quotes, in front of a call, or as the value of a flag.
+_ARGUMENT = re.compile(
+    r"""(?<![\w.'"-])(?<!--set\ )(?<!--try\ )
+    (?:(?P<given>\w+)=(?P<value>[\w.+"'-]+)|`(?P<quoted>\w+)`|(?P<word>[a-z]+(?:_[a-z]+)+)(?![\w(.=]))
+    """,
+    re.VERBOSE,
+)
+
+
+def in_flags(text: str, parser: argparse.ArgumentParser) -> str:
+    """Return an error's text with arguments of Python functions as the flags of ``parser``.
+
+    What it has no flag for, what was received, and calls stay as they are.
+
+    Example:
+        >>> in_flags("give max_drop=1, or a longer `budget_s`", parser)
+        'give --max-drop 1, or a longer `--budget`'
+    """
+    flags = {each.dest: each for each in parser._actions if each.option_strings}
+
+    def spelled(found: re.Match[str]) -> str:
+        name = found["given"] or found["quoted"] or found["word"]
+        action = flags.get(name) or flags.get(name.removesuffix("_s"))
+        if action is None or re.search(r"\w\([^()]*$", found.string[: found.start()]):
+            return found[0]
+        flag = action.option_strings[-1]
+        if found["given"] is None:
+            return f"`{flag}`" if found["quoted"] else flag
+        if found["value"] in ("False", "None"):
+            return f"no {flag}"
+        return flag if action.nargs == 0 else f"{flag} {found['value'].strip(chr(34) + chr(39))}"
+
+    lines = text.split("\n")
+    return "\n".join(
+        line if line.startswith("  received:") else _ARGUMENT.sub(spelled, line) for line in lines
+    )
