@@ -124,7 +124,9 @@ def recipe_main(job: str, chain: Chain, *, title: str, data: str = "") -> int:
     """
     parser = _parser(title, chain, data)
     options = parser.parse_args()
-    return exit_code_of(lambda: _run(job, chain, title, options), debug=options.debug)
+    return exit_code_of(
+        lambda: _run(job, chain, title, options), debug=options.debug, parser=parser
+    )
 
 
 def _parser(title: str, chain: Chain, data: str) -> Parser:
