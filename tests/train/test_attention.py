@@ -247,6 +247,22 @@ def test_a_smaller_last_batch_is_named(card):
     assert "not known when the step is traced" in effect.note
 
 
+def test_masks_of_two_axes_and_scales_of_the_layer_are_taken(card):
+    layer = L.MultiHeadAttention(2, 8, dtype="mixed_float16")
+    x, mask = drawn(3, 8, 16), np.tril(np.ones((8, 8), bool))
+    layer.build(x.shape, x.shape)
+    layer._inverse_sqrt_key_dim = 1.0
+    plain = layer(x, x, attention_mask=mask, training=True)
+    inputs = keras.Input((8, 16), batch_size=3)
+    fused = fused_layers(tfopt.fused_attention(keras.Model(inputs, layer(inputs, inputs))))
+    assert fused.summary()[1].endswith("it was not called in training")
+    found = layer(x, x, attention_mask=mask, training=True)
+    assert fused.summary() == (True, "attention fused in 1 layer")
+    np.testing.assert_allclose(
+        tf.cast(found, "float32"), tf.cast(plain, "float32"), rtol=0.02, atol=0.02
+    )
+
+
 class OwnAttention(L.MultiHeadAttention):
     def _compute_attention(self, query, key, value, *given, **named):
         return super()._compute_attention(query, key, value, *given, **named)
@@ -278,12 +294,10 @@ def test_without_a_gpu_that_serves_it_is_refused(monkeypatch):
     model = keras.Model(inputs, layer(inputs, inputs))
     with pytest.raises(UserError, match=r"left|right"):
         tfopt.fused_attention(model, padding="left")
-    with pytest.raises(UserError, match="there is no GPU"):
+    with pytest.raises(UserError, match="it is not computed on a GPU"):
         tfopt.fused_attention(model)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["GPU:0"])
     details = {"compute_capability": (7, 5)}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
-    attention.card_refusal.cache_clear()
     with pytest.raises(UserError, match=r"compute capability 7\.5, and 8.0 is needed"):
         tfopt.fused_attention(model)
-    attention.card_refusal.cache_clear()

@@ -60,6 +60,19 @@ def test_the_oldest_programs_go_first(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pb", "1.pb"]
 
 
+def test_what_else_lies_in_the_folder_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_devices_are_listed", lambda: False)
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+    kept = compile_cache(tmp_path)
+    for path in (tmp_path / "weights.h5", kept / "old.pb"):
+        path.write_bytes(bytes(2 << 20))
+    assert compile_cache(tmp_path, limit_mib=1) == kept
+    assert (tmp_path / "weights.h5").exists()
+    assert not (kept / "old.pb").exists()
+    with pytest.raises(UserError, match="a space in its name"):
+        compile_cache(tmp_path / "two words")
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_set(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_devices_are_listed", lambda: False)
     monkeypatch.delenv("TF_XLA_FLAGS", raising=False)

@@ -6,9 +6,10 @@ only two of their methods are replaced on the instance, of which files and copie
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tfopt.errors import UserError
@@ -21,6 +22,7 @@ from tfopt.train.fused_call import MASKED, FusedCall, fused
 if TYPE_CHECKING:
     import keras
 
+logger = logging.getLogger("tfopt")
 Padding = Literal["right"] | None
 _NAME = "_fused_attention"  # among the model's attributes, unseen by Keras: it goes with the model
 
@@ -75,6 +77,8 @@ def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
     if any(len(shape) != 4 for shape in shapes):
         return "there is not exactly one axis of tokens"
+    if shapes[0][::2] != shapes[1][::2] or shapes[1][:3] != shapes[2][:3]:
+        return "query, key and value have other batches, heads or lengths"
     if query.dtype not in ("float16", "bfloat16") or not query.dtype == key.dtype == value.dtype:
         return f"it computes in {getattr(query.dtype, 'name', query.dtype)}"
     if any(size is None for shape in shapes for size in shape):
@@ -87,21 +91,29 @@ def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
     (_, queries, heads, _), (_, keys, _, _) = shapes[:2]
     if bias is not None and (mask is not None or tuple(bias.shape) != (1, heads, queries, keys)):
         return f"a bias of shape {tuple(bias.shape)}, or beside a mask"
-    if mask is not None and None in mask.shape:
-        return "the size of the mask is not known when the step is traced"
+    if mask is not None and not _is_by_head(tuple(mask.shape), shapes[0]):
+        return f"a mask of shape {tuple(mask.shape)}"
     if (bias is not None or mask is not None) and (queries % 2 or keys % 2):
         return f"a bias or a mask on {queries} by {keys} tokens, which must be even"
     return None
 
 
-@cache
+def _is_by_head(mask: tuple[int | None, ...], query: tuple[int, ...]) -> bool:
+    """Return whether a mask is of shape (batch or 1, heads or 1, queries or 1, keys)."""
+    batch, queries, heads, _ = query
+    allowed = ((1, batch), (1, heads), (1, queries))
+    return len(mask) == 4 and all(size in sizes for size, sizes in zip(mask, allowed, strict=False))
+
+
 def card_refusal() -> str | None:
-    """Return why no GPU of this process has the kernels, or None."""
+    """Return why the GPUs that this process uses do not have the kernels, or None."""
     import tensorflow as tf
 
     gpus = tf.config.get_visible_devices("GPU")
-    if not gpus:
-        return "there is no GPU"
+    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    devices = strategy.extended.worker_devices if strategy else ()
+    if not gpus or any("CPU" in device for device in devices):
+        return "it is not computed on a GPU"
     capability = _capability(gpus)
     if capability < (8, 0):
         return "the GPU has compute capability {}.{}, and 8.0 is needed".format(*capability)
@@ -178,12 +190,12 @@ class FusedLayer:
 
     Attributes:
         name: The layer's path.
-        reason: Why training computes it as Keras does; None where it is fused, or not yet traced.
+        reason: Why training computes it as Keras does; None where it is fused.
     """
 
     def __init__(self, layer: Any, padding: Padding, hooks: Hooks) -> None:
         self.name: str = layer.path or layer.name
-        self.reason: str | None = None
+        self.reason: str | None = "it was not called in training"
         self._layer = layer
         self._keras_attention = layer._compute_attention
         self._keras_mask = layer._compute_attention_mask
@@ -222,20 +234,30 @@ class FusedLayer:
             mask = None
         if mask is not None:
             mask = tf.cast(mask, tf.bool)
-            mask = mask if len(mask.shape) == 4 else tf.expand_dims(mask, -3)
+            while len(mask.shape) < 4:
+                mask = tf.expand_dims(mask, -3)
         reason = refusal(query, key, value, mask=mask)
         if any(scores) or named.get("return_attention_scores") or _asked_for_scores(self._layer):
             reason = "its scores are asked for"
         if training:
+            if reason is not None and reason != self.reason:
+                logger.warning("%s is computed as Keras does: %s", self.name, reason)
             self.reason = reason
         if reason is None:
-            return _fused(query, key, value, None, mask, lengths, None, causal), None
+            scale = _scale_of(self._layer)
+            return _fused(query, key, value, None, mask, lengths, scale, causal), None
         return self._keras_attention(query, key, value, attention_mask, training, *scores, **named)
 
 
 def _asked_for_scores(layer: Any) -> bool:
     """Return whether a call asked for scores in the way of ``GroupQueryAttention``."""
     return bool(getattr(layer, "_return_attention_scores", False))
+
+
+def _scale_of(layer: Any) -> float:
+    """Return what the layer multiplies its scores with."""
+    names = ("_inverse_sqrt_key_dim", "_inverse_sqrt_head_dim")
+    return float(next(getattr(layer, name) for name in names if hasattr(layer, name)))
 
 
 def _settings(layer: Any) -> dict[str, Any]:
@@ -360,6 +382,8 @@ def _layer_refusal(layer: Any) -> str | None:
     settings = _settings(layer)
     if type(layer)._compute_attention not in [kind._compute_attention for kind in kinds]:
         return f"{type(layer).__name__} has a _compute_attention of its own"
+    if "_compute_attention" in vars(layer):
+        return "another function has its attention already, as quantize_aware has"
     if layer.compute_dtype not in MASKED:
         return f"it computes in {layer.compute_dtype}"
     if settings.get("dropout"):

@@ -15,11 +15,12 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from tfopt.errors import DevicesAlreadyInitialised, require_count
+from tfopt.errors import DevicesAlreadyInitialised, UserError, require_count
 from tfopt.files import prepare_folder
-from tfopt.monitor.nvml import device_facts
+from tfopt.monitor.nvml import device_facts, driver_version
 
 _PROGRAMS = "--tf_xla_persistent_cache_directory="
+_OWN = "tfopt-xla"  # whatever else lies in the folder is not ours to remove
 _AUTOTUNING = "--xla_gpu_per_fusion_autotune_cache_dir="
 
 
@@ -30,7 +31,7 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = 4096) ->
     for what XLA's autotuning found, so that processes which this one starts keep theirs there too.
 
     Args:
-        folder: None: ``~/.cache/tfopt/xla``. Versions, GPUs and flags have a folder each inside.
+        folder: None: ``~/.cache/tfopt``. Versions, GPUs and flags have a folder each inside.
         limit_mib: How much all of it may take; the oldest programs go first.
 
     Example:
@@ -44,7 +45,13 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = 4096) ->
             expected="compile_cache() before the first tensor, model or list of devices",
             fix="move tfopt.compile_cache() right after the imports",
         )
-    base = prepare_folder(folder or _default_folder())
+    base = prepare_folder(Path(folder or _default_folder()).expanduser().resolve() / _OWN)
+    if len(str(base).split()) > 1:
+        raise UserError(
+            "The compile cache's folder has a space in its name, which XLA cannot read.",
+            received=str(base),
+            fix="choose another folder",
+        )
     gpus = device_facts()
     kept = prepare_folder(base / _key([] if isinstance(gpus, str) else [gpu.name for gpu in gpus]))
     _remove_cut_off(kept)
@@ -63,13 +70,14 @@ def _devices_are_listed() -> bool:
 
 def _default_folder() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches, "tfopt", "xla")
+    return Path(caches, "tfopt")
 
 
 def _key(gpus: list[str]) -> str:
     """Return a name for all that a program depends on beside its operations."""
     flags = [flag for flag in _flags("XLA_FLAGS") if not flag.startswith(_AUTOTUNING)]
-    depends = [version("tensorflow"), version("keras"), *(gpus or [_processor()]), *flags]
+    versions = [version("tensorflow"), version("keras"), driver_version() or ""]
+    depends = [*versions, *(gpus or [_processor()]), *flags]
     return hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
 
 
