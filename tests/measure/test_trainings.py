@@ -12,7 +12,7 @@ from made_machine import Machine
 from processes import processes_in, wait_until
 
 import tfopt
-from tfopt import Data, Execution, Pipeline, chain
+from tfopt import Data, Execution, Pipeline, Prune, Quantize, chain
 from tfopt.measure import scores
 from tfopt.measure.display import Display
 from tfopt.measure.scores import TrainWhole, worst_accuracy
@@ -23,6 +23,7 @@ from tfopt.measure.trainings import (
     compare_trainings,
     quality,
     train,
+    trained_by,
 )
 from tfopt.report.training import Reading
 from tfopt.run import prepared
@@ -263,3 +264,19 @@ def test_a_reading_is_of_batches_spread_over_the_test_part():
         quarter = np.concatenate([np.arange(256), np.arange(1024, 1280)])
         right = ready.model.predict(x[quarter], verbose=0).argmax(axis=1) == y[quarter]
         assert ready.evaluate(batches=2)["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
+
+
+def test_a_variant_is_trained_by_one_that_makes_a_file_of_it():
+    def variant(*parts, job="toy:job"):
+        return Variant(repr(parts), job, chain(*parts))
+
+    plain, batch = variant(), variant(Pipeline(64))
+    int8, both = (
+        variant(Pipeline(64), Quantize(), *more) for more in ((), (Quantize(precision="dynamic"),))
+    )
+    every = [plain, batch, int8, both]
+    # A file's accuracy is that of one that was made.
+    assert [trained_by(each, every) for each in every] == [plain, int8, int8, both]
+    pruned = variant(Pipeline(64), Prune(0.5))  # which trains other weights
+    other = variant(Pipeline(64), Quantize(), job="other:job")
+    assert trained_by(batch, [batch, pruned, other]) is batch

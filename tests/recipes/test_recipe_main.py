@@ -68,7 +68,7 @@ def test_it_leaves_report_and_files_and_tells_the_time_left(shown, machine, tmp_
     assert [training.seed for training in report.reference.trainings] == [3, 4, 5]
     assert "turns of baseline, + Execution, + Quantize, " in printed
     assert " left ..." in printed
-    assert "training whole, 9 of 9" in printed
+    assert "training whole, 7 of 7" in printed
     assert report.recommendation.keep in printed
     assert "Size and speed when it serves" in (tmp_path / "bench.html").read_text()
 

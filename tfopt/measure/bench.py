@@ -31,7 +31,7 @@ from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.targets import Target, Variant, plain_arguments, reference_of
 from tfopt.measure.trace import trace
-from tfopt.measure.trainings import Order, Trainings, train
+from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import KEPT, Asked, BenchReport, VariantReport
@@ -446,10 +446,16 @@ class _Session:
             Order(each, self.plan.seed + n, TrainWhole() if n else self._leaving(each))
             for n in range(self.plan.seeds)
             for each in variants
+            if not n or trained_by(each, variants) is each
         ]
         begun = sum(len(each.done) for each in self._trainings.values())
         at_once = self._engine.trainings_at_once
         train(orders, self._display, self._trainings, at_once=at_once, until=self._ends)
+        for each in variants:
+            by = trained_by(each, variants)
+            if by is not each and {each.name, by.name} <= self._trainings.keys():
+                own, other = self._trainings[each.name], self._trainings[by.name]
+                self._trainings[each.name] = also_of(own, other)
         done = sum(len(each.done) for each in self._trainings.values()) - begun
         if done < len(orders) and not any(each.reason for each in self._trainings.values()):
             self._notes.append(

@@ -177,7 +177,7 @@ def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
 
 
 _NO_METRIC = "no accuracy metric"
-_NO_FILE = dict.fromkeys(
+NO_FILE = dict.fromkeys(
     ("artefact", "artefact_kib", "artefact_accuracy"), "no transform makes a file"
 )
 
@@ -186,8 +186,8 @@ def _artefact_figures(
     artefacts: tuple[Artefact, ...], unavailable: dict[str, str]
 ) -> dict[str, Any]:
     if not artefacts:
-        unavailable.update(_NO_FILE)
-        return dict.fromkeys(_NO_FILE)
+        unavailable.update(NO_FILE)
+        return dict.fromkeys(NO_FILE)
     artefact = artefacts[-1]
     accuracy = artefact.metrics.get("test_accuracy")
     if accuracy is None:

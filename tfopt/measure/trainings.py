@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
-from tfopt.measure.scores import Trained, TrainWhole
+from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
 from tfopt.measure.targets import Variant
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
@@ -114,6 +114,38 @@ def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
         child.end()
     done = sorted((*before.done, trained.training), key=lambda each: each.seed)
     found[name] = replace(before, done=tuple(done), notes=trained.notes)
+
+
+def trained_by(variant: Variant, variants: Sequence[Variant]) -> Variant:
+    """Return the variant that trains as this one does and makes a file of it; else itself.
+
+    One that makes a file itself is trained for it.
+    """
+    own = variant.chain.parts
+    for other in variants:
+        parts, added = other.chain.parts[: len(own)], other.chain.parts[len(own) :]
+        same = (other.job, other.arguments, parts) == (variant.job, variant.arguments, own)
+        files = all(part.only_a_file for part in added) and not any(p.only_a_file for p in own)
+        if same and added and files:
+            return other
+    return variant
+
+
+def also_of(own: Trainings, other: Trainings) -> Trainings:
+    """Return the trainings of a variant with those of another that differs by a file it makes."""
+    seeds = {each.seed for each in own.done}
+    new = [
+        replace(
+            each,
+            artefact=None,
+            artefact_kib=None,
+            artefact_accuracy=None,
+            unavailable={**each.unavailable, **NO_FILE},
+        )
+        for each in other.done
+        if each.seed not in seeds
+    ]
+    return replace(own, done=tuple(sorted((*own.done, *new), key=lambda each: each.seed)))
 
 
 # What trainings say about each other: those of one seed belong together.
