@@ -195,6 +195,9 @@ def test_boards_of_several_kinds_are_not_mixed_up(played, monkeypatch):
     # TensorFlow knows its GPUs by their places, which NVML may count otherwise.
     assert unsure in gpus.chosen([0])
     assert unsure in gpus.chosen()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-f")
+    assert gpus.chosen() == ["GPU-f"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert gpus.chosen() == ["GPU-s", "GPU-f", "GPU-t"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

@@ -99,9 +99,14 @@ def _select(gpus: Sequence[ListedGpu], visible: str | None) -> list[ListedGpu]:
 
 
 def order_is_known(listed: Sequence[ListedGpu]) -> bool:
-    """Return whether CUDA lists the GPUs in NVML's order: they are of one kind, or on the bus."""
+    """Return whether an index means the same GPU to CUDA and NVML, or none is used.
+
+    It does where they are of one kind, or ordered by the bus.
+    """
     kinds = {gpu.name for gpu in listed if gpu.whole is None and not gpu.lost}
-    return len(kinds) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    entries = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+    by_uuid = not any(entry.strip().isdecimal() for entry in entries)
+    return len(kinds) < 2 or by_uuid or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
 def listed_gpus(nvml: Any) -> list[ListedGpu]:
