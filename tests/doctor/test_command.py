@@ -54,7 +54,7 @@ def test_json_of_this_machine_is_nothing_but_json(capsys):
         (["--only", "job"], "No job is named"),
         (["train:py:job"], "The reference is malformed"),
         (["a:b", "--chain", "no.toml"], "The recipe file no.toml cannot be read"),
-        (["--listen", "2h"], "listen_s is not a time to wait"),
+        (["--listen", "2h"], "--listen is not a time to wait"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_looked_at(arguments, words, capsys):
