@@ -9,6 +9,7 @@ import pytest
 
 from tfopt import UserError, compile_cache
 from tfopt.train import compile_cache as module
+from tfopt.train import placement
 
 CODE = """
 import json, os, sys
@@ -60,8 +61,16 @@ def test_the_oldest_programs_go_first(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pb", "1.pb"]
 
 
+def test_place_keeps_compiled_programs_too(monkeypatch):
+    monkeypatch.setattr(placement, "keep_compiled", lambda: "here")
+    effect = placement.place(compile_cache=True)
+    assert effect.acted
+    assert effect.note.endswith("compiled programs kept in here")
+    assert "compiled" not in placement.place().note
+
+
 def test_what_else_lies_in_the_folder_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_devices_are_listed", lambda: False)
+    monkeypatch.setattr(module, "_has_devices", lambda: False)
     monkeypatch.setenv("TF_XLA_FLAGS", "")
     kept = compile_cache(tmp_path)
     for path in (tmp_path / "weights.h5", kept / "old.pb"):
@@ -74,7 +83,7 @@ def test_what_else_lies_in_the_folder_stays(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_devices_are_listed", lambda: False)
+    monkeypatch.setattr(module, "_has_devices", lambda: False)
     monkeypatch.delenv("TF_XLA_FLAGS", raising=False)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):

@@ -30,6 +30,7 @@ from tfopt.compress.integers.plan import (
     rounded_inside,
 )
 from tfopt.compress.model_graph import find, kinds
+from tfopt.errors import UserError
 from tfopt.hooks import Hooks
 
 _TRACKED = "tfopt_"
@@ -200,6 +201,12 @@ class Awareness:
         if point.inside:
             rounded = partial(self._rounded, point)
             for name, method in attention_methods(part, rounded).items():
+                if name in vars(part):
+                    raise UserError(
+                        f"Another function computes the attention of {part.name!r} already.",
+                        expected="Keras's own, which is rounded from the inside",
+                        fix="leave tfopt.fused_attention out",
+                    )
                 self._hooks.replace(part, name, method)
             plain = rounded_inside(part, rounded) or plain
         kernels = kernels_under(part) if point.kernels else []

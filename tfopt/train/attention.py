@@ -200,7 +200,7 @@ class FusedLayer:
         self._keras_attention = layer._compute_attention
         self._keras_mask = layer._compute_attention_mask
         hooks.replace(layer, "_compute_attention", partial(self._attention))
-        if padding == "right" and _settings(layer).get("sliding_window") is None:
+        if padding == "right" and layer.get_config().get("sliding_window") is None:
             hooks.replace(layer, "_compute_attention_mask", partial(self._mask))
 
     def _mask(self, query: Any, value: Any, *_: Any, **masks: Any) -> Any:
@@ -258,11 +258,6 @@ def _scale_of(layer: Any) -> float:
     """Return what the layer multiplies its scores with."""
     names = ("_inverse_sqrt_key_dim", "_inverse_sqrt_head_dim")
     return float(next(getattr(layer, name) for name in names if hasattr(layer, name)))
-
-
-def _settings(layer: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = layer.get_config()
-    return settings
 
 
 class FusedLayers(Hooks):
@@ -368,19 +363,19 @@ def _check_padding(padding: object) -> None:
 
 
 def _attention_layers(model: Any) -> list[Any]:
+    return [layer for layer in model._flatten_layers() if isinstance(layer, _kinds())]
+
+
+def _kinds() -> tuple[Any, Any]:
     import keras
 
-    kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-    return [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
+    return keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
 
 
 def _layer_refusal(layer: Any) -> str | None:
     """Return why a layer's attention cannot be fused, whatever its inputs are, or None."""
-    import keras
-
-    kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-    settings = _settings(layer)
-    if type(layer)._compute_attention not in [kind._compute_attention for kind in kinds]:
+    settings = layer.get_config()
+    if type(layer)._compute_attention not in [kind._compute_attention for kind in _kinds()]:
         return f"{type(layer).__name__} has a _compute_attention of its own"
     if "_compute_attention" in vars(layer):
         return "another function has its attention already, as quantize_aware has"

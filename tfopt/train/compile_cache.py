@@ -19,6 +19,7 @@ from tfopt.errors import DevicesAlreadyInitialised, UserError, require_count
 from tfopt.files import prepare_folder
 from tfopt.monitor.nvml import device_facts, driver_version
 
+_LONGEST_HEAD = 20  # two numbers of a protocol buffer
 _PROGRAMS = "--tf_xla_persistent_cache_directory="
 _OWN = "tfopt-xla"  # whatever else lies in the folder is not ours to remove
 _AUTOTUNING = "--xla_gpu_per_fusion_autotune_cache_dir="
@@ -39,33 +40,43 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = 4096) ->
         model.fit(x, y)
     """
     require_count("limit_mib", limit_mib)
-    if _devices_are_listed():
-        raise DevicesAlreadyInitialised(
-            "compile_cache() came too late: TensorFlow has read its flags in this process.",
-            expected="compile_cache() before the first tensor, model or list of devices",
-            fix="move tfopt.compile_cache() right after the imports",
-        )
-    base = prepare_folder(Path(folder or _default_folder()).expanduser().resolve() / _OWN)
+    base = Path(folder or _default_folder()).expanduser().resolve() / _OWN
     if len(str(base).split()) > 1:
         raise UserError(
             "The compile cache's folder has a space in its name, which XLA cannot read.",
             received=str(base),
             fix="choose another folder",
         )
+    prepare_folder(base)
     gpus = device_facts()
     kept = prepare_folder(base / _key([] if isinstance(gpus, str) else [gpu.name for gpu in gpus]))
-    _remove_cut_off(kept)
-    _remove_oldest(base, limit_mib << 20)
+    earlier = {name: os.environ.get(name, "") for name in ("TF_XLA_FLAGS", "XLA_FLAGS")}
     _set_flag("TF_XLA_FLAGS", _PROGRAMS, kept)
     if not isinstance(gpus, str):
         _set_flag("XLA_FLAGS", _AUTOTUNING, prepare_folder(kept / "autotuning"))
+    if _has_devices():  # asked behind the flags, since asking makes TensorFlow read them
+        os.environ.update(earlier)
+        raise DevicesAlreadyInitialised(
+            "compile_cache() came too late: TensorFlow has read its flags in this process.",
+            expected="compile_cache() before the first tensor or model",
+            fix="move tfopt.compile_cache() right after the imports",
+        )
+    _remove_cut_off(kept)
+    _remove_oldest(base, limit_mib << 20)
     return kept
 
 
-def _devices_are_listed() -> bool:
-    from tensorflow.python.eager import context
+def _has_devices() -> bool:
+    """Return whether TensorFlow has its devices; that they were only listed does not show."""
+    import tensorflow as tf
 
-    return getattr(context.context(), "_physical_devices", None) is not None
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    try:  # refused from then on
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
+    except RuntimeError:
+        return True
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return False
 
 
 def _default_folder() -> Path:
@@ -102,31 +113,34 @@ def _set_flag(variable: str, flag: str, folder: Path) -> None:
 def _remove_cut_off(folder: Path) -> None:
     for path in folder.glob("*.pb"):
         with suppress(FileNotFoundError):  # another process was faster
-            if not _is_whole(path.read_bytes()):
+            if not _is_whole(path):
                 path.unlink()
 
 
-def _is_whole(entry: bytes) -> bool:
+def _is_whole(path: Path) -> bool:
     """Return whether the fields of a protocol buffer end where the file does."""
-    position = 0
-    try:
-        while position < len(entry):
-            kind, position = _number(entry, position)
-            size, position = _number(entry, position)
-            position += size if kind & 7 == 2 else 0
-    except IndexError:
-        return False
-    return position == len(entry) > 0
+    position, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while position < size:
+            file.seek(position)
+            head = file.read(_LONGEST_HEAD)
+            try:
+                kind, begins = _number(head, 0)
+                length, begins = _number(head, begins)
+            except IndexError:
+                return False
+            position += begins + (length if kind & 7 == 2 else 0)
+    return position == size > 0
 
 
-def _number(entry: bytes, position: int) -> tuple[int, int]:
+def _number(head: bytes, position: int) -> tuple[int, int]:
     """Return the number of seven bits a byte that begins here, and where it ends."""
     value = shift = 0
     while True:
-        value |= (entry[position] & 127) << shift
+        value |= (head[position] & 127) << shift
         shift += 7
         position += 1
-        if entry[position - 1] < 128:
+        if head[position - 1] < 128:
             return value, position
 
 
