@@ -126,7 +126,9 @@ def test_a_write_that_is_killed_leaves_whole_checkpoints(tmp_path):
             assert all((each == found[1]["number"]).all() for each in found[1]["weights"])
     store.clear_unfinished()
     assert all(name.startswith("checkpoint-") for name in names(tmp_path))
-    assert len(names(tmp_path)) <= 3
+    # One killed before it removed the oldest leaves that to the next write.
+    newest = store.write({"number": 1, "weights": []})
+    assert len(names(tmp_path)) == 2 and max(names(tmp_path)) == newest
     # Some did die in the middle of a write, or this has tested nothing.
     assert unfinished
 
