@@ -128,7 +128,8 @@ def test_a_write_that_is_killed_leaves_whole_checkpoints(tmp_path):
     assert all(name.startswith("checkpoint-") for name in names(tmp_path))
     # One killed before it removed the oldest leaves that to the next write.
     newest = store.write({"number": 1, "weights": []})
-    assert len(names(tmp_path)) == 2 and max(names(tmp_path)) == newest
+    assert len(names(tmp_path)) == 2
+    assert max(names(tmp_path)) == newest
     # Some did die in the middle of a write, or this has tested nothing.
     assert unfinished
 
