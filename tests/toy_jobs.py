@@ -53,6 +53,11 @@ def set_up() -> Job:
     return job(note=f"set before TensorFlow was loaded: {first}")
 
 
+def with_flags() -> Job:
+    """Return a job whose data tells the flags that XLA has."""
+    return job(note=os.environ.get("TF_XLA_FLAGS", ""))
+
+
 def drawing() -> Job:
     """Return a job whose data tells a random number."""
     import numpy as np

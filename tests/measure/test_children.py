@@ -12,7 +12,9 @@ from toy_jobs import Talk, TellData
 
 from tfopt import UserError
 from tfopt.measure.children import Child, Lost, carried_out
+from tfopt.measure.provenance import relevant_variables
 from tfopt.measure.targets import Target
+from tfopt.train.compile_cache import cache_variables
 
 
 def target(name="job", **arguments):
@@ -79,6 +81,26 @@ def test_forked_children_draw_other_random_numbers(in_toy_folder):
 def test_a_job_that_sets_how_tensorflow_is_loaded_is_loaded_before_it(in_toy_folder):
     found = carried_out(target("set_up"), TellData())
     assert found == "set before TensorFlow was loaded: True"
+
+
+def test_children_keep_what_xla_compiles_and_the_parent_is_as_it_was(in_toy_folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_toy_folder))
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_max_cluster_size=9")
+    own, kept = carried_out(target("with_flags"), TellData()).split()
+    assert own == os.environ["TF_XLA_FLAGS"]
+    assert kept.startswith(f"--tf_xla_persistent_cache_directory={in_toy_folder}/tfopt/tfopt-xla/")
+    assert relevant_variables({"TF_XLA_FLAGS": f"{own} {kept}"}) == {"TF_XLA_FLAGS": own}
+    assert relevant_variables({"TF_XLA_FLAGS": kept}) == {}
+    foreign = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/data"}
+    assert (relevant_variables(foreign), cache_variables(foreign)) == (foreign, {})
+
+
+def test_children_start_where_no_program_can_be_kept(in_toy_folder, monkeypatch):
+    Path("file").touch()
+    for caches in (in_toy_folder / "file", in_toy_folder / "two words"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
+        assert cache_variables(os.environ) == {}
+    assert carried_out(target("with_flags"), TellData()) == ""
 
 
 def test_who_has_no_turn_stands_still_with_all_its_processes(start, in_toy_folder):

@@ -28,6 +28,7 @@ from tfopt.job.transform import Chain
 from tfopt.measure.targets import Target
 from tfopt.monitor.nvml import GpuMemory, gpu_memories
 from tfopt.report.strict import Status
+from tfopt.train.compile_cache import cache_variables
 
 _LAST_LINES = 5
 _DYING_S = 2.0
@@ -192,7 +193,7 @@ class Starter:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=dict(environment),
+                env={**environment, **cache_variables(environment)},
                 start_new_session=True,  # Ctrl-C reaches only us
             )
 

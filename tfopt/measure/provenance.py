@@ -23,6 +23,7 @@ from tfopt.files import text_of
 from tfopt.job.cgroup import cpu_quota, memory_limit_gib, usable_cores
 from tfopt.monitor.nvml import driver_version, gpu_memories, newest_cuda
 from tfopt.report.bench_report import Provenance
+from tfopt.train.compile_cache import without_cache
 
 _GIT = ("git", "--no-optional-locks", "describe", "--always", "--dirty")
 _GIT_TIMEOUT_S = 10.0
@@ -52,7 +53,7 @@ _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s]+@")
 
 
 def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return those that are set, in alphabetical order."""
+    """Return those that are set, in alphabetical order, without where programs are kept."""
     secret = {
         name
         for name, value in variables.items()
@@ -60,7 +61,7 @@ def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, s
     }
     return {
         name: MASKED if name in secret else value
-        for name, value in sorted(variables.items())
+        for name, value in sorted(without_cache(variables).items())
         if name.startswith(tuple(_PREFIXES.split())) and not name.startswith(_NOT)
     }
 

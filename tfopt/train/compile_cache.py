@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,13 +19,14 @@ from tfopt.errors import DevicesAlreadyInitialised, UserError, require_count
 from tfopt.files import prepare_folder
 from tfopt.monitor.nvml import device_facts, driver_version
 
+_LIMIT_MIB = 4096
 _LONGEST_HEAD = 20  # two numbers of a protocol buffer
 _PROGRAMS = "--tf_xla_persistent_cache_directory="
 _OWN = "tfopt-xla"  # whatever else lies in the folder is not ours to remove
 _AUTOTUNING = "--xla_gpu_per_fusion_autotune_cache_dir="
 
 
-def compile_cache(folder: str | Path | None = None, *, limit_mib: int = 4096) -> Path:
+def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_MIB) -> Path:
     """Keep XLA's programs in a folder from now on, and return it.
 
     Call it before TensorFlow lists a device. It sets ``TF_XLA_FLAGS``, and on a GPU ``XLA_FLAGS``
@@ -40,7 +41,35 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = 4096) ->
         model.fit(x, y)
     """
     require_count("limit_mib", limit_mib)
-    base = Path(folder or _default_folder()).expanduser().resolve() / _OWN
+    kept, variables = _prepared(os.environ, folder, limit_mib)
+    earlier = {name: os.environ.get(name, "") for name in variables}
+    os.environ.update(variables)
+    if _has_devices():  # asked behind the flags, since asking makes TensorFlow read them
+        os.environ.update(earlier)
+        raise DevicesAlreadyInitialised(
+            "compile_cache() came too late: TensorFlow has read its flags in this process.",
+            expected="compile_cache() before the first tensor or model",
+            fix="move tfopt.compile_cache() right after the imports",
+        )
+    return kept
+
+
+def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that lead a process with this environment to the default folder.
+
+    None where it has a folder already, or where the folder cannot be prepared.
+    """
+    with suppress(UserError, OSError):
+        if _PROGRAMS not in environment.get("TF_XLA_FLAGS", ""):
+            return _prepared(environment, None, _LIMIT_MIB)[1]
+    return {}
+
+
+def _prepared(
+    environment: Mapping[str, str], folder: str | Path | None, limit_mib: int
+) -> tuple[Path, dict[str, str]]:
+    """Return the folder of the programs, and the variables that lead a process to it."""
+    base = Path(folder or _default_folder(environment)).expanduser().resolve() / _OWN
     if len(str(base).split()) > 1:
         raise UserError(
             "The compile cache's folder has a space in its name, which XLA cannot read.",
@@ -49,21 +78,30 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = 4096) ->
         )
     prepare_folder(base)
     gpus = device_facts()
-    kept = prepare_folder(base / _key([] if isinstance(gpus, str) else [gpu.name for gpu in gpus]))
-    earlier = {name: os.environ.get(name, "") for name in ("TF_XLA_FLAGS", "XLA_FLAGS")}
-    _set_flag("TF_XLA_FLAGS", _PROGRAMS, kept)
+    names = [] if isinstance(gpus, str) else [gpu.name for gpu in gpus]
+    kept = prepare_folder(base / _key(names, environment))
+    variables = {"TF_XLA_FLAGS": _with_flag(environment, "TF_XLA_FLAGS", _PROGRAMS, kept)}
     if not isinstance(gpus, str):
-        _set_flag("XLA_FLAGS", _AUTOTUNING, prepare_folder(kept / "autotuning"))
-    if _has_devices():  # asked behind the flags, since asking makes TensorFlow read them
-        os.environ.update(earlier)
-        raise DevicesAlreadyInitialised(
-            "compile_cache() came too late: TensorFlow has read its flags in this process.",
-            expected="compile_cache() before the first tensor or model",
-            fix="move tfopt.compile_cache() right after the imports",
-        )
+        autotuning = prepare_folder(kept / "autotuning")
+        variables["XLA_FLAGS"] = _with_flag(environment, "XLA_FLAGS", _AUTOTUNING, autotuning)
     _remove_cut_off(kept)
     _remove_oldest(base, limit_mib << 20)
-    return kept
+    return kept, variables
+
+
+def without_cache(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables without our flags; one that holds no other is left out."""
+    found = dict(variables)
+    for name in {"TF_XLA_FLAGS", "XLA_FLAGS"} & found.keys():
+        others = [flag for flag in found[name].split() if not _is_ours(flag)]
+        found[name] = " ".join(others)
+        if not others:
+            del found[name]
+    return found
+
+
+def _is_ours(flag: str) -> bool:
+    return flag.startswith((_PROGRAMS, _AUTOTUNING)) and f"/{_OWN}/" in flag
 
 
 def _has_devices() -> bool:
@@ -79,14 +117,15 @@ def _has_devices() -> bool:
     return False
 
 
-def _default_folder() -> Path:
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def _default_folder(environment: Mapping[str, str]) -> Path:
+    caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches, "tfopt")
 
 
-def _key(gpus: list[str]) -> str:
+def _key(gpus: list[str], environment: Mapping[str, str]) -> str:
     """Return a name for all that a program depends on beside its operations."""
-    flags = [flag for flag in _flags("XLA_FLAGS") if not flag.startswith(_AUTOTUNING)]
+    flags = environment.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if not flag.startswith(_AUTOTUNING)]
     versions = [version("tensorflow"), version("keras"), driver_version() or ""]
     depends = [*versions, *(gpus or [_processor()]), *flags]
     return hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
@@ -101,13 +140,9 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _flags(variable: str) -> list[str]:
-    return os.environ.get(variable, "").split()
-
-
-def _set_flag(variable: str, flag: str, folder: Path) -> None:
-    others = [each for each in _flags(variable) if not each.startswith(flag)]
-    os.environ[variable] = " ".join([*others, f"{flag}{folder}"])
+def _with_flag(environment: Mapping[str, str], variable: str, flag: str, folder: Path) -> str:
+    given = environment.get(variable, "").split()
+    return " ".join([*(each for each in given if not each.startswith(flag)), f"{flag}{folder}"])
 
 
 def _remove_cut_off(folder: Path) -> None:
