@@ -26,7 +26,7 @@ from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job.references import resolve_job
 from tfopt.job.transform import Transform
 from tfopt.measure.engine import Engine, timed_process
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.monitor.nvml import why_no_gpu
 from tfopt.monitor.readings import GPU_METRICS
 from tfopt.report.statistics import LEAST, compare_pairs
@@ -340,7 +340,7 @@ class _Timed:
 
 def _timed(job: str, arguments: Mapping[str, Any], transform: Transform, day: Day) -> _Timed:
     """Time a job under a transform in a process that has the machine to itself."""
-    variant = Variant(repr(transform), job, chain(transform), arguments)
+    variant = Target(repr(transform), job, chain(transform), arguments)
     with Engine(turn_s=0.1 if day.rehearse else 0.25) as engine:
         (candidate,) = engine.admit([variant])
         engine.take_rounds([candidate], 2 if day.rehearse else 12)

@@ -19,7 +19,7 @@ from neighbour import neighbour
 from paired import save_figures
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Engine, copies, shared_rounds
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.report.statistics import compare
 
 JOB, DATA = "tfopt.recipes.cnn_mnist:job", {"data": "embedded"}
@@ -45,7 +45,7 @@ def main() -> None:
     planted = 0.3 if options.busy else 0.1
     with neighbour(options.busy), Display() as display, Engine(display) as engine:
         begun = time.monotonic()
-        processes = engine.admit(copies(Variant("program", JOB, arguments=DATA), PROCESSES))
+        processes = engine.admit(copies(Target("program", JOB, arguments=DATA), PROCESSES))
         started_s = time.monotonic() - begun
         begun = time.monotonic()
         engine.take_rounds(processes, 10_000, until=begun + options.seconds)

@@ -28,7 +28,7 @@ from tfopt.job.transform import Chain
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, copies, shared_rounds
 from tfopt.measure.job_facts import JobFacts
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.recipes.flags import assignments
 from tfopt.report.statistics import compare
 from tfopt.tune.space import AXES, Changes, narrowed, space_for
@@ -42,16 +42,16 @@ class Machine:
     """Measures chains of a job by turns, beside the job as it is."""
 
     def __init__(self, job: str, arguments: dict[str, Any], engine: Engine) -> None:
-        self.plain = Variant("plain", job, Chain(), arguments)
+        self.plain = Target("plain", job, Chain(), arguments)
         self.engine = engine
         (self.reference,) = engine.admit([self.plain], look=True)
         assert self.reference.ready is not None, self.reference.out
         assert self.reference.ready.facts is not None
         self.facts: JobFacts = self.reference.ready.facts
 
-    def variant(self, chain: Chain, name: str = "") -> Variant:
+    def variant(self, chain: Chain, name: str = "") -> Target:
         """Return a variant of the job under a chain."""
-        return Variant(name or repr(chain), self.plain.job, chain, self.plain.arguments)
+        return Target(name or repr(chain), self.plain.job, chain, self.plain.arguments)
 
     def values(self, chains: list[Chain], rounds: int) -> dict[Chain, float]:
         """Return the time of each as a share of the job's as it is, in groups."""

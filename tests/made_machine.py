@@ -16,7 +16,7 @@ from bench_reports import NOT_ASKED, training
 
 from tfopt import Place, Quantize, Remat
 from tfopt.data.host_memory import MIB, Memory
-from tfopt.measure.bench import CompareServed
+from tfopt.measure.bench import compare_served
 from tfopt.measure.children import Lost
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.scores import Trained, TrainWhole
@@ -148,9 +148,10 @@ class MadeChild:
         self.machine.before(self)
         if isinstance(self.task, TrainWhole):
             return self._trained()
-        if isinstance(self.task, CompareServed):
+        if getattr(self.task, "func", None) is compare_served:
             figures = (9, 0, 0.1, 9.0, 9.0, None, 0.1, None, ())
-            return Footprints("LiteRT", tuple(Footprint(n, *figures) for n in self.task.folders))
+            (folders,) = self.task.args
+            return Footprints("LiteRT", tuple(Footprint(n, *figures) for n in folders))
         return self._turn() if self.ready else self._started(timeout_s)
 
     def _started(self, timeout_s):

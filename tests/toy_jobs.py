@@ -123,7 +123,7 @@ def dying():
 class Talk:
     """Say what was heard, twice, until nothing is heard; the result is how often."""
 
-    def carry_out(self, job, chain, pipe):
+    def __call__(self, job, chain, pipe):
         heard = 0
         while (said := pipe.recv()) is not None:
             pipe.send(("said", 2 * said))
@@ -135,7 +135,7 @@ class Talk:
 class TellData:
     """Return what the job's data says of itself."""
 
-    def carry_out(self, job, chain, pipe):
+    def __call__(self, job, chain, pipe):
         return job.data().note
 
 

@@ -7,7 +7,7 @@ from bench_reports import NOT_ASKED, processes, training, variant
 
 from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, chain
 from tfopt.measure.advice import choose, in_words, recommend
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 
@@ -39,7 +39,7 @@ def row(
         quality=quality,
         **more,
     )
-    named = Variant(name, "toy:job", chain(*of), changed=(transform,) if transform else ())
+    named = Target(name, "toy:job", chain(*of), changed=(transform,) if transform else ())
     return named, report
 
 

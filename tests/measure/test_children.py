@@ -158,7 +158,7 @@ def test_a_starter_that_dies_is_told_and_another_one_starts(start, in_toy_folder
     child = start(target(), Talk())
     child.send(1)
     child.receive(60)
-    os.kill(child._starter._process.pid, signal.SIGKILL)
+    os.kill(child._starter.process.pid, signal.SIGKILL)
     with pytest.raises(Lost, match="ended"):
         child.receive(60)
     wait_until(lambda: not processes_in(in_toy_folder))

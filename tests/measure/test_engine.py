@@ -13,14 +13,14 @@ from processes import processes_in, wait_until
 from tfopt import Execution, MixedPrecision, Pipeline, Place, chain
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, Turn
 
-PLAIN = Variant("baseline", "toy:job")
+PLAIN = Target("baseline", "toy:job")
 
 
 def variant(*parts):
-    return Variant(f"+ {type(parts[-1]).__name__}", "toy:job", chain(*parts), changed=parts[-1:])
+    return Target(f"+ {type(parts[-1]).__name__}", "toy:job", chain(*parts), changed=parts[-1:])
 
 
 FAST, HALF, BATCH = map(
@@ -198,7 +198,7 @@ def test_the_predicted_time_of_a_training():
 
 
 def toy(name, **arguments):
-    return Variant(name, f"toy_jobs:{'troubled' if arguments else 'job'}", arguments=arguments)
+    return Target(name, f"toy_jobs:{'troubled' if arguments else 'job'}", arguments=arguments)
 
 
 def test_real_processes_take_turns_and_those_in_trouble_leave(in_toy_folder):

@@ -16,7 +16,7 @@ from tfopt.measure.input_doctor import (
     judged,
 )
 from tfopt.measure.input_ways import Changed, Drained, Resident
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import fill
 from tfopt.report.statistics import Comparison
 from tfopt.run import prepared
@@ -227,7 +227,7 @@ def test_under_two_replicas_the_input_is_taken_apart_as_well(in_toy_folder):
     of, two = "toy_jobs:python_in_a_map", chain(Distribute(logical_cpus=2))
     ways = (Resident(), Drained(1, "map", True))
     with Engine() as engine:
-        alone, drained = engine.admit([Variant(way.name, of, two, way=way) for way in ways])
+        alone, drained = engine.admit([Target(way.name, of, two, way=way) for way in ways])
         engine.take_rounds([alone, drained], 2)
         assert (alone.out, drained.out) == ("", "")
         assert alone.ready.replicas == 2

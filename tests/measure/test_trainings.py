@@ -16,7 +16,7 @@ from tfopt import Data, Execution, Pipeline, Prune, Quantize, chain
 from tfopt.measure import scores
 from tfopt.measure.display import Display
 from tfopt.measure.scores import TrainWhole, worst_accuracy
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.measure.trainings import (
     Order,
     Trainings,
@@ -33,7 +33,7 @@ SAMPLES = 960
 
 def trained(*transforms, **settings):
     job = toy_jobs.job(samples=SAMPLES)
-    return TrainWhole(**settings).carry_out(job, chain(*transforms), None)
+    return TrainWhole(**settings)(job, chain(*transforms), None)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_what_a_training_leaves(tmp_path):
     untested = toy_jobs.job().with_(data=lambda: Data(train=toy_jobs.data(64).train))
     heads = {"a_accuracy": 0.9, "b_acc": 0.8, "sparse_top_k": 0.1, "loss": 0.2, "c_accuracy_2": 7}
     assert worst_accuracy(heads) == 0.8
-    none = TrainWhole().carry_out(untested, chain(), None).training
+    none = TrainWhole()(untested, chain(), None).training
     assert (none.readings, none.test_accuracy) == ((), None)
     assert none.unavailable["test_accuracy"] == "the job has no test data"
 
 
 # Several at a time.
 
-VARIANTS = [Variant("baseline", "toy:job"), Variant("+ batch", "toy:job", chain(Pipeline(64)))]
+VARIANTS = [Target("baseline", "toy:job"), Target("+ batch", "toy:job", chain(Pipeline(64)))]
 
 
 def ordered(count=3):
@@ -156,7 +156,7 @@ def test_a_variant_that_fails_is_trained_no_further_and_none_begins_too_late(mon
 
 
 def test_a_real_training_of_a_job_that_loads_tensorflow_itself(in_toy_folder):
-    found, variant = {}, Variant("own", "toy_jobs:set_up")
+    found, variant = {}, Target("own", "toy_jobs:set_up")
     train([Order(variant, 3)], Display(verbose=False), found)
     assert found["own"].reason is None
     assert [each.seed for each in found["own"].done] == [3]
@@ -268,7 +268,7 @@ def test_a_reading_is_of_batches_spread_over_the_test_part():
 
 def test_a_variant_is_trained_by_one_that_makes_a_file_of_it():
     def variant(*parts, job="toy:job"):
-        return Variant(repr(parts), job, chain(*parts))
+        return Target(repr(parts), job, chain(*parts))
 
     plain, batch = variant(), variant(Pipeline(64))
     int8, both = (

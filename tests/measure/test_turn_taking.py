@@ -87,7 +87,7 @@ class Parent:
     def hear(self, task, job, under=PLAIN):
         try:
             with suppress(Ended):
-                task.carry_out(job, under, self)
+                task(job, under, self)
         finally:
             gc.collect()  # before a thread of another input does it, and waits for itself
 

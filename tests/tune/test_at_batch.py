@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt import Accumulate, Data, Distribute, Job, LearningRate, Pipeline, UserError, chain
 from tfopt.run import prepared
-from tfopt.tune.at_batch import AtBatch, LookAtJob
+from tfopt.tune.at_batch import AtBatch, look_at_job
 
 X, Y = np.ones((100, 4), "float32"), np.ones((100, 1), "float32")
 
@@ -42,7 +42,7 @@ def generated():
 
 
 def seen(given, under=None):
-    return LookAtJob().carry_out(given, under, None)
+    return look_at_job(given, under, None)
 
 
 @pytest.mark.parametrize(

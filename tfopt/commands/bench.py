@@ -163,14 +163,12 @@ def _targets(options: argparse.Namespace) -> tuple[str, tuple[Target, ...]]:
             "--chain is for one job.", received="--only", fix="name two recipe files instead"
         )
     if options.only:
-        return "pair", _apart([arguments.target_of(options, job) for job in options.only])
+        first, second = (arguments.target_of(options, job) for job in options.only)
+        if first.name == second.name:  # such as a job against itself
+            first, second = (
+                replace(t, name=f"{t.name} ({n})") for n, t in ((1, first), (2, second))
+            )
+        return "pair", (first, second)
     target = arguments.target_of(options)
     links = len(target.chain.parts)
     return "ablation" if options.ablate else "prefixes" if links else "single", (target,)
-
-
-def _apart(targets: list[Target]) -> tuple[Target, ...]:
-    """Number two targets of one name, such as a job against itself."""
-    if targets[0].name != targets[1].name:
-        return tuple(targets)
-    return tuple(replace(each, name=f"{each.name} ({n})") for n, each in enumerate(targets, 1))

@@ -59,10 +59,7 @@ def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
         "second", type=Path, metavar="B", nargs="?", help="another; without it A holds both"
     )
     parser.add_argument(
-        "--max-slowdown",
-        type=share,
-        metavar="SHARE",
-        help="slower by how much: 3%% or 0.03",
+        "--max-slowdown", type=share, metavar="SHARE", help="slower by how much: 3%% or 0.03"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--format", choices=("terminal", "md"), default="terminal")

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfopt.job.transform import Chain, Transform
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import decisive, is_faster, lost, middle_training, sizes
 from tfopt.report.bench_report import Kind, Recommendation, VariantReport
 from tfopt.report.statistics import Comparison
 
-Rows = Sequence[tuple[Variant, VariantReport]]
+Rows = Sequence[tuple[Target, VariantReport]]
 Link = tuple[Transform, ...]
 _LEAST_SHRINK = 0.10
 _TIMES = {
@@ -83,7 +83,9 @@ def _out_of_prefixes(rows: Rows) -> Choice:
             dropped[name] = reason
         if row.status == "measured":
             last, before = variant, row
-            undecided += [name] if reason is not None and reason == _unclear(row) else []
+            against = row.against_previous
+            if against and against.verdict == "inconclusive" and reason == in_words(against):
+                undecided.append(name)
     judged = [_name(each.changed) for each, row in rows[1:] if row.status == "measured"]
     if undecided == judged and is_faster(before):
         # No link stands out alone: together they bring something.
@@ -132,12 +134,6 @@ def _measured_as(chain: Chain, rows: Rows) -> VariantReport | None:
 def _points(row: VariantReport) -> float:
     """Return the metric's points against the plain job, whose weights an exact chain trains."""
     return row.quality.points if row.quality is not None else 0.0
-
-
-def _unclear(row: VariantReport) -> str | None:
-    """Return the words of an interval that is too wide to tell what a link brings."""
-    found = row.against_previous
-    return in_words(found) if found is not None and found.verdict == "inconclusive" else None
 
 
 def _against(link: Link, before: VariantReport, row: VariantReport, points: float) -> str | None:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.connection import Connection
@@ -25,11 +25,11 @@ from tfopt.measure.advice import Choice, choose, recommend
 from tfopt.measure.bench_plan import QUICK_S, BenchPlan
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
-from tfopt.measure.engine import TURN_S, Candidate, Engine, copies
+from tfopt.measure.engine import TURN_S, Engine, copies
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.measure.scores import TrainWhole
-from tfopt.measure.targets import Target, Variant, plain_arguments, reference_of
+from tfopt.measure.targets import Target, plain_arguments, reference_of
 from tfopt.measure.trace import trace
 from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
 from tfopt.report import format as fmt
@@ -235,12 +235,11 @@ class _Session:
 
     def to_trace(self, report: BenchReport) -> dict[str, Target]:
         """Return the reference, and the chain to keep or the other job of a pair, by folder."""
-        other = report.variants[1] if self.plan.kind == "pair" else kept(report)
-        targets: dict[str, Target] = {"reference": self.rows[0].variant}
-        if other is not None:
-            name = "other" if self.plan.kind == "pair" else "kept"
-            targets[name] = next(r.variant for r in self._all() if r.variant.name == other.name)
-        return targets
+        first, named = self.rows[0].variant, {r.variant.name: r.variant for r in self._all()}
+        if self.plan.kind == "pair":
+            return {"reference": first, "other": named[report.variants[1].name]}
+        own = kept(report)
+        return {"reference": first} | ({} if own is None else {"kept": named[own.name]})
 
     def _all(self) -> list[Row]:
         return [*self.rows, *([self._kept] if self._kept else [])]
@@ -249,25 +248,24 @@ class _Session:
         return [row for row in self.rows if row.status == "measured"]
 
     @property
-    def _plain(self) -> Variant:
+    def _plain(self) -> Target:
         """Return the job under no chain, which a loss of accuracy is one from."""
         first = self.rows[0].variant
         if not first.chain.parts:
             return first
-        return Variant(PLAIN_JOB, first.job, arguments=first.arguments)
+        return Target(PLAIN_JOB, first.job, arguments=first.arguments)
 
     # The rows, each with a first process.
 
     def _start(self) -> None:
         kind, target = self.plan.kind, self.plan.targets[0]
         if kind == "pair":
-            named = [Variant(t.name, t.job, t.chain, t.arguments) for t in self.plan.targets]
-            self.rows = self._admit(named)
+            self.rows = self._admit(self.plan.targets)
             other = self.rows[1]
             if self.rows[0].status == "measured" and other.status != "measured":
                 raise UserError(f"{other.variant.name} cannot be compared.", received=other.reason)
             return
-        self.rows = self._admit([Variant(REFERENCE, target.job, Chain(), target.arguments)])
+        self.rows = self._admit([Target(REFERENCE, target.job, Chain(), target.arguments)])
         if self.rows[0].status == "measured":
             self._start_prefixes()
         if kind == "ablation":
@@ -285,7 +283,7 @@ class _Session:
             chain, variants = in_force, []
             for name, link in waiting:
                 chain = (*chain, *link)
-                variants.append(Variant(name, target.job, Chain(chain), target.arguments, link))
+                variants.append(Target(name, target.job, Chain(chain), target.arguments, link))
             rows = self._admit(variants, skip_if_idle=True)
             for place, row in enumerate(rows):
                 self._name_what_acts(row)
@@ -295,7 +293,7 @@ class _Session:
                     in_force = row.variant.chain.parts
                 elif row.status != "no_effect":
                     for later in rows[place + 1 :]:
-                        self._release(later)
+                        self._engine.dismiss(later.alive)
                     break
 
     def _name_what_acts(self, row: Row) -> None:
@@ -322,7 +320,7 @@ class _Session:
                 received="; ".join(f"{r.variant.name}: {r.reason or 'acts'}" for r in tried),
             )
         for row in (self.rows[0], *acting[:-1]):
-            self._release(row)
+            self._engine.dismiss(row.alive)
         whole = acting[-1]
         parts = whole.variant.chain.parts
         whole.variant = replace(whole.variant, name=WHOLE, changed=())
@@ -332,7 +330,7 @@ class _Session:
             variants.append(replace(whole.variant, name=name, chain=rest, changed=gone))
         self.rows = [whole, *self._admit(variants), *(row for row in tried if row not in acting)]
 
-    def _admit(self, variants: Sequence[Variant], *, skip_if_idle: bool = False) -> list[Row]:
+    def _admit(self, variants: Sequence[Target], *, skip_if_idle: bool = False) -> list[Row]:
         """Return a row with a process for each variant; those before make room where it lacks."""
         rows: list[Row] = []
         while len(rows) < len(variants):
@@ -343,20 +341,11 @@ class _Session:
                 if not held:
                     raise self._engine.no_room()
                 for row in held:
-                    self._release(row)
+                    self._engine.dismiss(row.alive)
             for variant, candidate in zip(waiting, candidates, strict=False):
                 rows.append(Row(variant, next(iter(self.rows or rows), None)))
-                self._take(rows[-1], candidate)
+                rows[-1].take(candidate, self._engine)
         return rows
-
-    def _take(self, row: Row, candidate: Candidate) -> None:
-        row.take(candidate)
-        if row.status != "measured":
-            self._release(row)
-
-    def _release(self, row: Row) -> None:
-        """End the processes of a row; others may come in their place."""
-        self._engine.dismiss(row.alive)
 
     # Turns.
 
@@ -368,9 +357,11 @@ class _Session:
             size = max(beside - len(before), 1)
             group, left = left[:size], left[size:]
             for row in left:
-                self._release(row)
+                self._engine.dismiss(row.alive)
             for row in (reference, *before, *group):
-                self._fill(row, processes)
+                more = copies(row.variant, processes - len(row.alive))
+                for candidate in self._engine.admit(more):
+                    row.take(candidate, self._engine)
             if not reference.alive:
                 return
             groups = 1 + math.ceil(len(left) / size)
@@ -394,11 +385,6 @@ class _Session:
             raise self._engine.no_room()
         return processes, fit // processes - 1
 
-    def _fill(self, row: Row, processes: int) -> None:
-        """Start processes until the row has as many as are asked for."""
-        for candidate in self._engine.admit(copies(row.variant, processes - len(row.alive))):
-            self._take(row, candidate)
-
     def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
         started_s = time.monotonic() - self._began
         self._started = self._started or f"starting the processes took {started_s:.0f} s of it"
@@ -417,7 +403,7 @@ class _Session:
 
     # Trainings.
 
-    def _to_train(self, rows: Sequence[Row]) -> list[Variant]:
+    def _to_train(self, rows: Sequence[Row]) -> list[Target]:
         """Return what is trained whole: everything, or what trains other weights and the job."""
         if not self.plan.seeds:
             return []
@@ -448,7 +434,6 @@ class _Session:
             for each in variants
             if not n or trained_by(each, variants) is each
         ]
-        begun = sum(len(each.done) for each in self._trainings.values())
         at_once = self._engine.trainings_at_once
         train(orders, self._display, self._trainings, at_once=at_once, until=self._ends)
         for each in variants:
@@ -456,25 +441,26 @@ class _Session:
             if by is not each and {each.name, by.name} <= self._trainings.keys():
                 own, other = self._trainings[each.name], self._trainings[by.name]
                 self._trainings[each.name] = also_of(own, other)
-        done = sum(len(each.done) for each in self._trainings.values()) - begun
-        if done < len(orders) and not any(each.reason for each in self._trainings.values()):
+        made = {(name, t.seed) for name, each in self._trainings.items() for t in each.done}
+        lacking = sum((order.variant.name, order.seed) not in made for order in orders)
+        if lacking and not any(each.reason for each in self._trainings.values()):
             self._notes.append(
-                f"The budget was over before {len(orders) - done} of {len(orders)} whole "
-                "trainings: a larger one makes them."
+                f"The budget was over before {lacking} of {len(orders)} whole trainings: a larger "
+                "one makes them."
             )
         reference = self.rows[0].variant
         why = self._trainings.get(reference.name, Trainings()).reason
         if why is not None and self.plan.whole:
             raise UserError(f"{reference.job} cannot be trained whole.", received=why)
 
-    def _leaving(self, variant: Variant) -> TrainWhole:
+    def _leaving(self, variant: Target) -> TrainWhole:
         """Return the first training of a variant, which leaves its files."""
         if not self.plan.leaves_files or variant.name == PLAIN_JOB:
             return TrainWhole()
         serving = str(self.folder_of("serving", variant.name)) if self._serves(variant) else None
         return TrainWhole(output=str(self.folder_of("files", variant.name)), serving=serving)
 
-    def _serves(self, variant: Variant) -> bool:
+    def _serves(self, variant: Target) -> bool:
         """Return whether its file is compared: the reference's, and each made to be small."""
         wanted = any(part.aim == "size" for part in self.plan.targets[0].chain.parts)
         small = any(part.aim == "size" for part in variant.chain.parts)
@@ -488,7 +474,7 @@ class _Session:
         if time.monotonic() > self._ends:
             self._notes.append("The chain to keep was not measured as a whole: no time was left.")
             return
-        variant = Variant(KEPT, reference.variant.job, choice.chain, reference.variant.arguments)
+        variant = Target(KEPT, reference.variant.job, choice.chain, reference.variant.arguments)
         (self._kept,) = self._admit([variant])
         if self._kept.status == "measured":
             self._take_turns([self._kept])
@@ -500,25 +486,21 @@ class _Session:
         trained = [each for each in names if self._trainings.get(each, Trainings()).done]
         if len(trained) < 2 or not self.plan.leaves_files:
             return
-        folders = {each: str(self.folder_of("serving", each)) for each in trained}
+        folders = {each: self.folder_of("serving", each) for each in trained}
         self._display.doing("size and speed when it serves")
         try:
-            self._serving = carried_out(self.rows[0].variant, CompareServed(folders))
+            self._serving = carried_out(self.rows[0].variant, partial(compare_served, folders))
         except Lost as lost:
             self._notes.append(f"Nothing to serve: {lost}")
 
 
-@dataclass(frozen=True)
-class CompareServed:
-    """A task: compare the files that were left in folders, by name; it does not use the job."""
+def compare_served(
+    folders: Mapping[str, Path], job: Job, chain: Chain, pipe: Connection
+) -> Footprints:
+    """Run the files that were left in folders, by name, in turns; the job is not used."""
+    from tfopt.export.model_footprint import compared_folders
 
-    folders: Mapping[str, str]
-
-    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Footprints:
-        """Run each file in turns with the others."""
-        from tfopt.export.model_footprint import compared_folders
-
-        return compared_folders({name: Path(folder) for name, folder in self.folders.items()})
+    return compared_folders(dict(folders))
 
 
 def leave_files(folder: Path, made: Path) -> None:

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.job.job import Job
@@ -36,11 +36,8 @@ _LONGEST_MESSAGE = 1 << 16
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
-class Task(Protocol):
-    """Something to do with a job in a process of its own; a value that can be pickled."""
-
-    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Any:
-        """Do it in the child; ``pipe`` leads to the parent."""
+Task = Callable[[Job, Chain, Connection], Any]
+"""Something to do with a job in a process of its own, that can be pickled; the parent hears."""
 
 
 class Lost(Exception):
@@ -187,7 +184,7 @@ class Starter:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
         with theirs, self._words.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "tfopt.measure.starter", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -196,11 +193,6 @@ class Starter:
                 env={**environment, **cache_variables(environment)},
                 start_new_session=True,  # Ctrl-C reaches only us
             )
-
-    @property
-    def running(self) -> bool:
-        """Return whether it can start another child."""
-        return self._process.poll() is None
 
     def start(self) -> tuple[int, Path, Connection]:
         """Start a child; return its process id, its log and the pipe to it."""
@@ -215,7 +207,7 @@ class Starter:
         except OSError:
             ours.close()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_DYING_S)
+                self.process.wait(_DYING_S)
             words = self._words.read_text(encoding="utf-8", errors="replace").strip()
             raise UserError(
                 "No process can be started to measure in.",
@@ -223,7 +215,7 @@ class Starter:
                 received=" | ".join(words.splitlines()[-_LAST_LINES:]) or "it was killed",
             ) from None
         except BaseException:  # Ctrl-C: the child that was asked for may still come
-            self._process.kill()
+            self.process.kill()
             raise
         return self._started.pop(), log, Connection(ours.detach())
 
@@ -246,9 +238,9 @@ class Starter:
         """End it and all its children."""
         self.control.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_DYING_S)
-        self._process.kill()
-        self._process.wait()
+            self.process.wait(_DYING_S)
+        self.process.kill()
+        self.process.wait()
         self._folder.cleanup()
 
 
@@ -261,7 +253,7 @@ def _starter(settings: Mapping[str, str]) -> Starter:
     """Return the running starter with these settings; another one in another environment."""
     environment, key = {**_DEFAULTS, **os.environ, **settings}, frozenset(settings.items())
     found = _starters.get(key)
-    if found is not None and (found.environment != environment or not found.running):
+    if found is not None and (found.environment != environment or found.process.poll() is not None):
         _starters.pop(key).end()
     if key not in _starters:
         _starters[key] = Starter(environment)

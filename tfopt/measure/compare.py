@@ -8,7 +8,7 @@ variant that cannot be compared is there with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ NOT_IN_THE_INTERVAL = (
 Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]
 # From the best to the worst.
 OUTCOMES: tuple[Outcome, ...] = ("pass", "inconclusive", "not comparable", "regression")
-_MEMORY = "memory, GiB"
+_MEMORY, _ABSENT = "memory, GiB", "no such variant"
 _SAME_MEMORY_WITHIN = 0.05
 # What is compared, what only looks on while it runs, and variables that choose among GPUs (told by
 # their names) or what is logged.
@@ -113,11 +113,11 @@ def _beside(
 ) -> SideBySide:
     lines, left_out = [], []
     for a, b in pairs:
-        reasons = [
-            f"{side.name}: {why}"
-            for side, each in ((first, a), (second, b))
-            if (why := _why_unmeasured(each))
-        ]
+        reasons = []
+        for side, each in ((first, a), (second, b)):
+            if each is None or each.status != "measured":
+                why = f"{each.status.replace('_', ' ')}: {each.reason}" if each else _ABSENT
+                reasons.append(f"{side.name}: {fmt.one_line(why)}")
         if a is not None and b is not None and not reasons:
             lines.append(line(a, b))
             continue
@@ -125,14 +125,6 @@ def _beside(
         found: list[Presence] = ["absent" if each is None else each.status for each in (a, b)]
         left_out.append(LeftOut(name, found[0], found[1], "; ".join(reasons)))
     return SideBySide(first, second, (), tuple(lines), tuple(left_out), ())
-
-
-def _why_unmeasured(variant: VariantReport | None) -> str:
-    if variant is None:
-        return "no such variant"
-    if variant.status == "measured":
-        return ""
-    return fmt.one_line(f"{variant.status.replace('_', ' ')}: {variant.reason}")
 
 
 def _apart(a: VariantReport, b: VariantReport) -> Line:
@@ -190,22 +182,22 @@ def _outcome(line: Line, limit: float, second: Side) -> Outcome:
 
 def differences(a: BenchReport, b: BenchReport) -> tuple[Difference, ...]:
     """Return what the two reports do not share, those that stop a comparison first."""
-    return _in_order(_differing(_facts(a), _facts(b)))
+    return _differing(_facts(a), _facts(b))
 
 
 def variant_differences(a: VariantReport, b: VariantReport) -> tuple[Difference, ...]:
     """Return what two measured variants do not share, those that stop a comparison first."""
-    facts = _variant_facts(a), _variant_facts(b)
-    return _in_order([*scaling(a.processes[0], b.processes[0]), *_differing(*facts)])
+    return _differing(_variant_facts(a), _variant_facts(b))
 
 
-def scaling(a: TimedProcess, b: TimedProcess) -> Iterator[Difference]:
+def scaling(a: TimedProcess, b: TimedProcess) -> tuple[Difference, ...]:
     """Return other batches or replicas, by which a comparison has to be read."""
-    first, second = (
-        {"replicas": each.replicas, "global batch": each.batch_size or "not told by the data"}
-        for each in (a, b)
-    )
-    return _differing(first, second)
+    return _differing(_scale(a), _scale(b))
+
+
+def _scale(process: TimedProcess) -> dict[str, Any]:
+    batch = process.batch_size or "not told by the data"
+    return {"replicas": process.replicas, "global batch": batch}
 
 
 def _facts(report: BenchReport) -> dict[str, Any]:
@@ -234,6 +226,7 @@ def _facts(report: BenchReport) -> dict[str, Any]:
 def _variant_facts(variant: VariantReport) -> dict[str, Any]:
     process = variant.processes[0]
     return {
+        **_scale(process),
         "data": process.data,
         "GPUs in use": ", ".join(sorted(gpu.name for gpu in process.gpus)),
         "job": variant.job,
@@ -242,17 +235,15 @@ def _variant_facts(variant: VariantReport) -> dict[str, Any]:
     }
 
 
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Difference]:
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Difference, ...]:
+    found = []
     for name in {**first, **second}:
         a, b = first.get(name), second.get(name)
         if a != b:
             noted = name.removeprefix("variable ") in _NOTED.split() or name.startswith("argument ")
             if name == _MEMORY and a and b:
                 noted = abs(a - b) <= _SAME_MEMORY_WITHIN * max(a, b)
-            yield Difference(fmt.one_line(name), _show(a), _show(b), blocks=not noted)
-
-
-def _in_order(found: Iterable[Difference]) -> tuple[Difference, ...]:
+            found.append(Difference(fmt.one_line(name), _show(a), _show(b), blocks=not noted))
     return tuple(sorted(found, key=lambda difference: not difference.blocks))
 
 

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -25,7 +24,7 @@ from tfopt.errors import UserError
 from tfopt.job.cgroup import usable_cores
 from tfopt.measure.children import Child, Lost, visible_gpus
 from tfopt.measure.display import Display
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, TakeTurns, Turn
 from tfopt.report.statistics import LEAST, Comparison, compare
 from tfopt.report.strict import Status
@@ -53,7 +52,7 @@ class Candidate:
         held_mib: The memory that was its alone when it was ready.
     """
 
-    variant: Variant
+    variant: Target
     child: Child | None = None
     ready: Ready | None = None
     turns: dict[int, Turn] = field(default_factory=dict)
@@ -129,7 +128,7 @@ class Engine:
 
     Example:
         with Engine() as engine:
-            plain, fast = engine.admit([Variant(...), Variant(...)])
+            plain, fast = engine.admit([Target(...), Target(...)])
             engine.take_rounds([plain, fast], 20)
             print(plain.example_s() / fast.example_s())
     """
@@ -151,19 +150,14 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.dismiss(self._candidates)
 
     # Starting.
 
     def admit(
         self,
-        variants: Sequence[Variant],
+        variants: Sequence[Target],
         *,
         skip_if_idle: bool = False,
         look: bool = False,
@@ -372,7 +366,7 @@ def timed_process(candidate: Candidate) -> TimedProcess:
     )
 
 
-def copies(variant: Variant, count: int) -> list[Variant]:
+def copies(variant: Target, count: int) -> list[Target]:
     """Return the same variant so many times, numbered."""
     return [replace(variant, name=f"{variant.name} ({n + 1})") for n in range(count)]
 

@@ -22,15 +22,9 @@ from tfopt.job.transform import Chain
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
-from tfopt.measure.input_ways import (
-    AsItIs,
-    Changed,
-    Drained,
-    Resident,
-    stages_in,
-)
+from tfopt.measure.input_ways import AsItIs, Changed, Drained, Resident, stages_in
 from tfopt.measure.job_facts import facts_of
-from tfopt.measure.targets import Target, Variant
+from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import FILLS_S, fill
 from tfopt.report.statistics import Comparison
 from tfopt.run import Prepared, prepared
@@ -72,10 +66,6 @@ Tried = list[tuple[Changed, Comparison | str]]
 """Changes to the input: the time of ``fit`` under them over that without, or why not."""
 
 
-def _ratio(found: Comparison | str) -> float:
-    return 1.0 if isinstance(found, str) else found.ratio
-
-
 def _told(found: Comparison | str) -> str:
     if isinstance(found, str):
         return found
@@ -87,16 +77,12 @@ InputLook = tuple[list[Drained], list[Changed], list[str]]
 """What can be drained, the changes that can be made, and remarks."""
 
 
-@dataclass(frozen=True)
-class LookAtInput:
-    """Look at the input of a job; nothing is trained."""
-
-    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> InputLook:
-        """Prepare the job as for a training, and return what there is to measure."""
-        with prepared(job, chain, endless=True) as ready:
-            stages = stages_in(ready)
-            drains = [Drained(n, each.words, each.python) for n, each in enumerate(stages)]
-            return drains, list(_changes(ready)), list(_remarks(stages, ready))
+def look_at_input(job: Job, chain: Chain, pipe: Connection) -> InputLook:
+    """Prepare the job as for a training, and return what there is to measure of its input."""
+    with prepared(job, chain, endless=True) as ready:
+        stages = stages_in(ready)
+        drains = [Drained(n, each.words, each.python) for n, each in enumerate(stages)]
+        return drains, list(_changes(ready)), list(_remarks(stages, ready))
 
 
 @dataclass(frozen=True)
@@ -140,16 +126,13 @@ class InputDiagnosis:
                 f"{adds:8.3g} more, {each.cores:.1f} cores"
             )
         lines += [f"  with {name}: {_told(each)}" for name, each in self.tried.items()]
-        if self.remedy:
-            lines += [f"Do: {line}" for line in self._remedy_lines()]
+        if "pipeline" in self.remedy:
+            lines.append(f"Do: {self.chain!r}")
+        elif self.remedy:  # the changed lines of the job's own dataset
+            lines += [f"Do: {CHANGES[name]}" for name in self.remedy]
         elif self.bound != "nothing":
             lines.append("No change that was tried brings something: make what it reads cheaper.")
         return "\n".join([*lines, *(f"note: {remark}" for remark in self.remarks)])
-
-    def _remedy_lines(self) -> list[str]:
-        """Return the changed lines of the job's own dataset, or the chain with its ``Pipeline``."""
-        lines = [CHANGES[name] for name in self.remedy if name in CHANGES]
-        return [repr(self.chain)] if "pipeline" in self.remedy else lines
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
@@ -163,7 +146,7 @@ def diagnose_input(target: Target, display: Display | None = None) -> InputDiagn
         print(diagnose_input(resolve_target("my_package.train:job")))
     """
     try:
-        look = carried_out(target, LookAtInput())
+        look = carried_out(target, look_at_input)
     except Lost as lost:
         raise UserError("The input cannot be measured.", received=str(lost)) from lost
     with Engine(display) as engine:
@@ -186,7 +169,10 @@ def judged(
     keeps_up = _keeps_up(stages, fit_ms * resident.ratio, borne=borne)
     if resident.high >= 1 - _WAITS or keeps_up:
         bound, stage, best = "nothing", None, None
-    remedy, chain = (best.changes, _with(given, best)) if best else ((), given)
+    remedy, chain = best.changes if best else (), given
+    if best and best.pipeline is not None:  # in the place of its own
+        others = [each for each in given.parts if not isinstance(each, Pipeline)]
+        chain = Chain((*others, best.pipeline))
     return InputDiagnosis(fit_ms, resident, stages, found, remarks, bound, stage, remedy, chain)
 
 
@@ -228,23 +214,14 @@ def _best(tried: Tried) -> Changed | None:
     return min(near, key=lambda way: len(way.changes), default=None)
 
 
-def _with(given: Chain, best: Changed) -> Chain:
-    """Return the chain with the Pipeline that helps, in the place of its own."""
-    if best.pipeline is None:
-        return given
-    parts = [each for each in given.parts if not isinstance(each, Pipeline)]
-    return Chain((*parts, best.pipeline))
-
-
 # The measurements.
 
 
 def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis:
     drains, changes, remarks = look
 
-    def processes(way: AsItIs | Resident | Drained | Changed, count: int) -> list[Variant]:
-        variant = Variant(way.name, target.job, target.chain, target.arguments, way=way)
-        return copies(variant, count)
+    def processes(way: AsItIs | Resident | Drained | Changed, count: int) -> list[Target]:
+        return copies(replace(target, name=way.name, way=way), count)
 
     def tried(ways: Sequence[Changed]) -> Tried:
         found = _beside(engine, fits, [processes(way, _COPIES) for way in ways])
@@ -260,7 +237,11 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
     if resident is None:
         raise UserError("The input cannot be measured.", received=_why_not([*fits, *alone]))
     found = tried(changes)
-    helped = [way for way, each in found if way.pipeline is None and _ratio(each) < _BRINGS]
+    helped = [
+        way
+        for way, each in found
+        if way.pipeline is None and isinstance(each, Comparison) and each.ratio < _BRINGS
+    ]
     if len(helped) > 1:
         found += tried([Changed(tuple(name for way in helped for name in way.changes))])
     return judged(
@@ -279,7 +260,7 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
 
 
 def _beside(
-    engine: Engine, fits: Sequence[Candidate], ways: Sequence[Sequence[Variant]]
+    engine: Engine, fits: Sequence[Candidate], ways: Sequence[Sequence[Target]]
 ) -> list[list[Candidate]]:
     """Give the processes of each way turns beside ``fit``, in groups where memory is short."""
     found: list[list[Candidate]] = []
@@ -308,8 +289,8 @@ def _cores(candidate: Candidate) -> float:
 
 
 def _why_not(candidates: Sequence[Candidate]) -> str:
-    reasons = [each.out for each in candidates if each.out]
-    return reasons[0] if reasons else "there is no memory for two processes of it"
+    reasons = (each.out for each in candidates if each.out)
+    return next(reasons, "there is no memory for two processes of it")
 
 
 def _changes(ready: Prepared) -> Iterator[Changed]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.fit_data import INFINITE, Arrays, Examples, Kind
+from tfopt.data.fit_data import INFINITE, Arrays, Kind
 from tfopt.data.pipeline import Pipeline
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
@@ -85,6 +85,8 @@ def facts_of(ready: Prepared) -> JobFacts:
     chain = ready.run.chain
     train, (optimizer, rate) = ready.examples["train"], _optimizer_of(model)
     assert facts.update_batch is not None
+    source = None if train.kind == "generator" else train.read()
+    told = source is not None and (isinstance(source, Arrays) or source.count > 0)
     return JobFacts(
         replicas=facts.replicas,
         gpus=len(tf.config.list_logical_devices("GPU")),
@@ -98,7 +100,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
-        examples=None if train.kind == "generator" else _examples(train),
+        examples=source.examples if source is not None and told else None,
         epoch_examples=epoch_examples(ready),
         rebatch=train.keeps_batches and not any(isinstance(t, Pipeline) for t in chain.parts),
         accumulate=facts.accumulate,
@@ -131,11 +133,6 @@ def _optimizer_of(model: Any) -> tuple[str, float | None]:
     return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
 
 
-def _examples(part: Examples) -> int | None:
-    source = part.read()
-    return source.examples if isinstance(source, Arrays) or source.count > 0 else None
-
-
 def epoch_examples(ready: Prepared) -> int | None:
     """Return those of an epoch; of arrays exactly, whose last batch may be smaller."""
     steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
@@ -152,6 +149,5 @@ def _has_accuracy(model: Any) -> bool:
 
     compiled = getattr(model, "_compile_metrics", None)
     given = [] if compiled is None else keras.tree.flatten(compiled._user_metrics)
-    names = [each if isinstance(each, str) else getattr(each, "name", None) for each in given]
-    names += [getattr(each, "__name__", None) for each in given]
+    names = (getattr(each, name, each) for each in given for name in ("name", "__name__"))
     return any(is_accuracy(name) for name in names if isinstance(name, str))

@@ -8,15 +8,8 @@ from typing import Any
 
 from tfopt.measure.compare import scaling
 from tfopt.measure.engine import Candidate, Engine, timed_process
-from tfopt.measure.targets import Variant
-from tfopt.measure.trainings import (
-    COMPARED,
-    EXACT,
-    TOO_FEW,
-    Trainings,
-    compare_trainings,
-    quality,
-)
+from tfopt.measure.targets import Target
+from tfopt.measure.trainings import COMPARED, EXACT, TOO_FEW, Trainings, compare_trainings, quality
 from tfopt.measure.turn_taking import Ready
 from tfopt.report.bench_report import Quality, VariantReport
 from tfopt.report.statistics import LEAST, Comparison, compare
@@ -38,7 +31,7 @@ class Row:
         trainings: Set when the report is made.
     """
 
-    variant: Variant
+    variant: Target
     reference: Row | None = None
     status: Status = "measured"
     reason: str | None = None
@@ -46,8 +39,11 @@ class Row:
     candidates: list[Candidate] = field(default_factory=list)
     trainings: Trainings = field(default_factory=Trainings)
 
-    def take(self, candidate: Candidate) -> None:
-        """Add a process, alive or not: what the first one says of itself is the row's."""
+    def take(self, candidate: Candidate, engine: Engine) -> None:
+        """Add a process, alive or not: what the first one says of itself is the row's.
+
+        The processes of a row that is not measured end.
+        """
         if candidate.ready is not None:
             self.notes = self.notes or _notes(self.variant, candidate.ready.notes)
             data, known = candidate.ready.data, filter(None, (self, self.reference))
@@ -57,6 +53,8 @@ class Row:
         if candidate.out and not self.candidates:
             self.status, self.reason = candidate.status, candidate.out
         self.candidates.append(candidate)
+        if self.status != "measured":
+            engine.dismiss(self.alive)
 
     def finish(self, engine: Engine) -> None:
         """End its processes; a row without turns is not measured."""
@@ -94,7 +92,7 @@ class Row:
         return compare([each.example_ms for each in first], [each.example_ms for each in own])
 
 
-def _notes(variant: Variant, notes: Mapping[str, str]) -> tuple[str, ...]:
+def _notes(variant: Target, notes: Mapping[str, str]) -> tuple[str, ...]:
     """Return what the one transform that a variant adds said it did, or what each of all did."""
     if len(variant.changed) == 1 and variant.changed[0] in variant.chain.parts:
         note = notes.get(repr(variant.changed[0]), "")
@@ -110,13 +108,9 @@ def row_report(
 
     ``plain`` are the trainings of the job under no chain, which a loss of accuracy is one from.
     """
-    found: dict[str, Any] = {
-        **_timings(row, reference),
-        "quality": _quality(row, plain, max_drop),
-        "against_previous": (
-            _NONE_BEFORE if previous is None else row.compared(previous) or TOO_FEW
-        ),
-    }
+    before = _NONE_BEFORE if previous is None else row.compared(previous) or TOO_FEW
+    found: dict[str, Any] = _timings(row, reference) | {"against_previous": before}
+    found["quality"] = _quality(row, plain, max_drop)
     if row.status != "measured":
         found = dict.fromkeys(found, row.reason)
     unavailable = {name: each for name, each in found.items() if isinstance(each, str)}

@@ -55,7 +55,7 @@ class TrainWhole:
     output: str | None = None
     serving: str | None = None
 
-    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> Trained:
+    def __call__(self, job: Job, chain: Chain, pipe: Connection) -> Trained:
         """Train, and return what was read."""
         with prepared(job, chain) as ready:
             scores = _Scores(ready, self.readings)
@@ -119,11 +119,11 @@ class _Scores:
         if self._all is not None and self.steps < self._all:
             due = self._wanted * self.steps // self._all
             if due > len(self.readings):
-                self._read()
+                self.read()
 
     def _epoch_ends(self, epoch: int, logs: object) -> None:
         if self._all is None and self._wanted > 1 and epoch < self._ready.job.epochs - 1:
-            self._read()
+            self.read()
 
     def _test_begins(self, logs: object = None) -> None:
         self._test_begun = time.perf_counter()
@@ -132,24 +132,19 @@ class _Scores:
         # Validation at the end of an epoch is no part of the training, as reading is none.
         self._last += time.perf_counter() - self._test_begun
 
-    def _read(self) -> None:
-        """Evaluate, and leave the metrics of the epoch as they were."""
+    def read(self) -> None:
+        """Note the accuracy now, and leave the metrics of the epoch as they were."""
         if self._ready.data.test is None:
             return
-        model = self._ready.model
-        kept = [(each, each.numpy()) for metric in model.metrics for each in metric.variables]
-        begun = time.perf_counter()
-        self.read()
+        metrics, begun = self._ready.model.metrics, time.perf_counter()
+        kept = [(each, each.numpy()) for metric in metrics for each in metric.variables]
+        accuracy = worst_accuracy(self._ready.evaluate(batches=_BATCHES))
         for variable, value in kept:
             variable.assign(value)
-        self._last += time.perf_counter() - begun
-
-    def read(self) -> None:
-        """Note the accuracy now."""
-        accuracy = worst_accuracy(self._ready.evaluate(batches=_BATCHES))
         if accuracy is not None:
             examples = self.steps * (self._ready.facts.batch_size or 1)
             self.readings.append(Reading(self.steps, examples, round(accuracy, 5)))
+        self._last += time.perf_counter() - begun
 
 
 def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:

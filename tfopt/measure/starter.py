@@ -151,7 +151,7 @@ def _carried_out(spec: dict[str, Any], pipe: Connection) -> tuple[str, Any]:
     }
     if settings and not spec["settings"]:
         return "settings", settings
-    return "done", spec["task"].carry_out(job, chain, pipe)
+    return "done", spec["task"](job, chain, pipe)
 
 
 def _message(error: BaseException) -> str:

@@ -25,22 +25,16 @@ _CHILD = "tfopt.measure.starter"
 
 @dataclass(frozen=True)
 class Target:
-    """A job by reference with its arguments, and the chain that belongs to it."""
+    """A job by reference with its arguments, and the chain that belongs to it.
+
+    ``changed`` are the transforms that it adds to the target before it, or leaves out of the
+    reference; ``way`` is a :class:`tfopt.measure.turn_taking.Way` to train it by.
+    """
 
     name: str
     job: str
     chain: Chain = field(default_factory=Chain)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Variant(Target):
-    """A target under the name it has in a report.
-
-    ``changed`` are the transforms that this variant adds to the one before it, or leaves out of
-    the reference; ``way`` is a :class:`tfopt.measure.turn_taking.Way` to train it by.
-    """
-
     changed: tuple[Transform, ...] = ()
     way: Any = None
 

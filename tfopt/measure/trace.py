@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
@@ -17,34 +16,27 @@ from tfopt.measure.targets import Target
 _WARM_EXECUTIONS, _TRACED_EXECUTIONS = 3, 10
 
 
-@dataclass(frozen=True)
-class TraceSteps:
-    """A task: train until the steps are warm, and leave a trace of some more in a folder."""
+def trace_steps(folder: str, job: Job, chain: Chain, pipe: Connection) -> None:
+    """Train without callbacks until the steps are warm; leave a trace of some more in a folder."""
+    import keras
+    import tensorflow as tf
 
-    folder: str
+    from tfopt.run import prepared
 
-    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> None:
-        """Train the job without its callbacks."""
-        import keras
-        import tensorflow as tf
+    ended, most = 0, _WARM_EXECUTIONS + _TRACED_EXECUTIONS
 
-        from tfopt.run import prepared
+    def execution_ends(batch: int, logs: object) -> None:
+        nonlocal ended
+        ended += 1
+        if ended == _WARM_EXECUTIONS:
+            tf.profiler.experimental.start(folder)
+        if ended == most:
+            tf.profiler.experimental.stop()
+            ready.model.stop_training = True
 
-        folder, ended = self.folder, 0
-
-        class Profiler(keras.callbacks.Callback):  # type: ignore[misc]
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                nonlocal ended
-                ended += 1
-                if ended == _WARM_EXECUTIONS:
-                    tf.profiler.experimental.start(folder)
-                if ended == _WARM_EXECUTIONS + _TRACED_EXECUTIONS:
-                    tf.profiler.experimental.stop()
-                    self.model.stop_training = True
-
-        with prepared(job.with_(callbacks=()), chain, endless=True) as ready:
-            most = _WARM_EXECUTIONS + _TRACED_EXECUTIONS  # an epoch has one at least
-            ready.train(callbacks=[Profiler()], epochs=most, validate=False)
+    with prepared(job.with_(callbacks=()), chain, endless=True) as ready:
+        callback = keras.callbacks.LambdaCallback(on_train_batch_end=execution_ends)
+        ready.train(callbacks=[callback], epochs=most, validate=False)  # one an epoch at least
 
 
 def trace(targets: Mapping[str, Target], folder: Path, display: Display) -> tuple[str, ...]:
@@ -53,7 +45,7 @@ def trace(targets: Mapping[str, Target], folder: Path, display: Display) -> tupl
     for name, target in targets.items():
         display.doing(f"tracing some steps: {name}")
         try:
-            carried_out(target, TraceSteps(str(folder.resolve() / name)))
+            carried_out(target, partial(trace_steps, str(folder.resolve() / name)))
         except Lost as lost:
             failed.append(f"The steps of {name} could not be traced: {lost}")
     return tuple(failed)

@@ -7,6 +7,7 @@ the training saw. So trainings run on all cores at once, and their scatter is th
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
-from tfopt.measure.targets import Variant
+from tfopt.measure.targets import Target
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import LEAST, Comparison, compare_crossed, compare_pairs, students_t
@@ -49,7 +50,7 @@ class Trainings:
 class Order:
     """One training to make: a variant with a seed."""
 
-    variant: Variant
+    variant: Target
     seed: int
     task: TrainWhole = TrainWhole()  # noqa: RUF009 (frozen)
 
@@ -84,7 +85,9 @@ def train(
             if not running:
                 return
             display.doing(f"training whole, {done + 1} of {len(orders)}")
-            order, child, begun = ended = _next_done(running)
+            looks = itertools.cycle(running)
+            wait_s = _LOOKED_EVERY_S / len(running)
+            order, child, begun = ended = next(o for o in looks if o[1].has_answered(wait_s))
             running.remove(ended)
             _note(found, order, child)
             name, lasted_s = order.variant.name, time.monotonic() - begun
@@ -93,13 +96,6 @@ def train(
     finally:
         for _, child, _ in running:
             child.end()
-
-
-def _next_done(running: Sequence[tuple[Order, Child, float]]) -> tuple[Order, Child, float]:
-    while True:
-        for each in running:
-            if each[1].has_answered(_LOOKED_EVERY_S / len(running)):
-                return each
 
 
 def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
@@ -116,7 +112,7 @@ def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
     found[name] = replace(before, done=tuple(done), notes=trained.notes)
 
 
-def trained_by(variant: Variant, variants: Sequence[Variant]) -> Variant:
+def trained_by(variant: Target, variants: Sequence[Target]) -> Target:
     """Return the variant that trains as this one does and makes a file of it; else itself.
 
     One that makes a file itself is trained for it.
@@ -195,17 +191,15 @@ def compare_trainings(
     def steps_to(training: Training) -> float:
         return training.steps_to(target) or math.inf
 
-    first, second = ([steps_to(each) * _examples(each) for each in side] for side in trained)
+    def examples_to(training: Training) -> float:
+        return steps_to(training) * training.readings[-1].examples / training.readings[-1].steps
+
+    first, second = (list(map(examples_to, side)) for side in trained)
     return {
         "steps_to_accuracy": compare_pairs(first, second),
         "whole": whole,
         "to_accuracy": seconds(steps_to),
     }
-
-
-def _examples(training: Training) -> float:
-    """Return the examples of a step."""
-    return training.readings[-1].examples / training.readings[-1].steps
 
 
 def _missed(trainings: Trainings, target: float) -> str | None:
@@ -246,7 +240,11 @@ def quality(reference: Trainings, variant: Trainings, max_drop: float) -> Qualit
             return f"with seed {pair[0].seed}: {no_before or no_after}"
         values.append((before, after))
     points = [100 * (own - other) for other, own in values]
-    half, mean = _half_width(points), statistics.fmean(points)
+    mean, half = statistics.fmean(points), 100.0
+    # One pair says nothing about the next; no interval narrower than the scale is honest.
+    if len(points) >= LEAST:
+        error = statistics.stdev(points) / math.sqrt(len(points))
+        half = max(students_t(len(points) - 1) * error, _POINTS_KEPT)
     return Quality(
         metric=metric,
         seeds=tuple(training.seed for training, _ in pairs),
@@ -257,11 +255,3 @@ def quality(reference: Trainings, variant: Trainings, max_drop: float) -> Qualit
         high=round(mean + half, 4),
         tolerance_points=max_drop,
     )
-
-
-def _half_width(points: Sequence[float]) -> float:
-    if len(points) < LEAST:
-        # One pair says nothing about the next; no interval narrower than the scale is honest.
-        return 100.0
-    error = statistics.stdev(points) / math.sqrt(len(points))
-    return max(students_t(len(points) - 1) * error, _POINTS_KEPT)

@@ -117,7 +117,7 @@ class TakeTurns:
     skip_if_idle: bool = False
     look: bool = False
 
-    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> None:
+    def __call__(self, job: Job, chain: Chain, pipe: Connection) -> None:
         """Train until the parent ends this process."""
         begun = time.perf_counter()
         with ExitStack() as stack:
@@ -201,10 +201,8 @@ def fill(part: Any, elements: int | None, limit_s: float = FILLS_S) -> bool:
 def _filled_s(ready: Prepared) -> float:
     """Return the seconds of the epoch that filled a cache; 0 without one, or where it is long."""
     part, begun = ready.train_input, time.perf_counter()
-    if not fills_a_cache(part):
-        return 0.0
-    full = fill(part, ready.facts.steps_per_epoch, _SHORT_FILL_S)
-    return time.perf_counter() - begun if full else 0.0
+    caches = fills_a_cache(part) and fill(part, ready.facts.steps_per_epoch, _SHORT_FILL_S)
+    return time.perf_counter() - begun if caches else 0.0
 
 
 def _rest(ready: Prepared) -> float:
@@ -304,8 +302,7 @@ class _Turns:
         self._begun = self._last = time.perf_counter()
 
     def _peaks(self) -> Peaks:
-        reasons: dict[str, str] = dict(self._no_gpu)
-        states: tuple[GpuState, ...] = ()
+        reasons, states = dict(self._no_gpu), tuple[GpuState, ...]()
         if self._sampler is not None:
             ends_s = self._sampler.take().at_s
             states = gpu_states(self._sampler.recording(self._sampled_from_s, ends_s))

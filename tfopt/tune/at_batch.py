@@ -27,22 +27,18 @@ from tfopt.run import Prepared, prepared
 _LOOKS_EVERY_S = 0.02
 
 
-@dataclass(frozen=True)
-class LookAtJob:
-    """Tell the facts of a job; nothing is trained, since its own batch may be too large."""
-
-    def carry_out(self, job: Job, chain: Chain, pipe: Connection) -> JobFacts:
-        """Build the job, and refuse a model that takes one batch size only."""
-        with prepared(job, chain, endless=True) as ready:
-            shapes = [each.shape for each in getattr(ready.model, "inputs", None) or ()]
-            fixed = {shape[0] for shape in shapes if shape and shape[0] is not None}
-            if fixed:
-                raise UserError(
-                    f"The model {ready.model.name!r} takes batches of {min(fixed)} only.",
-                    expected="a model whose batch is not fixed: keras.Input(shape)",
-                    fix="leave batch_size and batch_shape out of keras.Input",
-                )
-            return facts_of(ready)
+def look_at_job(job: Job, chain: Chain, pipe: Connection) -> JobFacts:
+    """Return the facts of a job, whose own batch may be too large to train; refuse a fixed one."""
+    with prepared(job, chain, endless=True) as ready:
+        shapes = [each.shape for each in getattr(ready.model, "inputs", None) or ()]
+        fixed = {shape[0] for shape in shapes if shape and shape[0] is not None}
+        if fixed:
+            raise UserError(
+                f"The model {ready.model.name!r} takes batches of {min(fixed)} only.",
+                expected="a model whose batch is not fixed: keras.Input(shape)",
+                fix="leave batch_size and batch_shape out of keras.Input",
+            )
+        return facts_of(ready)
 
 
 @dataclass(frozen=True)

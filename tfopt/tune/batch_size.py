@@ -21,13 +21,13 @@ from tfopt.job.job import Job
 from tfopt.job.transform import Transform, as_chain
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
-from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
+from tfopt.measure.engine import Engine, compared, copies, timed_process
 from tfopt.measure.job_facts import RULES, JobFacts
-from tfopt.measure.targets import Target, Variant, plain_arguments, reference_of
+from tfopt.measure.targets import Target, plain_arguments, reference_of
 from tfopt.report import format as fmt
 from tfopt.report.statistics import Comparison
 from tfopt.train.learning_rate import scaled_learning_rate
-from tfopt.tune.at_batch import AtBatch, LookAtJob
+from tfopt.tune.at_batch import AtBatch, look_at_job
 
 _MULTIPLE = 8  # tensor cores want such batches
 _ENDLESS = 1 << 40
@@ -78,7 +78,7 @@ def find_batch_size(
         raise UserError("budget_s must be a number above 0.", received=repr(budget_s))
     ends_s = time.monotonic() + budget_s
     try:
-        facts: JobFacts = carried_out(target, LookAtJob())
+        facts: JobFacts = carried_out(target, look_at_job)
     except Lost as lost:
         raise UserError("The job cannot be built.", received=str(lost)) from lost
     sizes = _sizes(facts, at_most)
@@ -156,9 +156,14 @@ class _Search:
             with Engine(self.display) as engine:
                 (candidate,) = engine.admit([self._variant(size)])
                 engine.take_rounds([candidate], _TRIAL_ROUNDS)
-            found = self.tried[size] = _outcome(size, candidate)
-            if found.passed:
-                self.display.say(f"batch {size:,}: trains, {found.examples_per_s:,.0f} examples/s")
+            if candidate.out:
+                reason = shorten(candidate.out, _LONGEST_REASON, placeholder=" [...]")
+                self.tried[size] = Tried(size, reason)
+                continue
+            timed = timed_process(candidate)
+            peak_mib = timed.gpu_peak_mib or timed.host_peak_mib
+            found = self.tried[size] = Tried(size, None, peak_mib, timed.step_ms)
+            self.display.say(f"batch {size:,}: trains, {found.examples_per_s:,.0f} examples/s")
 
     def race(self) -> None:
         """Measure the largest and the fastest again, where memory has room for both at once."""
@@ -180,9 +185,8 @@ class _Search:
                 step_ms = 1000 * size * sum(each.example_s() for each in own) / len(own)
                 self.tried[size] = replace(self.tried[size], step_ms=step_ms, processes=len(own))
 
-    def _variant(self, size: int) -> Variant:
-        way = replace(self.way, batch=size)
-        return Variant(**{**vars(self.target), "name": f"batch {size:,}"}, way=way)
+    def _variant(self, size: int) -> Target:
+        return replace(self.target, name=f"batch {size:,}", way=replace(self.way, batch=size))
 
     def found(self) -> BatchSizes:
         """Return the result."""
@@ -199,14 +203,6 @@ class _Search:
             )
         job, chain = self.target.job, repr(self.target.chain)
         return BatchSizes(job, chain, self.facts, limit_mib, tried, self.comparison, self.stopped)
-
-
-def _outcome(size: int, candidate: Candidate) -> Tried:
-    """Return what came of a trial."""
-    if candidate.out:
-        return Tried(size, shorten(candidate.out, _LONGEST_REASON, placeholder=" [...]"))
-    timed = timed_process(candidate)
-    return Tried(size, None, timed.gpu_peak_mib or timed.host_peak_mib, timed.step_ms)
 
 
 # The result.
@@ -296,7 +292,8 @@ class BatchSizes:
     @property
     def fastest(self) -> int:
         """Return the one with most examples a second, of those measured again where some were."""
-        return self._fastest.batch
+        again = [each for each in self.tried if each.passed and each.processes]
+        return max(again or self.tried, key=lambda each: each.examples_per_s).batch
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -331,17 +328,11 @@ class BatchSizes:
         return json.dumps(content, indent=1, allow_nan=False)
 
     @property
-    def _fastest(self) -> Tried:
-        again = [each for each in self.tried if each.passed and each.processes]
-        return max(again or self.tried, key=lambda each: each.examples_per_s)
-
-    @property
     def _speed(self) -> str:
         if self.fastest == self.largest:
             return "It is the fastest as well."
-        words = (
-            f"The fastest is {self.fastest:,}, with {self._fastest.examples_per_s:,.0f} examples/s"
-        )
+        (fastest,) = (each for each in self.tried if each.batch == self.fastest)
+        words = f"The fastest is {fastest.batch:,}, with {fastest.examples_per_s:,.0f} examples/s"
         if self.comparison is None:
             return f"{words}, measured once: no difference from the largest is certain."
         if self.comparison.verdict != "faster":

@@ -46,7 +46,14 @@ def target_of_model(
     model: Any, data: Any, test: Any, settings: Mapping[str, Any]
 ) -> Iterator[tuple[Target, str]]:
     """Write a model and its data to a folder, gone afterwards; yield the target and a remark."""
-    _require_compiled(model, data, settings)
+    require_compiled(model, "tune")
+    missing = "data" if data is None else "epochs" if settings["epochs"] is None else None
+    if missing is not None:
+        raise UserError(
+            f"tune(model, ...) needs {missing}.",
+            expected="tune(model, (x, y), epochs=10, test=(x_test, y_test))",
+            received=f"no {missing}",
+        )
     _require_free_gpu()
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
         place = Path(folder)
@@ -58,17 +65,6 @@ def target_of_model(
         given = {name: value for name, value in settings.items() if value is not None}
         target = Target(model.name, f"{__name__}:job", arguments={"folder": folder, **given})
         yield target, SAVED_AS_BATCHES if batches[0] else ""
-
-
-def _require_compiled(model: Any, data: Any, settings: Mapping[str, Any]) -> None:
-    require_compiled(model, "tune")
-    if data is None or settings["epochs"] is None:
-        missing = "data" if data is None else "epochs"
-        raise UserError(
-            f"tune(model, ...) needs {missing}.",
-            expected="tune(model, (x, y), epochs=10, test=(x_test, y_test))",
-            received=f"no {missing}",
-        )
 
 
 def _require_free_gpu() -> None:

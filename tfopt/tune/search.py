@@ -33,21 +33,13 @@ from tfopt.measure.engine import (
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rows import Row
 from tfopt.measure.scores import READINGS, TrainWhole
-from tfopt.measure.targets import Target, Variant
+from tfopt.measure.targets import Target
 from tfopt.measure.trainings import Order, Trainings, quality, train
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.memory_message import is_lack_of_memory
-from tfopt.tune.space import (
-    Changes,
-    Rate,
-    narrowed,
-    neighbours,
-    singles,
-    space_for,
-    together,
-)
+from tfopt.tune.space import Changes, Rate, narrowed, neighbours, singles, space_for, together
 
 Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 
@@ -92,11 +84,6 @@ class Trial:
         """Return whether it has a process that takes turns in races."""
         return self.racer is not None and self.racer.alive
 
-    def fall_behind(self, leader: Trial) -> None:
-        """Note by how much it was behind in a race."""
-        speed = leader.value / self.value
-        self.beaten = f"{speed:.2f}\N{MULTIPLICATION SIGN} the speed of {leader.setting}"
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -122,7 +109,8 @@ class Search:
         self.untried: list[Changes] = []
         self.confirmed: Comparison | None = None
         self.quality: Quality | str = ""
-        self.began = time.monotonic()
+        self._began = time.monotonic()
+        self._ends = self._began + wanted.budget_s
         self.facts: JobFacts
         self._engine = engine
         self._display = display
@@ -151,11 +139,11 @@ class Search:
     def _look(self) -> None:
         """Start the job as it is, and decide what can be tried."""
         wanted, engine = self.wanted, self._engine
-        variant = Variant(REFERENCE, wanted.target.job, Chain(), wanted.target.arguments)
+        variant = Target(REFERENCE, wanted.target.job, Chain(), wanted.target.arguments)
         self.plain = self.chosen = self.best = Trial(Changes(), Row(variant))
         self.trials[self.plain.setting] = self.plain
         (self.plain.racer,) = engine.admit([variant], look=True)
-        self.plain.row.take(self.plain.racer)
+        self.plain.row.take(self.plain.racer, engine)
         ready = self.plain.racer.ready
         self._require_plain()
         assert ready is not None
@@ -194,19 +182,10 @@ class Search:
                 f"{self._trainings_s(2):.0f} s, more than {_TRAININGS_SHARE:.0%} of the budget"
             )
         if why is not None:
-            self._remark(
-                f"{why}: only what trains the same weights is tried; seeds=0 tries all, "
-                "unconfirmed."
-            )
+            why += ": only what trains the same weights is tried; seeds=0 tries all, unconfirmed."
+            self.remarks.append(why)
+            self._display.say(why)
         return why is None
-
-    def _remark(self, text: str) -> None:
-        self.remarks.append(text)
-        self._display.say(text)
-
-    @property
-    def _ends(self) -> float:
-        return self.began + self.wanted.budget_s
 
     def _trainings_s(self, count: float) -> float:
         """Return about how long so many whole trainings of the job take, several at a time."""
@@ -284,7 +263,7 @@ class Search:
         near = [
             each
             for each in neighbours(self.best.setting, self.space)
-            if not any(each.contains(harm) for harm in harms)
+            if not any(harm.made.items() <= each.made.items() for harm in harms)
         ]
         gains = {t.setting: t.value for t in alone}
 
@@ -334,7 +313,7 @@ class Search:
             quick = min(self.best.value, 1.0) * (self.wanted.seeds + 1)
             follows += self._trainings_s(self.wanted.seeds + quick)
         share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), _MOST_RACES)
-        return self.began + share * self.wanted.budget_s
+        return self._began + share * self.wanted.budget_s
 
     @property
     def _final_s(self) -> float:
@@ -382,12 +361,8 @@ class Search:
         return found
 
     def _take(self, trial: Trial, candidate: Candidate) -> None:
-        """Add a process to a trial; one that has other data ends."""
-        trial.row.take(candidate)
-        if trial.row.status != "failed" or not candidate.alive:
-            return
-        self._engine.dismiss([candidate])
-        if trial is self.plain:
+        trial.row.take(candidate, self._engine)
+        if trial is self.plain and trial.row.status == "failed" and not candidate.out:
             raise UserError(
                 "The job is another one in each process.",
                 expected="the same data each time it is made",
@@ -395,10 +370,10 @@ class Search:
                 fix="draw the data by a seed",
             )
 
-    def _variant(self, setting: Changes) -> Variant:
+    def _variant(self, setting: Changes) -> Target:
         target = self.wanted.target
         chain = setting.chain(self.facts)
-        return Variant(str(setting), target.job, chain, target.arguments, chain.parts)
+        return Target(str(setting), target.job, chain, target.arguments, chain.parts)
 
     def _trial(self, setting: Changes) -> Trial:
         return self.trials.setdefault(
@@ -422,9 +397,8 @@ class Search:
             leader = min(racing, key=lambda each: each.value)
             for each in list(racing):
                 if each.value > behind * leader.value and each not in (self.plain, self.best):
-                    each.fall_behind(leader)
                     racing.remove(each)
-                    self._drop(each)
+                    self._drop(each, leader)
         if leader is not self.best and leader.value < _GAIN * self.best.value:
             if self.best is not self.plain:
                 self._drop(self.best)
@@ -433,8 +407,7 @@ class Search:
             self._display.say(f"best so far: {leader.setting}, {speed}")
         for each in racing:
             if each not in (self.plain, self.best):
-                each.fall_behind(self.best)
-                self._drop(each)
+                self._drop(each, self.best)
 
     def _rate(self, trials: Sequence[Trial], first: int) -> None:
         """Note the values of those that race, over the rounds since ``first`` that all were in."""
@@ -450,8 +423,11 @@ class Search:
                     speed = f"{1 / trial.value:.2f} times as fast"
                     trial.row.notes = (f"raced by one process: about {speed}",)
 
-    def _drop(self, trial: Trial) -> None:
-        """End the process of a race; what it measured stays in its row."""
+    def _drop(self, trial: Trial, leader: Trial | None = None) -> None:
+        """End the process of a race, who may be behind; what it measured stays in its row."""
+        if leader is not None:
+            speed = leader.value / trial.value
+            trial.beaten = f"{speed:.2f}\N{MULTIPLICATION SIGN} the speed of {leader.setting}"
         if trial.racer is not None:
             self._engine.dismiss([trial.racer])
 
@@ -502,7 +478,7 @@ class Search:
             self._train([self.plain, each], seeds=list(range(1, self.wanted.seeds)))
             each.lost = self._loses(each, 1, first) or ""
             if not each.lost:
-                self.quality = quality(*self._pair(each, first), self.wanted.max_drop)
+                self.quality = self._quality(each, first)
                 for other in good:
                     if other is not each:
                         other.lost = other.lost or "another learning rate was better"
@@ -528,17 +504,17 @@ class Search:
     def _known(self, trial: Trial) -> Trainings:
         return self._trainings.get(trial.row.variant.name, Trainings())
 
-    def _pair(self, trial: Trial, first: int = 0) -> tuple[Trainings, Trainings]:
-        """Return the trainings of the job as it is and of a trial, from a seed on."""
+    def _quality(self, trial: Trial, first: int = 0) -> Quality | str:
+        """Compare the trainings of a trial and of the job as it is, from a seed on."""
         plain, own = (
             replace(known, done=tuple(each for each in known.done if each.seed >= first))
             for known in (self._known(self.plain), self._known(trial))
         )
-        return plain, own
+        return quality(plain, own, self.wanted.max_drop)
 
     def _loses(self, trial: Trial, times: float, first: int = 0) -> str | None:
         """Return what whole trainings say against a trial, or None."""
-        found = quality(*self._pair(trial, first), self.wanted.max_drop)
+        found = self._quality(trial, first)
         if isinstance(found, str):
             return f"its quality is not known: {found}"
         if found.points < -self.wanted.max_drop * times:
@@ -548,11 +524,11 @@ class Search:
     def _promise(self, trial: Trial) -> float:
         """Return what is best small of several learning rates: the steps to the accuracy, or what
         the accuracy lacks."""
-        plain, own = self._pair(trial)
+        first = self._known(trial).done[0]
         if self.wanted.objective != "time-to-accuracy":
-            return -(own.done[0].test_accuracy or 0.0)
-        target = lowest_final_accuracy(plain.done)
-        steps = own.done[0].steps_to(target) if target is not None else None
+            return -(first.test_accuracy or 0.0)
+        target = lowest_final_accuracy(self._known(self.plain).done)
+        steps = first.steps_to(target) if target is not None else None
         return math.inf if steps is None else steps
 
     # The final.

@@ -60,26 +60,21 @@ class Changes:
 
     def __str__(self) -> str:
         """Return the changes as the report names them: "batch_size 128, jit_compile False"."""
-        given = (f"{name} {value}" for name, value in self.changes(Changes()))
+        given = (f"{name} {value}" for name, value in self.made.items())
         return ", ".join(given) or "the job as it is"
 
-    def changes(self, other: Changes) -> Iterator[tuple[str, Any]]:
-        """Yield the fields in which this setting differs from another, with its values."""
-        for name, value in asdict(self).items():
-            if getattr(other, name) != value:
-                yield name, value
+    @property
+    def made(self) -> dict[str, Any]:
+        """Return what it changes of the job, by setting."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def alone(self) -> list[Changes]:
         """Return each change of the job by itself."""
-        return [Changes(**{name: value}) for name, value in self.changes(Changes())]
-
-    def contains(self, part: Changes) -> bool:
-        """Return whether all changes of another setting are among these."""
-        return all(getattr(self, name) == value for name, value in part.changes(Changes()))
+        return [Changes(**{name: value}) for name, value in self.made.items()]
 
     def trains_as(self, other: Changes) -> bool:
         """Return whether two settings differ only in what trains the same weights."""
-        return all(name in EXACT for name, _ in self.changes(other))
+        return all(name in EXACT for name, _ in self.made.items() ^ other.made.items())
 
     def chain(self, seen: JobFacts) -> Chain:
         """Return the transforms that make these changes."""
@@ -237,5 +232,5 @@ def neighbours(setting: Changes, space: Mapping[str, Sequence[Any]]) -> list[Cha
 
 def together(first: Changes, second: Changes) -> Changes | None:
     """Return both changes as one; None where they set the same field."""
-    own, other = (dict(each.changes(Changes())) for each in (first, second))
-    return None if own.keys() & other.keys() else Changes(**own, **other)
+    shared = first.made.keys() & second.made.keys()
+    return None if shared else Changes(**first.made, **second.made)

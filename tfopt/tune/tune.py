@@ -88,7 +88,7 @@ def tune(
     require_max_drop(max_drop)
     with ExitStack() as stack:
         display = stack.enter_context(Display(verbose=verbose))
-        if _is_model(job):
+        if hasattr(job, "fit") and hasattr(job, "compile"):
             from tfopt.tune.given_model import target_of_model
 
             settings = {"epochs": epochs, "batch_size": batch_size}
@@ -104,10 +104,6 @@ def tune(
             search.remarks.append(remark)
         search.run()
         return tuned(search, engine)
-
-
-def _is_model(job: object) -> bool:
-    return hasattr(job, "fit") and hasattr(job, "compile")
 
 
 def _require_job_alone(**given: Any) -> None:
