@@ -20,10 +20,11 @@ from tfopt.measure.bench import compare_served
 from tfopt.measure.children import Lost
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.scores import Trained, TrainWhole
-from tfopt.measure.turn_taking import Peaks, Ready, Turn
+from tfopt.measure.turn_taking import Ready, Turn
 from tfopt.monitor.nvml import GpuMemory
 from tfopt.report.serving import Footprint, Footprints
 from tfopt.report.training import Reading
+from tfopt.tune.at_batch import look_at_job
 
 FACTS = JobFacts(
     replicas=1,
@@ -47,7 +48,7 @@ FACTS = JobFacts(
     tested=True,
 )
 DATA = "toy (10,000 examples)"
-MODULES = ("measure.engine", "measure.bench", "measure.trainings", "tune.search")
+MODULES = ("measure.engine", "measure.bench", "measure.trainings", "tune.search", "tune.batch_size")
 FILE = {"artefact": "model_int8.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
 
 
@@ -121,6 +122,8 @@ class MadeChild:
     def __init__(self, machine, target, task, *, seed=None):
         self.machine, self.target, self.task, self.seed = machine, target, task, seed
         self.asked = settings(target.chain)
+        if target.way is not None:  # of a search for a batch
+            self.asked["batch_size"] = target.way.batch
         self.pid = len(machine.children)
         self.ready = self.stopped = self.ended = False
         self.turns, self.heard = 0, []
@@ -146,6 +149,9 @@ class MadeChild:
         assert not self.ended
         self.patience = timeout_s
         self.machine.before(self)
+        if self.task is look_at_job:
+            self.machine.now += self.machine.start_s
+            return self.machine.facts
         if isinstance(self.task, TrainWhole):
             return self._trained()
         if getattr(self.task, "func", None) is compare_served:
@@ -199,7 +205,11 @@ class MadeChild:
         lasted_s = seconds + execution * step_s
         machine.now += lasted_s
         reasons = dict.fromkeys(("gpu_peak_mib", "energy_per_example_j"), NOT_ASKED)
-        peaks = Peaks(500.0 + self.asked.get("batch_size", 32), None, None, (), reasons)
+        peaks = {
+            "host_peak_mib": 500.0 + self.asked.get("batch_size", 32),
+            **dict.fromkeys(reasons),
+        }
+        peaks |= {"gpus": (), "unavailable": reasons}
         return Turn(counted * execution, seconds, lasted_s, peaks)
 
     def _trained(self):

@@ -22,6 +22,12 @@ BUILD = {
 }
 
 
+def test_what_tensorflow_was_built_for_is_known_without_loading_it():
+    import tensorflow as tf
+
+    assert gpus.tensorflow_build() == dict(tf.sysconfig.get_build_info())
+
+
 @pytest.fixture
 def driver(stand_in_driver, monkeypatch):
     """Two GPUs that also answer capability and mode."""

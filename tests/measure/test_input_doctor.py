@@ -11,10 +11,7 @@ import tensorflow as tf
 from tfopt import Data, Distribute, Job, Pipeline, chain
 from tfopt.commands.cli import main
 from tfopt.measure.engine import Engine
-from tfopt.measure.input_doctor import (
-    StageTime,
-    judged,
-)
+from tfopt.measure.input_doctor import StageTime, judged
 from tfopt.measure.input_ways import Changed, Drained, Resident
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import fill
@@ -92,20 +89,14 @@ def test_quick_batches_that_nothing_prefetches_are_blamed_unless_no_change_helps
 
 
 def test_the_remedy_is_what_brings_most_with_the_fewest_changes():
-    several = [
-        (changed("parallel_map"), 0.6),
-        (changed("cache"), 0.3),
-        (changed("parallel_map", "cache"), 0.298),
-    ]
+    several = [(changed("parallel_map"), 0.6), (changed("cache"), 0.3)]
+    several.append((changed("parallel_map", "cache"), 0.298))
     found = seen(stages=[READ, COMPUTED], tried=several)
     assert found.remedy == ("cache",)
     assert found.chain == chain()
     assert "Do: cache() behind the last stage" in str(found)
-    together = [
-        (changed("parallel_map"), 0.6),
-        (changed("prefetch"), 0.7),
-        (changed("parallel_map", "prefetch"), 0.4),
-    ]
+    together = [(changed("parallel_map"), 0.6), (changed("prefetch"), 0.7)]
+    together.append((changed("parallel_map", "prefetch"), 0.4))
     found = seen(stages=[READ, COMPUTED], tried=together)
     assert set(found.remedy) == {"parallel_map", "prefetch"}
     for words in ("with parallel_map and prefetch: 0.4", "num_parallel_calls=tf.data.AUTOTUNE"):
@@ -146,12 +137,7 @@ def build():
 def job(train=None, **settings):
     if train is None:
         train = tf.data.Dataset.from_tensor_slices((X, X)).map(lambda x, y: (x, y)).batch(16)
-    return Job(
-        build=build,
-        data=lambda: Data(train=train),
-        compile=lambda: COMPILED,
-        **settings,
-    )
+    return Job(build=build, data=lambda: Data(train=train), compile=lambda: COMPILED, **settings)
 
 
 class Examples(keras.utils.PyDataset):

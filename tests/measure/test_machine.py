@@ -35,15 +35,12 @@ def reading(**changes):
     return GpuReading(**{**values, **changes})
 
 
-def recorded(*moments, missing=None, host=800.0):
+def recorded(*moments, missing=None):
     """``moments``: of each sample, the readings of all GPUs."""
-    samples = tuple(
-        Sample(100.0 + n / 2, HostReading(rss_mib=host), tuple(gpus))
-        for n, gpus in enumerate(moments)
-    )
-    count = len(moments[0]) if moments else 0
-    gpus = tuple(SampledGpu(f"GPU-{n}", "Made", missing or {}) for n in range(count))
-    return Recording(samples, gpus, None if gpus else "no GPU is in use")
+    host = HostReading(rss_mib=800.0)
+    samples = tuple(Sample(100.0 + n / 2, host, tuple(gpus)) for n, gpus in enumerate(moments))
+    gpus = (SampledGpu(f"GPU-{n}", "Made", missing or {}) for n in range(len(moments[0])))
+    return Recording(samples, tuple(gpus), None)
 
 
 def test_a_state_is_the_mean_the_median_or_the_highest():

@@ -11,13 +11,10 @@ import tfopt
 from tfopt.measure import provenance
 from tfopt.measure.provenance import (
     MASKED,
-    cpu_flags,
-    cpu_model,
     git_state,
     package_versions,
     read_provenance,
     relevant_variables,
-    tensorflow_build,
 )
 from tfopt.report.bench_report import Provenance
 
@@ -48,13 +45,9 @@ def test_the_provenance_of_this_process(monkeypatch, tmp_path):
     assert 0.1 < found.memory_gib < 100_000
     assert found.variables["XLA_FLAGS"] == "--xla_dump_to=x"
     assert found.git is None
-
-
-def test_the_processor_has_a_name_and_flags_that_the_system_lists():
-    assert cpu_model()
-    listed = Path("/proc/cpuinfo").read_text().split()
-    assert set(cpu_flags()) <= set(listed)
-    assert {flag for flag in ("avx2", "fma", "asimd") if flag in listed} <= set(cpu_flags())
+    assert found.cpu
+    listed, flags = Path("/proc/cpuinfo").read_text().split(), set(found.cpu_flags)
+    assert {flag for flag in ("avx2", "fma", "asimd") if flag in listed} <= flags <= set(listed)
 
 
 @needs_git
@@ -107,12 +100,6 @@ def test_variables_that_matter_are_kept_and_secrets_are_masked():
     kept = relevant_variables({**plain, **secret, **proxy, **others})
     assert kept == {**plain, **dict.fromkeys([*secret, *proxy], MASKED)}
     assert list(kept) == sorted(kept)
-
-
-def test_what_tensorflow_was_built_for_is_known_without_loading_it():
-    import tensorflow as tf
-
-    assert tensorflow_build() == dict(tf.sysconfig.get_build_info())
 
 
 def test_stand_in_the_driver_is_named(stand_in_driver, monkeypatch, tmp_path):

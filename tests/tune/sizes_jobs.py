@@ -10,23 +10,6 @@ from tfopt import Data, Job
 from tfopt.measure.job_facts import JobFacts
 
 
-def wide() -> Job:
-    """Some 8 MiB of activations an example."""
-
-    def build():
-        inputs = keras.Input((16,))
-        x = layers.RepeatVector(1 << 15)(layers.Dense(16)(inputs))
-        for _ in range(3):
-            x = layers.Activation("tanh")(x)
-        return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
-
-    def data():
-        x, y = np.ones((512, 16), "float32"), np.ones((512, 1), "float32")
-        return Data(train=(x, y), validation=(x[:64], y[:64]))
-
-    return Job(build=build, data=data, compile=plain, batch_size=64)
-
-
 def plain():
     return {"optimizer": "adam", "loss": "mse", "jit_compile": False}
 

@@ -1,9 +1,5 @@
 """A job with another batch: what asks for batches asks for the new ones; what cannot is named."""
 
-import os
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -89,13 +85,3 @@ def test_a_batch_of_the_validation_is_evaluated(monkeypatch):
 def test_what_takes_one_batch_only_is_named():
     with pytest.raises(UserError, match="takes batches of 10 only"):
         seen(job(build=lambda: build(10), batch_size=10))
-
-
-def test_a_process_beyond_its_limit_ends_itself_with_the_reason():
-    code = "from tfopt.tune.at_batch import end_above; end_above(10)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=60, check=False, env=os.environ,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.endswith("MiB, more than the 10 MiB it may\n")

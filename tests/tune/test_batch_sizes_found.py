@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import pytest
 from sizes_jobs import facts
 
 from tfopt.report.statistics import Comparison
@@ -62,14 +61,11 @@ def test_text_and_json_say_the_same():
     assert content["tried"][4]["examples_per_s"] is None
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "rate", "words"),
-    [
+def test_advice_on_the_learning_rate():
+    for optimizer, rate, words in (
         ("SGD", 0.1, "0.4 by the linear rule"),
         ("AdamW", 0.001, "0.002 by the sqrt rule"),
         ("Adam", None, "the peak of its schedule times 2"),
         ("Ftrl", 0.1, "no rule is known for Ftrl"),
-    ],
-)
-def test_advice_on_the_learning_rate(optimizer, rate, words):
-    assert rate_for(optimizer, rate, tuned=32, batch=128).startswith(words)
+    ):
+        assert rate_for(optimizer, rate, tuned=32, batch=128).startswith(words)

@@ -63,16 +63,13 @@ def test_arrays_and_the_model_come_back_as_they_are():
     assert arguments["steps_per_execution"] == 2
 
 
-def test_a_dataset_comes_back_batch_by_batch_and_its_cost_is_said_not_to_be_measured():
+def test_a_dataset_comes_back_batch_by_batch_and_a_source_as_a_source(tmp_path):
     with target_of_model(model(), batches(), None, SETTINGS) as (target, remark):
         data = resolve_job(target.job, dict(target.arguments)).data()
         found = [x.numpy() for x, _ in data.train]
     assert remark == SAVED_AS_BATCHES
     np.testing.assert_array_equal(np.stack(found), X.reshape(4, 16, 6))
     assert data.test is None
-
-
-def test_a_source_comes_back_as_a_source(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("a,y\n" + "1.0,0\n2.0,1\n" * 8)
     source = tfopt.data.Csv(str(path), label="y")

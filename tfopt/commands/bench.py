@@ -119,15 +119,13 @@ def _plan(
 ) -> BenchPlan:
     from tfopt.measure.bench_plan import BUDGET_S, QUICK_S, BenchPlan
 
-    budget_s = options.budget
-    if budget_s is None:
-        budget_s = QUICK_S if options.quick else BUDGET_S
+    usual_s = QUICK_S if options.quick else BUDGET_S
     return BenchPlan(
         title=" against ".join(target.name for target in targets),
         command=command,
         kind=kind,
         targets=targets,
-        budget_s=budget_s,
+        budget_s=usual_s if options.budget is None else options.budget,
         quick=options.quick,
         whole=options.whole,
         seeds=options.seeds,

@@ -18,13 +18,9 @@ its reference, variant by variant.
 
 With --max-slowdown the exit code says whether B is slower than allowed, for continuous
 integration. A regression is an interval of 95 % that lies above the limit as a whole; a pass one
-that lies at or below it as a whole; anything else is inconclusive. With several variants the worst
-decides. A variant of A that has no figures in B is not comparable; where B was interrupted, what
-would pass is inconclusive.
-
-What the machine itself did between two measurements is in no interval. Where runners differ,
-measure both states in one run on one machine (`tfopt bench --only BASE NEW`) and give the one
-report: its processes took turns.
+that lies at or below it as a whole; anything else is inconclusive. The worst variant decides.
+Where runners differ, measure both states in turns (`tfopt bench --only BASE NEW`) and give the
+one report.
 """
 _CODES = """\
 exit codes:
@@ -82,10 +78,13 @@ def share(text: str) -> float:
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
     from tfopt.measure.compare import Named, compare_one, compare_two, judge, worst_of
+    from tfopt.report.bench_report import read_bench_report
     from tfopt.report.compared import as_markdown, as_terminal_text
+    from tfopt.report.format import one_line
     from tfopt.report.markdown import item
 
-    named = [Named.read(path) for path in (options.first, options.second) if path is not None]
+    paths = [path for path in (options.first, options.second) if path is not None]
+    named = [Named(one_line(str(path)), read_bench_report(path)) for path in paths]
     found = compare_two(*named) if len(named) == 2 else compare_one(*named)
     compared = any(line.comparison is not None for line in found.lines)
     code, judged, lines = arguments.PASS if compared else arguments.NOT_COMPARABLE, {}, []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from typing import Any
 
 from tfopt.commands import arguments
@@ -103,7 +104,6 @@ def setting_values(text: str) -> tuple[str, list[Any]]:
 
 
 def _value(text: str) -> Any:
-    try:
+    with suppress(json.JSONDecodeError):
         return json.loads(text.lower() if text in ("True", "False") else text)
-    except json.JSONDecodeError:
-        return text
+    return text

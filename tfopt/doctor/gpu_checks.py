@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
 
 from tfopt.doctor.check import Check, Subject, Verdict
 from tfopt.files import text_of
-from tfopt.measure.provenance import tensorflow_build
 from tfopt.monitor.nvml import (
     DeviceFacts,
     device_facts,
@@ -102,6 +105,15 @@ def _unusable(number: int, gpu: DeviceFacts) -> Iterator[Check]:
         text = f"GPU {number} ({gpu.name}): its compute mode forbids computations"
         fix = f"nvidia-smi -i {number} -c 0 (as root)"
         yield Check("gpu", "compute mode", "failure", text, (), fix)
+
+
+def tensorflow_build() -> dict[str, Any]:
+    """Return what TensorFlow was built with, without loading it; empty where it is not told."""
+    for package in ("tensorflow", "tensorflow-cpu"):
+        with suppress(PackageNotFoundError, OSError, KeyError):
+            path = distribution(package).locate_file("tensorflow/python/platform/build_info.py")
+            return dict(runpy.run_path(str(path))["build_info"])
+    return {}
 
 
 def capability(subject: Subject) -> Iterable[Check]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tfopt.errors import UserError
 from tfopt.report import format as fmt
-from tfopt.report.bench_report import KEPT, BenchReport, VariantReport, read_bench_report
+from tfopt.report.bench_report import KEPT, BenchReport, VariantReport
 from tfopt.report.compared import Difference, LeftOut, Line, Presence, Side, SideBySide
 from tfopt.report.statistics import LEAST, compare_apart
 from tfopt.report.timed_process import TimedProcess
@@ -25,10 +24,8 @@ NOT_IN_THE_INTERVAL = (
     "machine of the same kind) is not in the intervals; `tfopt bench --only BASE NEW` measures "
     "both in turns on one machine, and `tfopt compare` takes its one report."
 )
-Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]
-# From the best to the worst.
-OUTCOMES: tuple[Outcome, ...] = ("pass", "inconclusive", "not comparable", "regression")
-_MEMORY, _ABSENT = "memory, GiB", "no such variant"
+Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]  # the worst is last
+_MEMORY = "memory, GiB"
 _SAME_MEMORY_WITHIN = 0.05
 # What is compared, what only looks on while it runs, and variables that choose among GPUs (told by
 # their names) or what is logged.
@@ -48,11 +45,6 @@ class Named:
 
     name: str
     report: BenchReport
-
-    @staticmethod
-    def read(path: Path) -> Named:
-        """Return the report in a file or a folder."""
-        return Named(fmt.one_line(str(path)), read_bench_report(path))
 
     @property
     def side(self) -> Side:
@@ -116,7 +108,9 @@ def _beside(
         reasons = []
         for side, each in ((first, a), (second, b)):
             if each is None or each.status != "measured":
-                why = f"{each.status.replace('_', ' ')}: {each.reason}" if each else _ABSENT
+                why = (
+                    f"{each.status.replace('_', ' ')}: {each.reason}" if each else "no such variant"
+                )
                 reasons.append(f"{side.name}: {fmt.one_line(why)}")
         if a is not None and b is not None and not reasons:
             lines.append(line(a, b))
@@ -163,7 +157,7 @@ def judge(found: SideBySide, limit: float) -> dict[str, Outcome]:
 
 def worst_of(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the worst; where nothing was judged, nothing was compared."""
-    return max(outcomes, key=OUTCOMES.index, default="not comparable")
+    return max(outcomes, key=get_args(Outcome).index, default="not comparable")
 
 
 def _outcome(line: Line, limit: float, second: Side) -> Outcome:

@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _DRAWN_A_SECOND = 2
 
 
-class Display:
+class Display(Progress):
     """A progress line for what runs, and a line for what is done; nothing unless ``verbose``."""
 
     def __init__(self, *, verbose: bool = True) -> None:
-        self._console = Console(quiet=not verbose)
-        self._said = ""
-        self._progress = Progress(
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
-            console=self._console,
+            console=Console(quiet=not verbose),
             transient=True,
             refresh_per_second=_DRAWN_A_SECOND,
             disable=not verbose,
         )
-        self._task = self._progress.add_task("", total=None, left="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._said = ""
+        self._line = self.add_task("", total=None, left="")
 
     def doing(self, what: str, left_s: float | None = None) -> None:
         """Show what runs now, and the seconds it takes from here."""
         left = "" if left_s is None else f"{_duration(left_s)} left"
         if what != self._said:
             self._said = what
-            self._progress.reset(self._task, description=what.replace("[", r"\["), left=left)
-            if not self._console.is_terminal:
+            self.reset(self._line, description=what.replace("[", r"\["), left=left)
+            if not self.console.is_terminal:
                 self.say(f"{what}{f', {left}' if left else ''} ...")
         else:
-            self._progress.update(self._task, left=left)
+            self.update(self._line, left=left)
 
     def say(self, line: str) -> None:
         """Print a line above what runs."""
-        self._console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

@@ -342,11 +342,10 @@ def timed_process(candidate: Candidate) -> TimedProcess:
     """Return what was measured of a candidate that has had turns, for the report."""
     ready, turns = candidate.ready, candidate.turns
     assert ready is not None
-    peaks = turns[max(turns)].peaks
-    energy = peaks.energy_per_step_j
-    unavailable = dict(peaks.unavailable)
+    found = dict(turns[max(turns)].peaks)
     if ready.batch_size is None:
-        unavailable["batch_size"] = "the data yields its own batches"
+        why = {"batch_size": "the data yields its own batches"}
+        found["unavailable"] = {**found["unavailable"], **why}
     return TimedProcess(
         build_s=round(ready.build_s, 4),
         first_step_s=round(ready.first_step_s, 4),
@@ -357,12 +356,8 @@ def timed_process(candidate: Candidate) -> TimedProcess:
         steps=tuple(turn.steps for turn in turns.values()),
         batch_size=ready.batch_size,
         replicas=ready.replicas,
-        host_peak_mib=peaks.host_mib,
-        gpu_peak_mib=peaks.gpu_mib,
-        energy_per_example_j=None if energy is None else energy / (ready.batch_size or 1),
-        gpus=peaks.gpus,
-        unavailable=unavailable,
         data=ready.data,
+        **found,
     )
 
 

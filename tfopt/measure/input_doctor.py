@@ -166,7 +166,10 @@ def judged(
     bound, stage = _bound(stages, fit_ms * (1 - resident.ratio))
     measured = any(isinstance(each, Comparison) for each in found.values())
     borne = measured and best is None and bound != "handing over"
-    keeps_up = _keeps_up(stages, fit_ms * resident.ratio, borne=borne)
+    # On a few cores a step is slower beside any input at all, which is no fault of the input: made
+    # ahead, or to be borne, it keeps up.
+    ahead = stages and (borne or stages[-1].words.startswith("prefetch"))
+    keeps_up = ahead and stages[-1].ms < _AHEAD * fit_ms * resident.ratio
     if resident.high >= 1 - _WAITS or keeps_up:
         bound, stage, best = "nothing", None, None
     remedy, chain = best.changes if best else (), given
@@ -174,16 +177,6 @@ def judged(
         others = [each for each in given.parts if not isinstance(each, Pipeline)]
         chain = Chain((*others, best.pipeline))
     return InputDiagnosis(fit_ms, resident, stages, found, remarks, bound, stage, remedy, chain)
-
-
-def _keeps_up(stages: Sequence[StageTime], step_ms: float, *, borne: bool) -> bool:
-    """Return whether batches take less time than a step, and are made ahead or to be borne.
-
-    On a few cores a step is slower beside any input at all, which is no fault of the input.
-    """
-    if not stages or not (borne or stages[-1].words.startswith("prefetch")):
-        return False
-    return stages[-1].ms < _AHEAD * step_ms
 
 
 def _bound(stages: Sequence[StageTime], waits_ms: float) -> tuple[Bound, str | None]:
@@ -248,10 +241,10 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
         fit_ms=statistics.median(_batch_ms(each) for each in fits if each.turns),
         resident=resident,
         stages=tuple(
-            StageTime(drain.words, drain.python, _batch_ms(own), _cores(own))
+            StageTime(drain.words, drain.python, _batch_ms(own), round(statistics.median(busy), 2))
             for drain, each in zip(drains, drained, strict=True)
             for own in each
-            if own.turns
+            if (busy := [turn.processor_s / turn.lasted_s for turn in own.turns.values()])
         ),
         tried=found,
         remarks=tuple(remarks),
@@ -280,12 +273,6 @@ def _beside(
 def _batch_ms(candidate: Candidate) -> float:
     assert candidate.ready is not None
     return 1000 * candidate.example_s() * (candidate.ready.batch_size or 1)
-
-
-def _cores(candidate: Candidate) -> float:
-    """Return how many cores a candidate kept busy."""
-    turns = candidate.turns.values()
-    return round(statistics.median(turn.processor_s / turn.lasted_s for turn in turns), 2)
 
 
 def _why_not(candidates: Sequence[Candidate]) -> str:

@@ -85,8 +85,10 @@ def facts_of(ready: Prepared) -> JobFacts:
     chain = ready.run.chain
     train, (optimizer, rate) = ready.examples["train"], _optimizer_of(model)
     assert facts.update_batch is not None
-    source = None if train.kind == "generator" else train.read()
-    told = source is not None and (isinstance(source, Arrays) or source.count > 0)
+    examples = None
+    if train.kind != "generator":
+        source = train.read()
+        examples = source.examples if isinstance(source, Arrays) or source.count > 0 else None
     return JobFacts(
         replicas=facts.replicas,
         gpus=len(tf.config.list_logical_devices("GPU")),
@@ -100,7 +102,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
-        examples=source.examples if source is not None and told else None,
+        examples=examples,
         epoch_examples=epoch_examples(ready),
         rebatch=train.keeps_batches and not any(isinstance(t, Pipeline) for t in chain.parts),
         accumulate=facts.accumulate,

@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 import platform
 import re
-import runpy
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -84,15 +82,6 @@ def package_versions() -> dict[str, str]:
         if (name := each.metadata["Name"] or "").lower().startswith("nvidia-")
     }
     return {**found, **dict(sorted(nvidia.items()))}
-
-
-def tensorflow_build() -> dict[str, Any]:
-    """Return what TensorFlow was built with, without loading it; empty where it is not told."""
-    for package in ("tensorflow", "tensorflow-cpu"):
-        with suppress(PackageNotFoundError, OSError, KeyError):
-            path = distribution(package).locate_file("tensorflow/python/platform/build_info.py")
-            return dict(runpy.run_path(str(path))["build_info"])
-    return {}
 
 
 # What kernels are chosen by: vector and matrix units, and the half precisions.

@@ -97,15 +97,11 @@ class _Scores:
         import keras
 
         return keras.callbacks.LambdaCallback(
-            on_epoch_begin=self._epoch_begins,
             on_epoch_end=self._epoch_ends,
             on_train_batch_end=self._execution_ends,
             on_test_begin=self._test_begins,
             on_test_end=self._test_ends,
         )
-
-    def _epoch_begins(self, epoch: int, logs: object) -> None:
-        self._done = 0
 
     def _execution_ends(self, batch: int, logs: object) -> None:
         now = time.perf_counter()
@@ -122,6 +118,7 @@ class _Scores:
                 self.read()
 
     def _epoch_ends(self, epoch: int, logs: object) -> None:
+        self._done = 0
         if self._all is None and self._wanted > 1 and epoch < self._ready.job.epochs - 1:
             self.read()
 
@@ -152,7 +149,9 @@ def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
     accuracy = worst_accuracy(outcome.evaluation or {})
     if accuracy is None:
         no_test = outcome.evaluation is None
-        unavailable["test_accuracy"] = "the job has no test data" if no_test else _NO_METRIC
+        unavailable["test_accuracy"] = (
+            "the job has no test data" if no_test else "no accuracy metric"
+        )
     else:
         accuracy = round(accuracy, 5)
         scores.read()
@@ -171,7 +170,6 @@ def _training(ready: Prepared, outcome: Outcome, scores: _Scores) -> Training:
     )
 
 
-_NO_METRIC = "no accuracy metric"
 NO_FILE = dict.fromkeys(
     ("artefact", "artefact_kib", "artefact_accuracy"), "no transform makes a file"
 )

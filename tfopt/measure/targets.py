@@ -18,8 +18,6 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.job.references import check_reference, import_module
 from tfopt.job.transform import Chain, Transform
 
-JOB = "job"
-CHAIN = "CHAIN"
 _CHILD = "tfopt.measure.starter"
 
 
@@ -136,14 +134,14 @@ def _of_file(text: str, arguments: Mapping[str, Any], trust_functions: bool) -> 
 
 def _of_module(text: str, arguments: Mapping[str, Any]) -> Target:
     # A dotted name alone, as under python -m.
-    check_reference(f"{text}:{JOB}")
+    check_reference(f"{text}:job")
     module = import_module(text)
-    job, chain = getattr(module, JOB, None), getattr(module, CHAIN, None)
+    job, chain = getattr(module, "job", None), getattr(module, "CHAIN", None)
     if not (isinstance(job, Job) or callable(job)) or not isinstance(chain, Chain):
         raise UserError(
             f"{text} is not a recipe module.",
-            expected=f"a module with {JOB} and {CHAIN} = tfopt.chain(...)",
-            received=f"{JOB} = {job!r}, {CHAIN} = {chain!r}",
-            fix=f"name the job itself: {text}:{JOB}, with a recipe file by --chain",
+            expected="a module with job and CHAIN = tfopt.chain(...)",
+            received=f"job = {job!r}, CHAIN = {chain!r}",
+            fix=f"name the job itself: {text}:job, with a recipe file by --chain",
         )
-    return Target(text.rpartition(".")[2], f"{text}:{JOB}", chain, arguments)
+    return Target(text.rpartition(".")[2], f"{text}:job", chain, arguments)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -64,27 +64,17 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """What a candidate has taken so far; ``unavailable`` has the reason of each None."""
-
-    host_mib: float | None
-    gpu_mib: float | None
-    energy_per_step_j: float | None
-    gpus: tuple[GpuState, ...]
-    unavailable: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Turn:
     """One turn: the counted steps, their seconds, and all of its seconds.
 
+    ``peaks`` are what the process has taken so far, as a ``TimedProcess`` holds it, and
     ``processor_s`` is what the way told of the turn.
     """
 
     steps: int
     seconds: float
     lasted_s: float
-    peaks: Peaks
+    peaks: dict[str, Any]
     processor_s: float = 0.0
 
 
@@ -285,10 +275,8 @@ class _Turns:
         self._last = time.perf_counter()
         if self._counted and self._counted_s >= self._window_s:
             computed_s = self._way.processor_s() - self._processor_s
-            turn = Turn(
-                self._counted, self._counted_s, now - self._begun, self._peaks(), computed_s
-            )
-            self._pipe.send(("turn", turn))
+            seconds = self._counted_s, now - self._begun
+            self._pipe.send(("turn", Turn(self._counted, *seconds, self._peaks(), computed_s)))
             self._wait()
 
     def _wait(self) -> None:
@@ -301,7 +289,7 @@ class _Turns:
         self._processor_s = self._way.processor_s()
         self._begun = self._last = time.perf_counter()
 
-    def _peaks(self) -> Peaks:
+    def _peaks(self) -> dict[str, Any]:
         reasons, states = dict(self._no_gpu), tuple[GpuState, ...]()
         if self._sampler is not None:
             ends_s = self._sampler.take().at_s
@@ -311,10 +299,11 @@ class _Turns:
         if not known:
             told = "the driver does not tell it" if states else "no GPU is in use"
             reasons["energy_per_example_j"] = told
-        return Peaks(
-            host_mib=peak_host_mib(reasons),
-            gpu_mib=peak_gpu_mib(reasons) if self._gpus else None,
-            energy_per_step_j=sum(energies) / self._all_steps if known else None,
-            gpus=states,
-            unavailable=reasons,
-        )
+        examples = self._all_steps * (self._said.batch_size or 1)
+        return {
+            "host_peak_mib": peak_host_mib(reasons),
+            "gpu_peak_mib": peak_gpu_mib(reasons) if self._gpus else None,
+            "energy_per_example_j": sum(energies) / examples if known else None,
+            "gpus": states,
+            "unavailable": reasons,
+        }

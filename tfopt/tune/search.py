@@ -70,7 +70,7 @@ class Trial:
 
     setting: Changes
     row: Row
-    racer: Candidate | None = None
+    racer: Candidate = field(init=False)
     final: list[Candidate] = field(default_factory=list)
     value: float = math.inf
     """What is to be small, over that of the job as it is, in the last race it was in."""
@@ -79,10 +79,8 @@ class Trial:
     lost: str = ""
     """Why it may not win though it is fast."""
 
-    @property
-    def runs(self) -> bool:
-        """Return whether it has a process that takes turns in races."""
-        return self.racer is not None and self.racer.alive
+    def __post_init__(self) -> None:
+        self.racer = Candidate(self.row.variant)  # none has started
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Search:
             if finalists:
                 self._final(finalists)
         except KeyboardInterrupt:
-            if self.plain.racer is None:
+            if self.plain.racer.ready is None:
                 raise  # nothing was measured
             self.stopped = INTERRUPTED
             self._judge([each for each in self.trials.values() if each.final])
@@ -166,7 +164,7 @@ class Search:
 
     def _require_plain(self) -> None:
         """Refuse to go on where the job as it is has left."""
-        if self.plain.racer is not None and self.plain.racer.out:
+        if self.plain.racer.out:
             raise UserError("The job as it is cannot be trained.", received=self.plain.racer.out)
 
     def _may_confirm(self) -> bool:
@@ -190,7 +188,7 @@ class Search:
     def _trainings_s(self, count: float) -> float:
         """Return about how long so many whole trainings of the job take, several at a time."""
         racer = self.plain.racer
-        if not count or racer is None or not racer.turns:
+        if not count or not racer.turns:
             return 0.0
         alone_s = racer.training_s(self.facts.training_examples)
         return _TRAINING_SLOWER * count * alone_s / min(self._engine.trainings_at_once, 2)
@@ -276,7 +274,6 @@ class Search:
 
     def _sensible(self, settings: Iterable[Changes]) -> list[Changes]:
         """Leave out what was tried, and calls of so many steps that more gain nothing."""
-        assert self.plain.racer is not None
         example_s = self.plain.racer.example_s()
 
         def call_s(setting: Changes) -> float:
@@ -318,15 +315,12 @@ class Search:
     @property
     def _final_s(self) -> float:
         """Return about how long the least final takes; some start at once, none sooner than one."""
-        racer = self.plain.racer
-        assert racer is not None
         count = 2 * _LEAST_PROCESSES
         start_s = max(count * statistics.fmean(self._lasted_s), _BESIDE_OTHERS * self._alone_s)
-        return start_s + self._engine.left_s([racer] * count, _FINAL_ROUNDS)
+        return start_s + self._engine.left_s([self.plain.racer] * count, _FINAL_ROUNDS)
 
     def _process_s(self, rounds: int) -> float:
         """Return about how long one more process takes: its start and so many turns."""
-        assert self.plain.racer is not None
         return statistics.fmean(self._lasted_s) + self._engine.left_s([self.plain.racer], rounds)
 
     def _admit(self, settings: Sequence[Changes], until: float, ready_by: float) -> list[Trial]:
@@ -382,15 +376,15 @@ class Search:
 
     def _take_race_turns(self, trials: Sequence[Trial], what: str, ends: float) -> None:
         """Give turns, and drop by and by who is clearly behind."""
-        racing = [each for each in dict.fromkeys([self.plain, self.best, *trials]) if each.runs]
+        racing = [t for t in dict.fromkeys([self.plain, self.best, *trials]) if t.racer.alive]
         first = self._engine.round
         until = math.inf
         for rounds, behind in zip(_RACE_ROUNDS, _BEHIND, strict=True):
-            racers = [each.racer for each in racing if each.racer is not None]
+            racers = [each.racer for each in racing]
             self._engine.take_rounds(racers, rounds, until=until, doing=f"racing {what}")
             until = ends
             self._require_plain()
-            racing = [each for each in racing if each.runs]
+            racing = [each for each in racing if each.racer.alive]
             if self.best not in racing:
                 self.best.value, self.best = math.inf, self.plain
             self._rate(racing, first)
@@ -411,25 +405,23 @@ class Search:
 
     def _rate(self, trials: Sequence[Trial], first: int) -> None:
         """Note the values of those that race, over the rounds since ``first`` that all were in."""
-        racers = [each.racer for each in trials if each.racer is not None]
-        rounds = [number for number in shared_rounds(racers) if number >= first]
-        if not rounds or self.plain.racer is None:
+        shared = shared_rounds(each.racer for each in trials)
+        rounds = [number for number in shared if number >= first]
+        if not rounds:
             return
         plain = self._value(self.plain.racer, rounds)
         for trial in trials:
-            if trial.racer is not None:
-                trial.value = self._value(trial.racer, rounds) / plain
-                if trial is not self.plain:
-                    speed = f"{1 / trial.value:.2f} times as fast"
-                    trial.row.notes = (f"raced by one process: about {speed}",)
+            trial.value = self._value(trial.racer, rounds) / plain
+            if trial is not self.plain:
+                speed = f"{1 / trial.value:.2f} times as fast"
+                trial.row.notes = (f"raced by one process: about {speed}",)
 
     def _drop(self, trial: Trial, leader: Trial | None = None) -> None:
         """End the process of a race, who may be behind; what it measured stays in its row."""
         if leader is not None:
             speed = leader.value / trial.value
             trial.beaten = f"{speed:.2f}\N{MULTIPLICATION SIGN} the speed of {leader.setting}"
-        if trial.racer is not None:
-            self._engine.dismiss([trial.racer])
+        self._engine.dismiss([trial.racer])
 
     # Other weights.
 

@@ -205,11 +205,7 @@ def _require(name: str, value: object) -> None:
 
 def singles(space: Mapping[str, Sequence[Any]]) -> list[Changes]:
     """Return every single change of the job, one of each field first: time may end the list."""
-    axes = [
-        [Changes(**{axis: value}) for value in _middle_first(values)]
-        for axis, values in space.items()
-        if axis != _WITH_BATCH
-    ]
+    axes = [[Changes(**{axis: v}) for v in _middle_first(vs)] for axis, vs in space.items()]
     return [each for turn in itertools.zip_longest(*axes) for each in turn if each is not None]
 
 

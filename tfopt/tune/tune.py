@@ -94,7 +94,14 @@ def tune(
             settings = {"epochs": epochs, "batch_size": batch_size}
             target, remark = stack.enter_context(target_of_model(job, data, test, settings))
         else:
-            _require_job_alone(data=data, epochs=epochs, batch_size=batch_size, test=test)
+            given = {"data": data, "epochs": epochs, "batch_size": batch_size, "test": test}
+            for name in (name for name, value in given.items() if value is not None):
+                raise UserError(
+                    f"{name} goes with a model.",
+                    expected="tune(model, data, epochs=...), or a job that has its own",
+                    received=f"a job with {name}",
+                    fix="set it in the job",
+                )
             name = reference_of(job, "tune")
             target, remark = Target(name, name, arguments=plain_arguments(arguments)), ""
         engine = stack.enter_context(Engine(display))
@@ -104,14 +111,3 @@ def tune(
             search.remarks.append(remark)
         search.run()
         return tuned(search, engine)
-
-
-def _require_job_alone(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(
-                f"{name} goes with a model.",
-                expected="tune(model, data, epochs=...), or a job that has its own",
-                received=f"a job with {name}",
-                fix="set it in the job",
-            )

@@ -79,10 +79,8 @@ class Tuned:
 
     def write_recipe(self, path: str | Path) -> Path:
         """Write the job and the chain as a recipe file, for ``tfopt bench`` and ``--chain``."""
-        title = f"{self.report.title}, tuned"
-        file = RecipeFile(
-            title=title, job=self.job, arguments=dict(self.arguments), chain=self.chain
-        )
+        title, arguments = f"{self.report.title}, tuned", dict(self.arguments)
+        file = RecipeFile(title=title, job=self.job, arguments=arguments, chain=self.chain)
         return write_recipe(file, path)
 
 
