@@ -87,7 +87,7 @@ def test_an_error_names_the_flags_of_its_command():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bench", "typo.toml"], "typo.toml: chain[0].sparsety"),
+        (["bench", "typo.toml"], "typo.toml: chain[0]: sparsety"),
         (["tune", "jobless.toml"], "names no job"),
         (["hardware", "no_such_package.train:job"], "no_such_package"),
         (["bench", "tfopt.recipes.cnn_mnist:job", "--set", "epochs"], "NAME=VALUE"),

@@ -29,7 +29,7 @@ from tfopt.job.recipe_file import (
     read_recipe,
     write_recipe,
 )
-from tfopt.job.references import names_function, resolve_job
+from tfopt.job.references import resolve_job
 from tfopt.job.roster import ROSTER, transform_class
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def test_every_field_of_every_transform_survives_toml_and_json(name, tmp_path):
 
 def test_a_whole_recipe_survives(tmp_path):
     recipe = RecipeFile(
-        job="my_package.train:Jobs.job",
+        job="my_package.train:job",
         arguments={"epochs": 4, "rate": 0.5, "name": 'a "b"\n\\ü', "deep": {"x": [1, {"y": True}]}},
         chain=CHAIN,
         title="A title = [x]",
@@ -138,17 +138,12 @@ def test_chains_are_written_flat_and_only_with_what_differs_from_the_defaults(tm
     ]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [
-        (RecipeFile(job="train.py"), "reference is malformed"),
-        (RecipeFile(arguments={"steps": None}), "NoneType"),
-    ],
-)
-def test_what_would_not_read_back_is_not_written(tmp_path, recipe, words):
+def test_what_would_not_read_back_is_not_written(tmp_path):
     path = written(tmp_path, "before")
-    with pytest.raises((UserError, TypeError), match=words):
-        write_recipe(recipe, path)
+    with pytest.raises(UserError, match="reference is malformed"):
+        RecipeFile(job="train.py")
+    with pytest.raises(TypeError, match="NoneType"):
+        write_recipe(RecipeFile(arguments={"steps": None}), path)
     assert path.read_text(encoding="utf-8") == "before"
     assert os.listdir(tmp_path) == ["x.toml"]
 
@@ -156,18 +151,18 @@ def test_what_would_not_read_back_is_not_written(tmp_path, recipe, words):
 # A text, what the error says after the name of the file, and how its fix begins.
 WRONG = [
     ("tfpot = 1", ": tfpot is an unknown key.", "did you mean tfopt?"),
-    ("tfopt = 2", ": tfopt does not name a format", "write tfopt = 1"),
+    ("tfopt = 2", ": tfopt does not fit.", None),
     ("tfopt = 1\njob = 'pkg/a.py:job'", ": The reference is malformed.", None),
     ("tfopt = 1\n[arguments.b]\na = [1, 1979-05-27]", ": The file does not fit.", None),
     ("tfopt = 1\n[chain]\ntransform = 'place'", ": chain does not fit.", None),
-    ("tfopt = 1\n[[chain]]\ntransform='place'\n[[chain]]\ngpus = 1", ": chain[1].transform names no transform.", None),
-    ("tfopt = 1\n[[chain]]\ntransform = 'Exectuion'", ": chain[0].transform names no transform.", "did you mean execution?"),
+    ("tfopt = 1\n[[chain]]\ntransform='place'\n[[chain]]\ngpus = 1", ": chain[1]: There is no transform None.", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'Exectuion'", ": chain[0]: There is no transform 'Exectuion'.", "did you mean execution?"),
     ("tfopt = 1\n[[chain]]\ntransform = 'execution'\njit_compile = true\n[[chain]]\n"
-     "transform = 'place'\njit_compile = true", ": chain[1].jit_compile is an unknown key.", None),
-    ("tfopt = 1\nchain = [{transform = 'place'}, {transform = 'place', gpus = [0, 1.5]}]", ": chain[1].gpus[1] does not fit.", None),
+     "transform = 'place'\njit_compile = true", ": chain[1]: jit_compile is an unknown key.", None),
+    ("tfopt = 1\nchain = [{transform = 'place'}, {transform = 'place', gpus = [0, 1.5]}]", ": chain[1]: gpus[1] does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: place() needs each GPU once.", 'use "none" to run on the CPU'),
     ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {autoshar = 'off'}",
-     ": chain[0].options.autoshar is an unknown key.", None),
+     ": chain[0]: options.autoshar is an unknown key.", None),
 ]  # fmt: skip
 
 
@@ -227,7 +222,7 @@ def test_every_field_that_holds_a_reference_is_marked_as_one(name):
         except (ValueError, TypeError) as error:
             if "reference is malformed" in str(error):
                 reading.add(each.name)
-    assert reading == {each.name for each in dataclasses.fields(kind) if names_function(each)}
+    assert reading == set(kind.functions)
     assert bool(reading) == (name == "pipeline")
 
 

@@ -199,7 +199,7 @@ def _trained(job: Job, transform: Transform, model: keras.Model) -> keras.Model:
     from tfopt.job.rebuild import blueprint
     from tfopt.run import run
 
-    return strip(run(job.with_(build=blueprint(model).build), transform).model)
+    return strip(run(job.with_(build=blueprint(model)), transform).model)
 
 
 def _print(found: Any, options: argparse.Namespace, text: str) -> None:

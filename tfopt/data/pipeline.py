@@ -13,7 +13,7 @@ from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
 from tfopt.data.sources.open import open_source
 from tfopt.errors import UserError, hashable, keep_plain
 from tfopt.job.parts import Facts
-from tfopt.job.references import NAMES_FUNCTION, check_reference, resolve_function
+from tfopt.job.references import check_reference, resolve_function
 from tfopt.job.transform import Run, Transform
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class Pipeline(Transform):
     batch_size: int | None = None
     shuffle: bool | None = None
     cache: str | None = None
-    map: str | None = field(default=None, metadata=NAMES_FUNCTION)
-    map_batch: str | None = field(default=None, metadata=NAMES_FUNCTION)
-    augment: str | None = field(default=None, metadata=NAMES_FUNCTION)
+    map: str | None = None
+    map_batch: str | None = None
+    augment: str | None = None
     augment_in: Literal["input", "model"] = "input"
     deterministic: bool = True
     prefetch: Prefetch = "auto"
@@ -124,6 +124,7 @@ class Pipeline(Transform):
     options: PipelineOptions = field(default_factory=PipelineOptions)
 
     exact: ClassVar[bool] = False
+    functions: ClassVar[tuple[str, ...]] = ("map", "map_batch", "augment")
 
     def __post_init__(self) -> None:
         keep_plain(self)
@@ -133,7 +134,7 @@ class Pipeline(Transform):
                 expected='"input" or "model"',
                 received=repr(self.augment_in),
             )
-        for name in ("map", "map_batch", "augment"):
+        for name in self.functions:
             function = getattr(self, name)
             if function is None:
                 continue
@@ -203,7 +204,7 @@ class Pipeline(Transform):
         names = {each.name for each in fields(Plan)}
         settings = {each.name: getattr(self, each.name) for each in fields(self)}
         settings = {name: value for name, value in settings.items() if name in names}
-        return Plan(**{**settings, "map": None, "map_batch": None, "augment": None, **changes})
+        return Plan(**{**settings, **dict.fromkeys(self.functions), **changes})
 
 
 def _function(name: str, function: Function) -> Callable[..., Any] | None:

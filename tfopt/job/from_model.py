@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
@@ -24,7 +23,7 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
     """Return the fields of the Job that trains a copy of a compiled model; see Job.from_model."""
     import keras
 
-    plan = blueprint(model)
+    build = blueprint(model)
     compile_arguments = compile_factory(model)
     if type(model).compile is not keras.Model.compile:
         raise UserError(
@@ -32,16 +31,16 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
             expected="Keras's own compile()",
             fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
         )
-    plan.build()  # found out now, not half-way through a run
+    build()  # found out now, not half-way through a run
     if isinstance(data, Data):
         parts = data
     else:
         parts = Data(*data) if _is_train_and_test(data, model) else Data(train=data)
     return dict(
-        build=plan.build,
+        build=build,
         data=lambda: parts,
         compile=compile_arguments,
-        restore=_OptimizerState.of(model),
+        restore=state_of(model),
         **{"name": model.name, **settings},
     )
 
@@ -62,72 +61,45 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
     # compile() resolved "auto" for the scope the model was born in; elsewhere it may differ.
     if arguments.get("jit_compile") == model._resolve_auto_jit_compile():
         arguments["jit_compile"] = "auto"
-    _copy(arguments)  # an object that cannot be copied is found out now
-    return lambda: {key: _copy(value) for key, value in arguments.items()}
+
+    def copied() -> dict[str, Any]:
+        return dict(keras.tree.map_structure(_copy, arguments))
+
+    copied()  # an object that cannot be copied is found out now
+    return copied
 
 
-def carry_compile(
-    source: keras.Model, target: keras.Model, *, loss_scaled: bool = False
-) -> keras.Model:
-    """Compile ``target`` as ``source`` is compiled, optimizer state included, and return it."""
-    if getattr(source, "compiled", False):
-        arguments = compile_factory(source)()
-        if loss_scaled:
-            arguments["optimizer"] = with_loss_scaling(arguments["optimizer"])
-        target.compile(**arguments)
-        _OptimizerState.of(source)(target)
-    return target
-
-
-def with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
-    """Return the optimizer inside a LossScaleOptimizer, as float16 needs it."""
+def state_of(model: keras.Model) -> Callable[[keras.Model], None]:
+    """Return a function that gives another model's optimizer the state of this one's."""
     import keras
 
-    optimizer = keras.optimizers.get(optimizer)
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer
-    return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    source = getattr(model, "optimizer", None)
+    if source is None or not source.built:
+        return lambda other: None  # it took no step
+    learnt, scale = (tuple(each.numpy() for each in some) for some in _variables(source))
+    rate = _unscaled(source)._learning_rate
 
-
-@dataclass(frozen=True)
-class _OptimizerState:
-    """Put optimizer variables back, but for an optimizer that was given another schedule since."""
-
-    values: tuple[Any, ...]
-    loss_scale: tuple[Any, ...]
-    rate: Any
-
-    @classmethod
-    def of(cls, model: keras.Model) -> _OptimizerState:
-        """Read the state of a model's optimizer; one that took no step has none."""
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is None or not optimizer.built:
-            return cls((), (), None)
-        learnt, scale = (tuple(each.numpy() for each in some) for some in _variables(optimizer))
-        return cls(learnt, scale, _unscaled(optimizer)._learning_rate)
-
-    def __call__(self, model: keras.Model) -> None:
-        import keras
-
-        optimizer = model.optimizer
-        rate = _unscaled(optimizer)._learning_rate
-        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        if not self.values or (is_schedule and rate is not self.rate):
+    def restore(other: keras.Model) -> None:
+        optimizer = other.optimizer
+        now = _unscaled(optimizer)._learning_rate
+        if isinstance(now, keras.optimizers.schedules.LearningRateSchedule) and now is not rate:
             return
         if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        learnt, scale = _variables(optimizer)
-        if len(learnt) != len(self.values):
+            optimizer.build(other.trainable_variables)
+        variables, scaling = _variables(optimizer)
+        if len(variables) != len(learnt):
             raise UserError(
                 "The optimizer's state does not fit the rebuilt model.",
-                expected=f"{len(learnt)} variables",
-                received=f"{len(self.values)}",
+                expected=f"{len(variables)} variables",
+                received=f"{len(learnt)}",
                 fix="compile the model again where its trainable layers have changed",
             )
         # A policy that a transform sets may add loss scaling, or take it away.
-        pairs = (*zip(learnt, self.values, strict=True), *zip(scale, self.loss_scale, strict=False))
+        pairs = (*zip(variables, learnt, strict=True), *zip(scaling, scale, strict=False))
         for variable, value in pairs:
             variable.assign(value)
+
+    return restore
 
 
 def _unscaled(optimizer: Any) -> Any:
@@ -146,10 +118,6 @@ def _variables(optimizer: Any) -> tuple[list[Any], list[Any]]:
 def _copy(value: Any) -> Any:
     import keras
 
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copy(item) for item in value)
     if isinstance(value, keras.optimizers.Optimizer):
         return _copy_optimizer(value)
     if isinstance(value, keras.metrics.Metric):

@@ -1,8 +1,8 @@
 """Read plain values, those of TOML and JSON, into frozen dataclasses by their type hints.
 
 Strict: a value of another type, a missing or unknown key and a number that is not finite are
-refused with the path of the key, such as ``chain[2].mode``. Only a whole number does for a number.
-What :func:`to_plain` writes, :func:`from_plain` reads back to an equal value.
+refused with the path of the key, such as ``options.threads``. Only a whole number does for a
+number. What :func:`to_plain` writes, :func:`from_plain` reads back to an equal value.
 """
 
 from __future__ import annotations
@@ -26,19 +26,10 @@ _LONGEST_SHOWN = 80
 _UNKNOWN = "unexpected_keyword_argument"
 
 
-class DoesNotFit(UserError):
-    """A value that its type hint does not allow; ``key`` is its path."""
-
-    def __init__(self, key: str, problem: str, **details: Any) -> None:
-        self.key = key
-        super().__init__(f"{key or 'The file'} {problem}.", **details)
-
-
-def from_plain(kind: type[T], value: object, place: str = "") -> T:
+def from_plain(kind: type[T], value: object) -> T:
     """Make a dataclass out of a mapping that has its fields and no other.
 
-    ``place`` is the path of ``value`` itself, for messages. What the dataclass refuses in its own
-    ``__post_init__`` is that same error, with the path in front.
+    What the dataclass refuses in its own ``__post_init__`` is that same error.
     """
     from pydantic import ValidationError
 
@@ -47,50 +38,24 @@ def from_plain(kind: type[T], value: object, place: str = "") -> T:
         text = json.dumps([value], ensure_ascii=False).encode("utf-8", "replace")
         made: tuple[T] = _reader(kind).validate_json(text)  # type: ignore[arg-type]
     except TypeError as error:  # a date or a time of TOML
-        raise DoesNotFit(place, "does not fit", received=str(error)) from error
+        raise UserError("The file does not fit.", received=str(error)) from error
     except ValidationError as error:
-        mistakes = error.errors(include_url=False)
-        raise _refusal(kind, value, mistakes, place) from error
+        raise _refusal(kind, value, error.errors(include_url=False)) from error
     return made[0]
 
 
 def to_plain(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from their defaults."""
     from pydantic import TypeAdapter
-    from pydantic_core import PydanticSerializationError
 
     writer: TypeAdapter[Any] = TypeAdapter(type(value))
-    try:
-        plain = writer.dump_python(value, mode="json", exclude_defaults=True, warnings="error")
-    except PydanticSerializationError as error:
-        raise UserError(
-            f"{value!r} cannot be written to a file.",
-            expected="numbers, texts, true or false, and tuples or options of these",
-            received=str(error),
-        ) from error
-    return dict(plain)
+    return dict(writer.dump_python(value, mode="json", exclude_defaults=True, warnings="error"))
 
 
 def show(value: object) -> str:
     """Return a value as JSON spells it, shortened."""
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):
-        text = repr(value)
+    text = json.dumps(value, default=repr)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
-
-
-def dotted(path: Sequence[str | int]) -> str:
-    """Return a path as people write it: ``chain[2].sparsity``."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.removeprefix(".")
-
-
-def join_keys(place: str, key: str) -> str:
-    """Return the path of a key inside the object at ``place``."""
-    return f"{place}.{key}" if place and key and not key.startswith("[") else place + key
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str | None:
@@ -108,30 +73,34 @@ def _reader(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(tuple[kind, ...], config=strict)  # type: ignore[valid-type]
 
 
-def _refusal(kind: type[Any], value: object, mistakes: list[ErrorDetails], place: str) -> UserError:
+def _refusal(kind: type[Any], value: object, mistakes: list[ErrorDetails]) -> UserError:
     """Say the deepest mistake: of the alternatives in a type hint, the one that got furthest."""
     found = [(_keys(mistake, value), mistake) for mistake in mistakes]
     # A misspelt key is also a missing one.
     path, first = max(found, key=lambda each: (len(each[0]), each[1]["type"] == _UNKNOWN))
-    key = join_keys(place, dotted(path))
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    key = "".join(steps).removeprefix(".")
     refused = first.get("ctx", {}).get("error")
     if isinstance(refused, UserError):
         return refused.under(key)
-    if first["type"] == "missing":
-        missing = "a value: it has no default"
-        return DoesNotFit(key, "is missing", expected=missing, received="no such key")
     if first["type"] == _UNKNOWN:
         known = [each.name for each in fields(kind)] if len(path) == 1 else []
         name, expected = str(path[-1]), ", ".join(known) or None
         fix = did_you_mean(name, known)
-        return DoesNotFit(key, "is an unknown key", expected=expected, received=name, fix=fix)
+        return UserError(f"{key} is an unknown key.", expected=expected, received=name, fix=fix)
+    if first["type"] == "missing":
+        key = f"{key}.{first['loc'][-1]}".removeprefix(".")
+        return UserError(f"{key} is missing.", expected="a value: it has no default")
     messages = [mistake["msg"] for keys, mistake in found if keys == path]
     possible = dict.fromkeys(each.removeprefix("Input should be ") for each in messages)
-    shown = show(first["input"])
-    return DoesNotFit(key, "does not fit", expected=" or ".join(possible), received=shown)
+    return UserError(
+        f"{key or 'The file'} does not fit.",
+        expected=" or ".join(possible),
+        received=show(first["input"]),
+    )
 
 
-def _keys(mistake: ErrorDetails, value: Any) -> tuple[str | int, ...]:
+def _keys(mistake: ErrorDetails, value: Any) -> list[str | int]:
     """Return the path of a mistake in the value; pydantic's also names alternatives of hints."""
     path: list[str | int] = []
     for part in mistake["loc"][1:]:
@@ -139,4 +108,4 @@ def _keys(mistake: ErrorDetails, value: Any) -> tuple[str | int, ...]:
         if isinstance(inside, Mapping) and part in inside:
             path.append(part)
             value = inside[part]
-    return (*path, mistake["loc"][-1]) if mistake["type"] == "missing" else tuple(path)
+    return path

@@ -11,11 +11,8 @@ import gc
 import inspect
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
@@ -30,9 +27,18 @@ ONE_AT_A_TIME = threading.RLock()
 
 def models_around(model: Any) -> list[Any]:
     """Return a model and all others that share a layer with it: a layer does not know its owner."""
+    import keras
+
+    classes = [keras.Model]
+    for each in classes:
+        classes += [below for below in each.__subclasses__() if below not in classes]
+    # Each object refers to its class. Going through all objects instead would hold tuples that
+    # other threads are still making, which ends those threads.
+    kinds = set(classes)
+    alive = [each for each in gc.get_referrers(*classes) if type(each) in kinds]
     mine = {id(layer) for layer in model._flatten_layers()}
     # A constructor that is not through yet has not made what Keras looks layers up in.
-    whole = [each for each in _alive() if "_layers" in vars(each) and each is not model]
+    whole = [each for each in alive if "_layers" in vars(each) and each is not model]
     sharing = [each for each in whole if not mine.isdisjoint(map(id, each._flatten_layers()))]
     return [model, *sharing]
 
@@ -46,81 +52,54 @@ def forget_compiled_steps(model: Any) -> None:
         each.train_function = each.test_function = each.predict_function = None
 
 
-def _alive() -> list[Any]:
-    """Return all models there are: each refers to its class.
-
-    Going through all objects instead would hold tuples that other threads are still making, which
-    ends those threads.
-    """
-    import keras
-
-    classes = [keras.Model]
-    for each in classes:
-        classes += [below for below in each.__subclasses__() if below not in classes]
-    kinds = set(classes)
-    return [each for each in gc.get_referrers(*classes) if type(each) in kinds]
-
-
 ConfigEdit = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Blueprint:
-    """A model as plain data: serialised configuration, own classes, weights."""
+def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
+    """Return a function that makes copies of a built model, as it is now.
 
-    name: str
-    config: Mapping[str, Any]
-    custom_objects: Mapping[str, Any]
-    weights: tuple[Any, ...]
-    trainable: tuple[bool, ...]
-    """Of every layer: a configuration need not say what is frozen."""
-    assets: Mapping[int, Mapping[str, bytes]]
-    """What layers keep beside weights, such as vocabularies, by their place in the model."""
-
-    def build(self, edit: ConfigEdit | None = None) -> keras.Model:
-        """Return a new model under the current scope; ``edit`` may change its configuration."""
-        import keras
-
-        # Keras changes the configuration that it deserialises.
-        config: Any = {**copy.deepcopy(self.config), "compile_config": None}
-        with keras.saving.custom_object_scope(dict(self.custom_objects)):
-            config = config if edit is None else edit(config)
-            with _told_by_name(self.name):
-                model = keras.saving.deserialize_keras_object(config, safe_mode=False)
-                if not model.built and config.get("build_config"):
-                    model.build_from_config(config["build_config"])
-                model.set_weights(list(self.weights))
-        # Outer layers come first: setting one sets all inside it.
-        # A class of KerasHub's may have more layers when it is made again.
-        layers = zip(model._flatten_layers(), self.trainable, strict=False)
-        for number, (layer, trainable) in enumerate(layers):
-            if layer.trainable != trainable:
-                layer.trainable = trainable
-            _set_assets(layer, self.assets.get(number))
-        return model
-
-
-def blueprint(model: keras.Model) -> Blueprint:
-    """Read a built model into a :class:`Blueprint`."""
+    It makes them under the scope in which it is called. Its ``edit`` may change the configuration,
+    and its ``weights`` take the place of the model's own.
+    """
     import keras
 
     require_built_keras3(model)
-    with ONE_AT_A_TIME, _named_lambdas(model):
-        with _told_by_name(model.name):
-            config = keras.saving.serialize_keras_object(model)
-        return Blueprint(
-            name=model.name,
-            config=config,
-            custom_objects=_own_objects(model),
-            weights=tuple(model.get_weights()),
-            trainable=tuple(bool(layer.trainable) for layer in model._flatten_layers()),
-            assets=_assets(model),
-        )
+    name, layers = model.name, model._flatten_layers()
+    with ONE_AT_A_TIME, _told_by_name(name), _own_objects(layers) as own:
+        kept = {**keras.saving.serialize_keras_object(model), "compile_config": None}
+    own_weights = model.get_weights()
+    # A configuration need not say what is frozen.
+    trainable = [bool(layer.trainable) for layer in layers]
+    # What these keep, such as a vocabulary, is neither in it nor among the weights.
+    lookups = [layer if hasattr(layer, "save_assets") else None for layer in layers]
+
+    def build(edit: ConfigEdit | None = None, weights: Any = None) -> keras.Model:
+        config: Any = copy.deepcopy(kept)  # Keras changes what it deserialises
+        with keras.saving.custom_object_scope(own):
+            config = config if edit is None else edit(config)
+            with _told_by_name(name):
+                made = keras.saving.deserialize_keras_object(config, safe_mode=False)
+                if not made.built and config.get("build_config"):
+                    made.build_from_config(config["build_config"])
+                made.set_weights(own_weights if weights is None else weights)
+        # Outer layers come first: setting one sets all inside it.
+        # A class of KerasHub's may have more layers when it is made again.
+        for layer, trains, source in zip(made._flatten_layers(), trainable, lookups, strict=False):
+            if layer.trainable != trains:
+                layer.trainable = trains
+            if source is not None and layer is not made:
+                _carry_assets(source, layer)
+            if hasattr(layer, "finalize_state"):
+                # Normalization computes with constants that it derives from its weights.
+                layer.finalize_state()
+        return made
+
+    return build
 
 
-def rebuild(model: keras.Model, edit: ConfigEdit | None = None) -> keras.Model:
+def rebuild(model: keras.Model, edit: ConfigEdit | None = None, weights: Any = None) -> keras.Model:
     """Return a new, uncompiled model with the same architecture and weights."""
-    return blueprint(model).build(edit)
+    return blueprint(model)(edit, weights)
 
 
 def is_keras2(model: Any) -> bool:
@@ -188,70 +167,45 @@ def require_built_keras3(model: Any) -> None:
         )
 
 
-def _own_objects(model: keras.Model) -> dict[str, Any]:
-    """Return the classes and functions outside Keras that the layers use, by name."""
-    import keras
-
-    found: dict[str, Any] = {}
-    for layer in model._flatten_layers():
-        values = [each for each in vars(layer).values() if callable(each)]
-        # Keras puts each layer's own ``build``, wrapped, on the layer.
-        own = [
-            each for each in values if getattr(inspect.unwrap(each), "__self__", None) is not layer
-        ]
-        for value in (type(layer), *own):
-            if isinstance(value, keras.layers.Layer):
-                continue
-            target = value if hasattr(value, "__name__") else type(value)
-            name, module = target.__name__, getattr(target, "__module__", None) or ""
-            if name == "<lambda>" or module.startswith(("keras.", "builtins", "tensorflow.")):
-                continue
-            if found.setdefault(name, target) is not target:
-                # A configuration refers to them by name alone.
-                reason = f"it uses two different things named {name!r}"
-                raise _cannot_rebuild(model.name, reason)
-    return found
-
-
 @contextmanager
-def _named_lambdas(model: keras.Model) -> Iterator[None]:
-    """Give the layers' lambdas names: Keras would write their code, without what it refers to."""
-    lambdas = [
-        value
-        for layer in model._flatten_layers()
-        for value in vars(layer).values()
-        if isinstance(value, FunctionType) and value.__name__ == "<lambda>"
-    ]
-    own = [each for each in lambdas if not each.__module__.startswith("keras.")]
+def _own_objects(layers: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the classes and functions outside Keras that the layers use, by name.
+
+    Lambdas have names meanwhile: Keras would write their code, without what it refers to.
+    """
+    own = [each for layer in layers for each in _own_parts(layer)]
+    lambdas = [each for each in own if each.__name__ == "<lambda>"]
+    for number, function in enumerate(lambdas):
+        function.__name__ = f"lambda_{number}"
     try:
-        for number, function in enumerate(own):
-            function.__name__ = f"lambda_{number}"
-        yield
+        found = {each.__name__: each for each in own}
+        for each in own:
+            if found[each.__name__] is not each:
+                # A configuration refers to them by name alone.
+                raise ValueError(f"it uses two different things named {each.__name__!r}")
+        yield found
     finally:
-        for function in own:
+        for function in lambdas:
             function.__name__ = "<lambda>"
 
 
-def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:
-    """Return adapted vocabularies, which are neither in the configuration nor among the weights."""
-    found = {}
-    for number, layer in enumerate(model._flatten_layers()):
-        if layer is not model and hasattr(layer, "save_assets"):
-            with tempfile.TemporaryDirectory() as folder:
-                layer.save_assets(folder)
-                found[number] = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    return found
+def _own_parts(layer: Any) -> Iterator[Any]:
+    import keras
+
+    for value in (type(layer), *vars(layer).values()):
+        # Keras puts each layer's own ``build``, wrapped, on the layer.
+        is_own_method = getattr(inspect.unwrap(value), "__self__", None) is layer
+        if not callable(value) or isinstance(value, keras.layers.Layer) or is_own_method:
+            continue
+        part = value if hasattr(value, "__name__") else type(value)
+        if not (part.__module__ or "").startswith(("keras.", "builtins", "tensorflow.")):
+            yield part
 
 
-def _set_assets(layer: Any, files: Mapping[str, bytes] | None) -> None:
-    if files is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            for name, content in files.items():
-                (Path(folder) / name).write_bytes(content)
-            layer.load_assets(folder)
-    if hasattr(layer, "finalize_state"):
-        # Normalization computes with constants that it derives from its weights.
-        layer.finalize_state()
+def _carry_assets(source: Any, target: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source.save_assets(folder)
+        target.load_assets(folder)
 
 
 @contextmanager
@@ -264,13 +218,10 @@ def _told_by_name(model_name: str) -> Iterator[None]:
         cause = str(error).rpartition("Exception encountered:")[2].strip().splitlines()
         # Of an error in a layer's call the first line names the layer alone.
         shown = " ".join(line for line in cause[:3] if line.strip()) or type(error).__name__
-        raise _cannot_rebuild(model_name, shown) from error
-
-
-def _cannot_rebuild(name: str, reason: str) -> UserError:
-    return UserError(
-        f"The model {name!r} cannot be rebuilt from its configuration: {reason}",
-        expected="every layer and the model itself to round-trip through get_config/from_config",
-        fix="define get_config() (and from_config) on the class named above, or describe the "
-        "training with tfopt.Job(build=your_factory, ...), which needs no rebuilding",
-    )
+        raise UserError(
+            f"The model {model_name!r} cannot be rebuilt from its configuration: {shown}",
+            expected="every layer and the model itself to round-trip through "
+            "get_config/from_config",
+            fix="define get_config() (and from_config) on the class named above, or describe the "
+            "training with tfopt.Job(build=your_factory, ...), which needs no rebuilding",
+        ) from error

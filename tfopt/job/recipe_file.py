@@ -10,18 +10,16 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-from tfopt.job.plain_values import did_you_mean, from_plain, show, to_plain
-from tfopt.job.references import check_reference, names_function
-from tfopt.job.roster import ROSTER, transform_class, transform_name
-from tfopt.job.transform import Chain, Transform, chain
-
-FORMAT = 1
+from tfopt.job.plain_values import from_plain, to_plain
+from tfopt.job.references import check_reference
+from tfopt.job.roster import transform_class, transform_name
+from tfopt.job.transform import Chain, chain
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,17 @@ class RecipeFile:
     title: str | None = None
     description: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.job is not None:
+            check_reference(self.job)
+
 
 @dataclass(frozen=True)
 class _Document(RecipeFile):
-    """The keys of a recipe file."""
+    """The keys of a recipe file, among them the number of its format."""
 
-    tfopt: Any = None
     chain: tuple[Mapping[str, Any], ...] = ()  # type: ignore[assignment]
+    tfopt: Literal[1] = field(kw_only=True)
 
 
 def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFile:
@@ -73,19 +75,21 @@ def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFil
             received=f"{type(error).__name__}: {error}",
         ) from error
     try:
-        return _recipe(content, trust_functions)
+        found = from_plain(_Document, content)
+        steps = chain_from_toml(found.chain)
+        if not trust_functions:
+            _refuse_functions(steps)
     except UserError as error:
         raise error.under(name) from error
+    return RecipeFile(found.job, found.arguments, steps, found.title, found.description)
 
 
 def write_recipe(recipe: RecipeFile, path: str | Path) -> Path:
     """Write a recipe file and its folder; fields that have their default are left out."""
     import tomli_w
 
-    if recipe.job is not None:
-        check_reference(recipe.job)
     head = {name: getattr(recipe, name) for name in ("title", "description", "job", "arguments")}
-    head = {"tfopt": FORMAT, **{name: value for name, value in head.items() if value}}
+    head = {"tfopt": 1, **{name: value for name, value in head.items() if value}}
     blocks = [tomli_w.dumps(head)]
     # tomli_w would put short tables on one line each; people edit [[chain]] more easily.
     steps = [tomli_w.dumps({"chain": step}) for step in chain_to_toml(recipe.chain)]
@@ -101,53 +105,26 @@ def chain_to_toml(chain: Chain) -> list[dict[str, Any]]:
 
 def chain_from_toml(tables: Sequence[Mapping[str, Any]]) -> Chain:
     """Return the chain that :func:`chain_to_toml` gave these tables for; it may name functions."""
-    return chain(*(_transform(table, f"chain[{n}]") for n, table in enumerate(tables)))
+    found = []
+    for number, table in enumerate(tables):
+        settings = dict(table)
+        try:
+            kind = transform_class(settings.pop("transform", None))
+            found.append(from_plain(kind, settings))
+        except UserError as error:
+            raise error.under(f"chain[{number}]") from error
+    return chain(*found)
 
 
-def _recipe(content: Mapping[str, Any], trust_functions: bool) -> RecipeFile:
-    document = from_plain(_Document, content)
-    if type(document.tfopt) is not int or document.tfopt != FORMAT:
-        raise UserError(
-            "tfopt does not name a format this tfopt reads.",
-            expected=f"tfopt = {FORMAT}",
-            received="no such key" if document.tfopt is None else f"tfopt = {show(document.tfopt)}",
-            fix=f"write tfopt = {FORMAT} as the first line, or install the tfopt that wrote it",
-        )
-    if document.job is not None:
-        check_reference(document.job)
-    transforms = chain_from_toml(document.chain)
-    if not trust_functions:
-        for number, transform in enumerate(transforms.parts):
-            _refuse_functions(transform, f"chain[{number}]")
-    return RecipeFile(
-        document.job, document.arguments, transforms, document.title, document.description
-    )
-
-
-def _refuse_functions(value: Any, place: str) -> None:
-    """Refuse a transform, or the options in one, that names a function."""
-    for each in fields(value):
-        content, key = getattr(value, each.name), f"{place}.{each.name}"
-        if is_dataclass(content):
-            _refuse_functions(content, key)
-        elif names_function(each) and content is not None:
-            raise UserError(
-                f"{key} names a function, which the run would import and call.",
-                expected="a file without functions, or one that you trust as you trust a program",
-                received=repr(content),
-                fix="if you know what that function does, add --trust-functions to the command, "
-                "or trust_functions=True to read_recipe",
-            )
-
-
-def _transform(table: Mapping[str, Any], place: str) -> Transform:
-    name = table.get("transform")
-    if not isinstance(name, str) or name not in ROSTER:
-        raise UserError(
-            f"{place}.transform names no transform.",
-            expected=", ".join(ROSTER),
-            received=show(name),
-            fix=did_you_mean(str(name), list(ROSTER)),
-        )
-    settings = {key: value for key, value in table.items() if key != "transform"}
-    return from_plain(transform_class(name), settings, place)
+def _refuse_functions(chain: Chain) -> None:
+    for number, transform in enumerate(chain.parts):
+        for name in transform.functions:
+            if (function := getattr(transform, name)) is not None:
+                raise UserError(
+                    f"chain[{number}].{name} names a function, which the run would import and "
+                    "call.",
+                    expected="a file without functions, or one that you trust as a program",
+                    received=repr(function),
+                    fix="if you know what that function does, add --trust-functions to the "
+                    "command, or trust_functions=True to read_recipe",
+                )

@@ -10,20 +10,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import Field
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.plain_values import did_you_mean
 
-NAMES_FUNCTION: Mapping[str, Any] = {"tfopt.names_function": True}
-"""The metadata of a dataclass field that holds the reference of a function."""
-
 _EXPECTED = '"package.module:name", as in "my_package.train:job"'
+_NAMES_JOB = re.compile(r"""["']?(\w+\.)*Job["']?""")
 
 
 def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | None = None) -> Job:
@@ -42,7 +40,8 @@ def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | Non
             expected="a function returning a Job, where there are arguments",
             received=", ".join(arguments),
         )
-    return target if seed is None else target.with_(seed=seed)
+    job: Job = target
+    return job if seed is None else job.with_(seed=seed)
 
 
 def resolve_function(reference: str) -> Callable[..., Any]:
@@ -58,19 +57,14 @@ def resolve_function(reference: str) -> Callable[..., Any]:
     return function
 
 
-def names_function(each: Field[Any]) -> bool:
-    """Return whether a dataclass field is marked as holding the reference of a function."""
-    return NAMES_FUNCTION.items() <= each.metadata.items()
-
-
 def check_reference(reference: str) -> tuple[str, str]:
     """Return the module and the name in a reference; nothing is imported."""
-    module, colon, name = reference.partition(":")
-    if colon and _is_dotted_name(module) and _is_dotted_name(name):
+    module, _, name = reference.partition(":")
+    if all(part.isidentifier() for part in (*module.split("."), name)):
         return module, name
     raise UserError(
         "The reference is malformed.",
-        expected=f"{_EXPECTED}: no path, no .py",
+        expected=f"{_EXPECTED}: no path, no .py, and a name of the module itself",
         received=repr(reference),
     )
 
@@ -98,33 +92,38 @@ def import_module(name: str) -> ModuleType:
 
 
 def _resolve(reference: str) -> Any:
-    """Return what a reference names: a name in a module or in a class, since others run code."""
-    module_name, attribute = check_reference(reference)
-    found: Any = import_module(module_name)
-    for name in attribute.split("."):
-        if not (isinstance(found, ModuleType | type) and hasattr(found, name)):
-            owner = getattr(found, "__name__", f"a {type(found).__name__}")
-            raise UserError(
-                f"{owner} has no {name!r}.",
-                expected=f"{_EXPECTED}; a name in a module or in a class",
-                received=reference,
-                fix=did_you_mean(name, dir(found)),
-            )
-        found = getattr(found, name)
-    return found
+    module_name, name = check_reference(reference)
+    module = import_module(module_name)
+    if not hasattr(module, name):
+        raise UserError(
+            f"{module_name} has no {name!r}.",
+            expected=_EXPECTED,
+            received=reference,
+            fix=did_you_mean(name, dir(module)),
+        )
+    return getattr(module, name)
 
 
 def _made(reference: str, target: Any, arguments: Mapping[str, Any], seed: int | None) -> Job:
-    """Call the function that makes a Job."""
-    parameters = _signature_of(reference, target).parameters
-    if seed is not None and "seed" in parameters:
+    """Call the function that makes a Job, and says so."""
+    # The annotation is read, and never evaluated: under the __future__ import it is text.
+    said = getattr(inspect.unwrap(target), "__annotations__", {}).get("return")
+    if said is not Job and not (isinstance(said, str) and _NAMES_JOB.fullmatch(said)):
+        raise UserError(
+            f"{reference} does not say that it returns a Job, so it is not called.",
+            expected="a Job, or a function: def job(...) -> tfopt.Job:",
+            received=type(target).__name__ if said is None else f"-> {said}",
+            fix="if it makes a Job, write -> tfopt.Job before the colon of that line",
+        )
+    signature = inspect.signature(target)
+    if seed is not None and "seed" in signature.parameters:
         arguments = {**arguments, "seed": seed}
     try:
-        inspect.signature(target).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
         raise UserError(
             f"{reference} cannot be called with these arguments: {error}.",
-            expected=", ".join(parameters) or "no arguments",
+            expected=", ".join(signature.parameters) or "no arguments",
             received=", ".join(arguments) or "no arguments",
             fix="mend [arguments] in the recipe file, or --set on the command line",
         ) from error
@@ -136,30 +135,3 @@ def _made(reference: str, target: Any, arguments: Mapping[str, Any], seed: int |
             received=type(job).__name__,
         )
     return job
-
-
-def _signature_of(reference: str, target: Any) -> inspect.Signature:
-    """Return the signature of a function that says it returns a Job; refuse anything else."""
-    written = inspect.unwrap(target) if inspect.isroutine(target) else None
-    written = getattr(written, "__func__", written)
-    if not isinstance(written, FunctionType):
-        raise UserError(
-            f"{reference} is neither a Job nor a function that makes one.",
-            expected="a Job, or def job(...) -> tfopt.Job:",
-            received=type(target).__name__,
-        )
-    # The annotation alone is read, and never evaluated: under the __future__ import it is text.
-    said = inspect.get_annotations(written).get("return")
-    text = said.strip("'\"") if isinstance(said, str) else ""
-    if said is not Job and not (_is_dotted_name(text) and text.split(".")[-1] == Job.__name__):
-        raise UserError(
-            f"{reference} does not say that it returns a Job, so it is not called.",
-            expected=f"def {written.__name__}(...) -> tfopt.Job:",
-            received="no return annotation" if said is None else f"-> {said}",
-            fix="if it makes a Job, write -> tfopt.Job before the colon of that line",
-        )
-    return inspect.signature(written)
-
-
-def _is_dotted_name(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from tfopt.errors import UserError
+from tfopt.job.plain_values import did_you_mean, show
 from tfopt.job.transform import Transform
 
 ROSTER = {
@@ -30,11 +31,14 @@ ROSTER = {
 }
 
 
-def transform_class(name: str) -> type[Transform]:
+def transform_class(name: object) -> type[Transform]:
     """Return the class of a name; an unknown one is an error that lists the known ones."""
-    if name not in ROSTER:
+    if not isinstance(name, str) or name not in ROSTER:
         raise UserError(
-            f"There is no transform {name!r}.", expected=", ".join(ROSTER), received=repr(name)
+            f"There is no transform {name!r}.",
+            expected=", ".join(ROSTER),
+            received=show(name),
+            fix=did_you_mean(str(name), list(ROSTER)),
         )
     module, _, attribute = ROSTER[name].partition(":")
     found: type[Transform] = getattr(import_module(module), attribute)

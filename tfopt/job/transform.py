@@ -46,6 +46,8 @@ class Transform:
     """Whether all that it does is to make a file of the trained model."""
     reads_held: ClassVar[bool] = False
     """Whether ``finish`` reads what others hold, and so comes before they let go."""
+    functions: ClassVar[tuple[str, ...]] = ()
+    """The fields that name functions: a recipe file with one is refused unless it is trusted."""
 
     def setup(self, run: Run) -> None:
         """Set up the process, before TensorFlow initialises its devices."""

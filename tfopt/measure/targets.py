@@ -72,7 +72,7 @@ def reference_of(job: str | Callable[..., Job], caller: str) -> str:
         check_reference(job)
         return job
     name = getattr(job, "__qualname__", None)
-    if isinstance(job, Job) or not callable(job) or name is None or "<" in name:
+    if isinstance(job, Job) or not callable(job) or name is None or not name.isidentifier():
         raise UserError(
             "Each measurement is a process of its own, and has to make the job anew.",
             expected='"package.module:name", or a function of a module: def job() -> tfopt.Job',

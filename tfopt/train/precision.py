@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.errors import UserError, first_line, require_switch
-from tfopt.job.from_model import carry_compile, with_loss_scaling
+from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.parts import Effect
 from tfopt.job.rebuild import ONE_AT_A_TIME
 from tfopt.job.transform import Run, Transform
@@ -201,8 +201,12 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
     _validate(policy)
     chosen = choose_policy()[0] if policy == "auto" else policy
     retyped, effect = _retype(model, chosen)
-    if effect.acted:
-        carry_compile(model, retyped, loss_scaled=chosen == "mixed_float16")
+    if effect.acted and model.compiled:
+        arguments = compile_factory(model)()
+        if chosen == "mixed_float16":
+            arguments["optimizer"] = _with_loss_scaling(arguments["optimizer"])
+        retyped.compile(**arguments)
+        state_of(model)(retyped)
     return retyped
 
 
@@ -282,7 +286,16 @@ class MixedPrecision(Transform):
             return arguments
         # It serves the retyped layers: without them the policy has done nothing.
         run.note("dynamic loss scaling", acted=False)
-        return {**arguments, "optimizer": with_loss_scaling(arguments["optimizer"])}
+        return {**arguments, "optimizer": _with_loss_scaling(arguments["optimizer"])}
+
+
+def _with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
+    import keras
+
+    optimizer = keras.optimizers.get(optimizer)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
 
 
 def gpu_capabilities() -> list[tuple[int, int]]:

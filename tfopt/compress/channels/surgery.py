@@ -6,7 +6,6 @@ twin has the shape of the given model, and uses none of that.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tfopt.compress.channels.label_graph import graph_of
 from tfopt.compress.channels.labels import Array
 from tfopt.compress.channels.selection import Selection
 from tfopt.errors import UserError
-from tfopt.job.rebuild import blueprint
+from tfopt.job.rebuild import rebuild
 
 if TYPE_CHECKING:
     import keras
@@ -105,7 +104,7 @@ def without(model: keras.Model, selection: Selection) -> keras.Model:
         _edit_inside(model, config, changes)
         return config
 
-    return replace(blueprint(model), weights=weights).build(edit)
+    return rebuild(model, edit, weights)
 
 
 def masked(model: keras.Model, selection: Selection) -> keras.Model:
@@ -115,7 +114,7 @@ def masked(model: keras.Model, selection: Selection) -> keras.Model:
     a bias after it would make it anything but zero.
     """
     weights = tuple(_unused(variable, selection) for variable in model.weights)
-    return replace(blueprint(model), weights=weights).build()
+    return rebuild(model, weights=weights)
 
 
 def _sliced(variable: Any, selection: Selection) -> Array:
