@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import os
 import re
@@ -148,19 +147,24 @@ def fresh_python(request, tmp_path):
         if env is None and not own_memory and IMPORTS_FIRST.match(textwrap.dedent(code)):
             status, out, err = _forked(request.getfixturevalue("forks"), script)
         else:
-            done = subprocess.run(
-                [sys.executable, str(script)],
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                env={**os.environ, **(env or {})},
-                check=False,
-            )
-            status, out, err = done.returncode, done.stdout, done.stderr
+            status, out, err = _run([str(script)], env)
         assert (status != 0) == fails, err[-4000:]
         return err if fails else out
 
     return run
+
+
+def _run(words, environment=None, folder=None):
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def _forked(forks, script, folder=".", environment=None):
@@ -196,38 +200,12 @@ def run_page_block(request, tmp_path):
                 request.getfixturevalue("forks"), script, tmp_path, {"HOME": str(tmp_path)}
             )
         else:
-            done = subprocess.run(
-                [sys.executable, "-W", "error::UserWarning:tfopt", str(script)],
-                cwd=tmp_path,
-                env={**os.environ, "HOME": str(tmp_path)},
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
-            status, out, err = done.returncode, done.stdout, done.stderr
+            words = ["-W", "error::UserWarning:tfopt", str(script)]
+            status, out, err = _run(words, {"HOME": str(tmp_path)}, tmp_path)
         assert status == 0, err[-3000:]
         return out
 
     return run
-
-
-@pytest.fixture
-def stand_in_driver(monkeypatch):
-    """A GPU that is not there, told by the real pynvml: see ``stand_in_driver.py``."""
-    import pynvml
-
-    path = Path(__file__).parent / "stand_in_driver.py"
-    spec = importlib.util.spec_from_file_location("stand_in_driver", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    driver = module.StandInDriver()
-    driver.another_gpu = module.StandInGpu
-    monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", lambda: None)
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", driver.function)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return driver
 
 
 @pytest.fixture(scope="session")
@@ -247,3 +225,21 @@ def nvml_stand_in(tmp_path_factory):
         return nvml_library.environment(library, path)
 
     return environment
+
+
+@pytest.fixture
+def played(nvml_stand_in, monkeypatch):
+    """Play a trace of GPUs in this process: returns a ``nvml_stand_in.library.Played``."""
+    import pynvml
+
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+
+    def play(trace):
+        environment = nvml_stand_in(trace)
+        played = nvml_library.Played(environment)
+        monkeypatch.setattr(pynvml, "nvmlLib", played.library)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        return played
+
+    return play

@@ -33,46 +33,34 @@ class Pairs(list):
     looked_at = 0
 
     def look_at(self, graph):
-        edges = Edges(graph)
-        for names in edges.uses_of_each_variable():
-            ahead = {name: edges.ahead_of(name) for name in names}
-            for write in (name for name in names if edges.kind[name] in _WRITES):
+        kinds = {node.name: node.op for node in graph.node}
+        inputs = {
+            node.name: [each.lstrip("^").split(":")[0] for each in node.input]
+            for node in graph.node
+        }
+        uses = defaultdict(list)
+        for name, kind in kinds.items():
+            if kind == "ReadVariableOp" or kind in _WRITES:
+                variable = inputs[name][0]
+                while kinds.get(variable) in _PASS_ON:
+                    variable = inputs[variable][0]
+                uses[variable].append(name)
+        for names in uses.values():
+            ahead = {name: _ahead_of(name, kinds, inputs) for name in names}
+            for write in (name for name in names if kinds[name] in _WRITES):
                 for other in set(names) - {write}:
                     self.looked_at += 1
                     if write not in ahead[other] and other not in ahead[write]:
                         self.append((other, write))
 
 
-class Edges:
-    """A graph's operations by their names: their kinds, and what each waits for."""
-
-    def __init__(self, graph):
-        self.kind = {node.name: node.op for node in graph.node}
-        self.inputs = {
-            node.name: [each.lstrip("^").split(":")[0] for each in node.input]
-            for node in graph.node
-        }
-
-    def uses_of_each_variable(self):
-        uses = defaultdict(list)
-        for name, kind in self.kind.items():
-            if kind == "ReadVariableOp" or kind in _WRITES:
-                uses[self._variable(name)].append(name)
-        return uses.values()
-
-    def _variable(self, name):
-        name = self.inputs[name][0]
-        while self.kind.get(name) in _PASS_ON:
-            name = self.inputs[name][0]
-        return name
-
-    def ahead_of(self, name):
-        known, waiting = set(), list(self.inputs[name])
-        while waiting:
-            each = waiting.pop()
-            if each not in known:
-                known.add(each)
-                # The next step of several comes after it; a loop inside a step ends in it.
-                if self.kind.get(each) != "NextIteration" or "/body/" in each:
-                    waiting += self.inputs.get(each, [])
-        return known
+def _ahead_of(name, kinds, inputs):
+    known, waiting = set(), list(inputs[name])
+    while waiting:
+        each = waiting.pop()
+        if each not in known:
+            known.add(each)
+            # The next step of several comes after it; a loop inside a step ends in it.
+            if kinds.get(each) != "NextIteration" or "/body/" in each:
+                waiting += inputs.get(each, [])
+    return known

@@ -22,22 +22,8 @@ def wheel(tmp_path_factory):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     target = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            target,
-            source,
-        ],
-        check=True,
-        timeout=120,
-    )
+    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([sys.executable, *command, target, source], check=True, timeout=120)
     (built,) = target.glob("*.whl")
     return built
 

@@ -1,4 +1,4 @@
-"""Memory left: control groups of both versions, as real files."""
+"""Memory left: within the narrowest control group, or on the machine."""
 
 import pytest
 
@@ -8,35 +8,20 @@ from tfopt.errors import UserError
 MIB = 1024**2
 
 
-def group(folder, **values):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, value in values.items():
-        (folder / name.replace("__", ".")).write_text(str(value))
-
-
-def test_version_2_limits_with_its_page_cache_given_back(tmp_path):
-    group(tmp_path / "proc" / "self", cgroup="0::/job/step\n")
-    root = tmp_path / "sys" / "fs" / "cgroup"
-    group(root / "job" / "step", memory__max="max", memory__current=30 * MIB)
-    group(
-        root / "job",
-        memory__max=100 * MIB,
-        memory__current=60 * MIB,
-        memory__stat=f"anon 1\ninactive_file {20 * MIB}\n",
-    )
+def test_the_limit_of_a_group_counts_without_its_page_cache(tmp_path):
+    group = tmp_path / "sys" / "fs" / "cgroup" / "job"
+    for path, text in {
+        tmp_path / "proc" / "self" / "cgroup": "0::/job\n",
+        group / "memory.max": str(100 * MIB),
+        group / "memory.current": str(60 * MIB),
+        group / "memory.stat": f"anon 1\ninactive_file {20 * MIB}\n",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     memory = available_memory(tmp_path)
     assert memory.available_bytes == 60 * MIB
-    assert str(root / "job") in memory.limited_by
-
-
-def test_version_1_limits_and_none(tmp_path):
-    group(tmp_path / "proc" / "self", cgroup="4:memory:/a\n3:cpu:/a\n")
-    limited = tmp_path / "sys" / "fs" / "cgroup" / "memory" / "a"
-    group(limited, memory__limit_in_bytes=50 * MIB, memory__usage_in_bytes=10 * MIB)
-    assert available_memory(tmp_path).available_bytes == 40 * MIB
-    group(limited, memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=1)
-    for root in (tmp_path, tmp_path / "none"):
-        assert available_memory(root).limited_by == "the machine's free memory"
+    assert str(group) in memory.limited_by
+    assert available_memory(tmp_path / "none").limited_by == "the machine's free memory"
 
 
 def test_what_does_not_fit_is_refused_with_the_figures():

@@ -4,7 +4,6 @@ import gzip
 import io
 import os
 import shutil
-import subprocess
 import sys
 
 import keras
@@ -267,13 +266,6 @@ def test_a_column_that_only_one_file_has_is_no_hindrance_unless_it_is_read(tmp_p
         Parquet(tmp_path, label="y", features=("v",), filter=(("w", ">", 3.0),)).count()
 
 
-def test_the_index_of_a_data_frame_is_no_column_that_a_file_can_lack(tmp_path):
-    rows = pd.DataFrame({"v": np.arange(50.0), "y": range(50)})
-    rows.to_parquet(tmp_path / "0.parquet")
-    rows.sample(20).to_parquet(tmp_path / "1.parquet")
-    assert Parquet(tmp_path, label="y").count() == 70
-
-
 def test_a_damaged_row_group_and_changed_files_are_named(tmp_path):
     path = tmp_path / "a.parquet"
     rng = np.random.default_rng(0)
@@ -440,9 +432,12 @@ def test_pandas_hands_itself_over_without_its_index(tmp_path):
         tfopt.pipeline(pd.DataFrame({"a": [1, "x"]}))
     data = tfopt.pipeline(frame(), label="y", features="half", shuffle=False)
     assert (np.concatenate([x for x, _ in data]) == np.arange(ROWS) / 2).all()
+    # Nor is it one that a file can lack.
+    frame().to_parquet(tmp_path / "ordered.parquet")
+    assert Parquet(tmp_path, label="y").count() == 2 * ROWS
 
 
-def test_dask_frames_and_arrays_on_threads():
+def test_dask_frames_and_arrays_on_threads_and_a_partition_that_fails():
     import dask.array
     import dask.dataframe
 
@@ -456,6 +451,10 @@ def test_dask_frames_and_arrays_on_threads():
     assert sorted(np.concatenate([y for _, y in pairs])) == list(range(0, 100, 2))
     with pytest.raises(UserError, match="not chunked alike"):
         DaskArrays(x, x[:, 0].rechunk(7)).count()
+    failing = parts.map_partitions(_fail_late, meta=parts._meta)
+    said = r"Partition 5 could not be computed(.|\n)*planted(.|\n)*frame\.partitions\[5\]\.compute"
+    with pytest.raises(UserError, match=said):
+        list(Dask(failing, label="y"))
 
 
 @pytest.fixture
@@ -485,16 +484,6 @@ def _numbered(part):
     return part.assign(kind=pd.Categorical(range(len(part))))
 
 
-def test_a_dask_partition_that_fails_is_named():
-    import dask.dataframe
-
-    parts = dask.dataframe.from_pandas(frame(), npartitions=7)
-    failing = parts.map_partitions(_fail_late, meta=parts._meta)
-    said = r"Partition 5 could not be computed(.|\n)*planted(.|\n)*frame\.partitions\[5\]\.compute"
-    with pytest.raises(UserError, match=said):
-        list(Dask(failing, label="y"))
-
-
 @pytest.mark.slow
 def test_dask_on_a_cluster():
     import dask.dataframe
@@ -506,9 +495,6 @@ def test_dask_on_a_cluster():
     ):
         parts = dask.dataframe.from_pandas(frame(), npartitions=7)
         assert sorted(ids(tfopt.pipeline(parts, label="y"))) == list(range(ROWS))
-        failing = parts.map_partitions(_fail_late, meta=parts._meta)
-        with pytest.raises(UserError, match=r"Partition 5 could not be computed(.|\n)*planted"):
-            list(Dask(failing, label="y"))
 
 
 def _fail_late(part):
@@ -521,8 +507,6 @@ def _fail_late(part):
 def spark():
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
-    import os
-
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -572,54 +556,6 @@ def test_spark_streams_texts_and_lists_beside_columns_that_are_not_read(spark):
     assert y.tolist() == [0, 1, 2]
     with pytest.raises(UserError, match=r"'time' is of a type(.|\n)*timestamp"):
         Spark(rows, label="y", features="time").layout()
-
-
-MEMORY = """
-import resource, sys, time
-import numpy as np, tensorflow as tf
-import tfopt
-from tfopt.data import Parquet
-
-folder, rows = sys.argv[1], int(sys.argv[2])
-tf.constant(0) + 1  # its threads and pools are there
-held = next(int(line.split()[1]) for line in open("/proc/self/status") if "VmData" in line)
-limit = held * 1024 + 400 * 2**20
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-try:
-    whole = np.ones((rows, 256), "float32")
-    sys.exit("the limit does not hold")
-except MemoryError:
-    pass
-source = Parquet(folder, label="y", features="x", shapes={"x": (256,)})
-data = tfopt.pipeline(source, batch_size=256, prefetch=2)
-batches = iter(data)
-seen = len(next(batches)[0])
-time.sleep(2)  # what reads ahead as fast as it can has the whole set by then
-print(seen + sum(len(x) for x, _ in batches))
-"""
-
-
-@pytest.mark.slow
-def test_a_set_larger_than_the_memory_that_there_is(tmp_path):
-    rows, parts = 1_200_000, 12  # 1.15 GiB
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    values = np.random.default_rng(0).random((rows // parts, 256), dtype="float32")
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 256)
-    table = pa.table({"x": lists, "y": np.zeros(rows // parts)})
-    for part in range(parts):
-        pq.write_table(table, folder / f"{part}.parquet", row_group_size=8_000, compression="none")
-    script = tmp_path / "read.py"
-    script.write_text(MEMORY, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, script, folder, str(rows)],
-        # Arrow's own pool reserves more than it uses, and the limit counts what is reserved.
-        env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == str(rows), done.stderr[-2000:]
 
 
 def small_job(train, **settings):

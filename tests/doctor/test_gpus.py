@@ -5,6 +5,7 @@ What passes here has not run on the hardware.
 
 import pynvml
 import pytest
+from nvml_stand_in.library import gpu
 
 from tfopt.doctor import compute_checks
 from tfopt.doctor import gpu_checks as gpus
@@ -29,27 +30,17 @@ def test_what_tensorflow_was_built_for_is_known_without_loading_it():
 
 
 @pytest.fixture
-def driver(stand_in_driver, monkeypatch):
-    """Two GPUs that also answer capability and mode."""
-    stand_in_driver.gpus += [stand_in_driver.another_gpu(uuid="GPU-bbbb")]
-    for gpu in stand_in_driver.gpus:
-        gpu.used, gpu.capability, gpu.mode = 300 * MIB, (8, 0), 0
-
-    def capability(gpu, major, minor):
-        major._obj.value, minor._obj.value = gpu.capability
-
-    def mode(gpu, answer):
-        answer._obj.value = gpu.mode
-
-    def version(text, length):
-        text.value = stand_in_driver.version
-
-    stand_in_driver.version = b"580.65.06"
-    stand_in_driver._nvmlDeviceGetCudaComputeCapability = capability
-    stand_in_driver._nvmlDeviceGetComputeMode = mode
-    stand_in_driver._nvmlSystemGetDriverVersion = version
+def driver(played, monkeypatch):
+    """Play two GPUs with changes to each, and further lines."""
     monkeypatch.setattr(gpus, "tensorflow_build", lambda: BUILD)
-    return stand_in_driver
+
+    def play(first=None, second=None, lines=""):
+        bare = {"memory.used": 300 * MIB}
+        second = {"uuid": "GPU-bbbb", **(second or {})}
+        played(gpu(0, bare | (first or {})) + gpu(1, bare | second) + lines)
+
+    play()
+    return play
 
 
 def pci_device(root, address, **files):
@@ -69,7 +60,7 @@ def test_a_driver_against_the_build(driver, tmp_path, monkeypatch):
         "ok",
         "driver 580.65.06, TensorFlow built for CUDA 12.5.1",
     )
-    driver.version = b"470.199.02"
+    driver(lines="0 - driver 470.199.02\n")
     (check,) = gpus.driver(Subject(root=tmp_path))
     assert check.verdict == "failure"
     assert "older than CUDA 12.5.1 needs (525)" in check.told
@@ -79,8 +70,8 @@ def test_a_driver_against_the_build(driver, tmp_path, monkeypatch):
     assert "and-cuda" in check.fix
 
 
-def test_a_device_on_the_bus_without_a_driver_is_a_failure(stand_in_driver, tmp_path):
-    stand_in_driver.unknown = {"nvmlInitWithFlags"}
+def test_a_device_on_the_bus_without_a_driver_is_a_failure(played, tmp_path):
+    played("0 - nvmlInitWithFlags !13\n")
     assert verdicts(gpus.driver(Subject(root=tmp_path)))[0][0] == "not here"
     pci_device(tmp_path, "0000:00:02.0", vendor="0x8086")
     pci_device(tmp_path, "0000:00:03.0", **{"class": "0x040300"})  # its sound
@@ -92,7 +83,7 @@ def test_a_device_on_the_bus_without_a_driver_is_a_failure(stand_in_driver, tmp_
 
 
 def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_path, monkeypatch):
-    driver.gpus[1].refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
+    driver(lines=f"0 1 nvmlDeviceGetMemoryInfo !{pynvml.NVML_ERROR_GPU_IS_LOST}\n")
     subject = Subject(root=tmp_path)
     found = [check for each in ON_GPUS for check in each.look(subject)]
     (check,) = [each for each in found if each.verdict == "failure"]
@@ -120,21 +111,21 @@ def test_what_cuda_visible_devices_hides(driver, monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "verdict", "words"),
     [
-        ((5, 2), "failure", "older than anything"),
-        ((8, 9), "ok", "GPU 0: 8.9"),
+        ("5 2", "failure", "older than anything"),
+        ("8 9", "ok", "GPU 0: 8.9"),
         # compute_90 is code to compile, and no programs.
-        ((9, 0), "ok", "the driver compiles TensorFlow's programs for it at the first start"),
+        ("9 0", "ok", "the driver compiles TensorFlow's programs for it at the first start"),
     ],
 )
 def test_capabilities_against_the_build(driver, capability, verdict, words):
-    driver.gpus[0].capability = capability
+    driver({"capability": capability})
     check = next(iter(gpus.capability(Subject())))
     assert check.verdict == verdict
     assert words in check.told
 
 
 def test_memory_that_somebody_holds(driver):
-    driver.gpus[1].used = 5000 * MIB
+    driver(second={"memory.used": 5000 * MIB})
     free, held = gpus.memory(Subject(environment={}))
     assert free.verdict == "ok"
     assert "takes nearly all" in free.told

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+from nvml_stand_in.library import gpu
+
 from tfopt.doctor import host_checks as host
 from tfopt.doctor.check import Subject
 
@@ -30,11 +32,12 @@ def test_cores_against_a_quota(tmp_path, monkeypatch):
     assert check.told == "8 cores"
 
 
-def test_memory_of_a_container_against_the_gpus(tmp_path, stand_in_driver):
+def test_memory_of_a_container_against_the_gpus(tmp_path, played):
+    played(gpu(0))  # of 40 GiB
     subject = in_group(tmp_path, memory_max=str(4 * 1024**3))
-    check = only(host.memory(subject))  # the stand-in has 8000 MiB
+    check = only(host.memory(subject))
     assert check.verdict == "warning"
-    assert "4 GiB of memory for GPUs with 8 GiB" in check.told
+    assert "4 GiB of memory for GPUs with 40 GiB" in check.told
     assert "a limit of 4 GiB (cgroup)" in check.evidence
 
 

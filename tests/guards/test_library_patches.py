@@ -145,12 +145,10 @@ def found_in(folder):
     for path in sorted(folder.rglob("*.py")):
         finder = Finder()
         finder.visit(ast.parse(path.read_text(encoding="utf-8")))
-        for name, line in finder.patches:
-            patches[name].append(f"{path.relative_to(folder)}:{line}")
-        for name, line in finder.imports:
-            imports[name].append(f"{path.relative_to(folder)}:{line}")
-        for name, line in finder.for_a_while:
-            for_a_while[name].append(f"{path.relative_to(folder)}:{line}")
+        each_found = (finder.patches, finder.imports, finder.for_a_while)
+        for kept, found in zip((patches, imports, for_a_while), each_found, strict=True):
+            for name, line in found:
+                kept[name].append(f"{path.relative_to(folder)}:{line}")
     return patches, imports, for_a_while
 
 

@@ -4,13 +4,10 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
-from types import NoneType
-from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from one_transform import example
 
 from tfopt import (
     Distribute,
@@ -29,8 +26,7 @@ from tfopt.job.recipe_file import (
     read_recipe,
     write_recipe,
 )
-from tfopt.job.references import resolve_job
-from tfopt.job.roster import ROSTER, transform_class
+from tfopt.job.roster import ROSTER
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("*.toml"))
@@ -41,57 +37,6 @@ CHAIN = chain(
     Execution(jit_compile="auto", steps_per_execution=4),
     LearningRate(peak=0.01, warmup=0.1, decay="cosine"),
 )
-
-
-def candidates(hint):
-    """Values of a type hint, to be tried on a field."""
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    if get_origin(hint) in (tuple, Sequence):
-        return [(value,) for inner in get_args(hint)[:1] for value in candidates(inner)]
-    if dataclasses.is_dataclass(hint):
-        return variants(hint)
-    if get_args(hint):
-        return [value for option in get_args(hint) for value in candidates(option)]
-    texts = ["memory", "file:/tmp/tfopt-cache", "os.path:basename", "dense.*", "1x16"]
-    texts += ["grpc://localhost:5050"]
-    known = {bool: [True, False], int: [2, 16], float: [0.25, 0.75], str: texts, NoneType: []}
-    return known.get(hint, [])
-
-
-def first_that_is_possible(kind, choices):
-    for values in product(*choices.values()):
-        try:
-            return kind(**dict(zip(choices, values, strict=True)))
-        except UserError:
-            continue
-    raise AssertionError(f"no values found for {kind.__name__}: extend candidates")
-
-
-def variants(kind):
-    """One instance for each field of a dataclass, in which that field is not its default."""
-    hints, found = get_type_hints(kind), []
-    required = [
-        each.name
-        for each in dataclasses.fields(kind)
-        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    ]
-    plain = first_that_is_possible(kind, {name: candidates(hints[name]) for name in required})
-    for each in dataclasses.fields(kind):
-        # A setting may only make sense beside another, such as the budget of what is switched on.
-        for value, base in product(candidates(hints[each.name]), (plain, *found)):
-            try:
-                variant = dataclasses.replace(base, **{each.name: value})
-            except UserError:
-                continue
-            if variant != base:
-                found.append(variant)
-                break
-        else:
-            raise AssertionError(
-                f"no value found for {kind.__name__}.{each.name}: extend candidates"
-            )
-    return [plain, *found]
 
 
 def written(tmp_path, text):
@@ -107,12 +52,11 @@ def refused(path):
 
 
 @pytest.mark.parametrize("name", list(ROSTER))
-def test_every_field_of_every_transform_survives_toml_and_json(name, tmp_path):
-    for transform in variants(transform_class(name)):
-        whole = chain(transform)
-        path = write_recipe(RecipeFile(chain=whole), tmp_path / "x.toml")
-        assert repr(read_recipe(path, trust_functions=True).chain) == repr(whole)
-        assert chain_from_toml(json.loads(json.dumps(chain_to_toml(whole)))) == whole
+def test_every_transform_survives_toml_and_json(name, tmp_path):
+    whole = chain(example(name))
+    path = write_recipe(RecipeFile(chain=whole), tmp_path / "x.toml")
+    assert repr(read_recipe(path, trust_functions=True).chain) == repr(whole)
+    assert chain_from_toml(json.loads(json.dumps(chain_to_toml(whole)))) == whole
 
 
 def test_a_whole_recipe_survives(tmp_path):
@@ -206,24 +150,16 @@ def test_a_file_that_names_functions_is_refused_unless_they_are_trusted(tmp_path
     assert read_recipe(path, trust_functions=True).chain == chain(Pipeline(map="os:system"))
 
 
-@pytest.mark.parametrize("name", list(ROSTER))
-def test_every_field_that_holds_a_reference_is_marked_as_one(name):
+def test_the_fields_of_a_pipeline_that_name_functions_are_known_as_such():
     """A field is one if it is read as one: then text that is no reference is refused as such."""
-    kind = transform_class(name)
-    required = {
-        each.name: candidates(get_type_hints(kind)[each.name])[0]
-        for each in dataclasses.fields(kind)
-        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    }
     reading = set()
-    for each in dataclasses.fields(kind):
+    for each in dataclasses.fields(Pipeline):
         try:
-            kind(**{**required, each.name: "no reference"})
+            Pipeline(**{each.name: "no reference"})
         except (ValueError, TypeError) as error:
             if "reference is malformed" in str(error):
                 reading.add(each.name)
-    assert reading == set(kind.functions)
-    assert bool(reading) == (name == "pipeline")
+    assert reading == set(Pipeline.functions)
 
 
 HOSTILE_HEAD = 'tfopt = 1\njob = "evil:job"\ntitle = "{__import__(\'evil\')}"\n'
@@ -239,19 +175,13 @@ def test_reading_executes_nothing_that_the_file_names(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("open('mark', 'w').close()\ndef job(): ...\n", "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    outcomes = {}
+    refused = set()
     for name, body in HOSTILE.items():
         try:
             read_recipe(written(tmp_path, HOSTILE_HEAD + body), trust_functions=True)
-            outcomes[name] = "read"
         except UserError:
-            outcomes[name] = "refused"
-    assert outcomes == {
-        "a job": "read",
-        "a transform": "refused",
-        "a field": "refused",
-        "a function": "read",
-    }
+            refused.add(name)
+    assert refused == {"a transform", "a field"}
     assert not (tmp_path / "mark").exists()
     assert "evil" not in sys.modules
 
@@ -262,12 +192,3 @@ def test_a_shipped_recipe_is_valid_and_says_what_it_is_for(path):
     assert recipe.title == path.stem
     assert recipe.description
     assert recipe.chain.parts
-
-
-def test_the_file_of_the_main_recipe_says_what_its_module_says():
-    from tfopt.recipes.cnn_mnist import CHAIN as MODULE_CHAIN
-
-    recipe = read_recipe(ROOT / "recipes" / "cnn_mnist.toml")
-    assert set(recipe.chain.parts) == set(MODULE_CHAIN.parts)
-    job = resolve_job(recipe.job, recipe.arguments)
-    assert (job.name, job.epochs) == ("cnn_mnist", 3)

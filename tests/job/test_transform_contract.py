@@ -7,9 +7,11 @@ import keras
 import numpy as np
 import pytest
 from allpairspy import AllPairs
+from one_transform import EXAMPLES, example
 
 import tfopt
 from tfopt import Data, Job, chain, run
+from tfopt.data import PipelineOptions
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.roster import ROSTER, transform_class, transform_name
 
@@ -17,24 +19,6 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
 Y = (X.sum(axis=1) > 0).astype("int64")
 
-# Settings with which each transform does something on a CPU.
-EXAMPLES = {
-    "place": {"gpus": "all"},
-    "keep_host_memory": {},
-    "mixed_precision": {"policy": "mixed_bfloat16"},
-    "distribute": {},
-    "pipeline": {"batch_size": 16, "cache": "memory"},
-    "execution": {"steps_per_execution": 2},
-    "fused_attention": {},
-    "remat": {"layers": "dense"},
-    "accumulate": {"steps": 4},
-    "learning_rate": {"peak": 0.01, "decay": "cosine"},
-    "remove_channels": {"fraction": 0.5},
-    "prune": {"sparsity": 0.5},
-    "cluster": {"clusters": 4},
-    "quantize_aware": {},
-    "quantize": {"precision": "dynamic"},
-}
 NAMES = pytest.mark.parametrize("name", list(ROSTER))
 
 
@@ -55,10 +39,6 @@ def quick_first():
         marks = [] if pairs - seen else [pytest.mark.slow]
         seen |= pairs
         yield pytest.param(names, id="-".join(names), marks=marks)
-
-
-def example(name):
-    return transform_class(name)(**EXAMPLES[name])
 
 
 def a_job():
@@ -92,7 +72,8 @@ def test_it_is_a_frozen_value_that_its_repr_gives_back(name):
     transform = example(name)
     with pytest.raises(dataclasses.FrozenInstanceError):
         transform.anything = None
-    assert eval(repr(transform), {n: getattr(tfopt, n) for n in tfopt.__all__}) == transform
+    names = {n: getattr(tfopt, n) for n in tfopt.__all__} | {"PipelineOptions": PipelineOptions}
+    assert eval(repr(transform), names) == transform
     assert hash(transform) == hash(example(name))
 
 

@@ -17,8 +17,8 @@ from tfopt.monitor.readings import (
     SampledGpu,
 )
 
-HOT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", throttles=True)
-IDLE = ClockReason("nothing to do (GpuIdle)", throttles=False)
+HOT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", cause="heat")
+IDLE = ClockReason("nothing to do (GpuIdle)")
 
 
 def reading(**changes):

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from nvml_stand_in.library import gpu
 
 import tfopt
 from tfopt.measure import provenance
@@ -102,7 +103,8 @@ def test_variables_that_matter_are_kept_and_secrets_are_masked():
     assert list(kept) == sorted(kept)
 
 
-def test_stand_in_the_driver_is_named(stand_in_driver, monkeypatch, tmp_path):
+def test_stand_in_the_driver_is_named(played, monkeypatch, tmp_path):
+    played(gpu(0))
     monkeypatch.chdir(tmp_path)
     found = read_provenance()
     assert (found.gpus, found.driver) == (("NVIDIA Stand-In",), "580.65.06")

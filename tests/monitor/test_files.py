@@ -8,16 +8,12 @@ from dataclasses import astuple, fields, replace
 from types import SimpleNamespace
 
 import pytest
+from traces import HEALTHY, HEAT, marks, trace
 
 from tfopt.monitor.readings import (
     GPU_METRICS,
     HOST_METRICS,
-    ClockReason,
     GpuProcess,
-    GpuReading,
-    HostReading,
-    Recording,
-    Sample,
     SampledGpu,
     StepMark,
 )
@@ -26,29 +22,16 @@ from tfopt.monitor.sampler import sampling
 
 
 def full():
-    """Every metric with a number that decimals cannot hold, None, and texts that need quoting."""
-    values = {metric.name: 0.1 + 1e9 / (3 + n) for n, metric in enumerate(GPU_METRICS)}
-    gpu = GpuReading(
-        **values,
-        clock_reasons=(ClockReason("heat, seen by the driver", throttles=True),),
-        processes=(GpuProcess(7, 'a "name", with\nlines', 1 / 3), GpuProcess(8, None, None)),
-    )
-    bare = GpuReading(clock_reasons=(), processes=())
+    """Numbers that decimals cannot hold, what is not known, and texts that need quoting."""
+    gpu = {metric.name: 0.1 + 1e9 / (3 + n) for n, metric in enumerate(GPU_METRICS)}
+    gpu["clock_reasons"] = (HEAT,)
+    gpu["processes"] = (GpuProcess(7, 'a "name", with\nlines', 1 / 3), GpuProcess(8, None, None))
     host = {metric.name: 1e-9 + 1 / (3 + n) for n, metric in enumerate(HOST_METRICS)}
-    gpus = (
-        SampledGpu("GPU-a", "Ä, board", {"fan_percent": "NVML: Not Supported"}),
-        SampledGpu("GPU-b", "Other", {}),
-    )
-    return Recording(
-        samples=(
-            Sample(1 / 3, HostReading(**host), (gpu, bare)),
-            Sample(0.7, HostReading(), (GpuReading(), gpu)),
-        ),
-        gpus=gpus,
-        no_gpu_reason=None,
-        steps=(StepMark(0.5, 10, 0.1 + 0.2, 640, 0.0), StepMark(0.6)),
-        host_missing={"disk_read_mib_per_s": "a rate needs two readings"},
-    )
+    recording = trace(
+        1, gpu=[gpu, dict.fromkeys(HEALTHY)], host=host, names=["Ä, board", "Other"],
+        steps=marks(3, each=1 / 3, wait=None), missing={"fan_percent": "NVML: Not Supported"},
+    )  # fmt: skip
+    return replace(recording, host_missing={"disk_read_mib_per_s": "a rate needs two readings"})
 
 
 @pytest.fixture
@@ -111,7 +94,7 @@ def test_every_figure_is_in_its_row(tmp_path, recording):
         for gpu, reading in zip(recording.gpus, each.gpus, strict=True)
     ]
     for row in of("gpu", path)[:1]:
-        assert row["clock_reasons"] == [["heat, seen by the driver", True]]
+        assert row["clock_reasons"] == [[HEAT.description, "heat"]]
         assert row["processes"] == [[7, 'a "name", with\nlines', 1 / 3], [8, None, None]]
     about, *gpus = of("about", path)
     told = {"no_gpu_reason": recording.no_gpu_reason, "host_missing": recording.host_missing}

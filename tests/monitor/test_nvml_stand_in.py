@@ -3,12 +3,10 @@
 It has not run on GPUs.
 """
 
-import ctypes
 import os
 import time
 from dataclasses import asdict
 
-import pynvml
 import pytest
 from nvml_stand_in.library import gpu, part
 
@@ -19,53 +17,23 @@ from tfopt.monitor.sampler import Sampler, sampling
 ME = os.getpid()
 
 
-class Played:
-    """The GPUs of a trace, on a clock that the test turns."""
-
-    def __init__(self, library, trace):
-        library.nvml_stand_in_at.argtypes = [ctypes.c_double]
-        library.nvml_stand_in_play(trace.encode())
-        self.library = library
-        self.at(0.0)
-
-    def at(self, moment):
-        self.now = moment
-        self.library.nvml_stand_in_at(moment)
-
-    def calls(self, name):
-        return self.library.nvml_stand_in_calls(name.encode())
-
-    def sampler(self, wanted="visible"):
-        return Sampler(ME, lambda: self.now, wanted)
-
-    def samples(self, moments, wanted="visible"):
-        """Take a sample at each moment; return the recording."""
-        sampler = self.sampler(wanted)
-        for moment in moments:
-            self.at(moment)
-            sampler.take()
-        return sampler.recording()
-
-    def chosen(self, wanted="visible"):
-        """Return the UUIDs of the GPUs that are watched, or why there are none."""
-        recording = self.sampler(wanted).recording()
-        return recording.no_gpu_reason or [each.uuid for each in recording.gpus]
+def sampler_of(gpus, wanted="visible"):
+    return Sampler(ME, lambda: gpus.now, wanted)
 
 
-@pytest.fixture
-def played(nvml_stand_in, monkeypatch):
-    """Play a trace in this process."""
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(name, raising=False)
+def sampled(gpus, moments, wanted="visible"):
+    """Take a sample at each moment; return the recording."""
+    sampler = sampler_of(gpus, wanted)
+    for moment in moments:
+        gpus.at(moment)
+        sampler.take()
+    return sampler.recording()
 
-    def play(trace):
-        found = nvml_stand_in(trace)
-        library = ctypes.CDLL(f"{found['LD_LIBRARY_PATH']}/libnvidia-ml.so.1")
-        monkeypatch.setattr(pynvml, "nvmlLib", library)
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        return Played(library, found["NVML_STAND_IN"])
 
-    return play
+def chosen(gpus, wanted="visible"):
+    """Return the UUIDs of the GPUs that are watched, or why there are none."""
+    recording = sampler_of(gpus, wanted).recording()
+    return recording.no_gpu_reason or [each.uuid for each in recording.gpus]
 
 
 def powers(recording):
@@ -74,7 +42,7 @@ def powers(recording):
 
 def test_every_metric_of_the_table_comes_in_its_unit(played):
     gpus = played(gpu(0) + "1 0 energy_mj 10300000\n")
-    sampler = gpus.sampler()
+    sampler = sampler_of(gpus)
     first = asdict(sampler.take().gpus[0])
     gpus.at(1.5)
     second = asdict(sampler.take().gpus[0])
@@ -108,7 +76,7 @@ def test_what_is_not_there_or_not_allowed_is_none_with_the_reason(played):
     gpus = played(
         gpu(0, nothing) + "0 0 nvmlDeviceGetMaxClockInfo !4\n0 0 nvmlDeviceGetPowerUsage !10\n"
     )
-    recording = gpus.samples(range(3))
+    recording = sampled(gpus, range(3))
     reading, missing = recording.samples[-1].gpus[0], recording.gpus[0].missing
     for name in ("fan_percent", "slowdown_temperature_c"):
         assert (getattr(reading, name), missing[name]) == (None, "NVML: Not Supported")
@@ -120,7 +88,7 @@ def test_what_is_not_there_or_not_allowed_is_none_with_the_reason(played):
 
 def test_a_gpu_that_falls_off_the_bus_is_empty_while_the_others_go_on_and_may_come_back(played):
     gpus = played(gpu(0) + gpu(1, {"uuid": "GPU-bbbb"}) + "10 1 * !15\n60 1 * ok\n")
-    recording = gpus.samples((0.0, 10.0, 11.0, 30.0, 61.0))
+    recording = sampled(gpus, (0.0, 10.0, 11.0, 30.0, 61.0))
     both, one = [312.45, 312.45], [312.45, None]
     assert powers(recording) == [both, one, one, one, both]
     assert set(asdict(recording.samples[3].gpus[1]).values()) == {None}
@@ -137,7 +105,7 @@ def test_a_gpu_that_refuses_its_handle_hides_no_other(played, monkeypatch, code,
         + f"0 1 nvmlDeviceGetHandleByIndex_v2 !{code}\n"
         + gpu(2, {"uuid": "GPU-cccc"})
     )
-    recording = gpus.samples([0.0], "all")
+    recording = sampled(gpus, [0.0], "all")
     assert powers(recording) == [[312.45, None, 312.45]]
     assert reason in recording.gpus[1].missing["power_w"]
     assert [each.uuid for each in nvml.gpu_memories()] == ["GPU-aaaa", "GPU-cccc"]
@@ -146,12 +114,12 @@ def test_a_gpu_that_refuses_its_handle_hides_no_other(played, monkeypatch, code,
     facts = [each.uuid for each in nvml.device_facts()]
     assert ("GPU number 1" in facts) != forbidden
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpus.chosen() == ["GPU-cccc" if forbidden else "GPU number 1"]
+    assert chosen(gpus) == ["GPU-cccc" if forbidden else "GPU number 1"]
 
 
 def test_a_driver_that_goes_leaves_the_host_and_may_come_back(played):
     gpus = played(gpu(0) + "10 - * !9\n30 - * ok\n")
-    sampler = gpus.sampler()
+    sampler = sampler_of(gpus)
     held = []
     for moment in (0.0, 10.0, 22.0, 31.0):
         gpus.at(moment)
@@ -161,7 +129,7 @@ def test_a_driver_that_goes_leaves_the_host_and_may_come_back(played):
     assert held == [30000, None, None, 30000]
     assert sampler.recording().gpus[0].missing["device_mib"] == "NVML: Driver Not Loaded"
     sampler._gpus.close()
-    assert gpus.library.nvml_stand_in_sessions() == 0
+    assert gpus.sessions == 0
 
 
 NONE = "NVML lists no visible GPU"
@@ -171,8 +139,8 @@ def test_cuda_s_variables_choose_the_gpus_that_cuda_would(played, monkeypatch):
     gpus = played(
         "".join(gpu(n, {"uuid": f"GPU-{name}"}) for n, name in enumerate(("a1", "a2", "b1")))
     )
-    assert gpus.chosen() == ["GPU-a1", "GPU-a2", "GPU-b1"]
-    for visible, chosen in {
+    assert chosen(gpus) == ["GPU-a1", "GPU-a2", "GPU-b1"]
+    for visible, expected in {
         "": NONE,
         "2,0": ["GPU-b1", "GPU-a1"],
         "1,-1,0": ["GPU-a2"],
@@ -182,7 +150,7 @@ def test_cuda_s_variables_choose_the_gpus_that_cuda_would(played, monkeypatch):
         "GPU-a": NONE,  # there are two of them
     }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert gpus.chosen() == chosen, visible
+        assert chosen(gpus) == expected, visible
 
 
 def test_boards_of_several_kinds_are_not_mixed_up(played, monkeypatch):
@@ -193,16 +161,16 @@ def test_boards_of_several_kinds_are_not_mixed_up(played, monkeypatch):
     )
     unsure = "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
     # TensorFlow knows its GPUs by their places, which NVML may count otherwise.
-    assert unsure in gpus.chosen([0])
-    assert unsure in gpus.chosen()
+    assert unsure in chosen(gpus, [0])
+    assert unsure in chosen(gpus)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-f")
-    assert gpus.chosen() == ["GPU-f"]
+    assert chosen(gpus) == ["GPU-f"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert gpus.chosen() == ["GPU-s", "GPU-f", "GPU-t"]
+    assert chosen(gpus) == ["GPU-s", "GPU-f", "GPU-t"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpus.chosen() == gpus.chosen([0]) == ["GPU-f"]
-    assert "not number 3" in gpus.chosen([3])
+    assert chosen(gpus) == chosen(gpus, [0]) == ["GPU-f"]
+    assert "not number 3" in chosen(gpus, [3])
 
 
 PART = {"name": "Stand-In MIG 1g.5gb", "processes": "none"}
@@ -217,7 +185,7 @@ DIVIDED = (
 def test_a_part_of_a_gpu_is_found_by_its_name_and_is_the_only_one(played, monkeypatch):
     gpus = played(DIVIDED)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    for visible, chosen in {
+    for visible, expected in {
         "MIG-2222": ["MIG-2222"],
         # CUDA takes one part, and no other GPU beside it.
         "MIG-1111,MIG-2222": ["MIG-1111"],
@@ -225,12 +193,12 @@ def test_a_part_of_a_gpu_is_found_by_its_name_and_is_the_only_one(played, monkey
         "0": ["GPU-whole"],
     }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert gpus.chosen() == chosen, visible
-    assert gpus.chosen("all") == ["GPU-whole", "GPU-apart", "MIG-1111", "MIG-2222"]
+        assert chosen(gpus) == expected, visible
+    assert chosen(gpus, "all") == ["GPU-whole", "GPU-apart", "MIG-1111", "MIG-2222"]
 
 
 def test_a_part_has_its_own_memory_and_the_divided_gpu_the_clocks(played, monkeypatch):
-    recording = played(DIVIDED).samples([0.0], "all")
+    recording = sampled(played(DIVIDED), [0.0], "all")
     whole, divided, part, _ = recording.samples[0].gpus
     assert (part.device_mib, part.total_mib, part.processes) == (1000, 4864, ())
     assert (part.power_w, divided.power_w, whole.power_w) == (None, 312.45, 312.45)

@@ -1,4 +1,4 @@
-"""Sample a process, and GPUs of a stand-in under the real pynvml (``stand_in_driver``)."""
+"""Sample a process, and GPUs of a stand-in under the real pynvml."""
 
 import mmap
 import os
@@ -7,11 +7,12 @@ import time
 
 import pynvml
 import pytest
+from nvml_stand_in.library import gpu
 
 from tfopt.monitor import sampler as samplers
 from tfopt.monitor.nvml import newest_cuda
-from tfopt.monitor.readings import HostReading, Sample, StepMark
-from tfopt.monitor.sampler import Moments, sampling
+from tfopt.monitor.readings import StepMark
+from tfopt.monitor.sampler import sampling
 
 MIB = 1024**2
 ME = os.getpid()
@@ -79,61 +80,56 @@ def test_a_driver_that_answers_slowly_is_asked_less_often(monkeypatch):
     assert pauses == [0.25, 2.0, 2.0, 2.0]
 
 
-def test_what_is_kept_does_not_grow_without_end():
-    samples = Moments("at_s", lambda first, second: first, most=100)
-    marks = Moments("ended_s", StepMark.joined, most=100)
+def test_what_is_kept_does_not_grow_without_end(monkeypatch):
+    monkeypatch.setattr(samplers, "_MOST_KEPT", 100)
+    sampler = samplers.Sampler(ME, float, wanted={})
     for moment in range(1000):
-        samples.add(Sample(float(moment), HostReading()))
-        marks.add(StepMark(float(moment), steps=2, seconds=0.5, examples=None))
-    times = [each.at_s for each in samples.between(-1.0, 1e9)]
-    assert times[-50:] == [float(n) for n in range(950, 1000)]
-    assert (times[0], times[-1]) == (0, 999)
-    assert [each.at_s for each in samples.between(960.0, 962.0)] == [960, 961, 962]
-    joined = marks.between(-1.0, 1e9)
-    assert max(len(times), len(joined)) <= 100
-    # However they were joined, nothing is lost of their sums.
-    assert (sum(mark.steps for mark in joined), {mark.examples for mark in joined}) == (
-        2000,
-        {None},
-    )
+        sampler.mark(StepMark(float(moment), steps=2, seconds=0.5, examples=None))
+    recording = sampler.recording()
+    assert [mark.ended_s for mark in recording.steps] == [float(n) for n in range(900, 1000)]
+    assert [mark.ended_s for mark in sampler.marks(960.0, 962.0)] == [960, 961, 962]
+    # Nothing is lost of their sums.
+    assert recording.trained == StepMark(999.0, steps=2000, seconds=500.0)
 
 
-def test_one_session_serves_all_samples_and_none_where_no_gpu_is_in_use(stand_in_driver):
+def test_one_session_serves_all_samples_and_none_where_no_gpu_is_in_use(played):
+    gpus = played(gpu(0))
     recording = sampled(wanted={})
     assert (recording.gpus, recording.no_gpu_reason) == ((), "no GPU is in use")
-    assert stand_in_driver.opened == 0
+    assert gpus.calls("nvmlInitWithFlags") == 0
     with sampling(ME, clock=time.perf_counter, period_s=60) as sampler:
         for _ in range(5):
             sampler.take()
-        assert (stand_in_driver.opened, stand_in_driver.sessions) == (1, 1)
-    assert stand_in_driver.sessions == 0
+        assert (gpus.calls("nvmlInitWithFlags"), gpus.sessions) == (1, 1)
+    assert gpus.sessions == 0
 
 
-def test_heat_power_and_hardware_throttle_and_nothing_else(stand_in_driver):
-    throttles = {
-        "SwPowerCap": True,
-        "HwSlowdown": True,
-        "SwThermalSlowdown": True,
-        "HwThermalSlowdown": True,
-        "HwPowerBrakeSlowdown": True,
-        "GpuIdle": False,
-        "ApplicationsClocksSetting": False,
+def test_heat_power_and_hardware_throttle_and_nothing_else(played):
+    causes = {
+        "SwPowerCap": "power",
+        "HwSlowdown": "hardware",
+        "SwThermalSlowdown": "heat",
+        "HwThermalSlowdown": "heat",
+        "HwPowerBrakeSlowdown": "hardware",
+        "GpuIdle": None,
+        "ApplicationsClocksSetting": None,
     }
-    bits = [getattr(pynvml, f"nvmlClocksEventReason{name}") for name in throttles]
-    stand_in_driver.gpus[0].reasons = sum(bits) | 1 << 40
+    bits = [getattr(pynvml, f"nvmlClocksEventReason{name}") for name in causes]
+    played(gpu(0, {"reasons": sum(bits) | 1 << 40}))
     known = sampled().samples[0].gpus[0].clock_reasons
-    names = {each.description.split("(")[1].rstrip(")"): each.throttles for each in known}
-    assert names == throttles
+    names = {each.description.split("(")[1].rstrip(")"): each.cause for each in known}
+    assert names == causes
 
 
-def test_a_library_that_refuses_is_a_reason(stand_in_driver):
+def test_a_library_that_refuses_is_a_reason(played):
+    played(gpu(0))
     assert newest_cuda() == "12.8"
-    stand_in_driver.unknown = {"nvmlInitWithFlags"}
+    played(gpu(0) + "0 - nvmlInitWithFlags !13\n")
     assert sampled().no_gpu_reason == "NVML: Function Not Found"
-    stand_in_driver.unknown = {"nvmlDeviceGetUUID"}
+    gpus = played(gpu(0) + "0 0 nvmlDeviceGetUUID !13\n")
     recording = sampled()
     assert recording.no_gpu_reason is None
     assert set(recording.gpus[0].missing.values()) == {"NVML: Function Not Found"}
-    assert stand_in_driver.sessions == 0
-    stand_in_driver.unknown, stand_in_driver.gpus = set(), []
+    assert gpus.sessions == 0
+    played("")
     assert sampled().no_gpu_reason == "NVML lists no visible GPU"

@@ -4,6 +4,8 @@
 ``gpu`` is several GPUs. A function gets the second, and may return None: not known at that moment.
 """
 
+from functools import reduce
+
 from tfopt.monitor.readings import (
     ClockReason,
     GpuProcess,
@@ -15,11 +17,11 @@ from tfopt.monitor.readings import (
     StepMark,
 )
 
-HEAT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", True)
-POWER = ClockReason("the power limit (SwPowerCap)", True)
-BRAKE = ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", True)
-IDLE = ClockReason("nothing to do (GpuIdle)", False)
-SET = ClockReason("clocks set by somebody (ApplicationsClocksSetting)", False)
+HEAT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", "heat")
+POWER = ClockReason("the power limit (SwPowerCap)", "power")
+BRAKE = ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", "hardware")
+IDLE = ClockReason("nothing to do (GpuIdle)")
+SET = ClockReason("clocks set by somebody (ApplicationsClocksSetting)")
 
 # A GPU with nothing wrong: busy, cool, alone, at full clocks.
 HEALTHY = {
@@ -69,6 +71,7 @@ def trace(seconds=60, *, every=1.0, host=None, gpu=(), steps=None, missing=None,
         tuple(SampledGpu(f"GPU-{n}", name, missing or {}) for n, name in enumerate(names)),
         None if gpus else "NVML: Driver Not Loaded",
         tuple(steps or ()),
+        reduce(StepMark.joined, steps) if steps else None,
     )
 
 

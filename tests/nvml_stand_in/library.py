@@ -6,6 +6,7 @@ nvidia-ml-py finds the stand-in in the place of the driver's library.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -32,6 +33,8 @@ BUSY = {
     "power_limit_mw": 400_000,
     "energy_mj": 10_000_000,
     "fan": 30,
+    "mode": 0,
+    "capability": "8 0",
     "reasons": 0,
     "processes": f"self:{2000 * MIB} 99:{500 * MIB}",
 }
@@ -79,3 +82,24 @@ DRIVER = (
 def environment(library: Path, trace: Path) -> dict[str, str]:
     """Return what a process needs to find the library and its trace."""
     return {"LD_LIBRARY_PATH": str(library.parent), "NVML_STAND_IN": str(trace)}
+
+
+class Played:
+    """A trace in this process, on a clock that the test turns."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.library = ctypes.CDLL(f"{environment['LD_LIBRARY_PATH']}/libnvidia-ml.so.1")
+        self.library.nvml_stand_in_at.argtypes = [ctypes.c_double]
+        self.library.nvml_stand_in_play(environment["NVML_STAND_IN"].encode())
+        self.at(0.0)
+
+    def at(self, moment: float) -> None:
+        self.now = moment
+        self.library.nvml_stand_in_at(moment)
+
+    def calls(self, name: str) -> int:
+        return self.library.nvml_stand_in_calls(name.encode())
+
+    @property
+    def sessions(self) -> int:
+        return self.library.nvml_stand_in_sessions()

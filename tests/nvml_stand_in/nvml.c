@@ -13,7 +13,7 @@
  *
  * Keys of a GPU: uuid name memory.total memory.used utilisation memory_utilisation clock.N
  * max_clock.N temperature threshold.N power_mw power_limit_mw energy_mj field.ID fan
- * reasons processes (PID:BYTES ...) mig part_of.
+ * reasons mode capability processes (PID:BYTES ...) mig part_of.
  * Of none: driver cuda process.PID. `self` is this process's number.
  */
 
@@ -377,6 +377,14 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, FieldValue
     return SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    GPU("nvmlDeviceGetCudaComputeCapability");
+    const char *text = lookup(gpu, "capability");
+    return text && sscanf(text, "%d %d", major, minor) == 2 ? SUCCESS : NOT_SUPPORTED;
+}
+
+SMALL(nvmlDeviceGetComputeMode, "mode")
 NUMBERED(nvmlDeviceGetClockInfo, "clock")
 NUMBERED(nvmlDeviceGetMaxClockInfo, "max_clock")
 NUMBERED(nvmlDeviceGetTemperatureThreshold, "threshold")

@@ -15,15 +15,8 @@ kill_and_resume = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kill_and_resume)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("plain", marks=pytest.mark.slow),
-        pytest.param("two_replicas", marks=pytest.mark.slow),
-        pytest.param("pruned", marks=pytest.mark.slow),
-        pytest.param("two_workers_of_two_replicas", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "two_replicas", "pruned", "two_workers_of_two_replicas"])
 def test_nothing_is_lost(kind, tmp_path):
     expected, seconds = kill_and_resume.undisturbed(kind, tmp_path / "undisturbed")
     # A machine that has become faster meanwhile is done before it is killed: then sooner.

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from nvml_stand_in.library import gpu
 
 import tfopt
 from tfopt import Data, Job, UserError, explain_out_of_memory
@@ -99,11 +100,12 @@ def test_the_phase_is_named(phase, use):
     assert raised.value.phase == phase
 
 
-def test_what_a_gpu_has_is_named(stand_in_driver):
+def test_what_a_gpu_has_is_named(played):
+    played(gpu(0))
     text = "OOM when allocating tensor with shape[64,1024,1024] and type half on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
     with pytest.raises(OutOfMemory) as raised, explain_out_of_memory():
         raise tf.errors.ResourceExhaustedError(None, None, text)
-    assert raised.value.expected == "what fits into the 8,000 MiB of GPU:0, NVIDIA Stand-In"
+    assert raised.value.expected == "what fits into the 40,960 MiB of GPU:0, NVIDIA Stand-In"
     assert raised.value.received == text
 
 

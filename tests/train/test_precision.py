@@ -217,22 +217,13 @@ def test_auto_leaves_float32_on_a_cpu_and_what_may_be_tried_is_said_apart(monkey
     assert not effect.acted
     assert "tried by `tfopt tune`, not assumed" in effect.note
     assert precision.half_precision() == half
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "policy", "half"),
-    [
-        ([(9, 0), (7, 0)], "mixed_float16", "mixed_float16"),
-        ([(9, 0), (6, 1)], "float32", None),
-    ],
-)
-def test_auto_goes_by_the_capability_of_the_least_gpu(monkeypatch, capabilities, policy, half):
-    monkeypatch.setattr(precision, "gpu_capabilities", lambda: capabilities)
-    monkeypatch.setattr(precision, "_cpu_flags", lambda: frozenset(["amx_bf16"]))
-    chosen, reason = precision.choose_policy()
-    assert chosen == policy
-    assert f"capability {'.'.join(map(str, min(capabilities)))}" in reason
-    assert precision.half_precision() == half
+    # With GPUs it goes by the capability of the least.
+    for least, policy in (((7, 0), "mixed_float16"), ((6, 1), "float32")):
+        monkeypatch.setattr(precision, "gpu_capabilities", lambda least=least: [(9, 0), least])
+        chosen, reason = precision.choose_policy()
+        assert chosen == policy
+        assert f"capability {least[0]}.{least[1]}" in reason
+        assert precision.half_precision() == (policy if policy != "float32" else None)
 
 
 def test_the_tf32_switch_is_back_afterwards_and_an_unknown_policy_is_refused():

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WELL = 0
 NO_GPU = 3
+# For findings: long enough for a trend, short enough to follow a change.
+_WINDOW_S = 600.0
 
 _DESCRIPTION = """\
 Shows all GPUs of this machine and the host, and what tfopt's rules find in the last ten minutes. In
@@ -137,12 +139,11 @@ def _print_tables(sampler: Sampler, samples: Iterator[Sample]) -> None:
 
     from tfopt.monitor.findings import findings
     from tfopt.monitor.outlets.terminal import machine_table
-    from tfopt.monitor.outlets.watching import last_minutes
 
     console = Console()
     printed: set[tuple[str, int | None]] = set()
     for sample in samples:
-        recording = last_minutes(sampler, sample.at_s)
+        recording = sampler.recording(sample.at_s - _WINDOW_S)
         found = [each for each in findings(recording) if each.severity != "not judged"]
         new = [each for each in found if (each.rule, each.gpu) not in printed]
         printed.update((each.rule, each.gpu) for each in new)
@@ -159,13 +160,12 @@ def _show_live(sampler: Sampler, samples: Iterator[Sample]) -> None:
 
     from tfopt.monitor.findings import findings
     from tfopt.monitor.outlets.terminal import machine_table
-    from tfopt.monitor.outlets.watching import last_minutes
 
     console, table = Console(), None
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for sample in samples:
-                recording = last_minutes(sampler, sample.at_s)
+                recording = sampler.recording(sample.at_s - _WINDOW_S)
                 table = machine_table(recording, _title(), findings(recording))
                 live.update(table, refresh=True)
     finally:

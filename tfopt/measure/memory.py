@@ -86,6 +86,6 @@ def _state(gpu: SampledGpu, readings: Sequence[GpuReading]) -> GpuState:
         power_w=over("power_w", statistics.fmean),
         energy_j=round((last or 0.0) - (first or 0.0), 3) if grew else None,
         throttle_reasons=tuple(reason.description for reason in reasons),
-        throttled=any(reason.throttles for reason in reasons),
+        throttled=any(reason.cause for reason in reasons),
         notes=tuple(f"{name}: {why}" for name, why in gpu.missing.items() if name in _SHOWN),
     )

@@ -7,7 +7,7 @@ thresholds are tfopt's own, but where a comment names another source.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -132,8 +132,9 @@ def findings(recording: Recording) -> list[Finding]:
     found: list[Finding] = []
     lacking = []
     gpus = [Trace(recording, place) for place in range(len(recording.gpus))]
-    rules = [partial(rule, recording) for rule in RULES]
-    for rule in (*rules, *(partial(rule, gpu) for rule in GPU_RULES for gpu in gpus)):
+    rules = [partial(rule, recording) for rule in (starved_by_input, host_memory, gpu_unused)]
+    rules += [partial(rule, gpu) for rule in (throttled, another_process) for gpu in gpus]
+    for rule in rules:
         try:
             found += rule()
         except NotKnownError as error:
@@ -228,23 +229,19 @@ def host_memory(recording: Recording) -> Iterator[Finding]:
     )
 
 
-# By rule: NVML's names of the reasons, the severity, and what to do; the last is for all others.
-_CAUSES: dict[str, tuple[tuple[str, ...], Severity, str]] = {
-    "throttled_by_heat": (
-        ("(SwThermalSlowdown)", "(HwThermalSlowdown)"),
+_CAUSES: dict[str, tuple[Severity, str]] = {
+    "heat": (
         "serious",
         "more air: fans, dust, the board's place in the case, the room; or a lower power limit, "
         "which loses less than throttling",
     ),
-    "throttled_by_power": (
-        ("(SwPowerCap)",),
+    "power": (
         "hint",
         "nothing need be done: under full load a board runs at its limit. A higher one is faster "
         "where the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy an "
         "example",
     ),
-    "throttled_by_hardware": (
-        (),
+    "hardware": (
         "serious",
         "look at the power supply, its cables and the board (nvidia-smi -q -d PERFORMANCE, "
         "dmesg | grep -i nvrm)",
@@ -263,8 +260,8 @@ _CLOCK_FIGURES = (
 def throttled(gpu: Trace) -> Iterator[Finding]:
     """Find clocks held down by heat, by the power limit, or by the hardware, as NVML says."""
     known = len(gpu.values("clock_reasons"))
-    for rule, (_, severity, action) in _CAUSES.items():
-        held = [each for each in gpu.readings if rule in _rules_of(each)]
+    for cause, (severity, action) in _CAUSES.items():
+        held = [each for each in gpu.readings if cause in _causes(each)]
         if len(held) < max(2, THROTTLED_SHARE * known):
             continue
         names = ", ".join(sorted({name for each in held for name in each.throttled_by}))
@@ -274,7 +271,7 @@ def throttled(gpu: Trace) -> Iterator[Finding]:
             if (values := [v for each in held if (v := getattr(each, metric)) is not None])
         ]
         yield Finding(
-            rule,
+            f"throttled_by_{cause}",
             severity,
             f"{gpu.label} was held down by {names} in {100 * len(held) / known:.0f} % of the "
             "samples.",
@@ -284,13 +281,10 @@ def throttled(gpu: Trace) -> Iterator[Finding]:
         )
 
 
-def _rules_of(reading: GpuReading) -> list[str]:
-    """Return the rules that apply; where heat makes the hardware slow down, it is heat."""
-    reasons = " ".join(reading.throttled_by)
-    rules = [
-        rule for rule, (names, *_) in _CAUSES.items() if any(each in reasons for each in names)
-    ]
-    return rules or (["throttled_by_hardware"] if reasons else [])
+def _causes(reading: GpuReading) -> set[str | None]:
+    """Return what holds the clocks down; where heat makes the hardware slow down, it is heat."""
+    causes: set[str | None] = {each.cause for each in reading.clock_reasons or ()}
+    return causes - {"hardware"} if "heat" in causes else causes
 
 
 def another_process(gpu: Trace) -> Iterator[Finding]:
@@ -327,14 +321,3 @@ def gpu_unused(recording: Recording) -> Iterator[Finding]:
             "train on all of them, or leave the idle ones to somebody else (CUDA_VISIBLE_DEVICES)",
             "tfopt.Distribute()",
         )
-
-
-RULES: tuple[Callable[[Recording], Iterator[Finding]], ...] = (
-    starved_by_input,
-    host_memory,
-    gpu_unused,
-)
-GPU_RULES: tuple[Callable[[Trace], Iterator[Finding]], ...] = (
-    throttled,
-    another_process,
-)

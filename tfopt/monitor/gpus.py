@@ -31,17 +31,17 @@ from tfopt.monitor.readings import (
 
 # By NVML's bit. The last two have no constant in newer NVML.
 _CLOCK_REASONS: Mapping[int, ClockReason] = {
-    0x1: ClockReason("nothing to do (GpuIdle)", throttles=False),
-    0x2: ClockReason("clocks set by somebody (ApplicationsClocksSetting)", throttles=False),
-    0x4: ClockReason("the power limit (SwPowerCap)", throttles=True),
-    0x8: ClockReason("a slowdown by the hardware (HwSlowdown)", throttles=True),
-    0x10: ClockReason("in step with another GPU (SyncBoost)", throttles=False),
-    0x20: ClockReason("heat, seen by the driver (SwThermalSlowdown)", throttles=True),
-    0x40: ClockReason("heat, seen by the hardware (HwThermalSlowdown)", throttles=True),
-    0x80: ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", throttles=True),
-    0x100: ClockReason("the display's clocks (DisplayClockSetting)", throttles=False),
-    0x200: ClockReason("the board's limit (BoardLimit)", throttles=True),
-    0x400: ClockReason("the voltage's limit (Reliability)", throttles=False),
+    0x1: ClockReason("nothing to do (GpuIdle)"),
+    0x2: ClockReason("clocks set by somebody (ApplicationsClocksSetting)"),
+    0x4: ClockReason("the power limit (SwPowerCap)", "power"),
+    0x8: ClockReason("a slowdown by the hardware (HwSlowdown)", "hardware"),
+    0x10: ClockReason("in step with another GPU (SyncBoost)"),
+    0x20: ClockReason("heat, seen by the driver (SwThermalSlowdown)", "heat"),
+    0x40: ClockReason("heat, seen by the hardware (HwThermalSlowdown)", "heat"),
+    0x80: ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", "hardware"),
+    0x100: ClockReason("the display's clocks (DisplayClockSetting)"),
+    0x200: ClockReason("the board's limit (BoardLimit)", "hardware"),
+    0x400: ClockReason("the voltage's limit (Reliability)"),
 }
 
 Wanted = Collection[int] | Literal["visible", "all"]

@@ -14,38 +14,34 @@ from tfopt.monitor.polling import NotYet, Poller, Question, Rate
 from tfopt.monitor.readings import HostReading
 
 _MIB = 1024**2
-_OF_A_PROCESS = ("process_cpu_percent", "rss_mib")
 
 
 class WatchedHost:
     """Read the host as a process sees it; ``missing`` says why a metric is None."""
 
     def __init__(self, process_id: int | None, clock: Callable[[], float]) -> None:
-        questions = _questions(os.getpid() if process_id is None else process_id, clock)
-        unwatched = _OF_A_PROCESS if process_id is None else ()
-        for name in unwatched:
-            del questions[name]
-        self._poller = Poller(questions, _why)
+        self._poller = Poller(_questions(process_id, clock), _why)
         self.missing = self._poller.missing
-        self.missing.update(dict.fromkeys(unwatched, "no process is watched"))
 
     def read(self) -> HostReading:
         """Return a reading of now; it never raises."""
         return HostReading(**self._poller.values())
 
 
-def _questions(process_id: int, clock: Callable[[], float]) -> dict[str, Question]:
+def _questions(watched: int | None, clock: Callable[[], float]) -> dict[str, Question]:
+    process_id = os.getpid() if watched is None else watched
     cores, busy = psutil.cpu_count() or 1, Rate(_busy_s, clock)
     memory = psutil.virtual_memory
 
-    def process_s() -> float:
-        times = psutil.Process(process_id).cpu_times()
-        return float(times.user + times.system)
+    def process() -> psutil.Process:
+        if watched is None:
+            raise NotYet("no process is watched")
+        return psutil.Process(watched)
 
     return {
         "cpu_percent": lambda: min(100 * busy() / cores, 100.0),
-        "process_cpu_percent": Rate(lambda: 100 * process_s(), clock),
-        "rss_mib": lambda: psutil.Process(process_id).memory_info().rss / _MIB,
+        "process_cpu_percent": Rate(lambda: 100 * sum(process().cpu_times()[:2]), clock),
+        "rss_mib": lambda: process().memory_info().rss / _MIB,
         "memory_used_mib": lambda: ((now := memory()).total - now.available) / _MIB,
         "memory_total_mib": lambda: memory().total / _MIB,
         "memory_limit_mib": lambda: _group_mib(process_id, "size"),

@@ -27,7 +27,7 @@ from tfopt.files import target_of
 from tfopt.monitor.findings import Finding, findings
 from tfopt.monitor.input_wait import count_input_wait, seconds_waited
 from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
-from tfopt.monitor.outlets.tensorboard import TensorBoardScalars
+from tfopt.monitor.outlets.tensorboard import write_scalars
 from tfopt.monitor.outlets.terminal import findings_text
 from tfopt.monitor.readings import Recording, StepMark
 from tfopt.monitor.sample_files import CsvLog
@@ -96,7 +96,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         """The port that Prometheus is served on, while it is."""
         self._stack = ExitStack()
         self._sampler: Sampler | None = None
-        self._scalars: TensorBoardScalars | None = None
+        self._scalars: Any = None
         self._steps = self._new_marks()
         self._ended = _NOTHING
         self._measured = False
@@ -134,10 +134,10 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._steps.pause()
-        self._compile_with_clock(False)
+        count_input_wait(False)
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._compile_with_clock(True)
+        count_input_wait(self._measured)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._steps.pause()
@@ -145,7 +145,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     def on_train_end(self, logs: Any = None) -> None:
         self._end()
         if self._measured:
-            self._compile_with_clock(False)
+            count_input_wait(False)
             self._measured = False
             self.model.train_function = None  # the next fit compiles it without the clock
         if self._shows:
@@ -172,18 +172,16 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._measured = True
         self.model.make_train_function(force=True)
 
-    def _compile_with_clock(self, on: bool) -> None:
-        if self._measured:
-            count_input_wait(on)
-
     def _begin_csv(self) -> None:
-        if self._file is not None:
-            assert self._sampler is not None
+        if self._file is not None and self._sampler is not None:
             self._stack.callback(CsvLog(self._file, self._sampler).close)
 
     def _begin_tensorboard(self) -> None:
+        import tensorflow as tf
+
         if self._log_dir is not None:
-            self._scalars = self._stack.enter_context(closing(TensorBoardScalars(self._log_dir)))
+            writer = tf.summary.create_file_writer(str(self._log_dir))
+            self._scalars = self._stack.enter_context(closing(writer))
 
     def _begin_prometheus(self) -> None:
         port, host = self._prometheus
@@ -208,7 +206,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     def _write_scalars(self, mark: StepMark) -> None:
         samples = self.recording.samples
         if self._scalars is not None and samples:
-            self._scalars.write(self._steps.steps, samples[-1], mark)
+            write_scalars(self._scalars, self._steps.steps, samples[-1], mark)
 
     def _end(self) -> None:
         """End the sampling, and keep the recording."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 
 def _metric(description: str, *, is_counter: bool = False) -> Any:
@@ -22,10 +22,10 @@ def _metric(description: str, *, is_counter: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ClockReason:
-    """Why the clocks are not higher; ``throttles`` where heat, power or hardware is the cause."""
+    """Why the clocks are not higher; without a cause nothing is amiss."""
 
     description: str
-    throttles: bool
+    cause: Literal["heat", "power", "hardware"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class GpuReading:
     @property
     def throttled_by(self) -> list[str]:
         """Return the heat, power or hardware that holds the clocks down; empty where none does."""
-        return [each.description for each in self.clock_reasons or () if each.throttles]
+        return [each.description for each in self.clock_reasons or () if each.cause]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +101,8 @@ class HostReading:
     network_sent_mib_per_s: float | None = _metric("Sent, but by loopback")
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric as outlets name it."""
-
-    name: str
-    description: str
-    is_counter: bool
-
-
-def _metrics(reading: type[GpuReading | HostReading]) -> tuple[Metric, ...]:
-    return tuple(Metric(each.name, **each.metadata) for each in fields(reading) if each.metadata)
-
-
-GPU_METRICS, HOST_METRICS = _metrics(GpuReading), _metrics(HostReading)
+GPU_METRICS = tuple(each for each in fields(GpuReading) if each.metadata)
+HOST_METRICS = tuple(each for each in fields(HostReading) if each.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +158,12 @@ class StepMark:
 
 @dataclass(frozen=True)
 class Recording:
-    """All samples of a run.
+    """The newest samples of a run.
 
     Attributes:
         no_gpu_reason: Why no GPU was sampled; None where one was.
         steps: The marks of the training that ran meanwhile, if any.
+        trained: All its steps as one mark, those too whose marks are kept no more.
         host_missing: By metric, why it is None in some samples of the host.
     """
 
@@ -182,4 +171,5 @@ class Recording:
     gpus: tuple[SampledGpu, ...]
     no_gpu_reason: str | None
     steps: tuple[StepMark, ...] = ()
+    trained: StepMark | None = None
     host_missing: Mapping[str, str] = field(default_factory=dict)

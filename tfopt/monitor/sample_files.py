@@ -19,7 +19,8 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,6 @@ COLUMNS = (
     "told",
 )
 
-Row = Mapping[str, Any]
-"""A column that is not there is None."""
-
 
 class CsvLog:
     """Write each sample to a CSV file as soon as it is taken, so that a killed run leaves them.
@@ -63,7 +61,7 @@ class CsvLog:
     def __init__(self, path: str | os.PathLike[str], sampler: Sampler) -> None:
         self.path = target_of(path)
         self._sampler = sampler
-        self._about: tuple[Row, ...] = ()
+        self._about: tuple[dict[str, Any], ...] = ()
         self._sampled_s = self._marked_s = -math.inf
         self._file = self.path.open("w", encoding="utf-8", newline="")
         self._table = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
@@ -78,10 +76,8 @@ class CsvLog:
 
     def close(self) -> Path:
         """Write what has come since, and return the path."""
-        try:
+        with closing(self._file):
             self._write()
-        finally:
-            self._file.close()
         return self.path
 
     def _write(self) -> None:
@@ -90,7 +86,7 @@ class CsvLog:
                 self._table.writerows(self._new_rows())
                 self._file.flush()
 
-    def _new_rows(self) -> Iterator[Row]:
+    def _new_rows(self) -> Iterator[dict[str, Any]]:
         new = self._sampler.recording(math.nextafter(self._sampled_s, math.inf))
         about = tuple(_about(new))
         if about != self._about:
@@ -98,15 +94,17 @@ class CsvLog:
             self._about = about
         uuids = [gpu.uuid for gpu in new.gpus]
         for sample in new.samples:
-            yield from _of_sample(sample, uuids)
+            yield {"row": "host", "at_s": sample.at_s, **_values(sample.host)}
+            for uuid, gpu in zip(uuids, sample.gpus, strict=True):
+                yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **_values(gpu)}
             self._sampled_s = sample.at_s
         # Asked for by themselves: a mark may come after a sample that is later than it.
         for mark in self._sampler.marks(math.nextafter(self._marked_s, math.inf)):
-            yield _of_step(mark)
+            yield {"row": "step", "at_s": mark.ended_s, **{n: getattr(mark, n) for n in _STEP}}
             self._marked_s = mark.ended_s
 
 
-def _about(recording: Recording) -> Iterator[Row]:
+def _about(recording: Recording) -> Iterator[dict[str, Any]]:
     about = {
         "format": FORMAT,
         "no_gpu_reason": recording.no_gpu_reason,
@@ -116,16 +114,6 @@ def _about(recording: Recording) -> Iterator[Row]:
     for gpu in recording.gpus:
         about = {"name": gpu.name, "missing": dict(gpu.missing)}
         yield {"row": "about", "device": gpu.uuid, "told": _json(about)}
-
-
-def _of_sample(sample: Sample, uuids: Iterable[str]) -> Iterator[Row]:
-    yield {"row": "host", "at_s": sample.at_s, **_values(sample.host)}
-    for uuid, gpu in zip(uuids, sample.gpus, strict=True):
-        yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **_values(gpu)}
-
-
-def _of_step(mark: StepMark) -> Row:
-    return {"row": "step", "at_s": mark.ended_s, **{name: getattr(mark, name) for name in _STEP}}
 
 
 def _values(reading: HostReading | GpuReading) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import math
 import threading
 import warnings
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tfopt.monitor.gpus import GpuWatch, Wanted
 from tfopt.monitor.host import WatchedHost
@@ -24,40 +25,10 @@ _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
 # A driver that is in trouble may take seconds; one that takes longer never answers.
 _LAST_ANSWER_S = 10.0
-# A sample of one GPU and a few cores is about 2 KiB: some 40 MiB.
-MOST = 20_000
+# A sample of one GPU and a few cores is about 2 KiB: some 40 MiB, for hours at one a second.
+_MOST_KEPT = 20_000
 
-Listener = Callable[[Sample], object]
 T = TypeVar("T")
-
-
-class Moments(Generic[T]):
-    """Keep what happened in a run that may last for weeks, in limited memory, in order of time.
-
-    Pairs of the older half become one, again and again. It may be read in one thread while it
-    grows in another.
-    """
-
-    def __init__(self, at: str, join: Callable[[T, T], T], most: int = MOST) -> None:
-        self._at = attrgetter(at)
-        self._join = join
-        self._most = most
-        self._items: list[T] = []
-
-    def add(self, item: T) -> None:
-        """Keep it as the newest."""
-        if len(self._items) >= self._most:
-            old = len(self._items) // 4 * 2
-            pairs = zip(self._items[:old:2], self._items[1:old:2], strict=True)
-            # A new list: a reader sees either.
-            self._items = [self._join(*pair) for pair in pairs] + self._items[old:]
-        self._items.append(item)
-
-    def between(self, begun_s: float, ended_s: float) -> tuple[T, ...]:
-        """Return what is of these two moments or between them."""
-        items = self._items
-        first = bisect_left(items, begun_s, key=self._at)
-        return tuple(items[first : bisect_right(items, ended_s, key=self._at)])
 
 
 class Sampler:
@@ -73,9 +44,10 @@ class Sampler:
         self._clock = clock
         self._host = WatchedHost(process_id, clock)
         self._gpus = GpuWatch(wanted)
-        self._listeners: list[Listener] = []
-        self._samples: Moments[Sample] = Moments("at_s", lambda first, second: first)
-        self._marks: Moments[StepMark] = Moments("ended_s", StepMark.joined)
+        self._listeners: list[Callable[[Sample], object]] = []
+        self._samples: deque[Sample] = deque(maxlen=_MOST_KEPT)
+        self._marks: deque[StepMark] = deque(maxlen=_MOST_KEPT)
+        self._trained: StepMark | None = None
         self._busy = threading.Lock()
         self._ended = threading.Event()
         self._hangs = False
@@ -95,7 +67,7 @@ class Sampler:
         try:
             readings = self._gpus.read()
             sample = Sample(self._clock(), self._host.read(), readings)
-            self._samples.add(sample)
+            self._samples.append(sample)
         finally:
             self._busy.release()
         self._notify(sample)
@@ -103,9 +75,10 @@ class Sampler:
 
     def mark(self, mark: StepMark) -> None:
         """Keep a mark of the training that runs meanwhile."""
-        self._marks.add(mark)
+        self._marks.append(mark)
+        self._trained = mark if self._trained is None else self._trained.joined(mark)
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Callable[[Sample], object]) -> None:
         """Call ``listener`` with each sample from now on, in the thread that took it.
 
         A listener that raises leaves a warning and is called no more.
@@ -115,16 +88,17 @@ class Sampler:
     def recording(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> Recording:
         """Return what was sampled between two moments of the clock, these included."""
         return Recording(
-            samples=self._samples.between(begun_s, ended_s),
+            samples=_between(self._samples, "at_s", begun_s, ended_s),
             gpus=self._gpus.gpus(),
             no_gpu_reason=self._gpus.no_gpu_reason,
             steps=self.marks(begun_s, ended_s),
+            trained=self._trained,
             host_missing=dict(self._host.missing),
         )
 
     def marks(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> tuple[StepMark, ...]:
         """Return the marks between two moments of the clock, these included."""
-        return self._marks.between(begun_s, ended_s)
+        return _between(self._marks, "ended_s", begun_s, ended_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
@@ -167,6 +141,12 @@ class Sampler:
                 f"NVML has not answered for {_LAST_ANSWER_S:.0f} s: the thread that asked it is "
                 "left behind. The NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
             )
+
+
+def _between(moments: deque[T], at: str, begun_s: float, ended_s: float) -> tuple[T, ...]:
+    kept, when = tuple(moments), attrgetter(at)  # another thread may add to them meanwhile
+    first = bisect_left(kept, begun_s, key=when)
+    return kept[first : bisect_right(kept, ended_s, key=when)]
 
 
 def _warn(message: str) -> None:

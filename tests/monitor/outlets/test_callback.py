@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from nvml_stand_in.library import gpu
 
 import tfopt
 from tfopt.monitor.input_wait import seconds_waited
@@ -90,8 +91,9 @@ def test_the_wait_for_a_slow_pipeline_is_measured():
     assert sum(m.input_wait_s for m in marks[1:]) > 0.5 * sum(m.seconds for m in marks[1:])
 
 
-def test_one_training_feeds_all_outlets(tmp_path, stand_in_driver, capsys):
+def test_one_training_feeds_all_outlets(tmp_path, played, capsys):
     pytest.importorskip("prometheus_client")
+    played(gpu(0))
     scraped = {}
 
     class Scrape(keras.callbacks.Callback):
@@ -109,7 +111,7 @@ def test_one_training_feeds_all_outlets(tmp_path, stand_in_driver, capsys):
     lines = scraped["text"].splitlines()
     (power,) = [line for line in lines if line.startswith("tfopt_gpu_power_w")]
     assert 'uuid="GPU-aaaa"' in power
-    assert power.endswith(" 250.0")
+    assert power.endswith(" 312.45")
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(scraped["url"], timeout=30)
 
@@ -121,7 +123,7 @@ def test_one_training_feeds_all_outlets(tmp_path, stand_in_driver, capsys):
                 scalars.setdefault(value.tag, []).append((event.step, value.simple_value))
     tags = {"host/rss_mib", "gpu0/power_w", "gpu0/utilisation_percent", "training/step_ms"}
     assert tags <= set(scalars)
-    assert scalars["gpu0/power_w"][0] == (1, 250)
+    assert scalars["gpu0/power_w"][0] == (1, pytest.approx(312.45))
 
     with (tmp_path / "samples.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -48,7 +48,7 @@ def test_every_metric_of_the_table_is_served_in_base_units():
         for metric in metrics:
             name, _ = prometheus_name(metric, device)
             assert name.removesuffix("_total") in served, name
-            assert name.endswith("_total") == metric.is_counter
+            assert name.endswith("_total") == metric.metadata["is_counter"]
             assert not re.search(r"_(mib|mhz|percent|mib_per_s)\b", name), name
     samples = [s for family in served.values() for s in family.samples]
     values = {s.name: s.value for s in samples if s.labels.get("index") == "0"}

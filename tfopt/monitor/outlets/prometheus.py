@@ -9,17 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import Field
+from typing import Any
 
 from tfopt.errors import UserError, within
-from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Metric, Recording
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Recording
 
 LOOPBACK = "127.0.0.1"
-Values = Sequence[tuple[tuple[str, ...], Any]]
-"""Figures by the labels of their device."""
+Values = Sequence[tuple[tuple[str, ...], Any]]  # by the labels of their device
 _GPU_LABELS = ("uuid", "name", "index")
 _TRAINING = (
     ("tfopt_training_steps", "Training steps", "steps"),
@@ -36,18 +33,15 @@ _BASE_UNITS = {
     "_c": ("_celsius", 1.0),
     "_w": ("_watts", 1.0),
     "_j": ("_joules", 1.0),
-    "_s": ("_seconds", 1.0),
 }
 
 
-def prometheus_name(metric: Metric, device: str) -> tuple[str, float]:
+def prometheus_name(metric: Field[Any], device: str) -> tuple[str, float]:
     """Return a metric's name and factor: for ``sm_clock_mhz`` ``tfopt_gpu_sm_clock_hertz``, 1e6."""
-    bare, unit, factor = metric.name, "", 1.0
-    for ending, base in _BASE_UNITS.items():
-        if metric.name.endswith(ending):
-            bare, (unit, factor) = metric.name.removesuffix(ending), base
-            break
-    return f"tfopt_{device}_{bare}{unit}{'_total' if metric.is_counter else ''}", factor
+    ending = next((each for each in _BASE_UNITS if metric.name.endswith(each)), "")
+    unit, factor = _BASE_UNITS.get(ending, ("", 1.0))
+    unit += "_total" if metric.metadata["is_counter"] else ""
+    return f"tfopt_{device}_{metric.name.removesuffix(ending)}{unit}", factor
 
 
 class NewestSample:
@@ -56,7 +50,7 @@ class NewestSample:
     def __init__(self, recording: Callable[[], Recording]) -> None:
         self._recording = recording
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Any]:
         """Yield the metrics at each scrape."""
         recording = self._recording()
         if not recording.samples:
@@ -71,20 +65,20 @@ class NewestSample:
         held = "Whether heat, power or hardware holds the clocks down"
         known = [(of, gpu.throttled_by != []) for of, gpu in gpus if gpu.clock_reasons is not None]
         yield from _family("tfopt_gpu_throttled", held, known)
-        # The sums of all marks, so that a scrape misses none.
         for name, description, field in _TRAINING:
-            values = [v for mark in recording.steps if (v := getattr(mark, field)) is not None]
-            yield from _family(f"{name}_total", description, [((), sum(values))] if values else [])
+            total = getattr(recording.trained, field, None)
+            values = [] if total is None else [((), total)]
+            yield from _family(f"{name}_total", description, values)
 
 
-def _metric(metric: Metric, device: str, values: Values) -> Iterator[Family]:
+def _metric(metric: Field[Any], device: str, values: Values) -> Iterator[Any]:
     """Yield a metric of the devices that tell it."""
     name, factor = prometheus_name(metric, device)
     known = [(of, value * factor) for of, value in values if value is not None]
-    return _family(name, metric.description, known)
+    return _family(name, metric.metadata["description"], known)
 
 
-def _family(name: str, description: str, values: Values) -> Iterator[Family]:
+def _family(name: str, description: str, values: Values) -> Iterator[Any]:
     """Yield the family of some values; one whose name ends in ``_total`` is a counter."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 

@@ -17,8 +17,6 @@ from tfopt.errors import UserError, within
 from tfopt.monitor.readings import Recording, Sample
 from tfopt.monitor.sampler import Sampler
 
-# For findings: long enough for a trend, short enough to follow a change.
-_WINDOW_S = 600.0
 _FASTEST_S, _SLOWEST_S = 0.1, 3600.0
 
 
@@ -38,11 +36,6 @@ def json_line(sample: Sample, recording: Recording, at: datetime) -> str:
         "no_gpu_reason": recording.no_gpu_reason,
     }
     return json.dumps(line, ensure_ascii=False)
-
-
-def last_minutes(sampler: Sampler, at_s: float) -> Recording:
-    """Return the recording of the last ten minutes."""
-    return sampler.recording(at_s - _WINDOW_S)
 
 
 @contextmanager
