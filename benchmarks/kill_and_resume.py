@@ -25,6 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfopt
+
 # Beside this file, also where another one loads it.
 sys.path.insert(0, str(Path(__file__).parent))
 import launched
@@ -37,10 +43,6 @@ BEGUN = "training begins"
 
 def train(kind: str, folder: str) -> None:
     """One training that goes on from ``folder``, and prints what came out of it."""
-    import keras
-
-    import tfopt
-
     keras.utils.set_random_seed(7)
 
     class Pace(keras.callbacks.Callback):
@@ -69,16 +71,12 @@ def digest(model: Any) -> str:
 
 def arrays(rows: int = 192) -> tuple[Any, Any]:
     """Examples that take more than one epoch to learn."""
-    import numpy as np
-
     rng = np.random.default_rng(1)
     x = rng.normal(size=(rows, 6)).astype("float32")
     return x, np.sin(x.sum(axis=1, keepdims=True)).astype("float32")
 
 
 def small_model(*, dropout: float = 0.0) -> Any:
-    import keras
-
     layers = [keras.Input((6,)), keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization()]
     if dropout:
         layers.append(keras.layers.Dropout(dropout))
@@ -86,8 +84,6 @@ def small_model(*, dropout: float = 0.0) -> Any:
 
 
 def shuffled(batch: int = 16) -> Any:
-    import tensorflow as tf
-
     return tf.data.Dataset.from_tensor_slices(arrays()).shuffle(96, seed=3).batch(batch).prefetch(2)
 
 
@@ -99,8 +95,6 @@ def plain() -> tuple[Any, dict[str, Any]]:
 
 
 def adam_ema_schedule() -> tuple[Any, dict[str, Any]]:
-    import keras
-
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 40)
     model = small_model()
     model.compile(keras.optimizers.Adam(schedule, use_ema=True, ema_momentum=0.9), "mse")
@@ -108,8 +102,6 @@ def adam_ema_schedule() -> tuple[Any, dict[str, Any]]:
 
 
 def dropout() -> tuple[Any, dict[str, Any]]:
-    import keras
-
     x, y = arrays()
     model = small_model(dropout=0.4)
     model.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
@@ -122,10 +114,6 @@ def dropout() -> tuple[Any, dict[str, Any]]:
 
 
 def pruned() -> tuple[Any, dict[str, Any]]:
-    import keras
-
-    import tfopt
-
     model = small_model()
     schedule = tfopt.compress.PolynomialSparsity(0.8, begin_step=3, end_step=40, frequency=5)
     tfopt.prune(model, schedule)
@@ -134,8 +122,6 @@ def pruned() -> tuple[Any, dict[str, Any]]:
 
 
 def shuffled_arrays() -> tuple[Any, dict[str, Any]]:
-    import keras
-
     x, y = arrays()
     model = small_model(dropout=0.2)
     model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2)
@@ -149,8 +135,6 @@ def endless() -> tuple[Any, dict[str, Any]]:
 
 
 def mixed_float16() -> tuple[Any, dict[str, Any]]:
-    import keras
-
     keras.mixed_precision.set_global_policy("mixed_float16")
     model = small_model()
     scaled = keras.optimizers.LossScaleOptimizer(
@@ -161,10 +145,6 @@ def mixed_float16() -> tuple[Any, dict[str, Any]]:
 
 
 def two_replicas() -> tuple[Any, dict[str, Any]]:
-    import keras
-
-    import tfopt
-
     with tfopt.distribute(logical_cpus=2):
         keras.utils.set_random_seed(7)
         model = small_model(dropout=0.3)
@@ -173,10 +153,6 @@ def two_replicas() -> tuple[Any, dict[str, Any]]:
 
 
 def two_workers(replicas_each: int = 1) -> tuple[Any, dict[str, Any]]:
-    import keras
-
-    import tfopt
-
     with tfopt.distribute(logical_cpus=replicas_each, peer_timeout_s=30):
         keras.utils.set_random_seed(7)
         model = small_model(dropout=0.3)
@@ -189,9 +165,6 @@ def two_workers_of_two_replicas() -> tuple[Any, dict[str, Any]]:
 
 
 def pydataset() -> tuple[Any, dict[str, Any]]:
-    import keras
-    import numpy as np
-
     x, y = arrays()
 
     class Own(keras.utils.PyDataset):
