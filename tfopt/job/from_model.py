@@ -118,6 +118,13 @@ def _variables(optimizer: Any) -> tuple[list[Any], list[Any]]:
 def _copy(value: Any) -> Any:
     import keras
 
+    if isinstance(value, keras.optimizers.LossScaleOptimizer):
+        return keras.optimizers.LossScaleOptimizer(
+            _copy_optimizer(value.inner_optimizer),
+            initial_scale=value.initial_scale,
+            dynamic_growth_steps=value.dynamic_growth_steps,
+            name=value.name,
+        )
     if isinstance(value, keras.optimizers.Optimizer):
         return _copy_optimizer(value)
     if isinstance(value, keras.metrics.Metric):
@@ -130,13 +137,6 @@ def _copy(value: Any) -> Any:
 def _copy_optimizer(optimizer: Any) -> Any:
     import keras
 
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return keras.optimizers.LossScaleOptimizer(
-            _copy_optimizer(optimizer.inner_optimizer),
-            initial_scale=optimizer.initial_scale,
-            dynamic_growth_steps=optimizer.dynamic_growth_steps,
-            name=optimizer.name,
-        )
     # A schedule is shared: a pure function, which would have to be registered to be copied.
     rate = optimizer._learning_rate
     shares = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)

@@ -54,7 +54,7 @@ def training_memory(
     """Estimate what a step of a compiled model takes, also under ``remat``.
 
     It is no upper bound: kernels have memory of their own (cuDNN's workspaces), operations run at
-    the same time, and allocators lose some: ``benchmarks/training_memory.py`` compares.
+    the same time, and allocators lose some: ``benchmarks/gpu_day.py`` compares.
 
     Args:
         model: A built and compiled Keras 3 model, made outside of strategies.

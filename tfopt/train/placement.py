@@ -7,7 +7,7 @@ an error instead of being ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tfopt.errors import (
@@ -51,8 +51,7 @@ def place(
     Example:
         tfopt.place("most_free", memory_growth=True)
     """
-    _validate(gpus, memory_growth, memory_limit_mib)
-    require_switch("compile_cache", compile_cache)
+    _validate(gpus, memory_growth, memory_limit_mib, compile_cache)
     kept = f"; compiled programs kept in {keep_compiled()}" if compile_cache else ""
     import tensorflow as tf
 
@@ -79,21 +78,16 @@ class Place(Transform):
     def __post_init__(self) -> None:
         keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
-        _validate(self.gpus, self.memory_growth, self.memory_limit_mib)
-        require_switch("compile_cache", self.compile_cache)
+        _validate(self.gpus, self.memory_growth, self.memory_limit_mib, self.compile_cache)
 
     def setup(self, run: Run) -> None:
-        effect = place(
-            self.gpus,
-            memory_growth=self.memory_growth,
-            memory_limit_mib=self.memory_limit_mib,
-            soft_placement=self.soft_placement,
-            compile_cache=self.compile_cache,
-        )
+        effect = place(**{each.name: getattr(self, each.name) for each in fields(self)})
         run.note(effect.note, acted=effect.acted)
 
 
-def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> None:
+def _validate(
+    gpus: Gpus, memory_growth: object, memory_limit_mib: object, compile_cache: object
+) -> None:
     entries = list(gpus) if isinstance(gpus, list | tuple) else [gpus]
     for entry in entries:
         if isinstance(entry, bool) or not isinstance(entry, int | str) or entry == "":
@@ -118,6 +112,7 @@ def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> No
             fix='use "none" to run on the CPU',
         )
     require_switch("memory_growth", memory_growth)
+    require_switch("compile_cache", compile_cache)
     if memory_limit_mib is not None:
         require_count("memory_limit_mib", memory_limit_mib)
 
