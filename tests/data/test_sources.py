@@ -591,14 +591,8 @@ def test_a_job_and_a_chain_name_their_data(parquet):
     [
         (lambda folder: tfopt.pipeline(folder / "no.parquet"), "no such file or folder"),
         (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no data that tfopt knows"),
-        (
-            lambda folder: tfopt.pipeline(folder, label="z"),
-            "label names a column that is not there",
-        ),
-        (
-            lambda folder: tfopt.pipeline(folder, label="name"),
-            "nothing says which number each class",
-        ),
+        (lambda folder: tfopt.pipeline(folder, label="z"), "names a column that is not there"),
+        (lambda folder: tfopt.pipeline(folder, label="name"), "nothing says which number each"),
         (lambda folder: tfopt.pipeline((np.ones(3),), label="y"), "the data has none"),
         (lambda folder: tfopt.Pipeline(label="y"), "columns of its source"),
         (lambda folder: Parquet(folder, images={"a": (3, 3)}), "not one of an image"),

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import signal
 from dataclasses import astuple, fields, replace
 from types import SimpleNamespace
 
@@ -128,22 +127,3 @@ def test_a_log_holds_each_sample_as_soon_as_it_is_taken(tmp_path, turned):
     assert is_whole()
     turned.take_at(4.0)
     assert len(of("host", path)) == 4
-
-
-def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):
-    path = tmp_path / "log.csv"
-    code = f"""
-        import os, signal, time
-        from tfopt.monitor.sample_files import CsvLog
-        from tfopt.monitor.sampler import sampling
-        with sampling(os.getpid(), clock=time.perf_counter, wanted={{}}, period_s=0.02) as sampler:
-            CsvLog({str(path)!r}, sampler)
-            while len(sampler.recording().samples) < 5:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.{signal.SIGKILL.name})
-    """
-    fresh_python(code, fails=True)
-    moments = [row["at_s"] for row in of("host", path)]
-    assert len(moments) >= 4
-    assert len(set(moments)) == len(moments)
-    assert of("about", path)[-1]["told"]["no_gpu_reason"] == "no GPU is in use"

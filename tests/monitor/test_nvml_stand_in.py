@@ -119,17 +119,10 @@ def test_a_gpu_that_refuses_its_handle_hides_no_other(played, monkeypatch, code,
 
 def test_a_driver_that_goes_leaves_the_host_and_may_come_back(played):
     gpus = played(gpu(0) + "10 - * !9\n30 - * ok\n")
-    sampler = sampler_of(gpus)
-    held = []
-    for moment in (0.0, 10.0, 22.0, 31.0):
-        gpus.at(moment)
-        sample = sampler.take()
-        held.append(sample.gpus[0].device_mib)
-        assert sample.host.rss_mib > 0
-    assert held == [30000, None, None, 30000]
-    assert sampler.recording().gpus[0].missing["device_mib"] == "NVML: Driver Not Loaded"
-    sampler._gpus.close()
-    assert gpus.sessions == 0
+    recording = sampled(gpus, (0.0, 10.0, 22.0, 31.0))
+    assert powers(recording) == [[312.45], [None], [None], [312.45]]
+    assert all(sample.host.rss_mib > 0 for sample in recording.samples)
+    assert recording.gpus[0].missing["device_mib"] == "NVML: Driver Not Loaded"
 
 
 NONE = "NVML lists no visible GPU"

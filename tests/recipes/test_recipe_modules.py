@@ -1,6 +1,5 @@
 """What every recipe module promises: functions by reference, its chain as a file."""
 
-import pickle
 from importlib import import_module
 from pathlib import Path
 
@@ -23,14 +22,6 @@ def test_the_file_says_what_the_module_says(name):
     job = resolve_job(recipe.job, recipe.arguments)
     assert (job.name, job.epochs) == (name, 3)
     assert resolve_target(f"tfopt.recipes.{name}", {}).chain == module.CHAIN
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_job_can_be_sent_to_another_process(name):
-    job = import_module(f"tfopt.recipes.{name}").job(data="synthetic", seed=3)
-    sent = pickle.loads(pickle.dumps(job))
-    assert (sent.build.func if hasattr(sent.build, "func") else sent.build).__name__
-    assert (sent.name, sent.seed) == (name, 3)
 
 
 @pytest.mark.parametrize("name", NAMES)

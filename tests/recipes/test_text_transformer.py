@@ -35,19 +35,6 @@ def test_the_vocabulary_is_that_of_the_training_part():
     assert "500 and 500 of them, 32 words of each" in data.note
 
 
-@pytest.mark.slow
-def test_a_folder_of_texts(tmp_path):
-    for label, word in (("a", "apple"), ("b", "banana"), ("c", "cherry")):
-        (tmp_path / label).mkdir()
-        for number in range(20):
-            (tmp_path / label / f"{number}.txt").write_text(f"This is {word} number {number}.")
-    described = job(data=str(tmp_path), length=8, width=16, batch_size=8, epochs=20)
-    outcome = run(described)
-    assert outcome.model.output_shape == (None, 3)
-    assert outcome.evaluation["accuracy"] > 0.8
-    assert "3 classes" in outcome.data.note
-
-
 def test_places_matter():
     model = job(data="synthetic", length=4).build()
     one, two = np.array([[2, 3, 4, 5]], "int32"), np.array([[3, 2, 4, 5]], "int32")

@@ -73,8 +73,6 @@ def scheduled():
 DATA = {
     "arrays, shuffled": arrays(shuffle=True),
     "a shuffle": of(dataset),
-    "a shuffle under a repeat": of(lambda: dataset().unbatch().repeat(2).batch(16)),
-    "a shuffle under a cache": of(lambda: dataset().cache().shuffle(3, seed=1)),
     "a pipeline of arrays": of(lambda: tfopt.pipeline((X, Y), batch_size=8, shuffle=True)),
     "a pipeline of a table": of(
         lambda: tfopt.pipeline(
@@ -86,7 +84,6 @@ DATA = {
     "random numbers in a map": of(
         lambda: dataset().map(lambda x, y: (x + tf.random.normal(tf.shape(x), seed=4), y))
     ),
-    "of unknown length": of(lambda: dataset().filter(lambda x, y: True)),
     "without an end": of(lambda: {"x": dataset().repeat(), "steps_per_epoch": 4}),
     "a PyDataset": of(lambda: {"x": Batches(), "shuffle": True}),
     "several steps an execution": of(dataset, steps_per_execution=2),
@@ -102,19 +99,11 @@ DATA = {
     ),
 }
 # What goes the way of another one in most of its code.
-SLOW = {
-    "a shuffle under a repeat",
-    "a shuffle under a cache",
-    "random numbers in a map",
-    "of unknown length",
-    "accumulated gradients",
-    "EMA and a schedule",
-}
+SLOW = {"random numbers in a map", "accumulated gradients", "EMA and a schedule"}
 # Where the epoch's own end is something else than the end of a batch.
 AT_AN_EPOCHS_END = {"arrays, shuffled", "a shuffle", "without an end", "a PyDataset"}
 
 
-@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in DATA]
 )

@@ -74,17 +74,13 @@ ADAM, SGD = keras.optimizers.Adam, keras.optimizers.SGD
         (
             lambda: compiled(SGD(0.02), dropout()),
             {},
-            "optimizer: class is 'Adam' in the checkpoint, 'SGD' here",
+            "class is 'Adam' in the checkpoint, 'SGD' here",
         ),
         (lambda: compiled(None, dropout(0.3)), {}, "rate is 0.1 in the checkpoint, 0.3 here"),
         (lambda: after_dense(9), {}, "units is 8 in the checkpoint, 9 here"),
         (of_mae, {}, "loss is 'mse' in the checkpoint, 'mae' here"),
         (lambda: after_dense(kernel_regularizer=l2()), {}, "kernel_regularizer"),
-        (
-            lambda: after_dense(dtype="mixed_bfloat16"),
-            {},
-            "policy is 'float32' in the checkpoint, 'mixed_bfloat16' here",
-        ),
+        (lambda: after_dense(dtype="mixed_bfloat16"), {}, "policy is 'float32' in the checkpoint"),
         (same, {"batch": 4}, "data: batches is 5 in the checkpoint, 10 here"),
         (same, None, "data: kind is 'TFDataset' in the checkpoint, 'ArrayData' here"),
     ],
@@ -109,18 +105,9 @@ def unchanged(x, y):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            lambda: {
-                "x": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8),
-                "shuffle": False,
-            },
-            "shuffle without a seed",
-        ),
+        (lambda: {"x": dataset(seed=None)}, "shuffle without a seed"),
         (lambda: {"x": X, "y": Y}, "shuffle=True without a seed"),
-        (
-            lambda: {"x": dataset().map(unchanged, 2, deterministic=False)},
-            "deterministic=False",
-        ),
+        (lambda: {"x": dataset().map(unchanged, 2, deterministic=False)}, "deterministic=False"),
     ],
 )
 def test_an_order_that_cannot_come_back_is_refused_with_the_fix(data, message, tmp_path):

@@ -67,16 +67,6 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     assert all(np.isfinite(each).all() for each in model.get_weights())
 
 
-def test_a_damaged_newest_checkpoint_costs_some_batches_and_nothing_else(tmp_path, undisturbed):
-    with pytest.raises(Crash):
-        fit(make, tmp_path, breaks=9)
-    newest = sorted(tmp_path.glob("checkpoint-*"))[-1]
-    os.truncate(newest, 100)
-    with pytest.warns(RuntimeWarning, match=f"{newest.name}: .* cannot be used"):
-        found = fit(make, tmp_path)
-    assert_equal(found, undisturbed)
-
-
 def test_a_full_disk_is_told_and_the_training_goes_on(tmp_path, undisturbed):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -155,7 +155,6 @@ def require_weights(model: Any) -> None:
 
 def require_built_keras3(model: Any) -> None:
     """Refuse what is not a Keras 3 model that was built, or called on a batch."""
-
     require_keras3(model)
     if not model.built:
         raise UserError(
@@ -193,10 +192,10 @@ def _own_parts(layer: Any) -> Iterator[Any]:
     import keras
 
     for value in (type(layer), *vars(layer).values()):
-        # Keras puts each layer's own ``build``, wrapped, on the layer.
-        is_own_method = getattr(inspect.unwrap(value), "__self__", None) is layer
-        if not callable(value) or isinstance(value, keras.layers.Layer) or is_own_method:
+        if not callable(value) or isinstance(value, keras.layers.Layer):
             continue
+        if getattr(inspect.unwrap(value), "__self__", None) is layer:
+            continue  # Keras puts each layer's own ``build``, wrapped, on the layer
         part = value if hasattr(value, "__name__") else type(value)
         if not (part.__module__ or "").startswith(("keras.", "builtins", "tensorflow.")):
             yield part
