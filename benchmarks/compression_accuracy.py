@@ -101,8 +101,8 @@ class Work:
         if isinstance(model, bytes):
             from tfopt.export.litert_file import LitertPredictor, accuracy
 
-            predictor = LitertPredictor(model)
-            return accuracy([self.test], lambda x: predictor([x])[0])
+            x, y = self.test
+            return accuracy(LitertPredictor(model)([x])[0], y)
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
 
     def file(self, model: Any) -> bytes:

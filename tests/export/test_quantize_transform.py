@@ -82,9 +82,8 @@ def test_every_kind_of_data_is_read(wrap):
     Quantize("int8", 150, max_drop=100).finish(run, build())
     (artefact,) = run.files
     assert "on 150 examples" in effect_of(run).note
-    predictor = LitertPredictor(artefact.content)
-    expected = accuracy([TEST], lambda x: predictor([x])[0])
-    assert artefact.metrics["test_accuracy"] == expected
+    (scores,) = LitertPredictor(artefact.content)([TEST[0]])
+    assert artefact.metrics["test_accuracy"] == accuracy(scores, TEST[1])
 
 
 def test_a_test_part_without_end_is_not_waited_for():

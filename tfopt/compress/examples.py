@@ -29,7 +29,15 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
         taken = tuple(a[evenly(len(a), count)] for a in arrays)
     if not len(taken[0]):
         raise _empty()
-    return tuple(map(checked, taken, ports.inputs))
+    return tuple(map(finite, taken, ports.inputs))
+
+
+def columns_of(values: Any, ports: Ports) -> tuple[Array, ...]:
+    """Return all examples in some arrays, one array an input."""
+    columns = tuple(map(checked, _columns(values, ports), ports.inputs))
+    if not len(columns[0]):
+        raise _empty()
+    return columns
 
 
 def evenly(total: int, count: int) -> Array:
@@ -124,13 +132,6 @@ def checked(values: Array, port: Any) -> Array:
             received=f"shape {values.shape}",
             fix="a data set must be batched, arrays must hold one example a row",
         )
-    if not np.isfinite(values.astype("float32")).all():
-        bad = int(np.argwhere(~np.isfinite(values.astype("float32")))[0][0])
-        raise UserError(
-            f"The examples for input {port.name!r} hold NaN or infinite values.",
-            expected="finite numbers: they set the ranges of the quantized values",
-            received=f"the first at example {bad}",
-        )
     if np.dtype(port.dtype).kind in "iu" and not np.array_equal(values, np.trunc(values)):
         raise UserError(
             f"Input {port.name!r} takes whole numbers.",
@@ -140,20 +141,31 @@ def checked(values: Array, port: Any) -> Array:
     return values.astype(port.dtype)
 
 
+def finite(values: Array, port: Any) -> Array:
+    """Return the checked array; refuse one that holds NaN or infinite values."""
+    found = checked(values, port)
+    wide = np.zeros(0) if port.dtype == "string" else found.astype("float32")
+    lost = np.argwhere(~np.isfinite(wide))
+    if len(lost):
+        raise UserError(
+            f"The examples for input {port.name!r} hold NaN or infinite values.",
+            expected="finite numbers: they set the ranges of the quantized values",
+            received=f"the first at example {int(lost[0][0])}",
+        )
+    return found
+
+
 def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     parts: list[tuple[Array, ...]] = []
     held = 0
     for batch in batches_of(source):
         arrays = _columns(inputs_of(batch, ports), ports)
-        parts.append(arrays)
+        parts.append(tuple(map(checked, arrays, ports.inputs)))
         held += len(arrays[0])
         if held >= count:
             break
     if not parts:
         raise _empty()
-    for arrays in parts:
-        for values, port in zip(arrays, ports.inputs, strict=True):
-            checked(values[:1], port)
     columns = list(zip(*parts, strict=True))
     for column, port in zip(columns, ports.inputs, strict=True):
         shapes = {values.shape[1:] for values in column}
@@ -220,7 +232,7 @@ def _split(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array]:
     arrays = ports.flatten(batch[0])
     labels = np.asarray(batch[1])
     _require_same_length((*arrays, labels))
-    return tuple(map(checked, arrays, ports.inputs)), labels
+    return tuple(map(finite, arrays, ports.inputs)), labels
 
 
 def _require_same_length(arrays: tuple[Array, ...]) -> None:

@@ -167,17 +167,6 @@ class Ports:
 
         return replace(self, structure=keras.tree.map_structure(lambda _: 0, self.structure))
 
-    def by_name(self, values: Any) -> Any:
-        """Return a dict by input name of what has the inputs' structure; anything else as it is."""
-        import keras
-
-        try:
-            keras.tree.assert_same_structure(self.structure, values)
-        except (TypeError, ValueError):
-            return values
-        leaves = keras.tree.flatten(values)
-        return {port.name: leaf for port, leaf in zip(self.inputs, leaves, strict=True)}
-
     def pack(self, values: Any) -> Any:
         """Return the structure that the model is called with."""
         import keras

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tfopt.export.export import ExportedFile, answers, made_file
 from tfopt.export.formats.format import Array, Graphs
-from tfopt.export.formats.litert import LiteRT, mixed_recipe, quantized
+from tfopt.export.formats.litert import LiteRT, quantized, recipe
 from tfopt.export.litert_file import Kernel, kernels
 from tfopt.export.parity import compare
 from tfopt.export.reference import Reference
@@ -42,9 +42,8 @@ def fewer_bits(
         place = folder / f"mixed_{next(number)}" / "litert_mixed"
         try:
             child(write_mixed, graphs, list(four_bits), place)
-            return place, child(
-                answers, "litert", place, graphs.signature, list(reference.examples)
-            )
+            examples = reference.given.examples
+            return place, child(answers, LiteRT(), place, graphs.signature, examples)
         except (ChildEnded, RuntimeError, ValueError):
             return place, None
 
@@ -82,5 +81,5 @@ def write_mixed(graphs: Graphs, four_bits: Sequence[Kernel], folder: Path) -> No
     """Write the int8 file with four bits in some kernels, in the child's process."""
     folder.mkdir(parents=True)
     content = graphs.forms["litert_integers"].read_bytes()
-    made = quantized(content, mixed_recipe(content, four_bits), graphs.feeds())
+    made = quantized(content, recipe("int8", content, four_bits=four_bits), graphs.feeds())
     (folder / LiteRT.filename).write_bytes(made)

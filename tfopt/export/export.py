@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfopt.compress.examples import evenly, first_inputs, take_inputs, take_labelled
 from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.hold import apply_final, awareness_of
-from tfopt.compress.model_graph import Port, Ports, ports_of
-from tfopt.data.sources.open import open_part
+from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError, require_count
 from tfopt.export.batches import run_all
 from tfopt.export.formats.format import (
@@ -28,12 +26,11 @@ from tfopt.export.formats.format import (
     Graph,
     Graphs,
     Precision,
-    Run,
     Signature,
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.parity import Parity, compare, require_drop
-from tfopt.export.reference import Reference, ScoredBy, made_inputs, make_reference
+from tfopt.export.reference import Given, Reference, ScoredBy, make_reference
 from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.rebuild import require_built_keras3
@@ -226,14 +223,10 @@ def write_all(
     target: Path,
     max_drop: float | None,
     child: Callable[..., Any],
-    *,
-    integer_io: bool = False,
 ) -> Exported:
     """Write a model's files into a folder, each compared with it; refuse where none can be made."""
     with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
-        reference = given.reference(model, Path(beside), wanted)
-        graphs = replace(reference.graphs, integer_io=integer_io)
-        reference = replace(reference, graphs=graphs)
+        reference = make_reference(model, given, Path(beside), wanted)
         made = list(write_files(reference, wanted, target, child, max_drop))
     files = tuple(each for each in made if isinstance(each, ExportedFile))
     refused = tuple(each for each in made if isinstance(each, Refused))
@@ -313,61 +306,6 @@ def known_names(what: str, given: str | Sequence[str], known: Collection[str]) -
     return names
 
 
-@dataclass(frozen=True)
-class Given:
-    """The data that a user gave for an export."""
-
-    ports: Ports
-    examples: tuple[Array, ...]
-    labels: Array | None
-    calibration: tuple[Array, ...] | None
-    notes: tuple[str, ...] = ()
-
-    @staticmethod
-    def read(model: keras.Model, calibration: Any, examples: Any, count: int) -> Given:
-        """Take ``count`` examples of each; make inputs up where there is nothing to compare on."""
-        calibration, examples = open_part(calibration, "train"), open_part(examples, "test")
-        shown = examples if examples is not None else calibration
-        ports = ports_of(model, None if shown is None else first_inputs(shown))
-        kept = None if calibration is None else take_inputs(calibration, ports, count)
-        if examples is None and kept is not None:
-            return Given(ports, kept, None, kept)
-        if examples is None:
-            noise = made_inputs(ports, min(count, 32))
-            note = "compared on noise: pass examples=x_test for your own data"
-            return Given(ports, noise, None, None, (note,))
-        rows, labels = take_labelled(examples, ports, count)
-        _require_numbers(labels)
-        note = "no score: the examples hold no labels, or those of several outputs"
-        return Given(ports, rows, labels, kept, () if labels is not None else (note,))
-
-    def reference(
-        self, model: keras.Model, folder: Path, wanted: Sequence[tuple[Format, Precision]]
-    ) -> Reference:
-        """Write the model in the forms that these files need."""
-        forms = [each.forms(precision) for each, precision in wanted]
-        made = make_reference(model, self.ports, folder, forms, self.examples, self.calibration)
-        return replace(made, labels=self.labels, notes=(*made.notes, *self.notes))
-
-    def calibrated_on(self, count: int) -> Given:
-        """Return the same with fewer examples to calibrate on."""
-        assert self.calibration is not None
-        fewer = tuple(a[evenly(len(a), count)] for a in self.calibration)
-        return replace(self, calibration=fewer)
-
-
-def _require_numbers(labels: Array | None) -> None:
-    if labels is None or labels.dtype.kind in "fiub" or labels.dtype.name == "bfloat16":
-        return
-    raise UserError(
-        "The labels are not numbers.",
-        expected="class numbers, one-hot rows or values, as fit takes them",
-        received=f"dtype {labels.dtype}",
-        fix="give the class numbers: y = np.unique(y, return_inverse=True)[1], in the order of "
-        "training",
-    )
-
-
 def write_files(
     reference: Reference,
     wanted: Sequence[tuple[Format, Precision]],
@@ -405,8 +343,8 @@ def _write_file(
     with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place.parent) as beside:
         # The folder has its own name from the start: Triton's settings hold it.
         staged = Path(beside) / place.name
-        notes = child(write_file, kind.name, graphs, form, precision, staged)
-        outputs = child(answers, kind.name, staged, graphs.signature, list(reference.examples))
+        notes = child(write_file, kind, graphs, form, precision, staged)
+        outputs = child(answers, kind, staged, graphs.signature, reference.given.examples)
         made = made_file(reference, kind, precision, staged, outputs, notes)
         if not made.parity.within(limit):
             lost = f"{made.parity.tell()}{_worst(reference, outputs)}"
@@ -470,11 +408,13 @@ def _in_a_line(error: Exception) -> str:
 # What the child does.
 
 
-def write_file(name: str, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> Any:
+def write_file(
+    kind: Format, graphs: Graphs, form: Graph, precision: Precision, folder: Path
+) -> Any:
     """Write one file into a folder that this makes; return notes on it."""
     folder.mkdir()
     try:
-        return FORMATS[name].write(graphs, form, precision, folder)
+        return kind.write(graphs, form, precision, folder)
     except OSError as error:
         raise UserError(
             f"The file could not be written: {error.strerror or error}.",
@@ -482,15 +422,10 @@ def write_file(name: str, graphs: Graphs, form: Graph, precision: Precision, fol
         ) from error
 
 
-def answers(name: str, folder: Path, signature: Signature, examples: Sequence[Array]) -> Any:
+def answers(kind: Format, folder: Path, signature: Signature, examples: Sequence[Array]) -> Any:
     """Return what a file gives for examples, on all cores."""
-    run = opened(name, folder, signature, threads=usable_cores())
+    run = kind.open(folder, signature, threads=usable_cores())
     return run_all(run, examples, signature.batch)
-
-
-def opened(name: str, folder: Path, signature: Signature, threads: int) -> Run:
-    """Return a file as one call."""
-    return FORMATS[name].open(folder, signature, threads)
 
 
 # What is kept beside a file.
@@ -502,19 +437,14 @@ def write_facts(file: ExportedFile) -> None:
 
 
 def _facts(file: ExportedFile) -> dict[str, Any]:
-    return {
+    facts = {key: value for key, value in vars(file).items() if key not in ("folder", "signature")}
+    return facts | {
         "schema": _SCHEMA,
-        "format": file.format,
-        "precision": file.precision,
-        "variant": file.variant,
         "engine": FORMATS[file.format].engine_version(),
         "kib": round(file.kib, 1),
         "parity": asdict(file.parity),
-        "score": file.score,
-        "scored_by": file.scored_by,
         "inputs": [asdict(port) for port in file.signature.inputs],
         "outputs": list(file.signature.outputs),
-        "notes": list(file.notes),
     }
 
 
@@ -538,15 +468,11 @@ def read_file(folder: Path) -> ExportedFile:
             received=f"schema {facts.get('schema')!r}",
         )
     ports = tuple(Port(**(each | {"shape": tuple(each["shape"])})) for each in facts["inputs"])
+    own = ("format", "precision", "kib", "score", "scored_by", "variant")
     return ExportedFile(
-        format=facts["format"],
-        precision=facts["precision"],
         folder=folder,
-        kib=facts["kib"],
         parity=Parity(**facts["parity"]),
-        score=facts["score"],
-        scored_by=facts["scored_by"],
         signature=Signature(ports, tuple(facts["outputs"])),
         notes=tuple(facts["notes"]),
-        variant=facts.get("variant", ""),
+        **{name: facts[name] for name in own},
     )

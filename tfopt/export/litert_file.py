@@ -6,9 +6,8 @@ Integer inputs and outputs are scaled, so that callers only see real values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,30 +42,26 @@ def left_in_words(left: Sequence[LeftFloat]) -> str:
 
 def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
     """Return the operators that read or give float values, but for those at the border."""
-    model = _parse(content)
-    found = []
-    for graph, op in _operators(model):
-        kind = _op_name(model, op)
-        touched = [*_indices(op.InputsAsNumpy()), *_indices(op.OutputsAsNumpy())]
-        if kind not in _NOT_COMPUTING and any(_type(graph, i).startswith("FLOAT") for i in touched):
-            name = _tensor_name(graph, op.Outputs(0))
-            found.append(LeftFloat(name, kind, "LiteRT has no integer kernel for it here"))
-    return tuple(found)
+    reason = "LiteRT has no integer kernel for it here"
+    return tuple(
+        LeftFloat(_short_name(op.outputs[0]), op.kind, reason)
+        for op in _operators(_read(content))
+        if op.kind not in _NOT_COMPUTING
+        and any(_type(tensor).startswith("FLOAT") for tensor in (*op.inputs, *op.outputs))
+    )
 
 
 def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
     """Return the large constants kept in float32."""
-    model = _parse(content)
-    found = []
-    for graph, _ in _by_graph(model):
-        for index in range(graph.TensorsLength()):
-            tensor = graph.Tensors(index)
-            shape = list(_shape(tensor))
-            large = len(shape) > 1 and math.prod(shape) >= _SMALL_WEIGHT
-            if large and _type(graph, index) == "FLOAT32" and _constant(model, tensor):
-                reason = "its operator takes float weights only"
-                found.append(LeftFloat(_tensor_name(graph, index), f"weight {shape}", reason))
-    return tuple(found)
+    model = _read(content)
+    reason = "its operator takes float weights only"
+    return tuple(
+        LeftFloat(_short_name(tensor), f"weight {list(tensor.shape)}", reason)
+        for graph in model.subgraphs
+        for tensor in graph.tensors
+        if _is_large(tensor) and len(tensor.shape) > 1
+        if _type(tensor) == "FLOAT32" and _is_constant(model, tensor)
+    )
 
 
 @dataclass(frozen=True)
@@ -88,15 +83,14 @@ class Kernel:
 
 def kernels(content: bytes, kinds: Iterable[str]) -> tuple[Kernel, ...]:
     """Return the kernels of the operators of some kinds, such as FULLY_CONNECTED."""
-    model, wanted = _parse(content), frozenset(kinds)
+    model, wanted = _read(content), frozenset(kinds)
     found: dict[tuple[str, int], Kernel] = {}
-    for graph, op in _operators(model):
-        kind = _op_name(model, op)
-        if kind in wanted and _constant(model, tensor := graph.Tensors(op.Inputs(1))):
-            place = kind, tensor.Buffer()
+    for op in _operators(model):
+        if op.kind in wanted and _is_constant(model, weights := op.inputs[1]):
+            place = op.kind, weights.buffer
             others = found[place].gives if place in found else ()
-            gives = (*others, _full_name(graph, op.Outputs(0)))
-            found[place] = Kernel(gives, kind, _shape(tensor))
+            gives = (*others, _name(op.outputs[0]))
+            found[place] = Kernel(gives, op.kind, tuple(weights.shape))
     return tuple(found.values())
 
 
@@ -105,104 +99,80 @@ def tables(content: bytes) -> dict[str, tuple[float, float]]:
 
     Without small tables, and without those that other operators read as well.
     """
-    model = _parse(content)
-    read_by_others = {
-        graph.Tensors(index).Buffer()
-        for graph, op in _operators(model)
-        for index in _indices(op.InputsAsNumpy())
-        if _op_name(model, op) != "GATHER"
-    }
+    model = _read(content)
+    operators = list(_operators(model))
+    others = {each.buffer for op in operators if op.kind != "GATHER" for each in op.inputs}
     found = {}
-    for graph, op in _operators(model):
-        if _op_name(model, op) != "GATHER" or _type(graph, op.Inputs(0)) != "FLOAT32":
-            continue
-        table = graph.Tensors(op.Inputs(0))
-        large = math.prod(_shape(table)) >= _SMALL_WEIGHT and _constant(model, table)
-        if large and table.Buffer() not in read_by_others:
-            values = _data(model, table).view("float32")
-            found[_full_name(graph, op.Outputs(0))] = float(values.min()), float(values.max())
+    for op in (op for op in operators if op.kind == "GATHER"):
+        table = op.inputs[0]
+        read_alone = table.buffer not in others and _is_constant(model, table)
+        if read_alone and _is_large(table) and _type(table) == "FLOAT32":
+            values = np.frombuffer(model.buffers[table.buffer].data, "float32")
+            found[_name(op.outputs[0])] = float(values.min()), float(values.max())
     return found
-
-
-def _shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(tensor.Shape(place) for place in range(tensor.ShapeLength()))
 
 
 def moved_indices(content: bytes) -> tuple[str, ...]:
     """Return what gives the operators that only move values which are cast to integers then."""
-    model, found = _parse(content), []
-    for graph, operators in _by_graph(model):
-        makers = {op.Outputs(0): op for op in operators}
-        for op in operators:
-            cast = _op_name(model, op) == "CAST" and not _type(graph, op.Outputs(0)).startswith("F")
-            before = makers.get(op.Inputs(0)) if cast else None
-            while before is not None and _op_name(model, before) in _MOVING:
-                found.append(_full_name(graph, before.Outputs(0)))
-                before = makers.get(before.Inputs(0))
+    operators = list(_operators(_read(content)))
+    makers = {id(op.outputs[0]): op for op in operators if op.outputs}
+    found = []
+    for op in operators:
+        if op.kind == "CAST" and not _type(op.outputs[0]).startswith("F"):
+            before = makers.get(id(op.inputs[0]))
+            while before is not None and before.kind in _MOVING:
+                found.append(_name(before.outputs[0]))
+                before = makers.get(id(before.inputs[0]))
     return tuple(found)
 
 
-def _parse(content: bytes) -> Any:
-    from ai_edge_litert import schema_py_generated as schema
+@dataclass(frozen=True)
+class _Operator:
+    """An operator's kind, and the tensors that it reads and gives."""
 
-    return schema.Model.GetRootAs(content, 0)
-
-
-def _by_graph(model: Any) -> Iterator[tuple[Any, list[Any]]]:
-    for number in range(model.SubgraphsLength()):
-        graph = model.Subgraphs(number)
-        yield graph, [graph.Operators(index) for index in range(graph.OperatorsLength())]
+    kind: str
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
 
-def _operators(model: Any) -> Iterator[tuple[Any, Any]]:
-    return ((graph, op) for graph, operators in _by_graph(model) for op in operators)
+def _read(content: bytes) -> Any:
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    return flatbuffer_utils.read_model_from_bytearray(bytearray(content))
 
 
-def _indices(numbers: Any) -> list[int]:
-    # An operator without inputs has the number 0 here; an optional input left out is -1.
-    return [] if isinstance(numbers, int) else [int(i) for i in numbers if i >= 0]
+def _operators(model: Any) -> Iterator[_Operator]:
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    for graph in model.subgraphs:
+        for op in graph.operators:
+            # An optional input left out is -1.
+            ends = (op.inputs or (), op.outputs or ())
+            inputs, outputs = (tuple(graph.tensors[n] for n in end if n >= 0) for end in ends)
+            yield _Operator(flatbuffer_utils.opcode_to_name(model, op.opcodeIndex), inputs, outputs)
 
 
-def _op_name(model: Any, op: Any) -> str:
-    code = model.OperatorCodes(op.OpcodeIndex())
-    # Files written before the code outgrew a byte hold it in the older field.
-    return _names("BuiltinOperator")[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+def _type(tensor: Any) -> str:
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    return str(flatbuffer_utils.type_to_name(tensor.type))
 
 
-def _type(graph: Any, index: int) -> str:
-    return _names("TensorType")[graph.Tensors(index).Type()]
+def _is_constant(model: Any, tensor: Any) -> bool:
+    data = model.buffers[tensor.buffer].data
+    return data is not None and len(data) > 0
 
 
-def _constant(model: Any, tensor: Any) -> bool:
-    return bool(len(_data(model, tensor)))
+def _is_large(tensor: Any) -> bool:
+    return math.prod(tensor.shape or ()) >= _SMALL_WEIGHT
 
 
-def _data(model: Any, tensor: Any) -> Array:
-    """Return the bytes of a constant, none of other tensors.
-
-    litert-quantizer puts those of large files behind the flatbuffer.
-    """
-    buffer = model.Buffers(tensor.Buffer())
-    if buffer.DataLength():
-        return np.asarray(buffer.DataAsNumpy())
-    return np.frombuffer(model._tab.Bytes, "uint8", buffer.Size(), buffer.Offset())
+def _name(tensor: Any) -> str:
+    return str(tensor.name.decode(errors="replace"))
 
 
-def _full_name(graph: Any, index: int) -> str:
-    name: str = graph.Tensors(index).Name().decode(errors="replace")
-    return name
-
-
-def _tensor_name(graph: Any, index: int) -> str:
-    return _full_name(graph, index).partition(";")[0]
-
-
-@cache
-def _names(kind: str) -> dict[int, str]:
-    from ai_edge_litert import schema_py_generated as schema
-
-    members = vars(getattr(schema, kind)).items()
-    return {number: name for name, number in members if isinstance(number, int)}
+def _short_name(tensor: Any) -> str:
+    return _name(tensor).partition(";")[0]
 
 
 _MOST_THREADS = 8
@@ -237,18 +207,11 @@ class LitertPredictor:
         shapes = [self.input_details[name]["shape_signature"] for name in self.inputs]
         sizes = [int(shape[0]) for shape in shapes if len(shape)]
         self._fixed_batch = next((size for size in sizes if size > 0), None)
+        self._one_by_one = False
 
     def __call__(self, columns: Sequence[Array]) -> list[Array]:
         """Return one array an output, for one array an input in order."""
-        try:
-            return run_all(self.run_batch, columns, self._fixed_batch)
-        except RuntimeError:
-            if self._fixed_batch is not None:
-                raise
-        # Some graphs declare a free batch and hold a shape that was computed for one example.
-        self._fixed_batch = 1
-        self._start()
-        return run_all(self.run_batch, columns, 1)
+        return run_all(self.run_batch, columns, self._fixed_batch)
 
     def invoke_again(self) -> None:
         """Run the engine alone on the inputs of the last batch, to be timed."""
@@ -274,6 +237,18 @@ class LitertPredictor:
 
     def run_batch(self, rows: Sequence[Array]) -> list[Array]:
         """Return the outputs for one batch, an array an input in order, as large as it is."""
+        if not self._one_by_one:
+            try:
+                return self._run(rows)
+            except RuntimeError:
+                if self._fixed_batch is not None:
+                    raise
+            # Some graphs declare a free batch and hold a shape that was computed for one example.
+            self._one_by_one = True
+            self._start()
+        return run_all(self._run, rows, 1)
+
+    def _run(self, rows: Sequence[Array]) -> list[Array]:
         self._resize([a.shape for a in rows])
         for name, values in zip(self.inputs, rows, strict=True):
             detail = self.input_details[name]
@@ -294,23 +269,17 @@ class LitertPredictor:
         self._shapes = shapes
 
 
-def accuracy(batches: Iterable[tuple[Any, Array]], predict: Callable[[Any], Array]) -> float:
-    """Return the share of right answers over labelled batches.
+def accuracy(scores: Array, labels: Array) -> float:
+    """Return the share of right answers; see :func:`right_answers`."""
+    return float(np.mean(right_answers(scores, labels)))
+
+
+def right_answers(scores: Array, labels: Array) -> Array:
+    """Return whether each answer is right.
 
     Labels are class numbers or one-hot rows; an output of one value is right where it lies on the
     label's side of 0.5.
     """
-    right = total = 0
-    for x, y in batches:
-        correct = _correct(predict(x), y)
-        right += int(correct.sum())
-        total += correct.size
-    if not total:
-        raise UserError("There is no example to measure the accuracy on.")
-    return right / total
-
-
-def _correct(scores: Array, labels: Array) -> Array:
     single = scores.shape[-1] == 1
     classes = scores[..., 0] > 0.5 if single else scores.argmax(-1)
     if not single and labels.shape == scores.shape:

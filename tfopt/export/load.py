@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tfopt.compress.examples import columns_of
+from tfopt.compress.model_graph import Ports
 from tfopt.errors import UserError, first_line, require_count
-from tfopt.export.batches import columns_of, run_all
-from tfopt.export.export import FACTS, ExportedFile, opened, read_file
+from tfopt.export.batches import run_all
+from tfopt.export.export import FACTS, ExportedFile, read_file
 from tfopt.export.formats.format import Array, Run
 from tfopt.export.formats.roster import FORMATS
 
@@ -22,7 +24,7 @@ class Served:
 
     def __init__(self, file: ExportedFile, threads: int) -> None:
         self.file = file
-        self._run: Run = opened(file.format, file.folder, file.signature, threads)
+        self._run: Run = FORMATS[file.format].open(file.folder, file.signature, threads)
 
     def __call__(self, x: Any) -> list[Array]:
         """Return the outputs in the model's order.
@@ -30,7 +32,11 @@ class Served:
         ``x`` is an array, a list in the order of the model's inputs, or a dict by their names.
         """
         signature = self.file.signature
-        return run_all(self._run, columns_of(x, signature.inputs), signature.batch)
+        names = [port.name for port in signature.inputs]
+        if isinstance(x, list | tuple) and len(x) == len(names) > 1:
+            x = dict(zip(names, x, strict=True))  # a dict is taken apart without Keras
+        columns = columns_of(x, Ports(signature.inputs, structure=None))
+        return run_all(self._run, columns, signature.batch)
 
     def __repr__(self) -> str:
         return f"<{self.file.name} of {self.file.folder}>"

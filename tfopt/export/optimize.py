@@ -20,11 +20,9 @@ from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
 from tfopt.export.export import (
     ExportedFile,
-    Given,
     Refused,
     in_words,
     known_names,
-    opened,
     read_file,
     require_exportable,
     write_facts,
@@ -40,7 +38,7 @@ from tfopt.export.formats.format import (
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.model_footprint import against, in_turns, timed_turn
 from tfopt.export.parity import require_drop
-from tfopt.export.reference import Reference
+from tfopt.export.reference import Given, Reference, make_reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
 from tfopt.report.format import factor, speed_and_interval, table
@@ -194,7 +192,7 @@ def optimize(
         tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
     ):
         work = Path(beside)
-        reference = given.reference(model, work, wanted)
+        reference = make_reference(model, given, work, wanted)
         score = reference.score(reference.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
             tried = write_files(reference, wanted, work, child, _may_lose(given))
@@ -207,7 +205,7 @@ def optimize(
                 (work / name).mkdir()
                 progress(f"{name}: making the model")
                 try:
-                    other = given.reference(make(model), work / name, wanted)
+                    other = make_reference(make(model), given, work / name, wanted)
                 except UserError as error:
                     notes = (*notes, f"{name}: not tried: {error.what} {error.received or ''}")
                     continue
@@ -434,7 +432,7 @@ def _medians(processes: Sequence[Turns]) -> list[float]:
 
 @cache
 def _run_here(name: str, folder: Path, threads: int) -> Run:
-    return opened(name, folder, read_file(folder).signature, threads)
+    return FORMATS[name].open(folder, read_file(folder).signature, threads)
 
 
 def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array]) -> list[float]:

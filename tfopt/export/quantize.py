@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
+from tfopt.compress.examples import columns_of, first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import CannotCombine, UserError, first_line, keep_plain
-from tfopt.export.batches import Array, columns_of
+from tfopt.export.batches import Array
 from tfopt.export.export import (
-    Given,
     known_names,
     require_exportable,
     validate_settings,
@@ -25,8 +24,9 @@ from tfopt.export.export import (
 )
 from tfopt.export.formats.format import CALIBRATED, Precision
 from tfopt.export.formats.litert import LiteRT, left_float
-from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy
+from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy, right_answers
 from tfopt.export.parity import Parity
+from tfopt.export.reference import Given
 from tfopt.files import prepare_folder, target_of, write_atomically
 from tfopt.job.parts import Artefact
 from tfopt.job.transform import Run, Transform
@@ -85,14 +85,14 @@ class Quantized:
                 received=", ".join(self.outputs),
                 fix="compare predict(x), which holds them in the model's order, with your labels",
             )
-        return accuracy([(x, np.asarray(y))], lambda values: self.predict(values)[0])
+        return accuracy(self.predict(x)[0], np.asarray(y))
 
     def predict(self, x: Any) -> list[Array]:
         """Return the file's outputs, in the model's order.
 
         ``x`` holds the inputs as the model takes them, as a list in its order, or by their names.
         """
-        return self._predictor(columns_of(self.ports.by_name(x), self.ports.inputs))
+        return self._predictor(columns_of(x, self.ports))
 
     @cached_property
     def _predictor(self) -> LitertPredictor:
@@ -139,7 +139,7 @@ def quantize(
         >>> small = tfopt.quantize(model, "model.tflite", calibration=x)
         >>> print(small, small.accuracy(x_test, y_test))
     """
-    wanted = [(LiteRT(), precision)]
+    wanted = [(LiteRT(integer_io=integer_io), precision)]
     require_precision(precision)
     _require_integer_io(integer_io, precision)
     validate_settings(wanted, calibration, samples, max_drop)
@@ -154,9 +154,7 @@ def quantize(
     if max_drop is None and calibration is None and examples is None:
         max_drop = 100.0  # what noise shows is no reason to refuse a file
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
-        exported = write_all(
-            model, given, wanted, Path(folder), max_drop, _here, integer_io=integer_io
-        )
+        exported = write_all(model, given, wanted, Path(folder), max_drop, _here)
         (file,) = exported.files
         content = file.path.read_bytes()
     return Quantized(
@@ -296,8 +294,10 @@ def _measured_accuracy(made: Quantized, model: Any, source: Any) -> tuple[float 
     if never_ends(source):
         return None, "the test part repeats without end"
     ports = ports_of(model, first_inputs(source))
+    right = []
     try:
-        batches = labelled_batches(source, ports)
-        return accuracy(batches, lambda x: made.predict(ports.pack(x))[0]), ""
+        for x, y in labelled_batches(source, ports):
+            right += right_answers(made.predict(ports.pack(x))[0], y).ravel().tolist()
     except UserError as error:
         return None, error.what
+    return (sum(right) / len(right), "") if right else (None, "the test part is empty")

@@ -1,6 +1,6 @@
 """What a serving format does: writes a model's graph as a file, and runs that file.
 
-A format is a stateless object. :data:`tfopt.export.formats.roster.FORMATS` holds all of them.
+A format is an object without state. :data:`tfopt.export.formats.roster.FORMATS` holds all of them.
 """
 
 from __future__ import annotations
@@ -93,13 +93,11 @@ class Graphs:
         signature: Inputs and outputs.
         forms: Paths: SavedModels for "plain" and "unrolled", .tflite files for the others.
         calibration: Path of the calibration data, an array an input; None without.
-        integer_io: Whether a LiteRT file of integers also takes and gives them.
     """
 
     signature: Signature
     forms: dict[Graph, Path]
     calibration: Path | None = None
-    integer_io: bool = False
 
     def feeds(self) -> list[dict[str, Array]]:
         """Return the calibration data in feeds of the size that the model takes, or of one."""

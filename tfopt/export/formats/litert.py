@@ -41,7 +41,11 @@ _ENDS = ("INPUT", "OUTPUT")
 
 
 class LiteRT(Format):
-    """Files for phones, microcontrollers and CPUs."""
+    """Files for phones, microcontrollers and CPUs.
+
+    Args:
+        integer_io: Whether a file in int8 takes and gives integers, too.
+    """
 
     name = "litert"
     filename = "model.tflite"
@@ -51,6 +55,9 @@ class LiteRT(Format):
         "litert_quantizer": "litert-quantizer",
     }
     precisions = ("float32", "float16", "int8", "int16", "dynamic", "weight_only", "int4")
+
+    def __init__(self, *, integer_io: bool = False) -> None:
+        self._integer_io = integer_io
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
         """Return the graph of operators that have integer kernels, where those will compute."""
@@ -64,27 +71,20 @@ class LiteRT(Format):
             return []
         feeds = graphs.feeds() if precision in CALIBRATED else None
         plain = graphs.forms[form].read_bytes()
-        content = quantized(plain, recipe(precision, plain, graphs.integer_io), feeds)
+        made = recipe(precision, plain, integer_io=self._integer_io)
+        content = quantized(plain, made, feeds)
         target.write_bytes(content)
         left = left_float(content, precision)
         return [left_in_words(left)] if left else []
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
         """Open the file in LiteRT's interpreter."""
-        predictor = LitertPredictor(
+        return LitertPredictor(
             (folder / self.filename).read_bytes(),
             inputs=[port.name for port in signature.inputs],
             outputs=signature.outputs,
             threads=threads,
-        )
-
-        def run(rows: Sequence[Array]) -> list[Array]:
-            try:
-                return predictor.run_batch(rows)
-            except RuntimeError:  # some graphs hold a shape that was computed for one example
-                return predictor(list(rows))
-
-        return run
+        ).run_batch
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file's signature."""
@@ -102,58 +102,58 @@ def left_float(content: bytes, precision: Precision) -> tuple[LeftFloat, ...]:
     return float_ops(content) if precision in CALIBRATED else float_weights(content)
 
 
-def recipe(precision: Precision, content: bytes, integer_io: bool = False) -> list[dict[str, Any]]:
-    """Return litert-quantizer's recipe for a whole float file in one precision."""
-    from litert_quantizer import recipe as recipes
+def recipe(
+    precision: Precision,
+    content: bytes,
+    *,
+    integer_io: bool = False,
+    four_bits: Sequence[Kernel] = (),
+) -> list[dict[str, Any]]:
+    """Return litert-quantizer's recipe for a float file; int8 may have four bits in some kernels.
 
+    Tables that are looked up, as embeddings are, have eight bits where no activation has: to the
+    quantizer a lookup has no weights, but integers that come out, in the table's range.
+    """
+    from litert_quantizer import recipe as recipes
+    from litert_quantizer.algorithm_manager import AlgorithmName
+    from litert_quantizer.qtyping import QuantGranularity, TFLOperationName
+    from litert_quantizer.recipe_manager import RecipeManager
+
+    manager = RecipeManager()
     if precision == "float16":
-        return _float16()
-    if precision == "int4":
-        return [*_int4(content), *_lookups(content)]
-    whole: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        whole, casting = QuantGranularity.TENSORWISE, AlgorithmName.FLOAT_CASTING
+        everything = TFLOperationName.ALL_SUPPORTED
+        manager.add_weight_only_config(".*", everything, 16, whole, casting)
+        return list(manager.get_quantization_recipe())
+    usual: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "int8": recipes.static_wi8_ai8,
         "int16": recipes.static_wi8_ai16,
         "dynamic": recipes.dynamic_wi8_afp32,
         "weight_only": recipes.weight_only_wi8_afp32,
+        "int4": recipes.dynamic_wi4_afp32,
     }
-    made = whole[precision]()
+    made = usual[precision]()
+    if precision == "int4":
+        dense = TFLOperationName.FULLY_CONNECTED
+        for each in kernels(content, [dense.value]):
+            if each.shape[-1] % _BLOCK == 0:
+                pattern = _pattern(each.gives)
+                made += recipes.dynamic_wi4b32_afp32(regex=pattern, operation_name=dense)
+    manager.load_quantization_recipe(made)
     if precision not in CALIBRATED:
-        return [*made, *_lookups(content)]
-    return [*made, *_left_in_float(content, () if integer_io else _ENDS)]
-
-
-def mixed_recipe(content: bytes, four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
-    """Return int8 for a whole float file, but for these kernels, which get four bits."""
-    from litert_quantizer import recipe as recipes
-    from litert_quantizer.qtyping import TFLOperationName
-    from litert_quantizer.recipe_manager import RecipeManager
-
-    manager = RecipeManager()
-    manager.load_quantization_recipe(recipes.static_wi8_ai8())
+        if found := tables(content):
+            manager.add_static_config(_pattern(found), TFLOperationName.GATHER, 8, 8)
+        return list(manager.get_quantization_recipe())
     for each in four_bits:
-        pattern = _pattern(each.gives)
-        manager.add_static_config(pattern, TFLOperationName(each.kind), 8, weight_num_bits=4)
-    return [*manager.get_quantization_recipe(), *_left_in_float(content, _ENDS)]
+        kind = TFLOperationName(each.kind)
+        manager.add_static_config(_pattern(each.gives), kind, 8, weight_num_bits=4)
+    ends = () if integer_io else _ENDS
+    return [*manager.get_quantization_recipe(), *_left_in_float(content, ends)]
 
 
 def _pattern(gives: Iterable[str]) -> str:
     """Return a pattern for operators: the names of all that one gives, each with a semicolon."""
     return f"^(?:{'|'.join(map(re.escape, gives))});?$"
-
-
-def _lookups(content: bytes) -> list[dict[str, Any]]:
-    """Return int8 for tables that are looked up, as embeddings are: what they give is float again.
-
-    To the quantizer a lookup has no weights, but integers that come out, in the table's range.
-    """
-    from litert_quantizer.qtyping import TFLOperationName
-    from litert_quantizer.recipe_manager import RecipeManager
-
-    manager = RecipeManager()
-    if found := tables(content):
-        manager.add_static_config(_pattern(found), TFLOperationName.GATHER, 8, 8)
-    made: list[dict[str, Any]] = manager.get_quantization_recipe()
-    return made
 
 
 def _left_in_float(content: bytes, ends: Iterable[str]) -> list[dict[str, Any]]:
@@ -168,32 +168,6 @@ def _left_in_float(content: bytes, ends: Iterable[str]) -> list[dict[str, Any]]:
     return [
         {"regex": regex, "operation": kind, "algorithm_key": "no_quantize"} for regex, kind in left
     ]
-
-
-def _int4(content: bytes) -> list[dict[str, Any]]:
-    """Return four bits in blocks for dense layers that divide into such, else by the channel."""
-    from litert_quantizer import recipe as recipes
-    from litert_quantizer.qtyping import TFLOperationName
-
-    dense = TFLOperationName.FULLY_CONNECTED
-    blocks = [
-        recipes.dynamic_wi4b32_afp32(regex=_pattern(each.gives), operation_name=dense)
-        for each in kernels(content, [dense.value])
-        if each.shape[-1] % _BLOCK == 0
-    ]
-    return [*recipes.dynamic_wi4_afp32(), *(each for block in blocks for each in block)]
-
-
-def _float16() -> list[dict[str, Any]]:
-    from litert_quantizer.algorithm_manager import AlgorithmName
-    from litert_quantizer.qtyping import QuantGranularity, TFLOperationName
-    from litert_quantizer.recipe_manager import RecipeManager
-
-    manager = RecipeManager()
-    everything, whole = TFLOperationName.ALL_SUPPORTED, QuantGranularity.TENSORWISE
-    manager.add_weight_only_config(".*", everything, 16, whole, AlgorithmName.FLOAT_CASTING)
-    made: list[dict[str, Any]] = manager.get_quantization_recipe()
-    return made
 
 
 def quantized(
