@@ -8,13 +8,14 @@ callbacks and strategies treat it as they treat any weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from threading import local
 from typing import Any, Literal
 
-from tfopt.compress.integers.attention import attention_methods
+from tfopt.compress.float_copy import scope_of_variables
+from tfopt.compress.integers.attention import METHOD, heads, is_attention_of_many_heads
 from tfopt.compress.integers.fake_quant import (
     batch_range,
     fake_quantized,
@@ -81,7 +82,7 @@ class Awareness:
     def put_on(self) -> None:
         """Give the model its ranges and put the points into force: all of it, or nothing."""
         try:
-            with _open(self._model), _where_variables_are(self._model):
+            with _open(self._model), scope_of_variables(self._model):
                 self._step = self._add("quantization_step", (), "int32", "only_first_replica")
                 for point in self.points:
                     for place in _moving_places(point):
@@ -200,15 +201,11 @@ class Awareness:
         plain = part.call
         if point.inside:
             rounded = partial(self._rounded, point)
-            for name, method in attention_methods(part, rounded).items():
-                if name in vars(part):
-                    raise UserError(
-                        f"Another function computes the attention of {part.name!r} already.",
-                        expected="Keras's own, which is rounded from the inside",
-                        fix="leave tfopt.fused_attention out",
-                    )
-                self._hooks.replace(part, name, method)
-            plain = rounded_inside(part, rounded) or plain
+            if is_attention_of_many_heads(part):
+                _require_own_attention(part)
+                self._hooks.replace(part, METHOD, partial(heads, part, rounded))
+            else:
+                plain = rounded_inside(part, rounded)
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -292,6 +289,15 @@ class Awareness:
         return getattr(self._steps, "inside", False)
 
 
+def _require_own_attention(layer: Any) -> None:
+    if METHOD in vars(layer):
+        raise UserError(
+            f"Another function computes the attention of {layer.name!r} already.",
+            expected="Keras's own, which is rounded from the inside",
+            fix="leave tfopt.fused_attention out",
+        )
+
+
 def is_hooked(part: Any) -> bool:
     """Return whether a model, perhaps another one that shares it, is aware at a part."""
     return hasattr(vars(part).get("call"), "awareness")
@@ -323,10 +329,3 @@ def _open(model: Any) -> Iterator[None]:
     finally:
         if locked:
             tracker.lock()
-
-
-def _where_variables_are(model: Any) -> AbstractContextManager[Any]:
-    """Return the scope of the strategy that the model was built in."""
-    strategies = (getattr(v.value, "distribute_strategy", None) for v in model.variables)
-    found = next(filter(None, strategies), None)
-    return nullcontext() if found is None else found.scope()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.errors import UserError
@@ -87,6 +88,15 @@ def outside_strategies(work: Callable[[], Result]) -> Result:
         return work()
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(work).result()
+
+
+def scope_of_variables(model: keras.Model) -> AbstractContextManager[Any]:
+    """Return the scope of the strategy that a model was built in, unless it is entered already."""
+    import tensorflow as tf
+
+    strategies = (getattr(v.value, "distribute_strategy", None) for v in model.variables)
+    found = next(filter(None, strategies), None)
+    return nullcontext() if found is None or tf.distribute.has_strategy() else found.scope()
 
 
 def require_plain_weights(model: keras.Model) -> None:

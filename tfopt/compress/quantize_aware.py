@@ -21,7 +21,6 @@ from tfopt.compress.awareness import (
 from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.hold import (
     apply_final,
-    awareness_of,
     require_share,
     take_awareness_off,
     training_steps,
@@ -106,7 +105,6 @@ def quantize_aware(
 
         return keras2.quantize_aware(model, settings, matches)
     require_built_keras3(model)
-    _require_not_aware(model)
     require_plain_weights(model)
     if getattr(model, "inputs", None):
         require_numbers(model, ports_of(model))
@@ -118,7 +116,7 @@ def quantize_aware(
             received=", ".join(point.path for point in points[1:21]) or "a model without layers",
             fix="mend layers=, which is searched for in these paths",
         )
-    _require_unshared(model, points)
+    _require_free(model, points)
     from tfopt.compress.saved import make_aware
 
     _warn_of_unconstrained_zeros(model)
@@ -178,26 +176,15 @@ def _warn_of_unconstrained_zeros(model: Any) -> None:
         )
 
 
-def _require_not_aware(model: Any) -> None:
-    aware = awareness_of(model)
-    if aware:
-        raise UserError(
-            f"The model {model.name!r} is quantization-aware already.",
-            expected="a model on which quantize_aware() was not called yet",
-            received=", ".join(each.name for each in aware),
-            fix="call tfopt.strip(model) first",
-        )
-
-
-def _require_unshared(model: Any, points: Sequence[Point]) -> None:
+def _require_free(model: Any, points: Sequence[Point]) -> None:
     held = [point.path for point in points if is_hooked(find(model, point.address))]
     if held:
         raise UserError(
-            f"Another quantization-aware model shares layers with {model.name!r}.",
+            f"Layers of {model.name!r} are quantization-aware already, in it or in another model.",
             expected="layers that are trained in the ranges of one model",
             received=", ".join(held[:8]),
-            fix="call tfopt.strip(the other model) first, or make one model with the outputs of "
-            "both quantization-aware",
+            fix="call tfopt.strip on the model that is, or make one model with the outputs of both "
+            "quantization-aware",
         )
 
 

@@ -7,7 +7,6 @@ unused, and was compared with it where it can be run here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,7 +22,7 @@ from tfopt.compress.channels.selection import (
     search,
 )
 from tfopt.compress.channels.surgery import masked, require_agreement, without
-from tfopt.compress.float_copy import require_finite_weights
+from tfopt.compress.float_copy import require_finite_weights, scope_of_variables
 from tfopt.compress.hold import awareness_of
 from tfopt.compress.kernels import Layers, compile_pattern, matcher
 from tfopt.errors import UserError, keep_plain, require_count, require_number, within
@@ -204,23 +203,12 @@ def carry_out(model: keras.Model, fraction: float = 0.5, **settings: Any) -> Rem
     selection, blocks, options = _choose(model, fraction, **settings)
     _require_fewer(model, selection, fraction, options)
     compile_arguments = compile_factory(model) if model.compiled else None
-    with _replicas_of(model):
+    with scope_of_variables(model):
         smaller = without(model, selection)
         if compile_arguments is not None:
             smaller.compile(**compile_arguments())
     difference = require_agreement(smaller, masked(model, selection))
     return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
-
-
-def _replicas_of(model: keras.Model) -> AbstractContextManager[Any]:
-    """Return the scope that the model was made in, unless the caller is in one."""
-    import tensorflow as tf
-
-    strategy = getattr(model, "distribute_strategy", None)
-    if strategy is None or tf.distribute.has_strategy():
-        return nullcontext()
-    scope: AbstractContextManager[Any] = strategy.scope()
-    return scope
 
 
 def channels_report(

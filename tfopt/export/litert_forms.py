@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.integers.attention import attention_methods, hidden
-from tfopt.compress.integers.normalization import normalization_form
+from tfopt.compress.integers.attention import METHOD, heads, hidden, is_attention_of_many_heads
+from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.model_graph import computes_as_keras, kinds
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import ONE_AT_A_TIME
@@ -40,9 +40,8 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
             form = _layer_form(layer, integers)
             if form is not None:
                 hooks.replace(layer, "call", form)
-            methods = attention_methods(layer, _not_rounded) if integers else {}
-            for name, method in methods.items():
-                hooks.replace(layer, name, partial(_where_masked, getattr(layer, name), method))
+            if integers and is_attention_of_many_heads(layer):
+                hooks.replace(layer, METHOD, partial(heads, layer, _not_rounded))
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:
@@ -53,14 +52,6 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
 def _not_rounded(values: Any, place: str) -> Any:
     """Return the values of a place inside a layer, which the quantizer rounds afterwards."""
     return values
-
-
-def _where_masked(plain: Form, form: Form, *given: Any, **named: Any) -> Any:
-    """Compute attention by the form where a mask hides some of its scores."""
-    masked = len(given) > 3 and given[3] is not None
-    if masked or named.get("attention_mask") is not None or named.get("use_causal_mask"):
-        return form(*given, **named)
-    return plain(*given, **named)
 
 
 def _layer_form(layer: Any, integers: bool) -> Form | None:
@@ -75,8 +66,7 @@ def _layer_form(layer: Any, integers: bool) -> Form | None:
         return None
     if "Softmax" in names:
         return partial(_softmax, layer, layer.call)
-    normalized = normalization_form(layer)
-    if normalized is None:
+    if not places_of_normalization(layer):
         return None
     return lambda inputs, *rest, **named: normalized(layer, inputs, _not_rounded)
 

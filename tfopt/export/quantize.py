@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import call
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tfopt.compress.examples import columns_of, first_inputs, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
-from tfopt.errors import CannotCombine, UserError, first_line, keep_plain
+from tfopt.errors import CannotCombine, UserError, keep_plain
 from tfopt.export.batches import Array
 from tfopt.export.export import (
     known_names,
@@ -154,7 +154,7 @@ def quantize(
     if max_drop is None and calibration is None and examples is None:
         max_drop = 100.0  # what noise shows is no reason to refuse a file
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
-        exported = write_all(model, given, wanted, Path(folder), max_drop, _here)
+        exported = write_all(model, given, wanted, Path(folder), max_drop, call)
         (file,) = exported.files
         content = file.path.read_bytes()
     return Quantized(
@@ -166,16 +166,6 @@ def quantize(
         notes=(*exported.notes, *file.notes),
         path=None if target is None else write_atomically(target, content),
     )
-
-
-def _here(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in this process: another one would take seconds to start."""
-    try:
-        return function(*arguments)
-    except UserError:
-        raise
-    except Exception as error:  # of the quantizer or the interpreter: the file is refused by it
-        raise RuntimeError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def require_precision(precision: object) -> None:

@@ -1,5 +1,7 @@
 """Layers with the places inside that training for integers rounds: the results are Keras's."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfopt
-from tfopt.compress.integers.attention import attention_methods, hidden
+from tfopt.compress.integers.attention import METHOD, heads, hidden
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
 from tfopt.compress.integers.plan import places_inside
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
@@ -46,8 +48,7 @@ def test_the_heads_are_those_of_keras(make, dropout, causal):
     mask[:, np.arange(10), np.arange(10)] |= np.arange(8)[:, None] > 0
     how = {"attention_mask": keras.ops.convert_to_tensor(mask), "use_causal_mask": causal}
     wanted = layer(x, x, **how).numpy()
-    for name, method in attention_methods(layer, as_they_are).items():
-        vars(layer)[name] = method
+    vars(layer)[METHOD] = partial(heads, layer, as_they_are)
     found = layer(x, x, **how).numpy()
     assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
 

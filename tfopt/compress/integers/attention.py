@@ -8,13 +8,13 @@ row, which changes shares by a quarter of a percent at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tfopt.compress.integers.fake_quant import Rounded
-from tfopt.compress.model_graph import Place, is_layer, kinds
+from tfopt.compress.model_graph import Place, kinds
 
+METHOD = "_compute_attention"
+"""Keras's own, which :func:`heads` stands for."""
 PLACES = ("query", "scores", "hidden", "context")
 """Where LiteRT rounds inside attention of many heads, the softmax apart, which is a layer."""
 
@@ -29,16 +29,8 @@ def is_attention_of_many_heads(layer: Any) -> bool:
     """Return whether its heads are computed by Keras's own method, along one axis."""
     if not kinds(layer) & _MANY_HEADS or len(getattr(layer, "_attention_axes", None) or [1]) > 1:
         return False
-    method = "_compute_attention"
-    own = next((c for c in type(layer).__mro__ if method in vars(c)), object)
+    own = next((c for c in type(layer).__mro__ if METHOD in vars(c)), object)
     return own.__module__.startswith("keras.")
-
-
-def attention_methods(layer: Any, rounded: Rounded) -> dict[str, Callable[..., Any]]:
-    """Return the methods that stand for Keras's own, by name; none for other layers."""
-    if is_layer(layer) and is_attention_of_many_heads(layer):
-        return {"_compute_attention": partial(_heads, layer, rounded)}
-    return {}
 
 
 def hidden(scores: Any, kept: Any, axis: int = -1) -> Any:
@@ -50,7 +42,7 @@ def hidden(scores: Any, kept: Any, axis: int = -1) -> Any:
     return tf.where(kept, scores, lowest - depth)
 
 
-def _heads(
+def heads(
     layer: Any,
     rounded: Rounded,
     query: Any,

@@ -18,7 +18,7 @@ from tfopt.compress.integers.attention import (
 )
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
 from tfopt.compress.integers.fake_quant import Rounded
-from tfopt.compress.integers.normalization import normalization_form, places_of_normalization
+from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.kernels import Matches, kernels_of
 from tfopt.compress.model_graph import (
     Address,
@@ -47,20 +47,16 @@ def places_inside(part: Any) -> tuple[str, ...]:
     return ()
 
 
-def rounded_inside(layer: Any, rounded: Rounded) -> Callable[..., Any] | None:
-    """Return the ``call`` with ``rounded`` at its places; None where a method of it has them."""
-    if is_attention_of_many_heads(layer):
-        return None
+def rounded_inside(layer: Any, rounded: Rounded) -> Callable[..., Any]:
+    """Return the ``call`` with ``rounded`` at its places, of a layer but attention."""
     if has_two_parts(layer):
         return lambda inputs: in_two_parts(layer, lambda deep: rounded(deep, "between"), inputs)
-    form = normalization_form(layer)
-    assert form is not None
 
     def call(inputs: Any) -> Any:
         import tensorflow as tf
 
         # Squares of half precision overflow, and so Keras computes this in float32 as well.
-        result = form(layer, tf.cast(inputs, tf.float32), rounded)
+        result = normalized(layer, tf.cast(inputs, tf.float32), rounded)
         return tf.cast(result, layer.compute_dtype)
 
     return call
