@@ -63,7 +63,7 @@ def test_weights_put_back_at_the_end_are_masked_before_they_are_evaluated(tmp_pa
     effect = outcome.effects[0][1]
     assert effect.acted
     assert "80.4% zeros after training" in effect.note
-    assert "weights that were not zero when fit ended" in effect.note
+    assert "the masks were applied again in hidden/kernel, out/kernel" in effect.note
     outcome.save(tmp_path)
     saved = keras.models.load_model(tmp_path / "model.keras")
     assert outcome.evaluation["loss"] == pytest.approx(

@@ -135,7 +135,7 @@ def lost():
     [
         (lambda: {}, "nothing to compare"),
         (lambda: {"it": "missing.tflite"}, "cannot be measured"),
-        (lambda: {1: "missing.tflite"}, "told apart by their names"),
+        (lambda: {1: "missing.tflite"}, "models by name"),
         (lambda: {"it": keras.Sequential([layers.Dense(2)])}, "not built"),
         # Their figures would mislead.
         (lambda: {"it": aware()}, "tfopt.strip.model. leaves a plain model"),

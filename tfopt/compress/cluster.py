@@ -206,8 +206,7 @@ class Cluster(Transform):
     def __post_init__(self) -> None:
         keep_plain(self)
         require_count("Cluster.clusters", self.clusters, minimum=2)
-        if self.layers is not None:
-            compile_pattern("Cluster.layers", self.layers)
+        compile_pattern("Cluster.layers", self.layers)
         require_share("Cluster.begin", self.begin)
 
     def attach(self, run: Run, model: keras.Model) -> None:

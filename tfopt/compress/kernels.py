@@ -259,9 +259,7 @@ Matches = Callable[[str, Any], bool]
 
 def matcher(layers: Layers) -> Matches:
     """Return a function of path and layer for what the user gave."""
-    if layers is None:
-        return lambda path, layer: True
-    if isinstance(layers, str):
+    if layers is None or isinstance(layers, str):
         pattern = compile_pattern("layers", layers)
         return lambda path, layer: pattern.search(path) is not None
     types = (layers,) if isinstance(layers, type) else layers
@@ -274,7 +272,9 @@ def matcher(layers: Layers) -> Matches:
 
 
 def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
-    """Compile a regular expression; refuse a broken one by the setting's name."""
+    """Compile a regular expression, None as one for all; refuse a broken one by its setting."""
+    if pattern is None:
+        return re.compile("")
     if not isinstance(pattern, str):
         raise _chooses_nothing(name, pattern)
     try:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.float_copy import require_finite_weights
-from tfopt.compress.hold import choose_sites, remove, require_free, require_share, training_steps
+from tfopt.compress.hold import (
+    apply_final,
+    choose_sites,
+    remove,
+    require_free,
+    require_share,
+    training_steps,
+)
 from tfopt.compress.kernels import (
     Layers,
     Site,
@@ -38,7 +45,7 @@ from tfopt.compress.schedules import (
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.report.format import count
+from tfopt.report.format import count, few
 
 if TYPE_CHECKING:
     import keras
@@ -363,8 +370,7 @@ class Prune(Transform):
                 expected="begin < end, as fractions of the training",
                 received=f"begin={self.begin}, end={self.end}",
             )
-        if self.layers is not None:
-            compile_pattern("Prune.layers", self.layers)
+        compile_pattern("Prune.layers", self.layers)
         if self.frequency is not None:
             require_count("Prune.frequency", self.frequency)
         # Whatever does not fit together is refused as tfopt.prune does.
@@ -396,37 +402,35 @@ class Prune(Transform):
         """Write the masks' zeros, take the masks off, and report how many weights are zero."""
         from tfopt.compress.weight_mask import WeightMask
 
-        trained_rows = pruning_report(model)
+        changed = apply_final(model, WeightMask)
+        masked = [row for row in pruning_report(model) if row.target is not None]
         remove(model, WeightMask)
-        pairs = zip(trained_rows, pruning_report(model), strict=True)
-        masked = [(before, after) for before, after in pairs if before.target is not None]
         if not masked:
             run.note("no masks were left after training", acted=False)
             return
-        note = f"{sparsity_of(after for _, after in masked):.1%} zeros after training"
-        late = sum(after.zeros - before.zeros for before, after in masked)
-        if late:
+        note = f"{sparsity_of(masked):.1%} zeros after training"
+        if changed:
             note += (
-                f", {late} of them weights that were not zero when fit ended: a callback or an "
-                "average had put other weights in place, and the masks were applied again"
+                f"; the masks were applied again in {few(changed)}, where a callback or an average "
+                "had put other weights in place"
             )
         short = self._missed(masked)
         if short:
             note += f"; the target of {self.sparsity:.0%} was missed in {', '.join(short)}"
         run.note(note)
 
-    def _missed(self, masked: Sequence[tuple[LayerSparsity, LayerSparsity]]) -> list[str]:
+    def _missed(self, masked: Sequence[LayerSparsity]) -> list[str]:
         """Return where fewer weights are zero than was asked for."""
         if self.across == "model":
-            zeros = sum(after.zeros for _, after in masked)
-            weights = sum(after.weights for _, after in masked)
+            zeros = sum(row.zeros for row in masked)
+            weights = sum(row.weights for row in masked)
             # Each kernel keeps a weight, whatever the others have.
             return ["the model"] if zeros + len(masked) < self.sparsity * weights else []
         together = as_pattern(self.pattern).together
         return [
-            f"{after.path} at {after.sparsity:.1%}"
-            for before, after in masked
-            if after.zeros + together < (before.target or 0) * after.weights
+            f"{row.path} at {row.sparsity:.1%}"
+            for row in masked
+            if row.zeros + together < (row.target or 0) * row.weights
         ]
 
     def _schedule(self, steps: int) -> Schedule:

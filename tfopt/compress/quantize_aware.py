@@ -241,8 +241,7 @@ class QuantizeAware(Transform):
         require_share("QuantizeAware.begin", self.begin)
         if self.freeze_batchnorm is not None:
             require_share("QuantizeAware.freeze_batchnorm", self.freeze_batchnorm)
-        if self.layers is not None:
-            compile_pattern("QuantizeAware.layers", self.layers)
+        compile_pattern("QuantizeAware.layers", self.layers)
 
     def attach(self, run: Run, model: keras.Model) -> None:
         """Make the model quantization-aware, in steps of this run."""

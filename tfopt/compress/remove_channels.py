@@ -411,8 +411,7 @@ class RemoveChannels(Transform):
                 fix="use tfopt.remove_channels(model, ...) before Job.from_model",
             )
         self._options()
-        if self.layers is not None:
-            compile_pattern("RemoveChannels.layers", self.layers)
+        compile_pattern("RemoveChannels.layers", self.layers)
 
     def rebuild(self, run: Run, model: keras.Model) -> keras.Model:
         done = carry_out(

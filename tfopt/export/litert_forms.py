@@ -41,7 +41,8 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
             if form is not None:
                 hooks.replace(layer, "call", form)
             if integers and is_attention_of_many_heads(layer):
-                hooks.replace(layer, METHOD, partial(heads, layer, _not_rounded))
+                form = partial(heads, layer, _not_rounded)
+                hooks.replace(layer, METHOD, partial(_where_masked, getattr(layer, METHOD), form))
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:
@@ -52,6 +53,14 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
 def _not_rounded(values: Any, place: str) -> Any:
     """Return the values of a place inside a layer, which the quantizer rounds afterwards."""
     return values
+
+
+def _where_masked(plain: Form, form: Form, *given: Any, **named: Any) -> Any:
+    """Compute attention by the form where a mask hides some of its scores."""
+    masked = len(given) > 3 and given[3] is not None
+    if masked or named.get("attention_mask") is not None or named.get("use_causal_mask"):
+        return form(*given, **named)
+    return plain(*given, **named)
 
 
 def _layer_form(layer: Any, integers: bool) -> Form | None:

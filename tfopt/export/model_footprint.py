@@ -49,19 +49,12 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
     """
     turns = require_count("turns", turns, minimum=5)
     threads = require_count("threads", threads)
-    if not isinstance(models, Mapping) or not models:
+    if not isinstance(models, Mapping) or not models or {type(name) for name in models} != {str}:
         raise UserError(
             "There is nothing to compare.",
             expected='models by name, such as {"plain": model, "pruned": small}',
             received=repr(models)[:200],
         )
-    for name in models:
-        if not isinstance(name, str):
-            raise UserError(
-                "Models are told apart by their names.",
-                expected="texts, as they are to stand in the table",
-                received=repr(name),
-            )
     files = [serving_file(name, _opened(model)) for name, model in models.items()]
     return compared(files, turns, threads)
 

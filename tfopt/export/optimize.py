@@ -194,8 +194,9 @@ def optimize(
         work = Path(beside)
         reference = make_reference(model, given, work, wanted)
         score = reference.score(reference.expected)[0]
+        limit = None if given.labels is None else _ANY_LOSS
         with Child(gpu=target == "gpu-latency") as child:
-            tried = write_files(reference, wanted, work, child, _may_lose(given))
+            tried = write_files(reference, wanted, work, child, limit)
             made = list(_reported(tried, progress))
             files = [each for each in made if isinstance(each, ExportedFile)]
             if target == "size":
@@ -336,10 +337,6 @@ def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
         note = "calibrated on inputs of the data that they are scored on"
         return data, data, (note,)
     return open_part(data, "train"), open_part(data, "test"), ()
-
-
-def _may_lose(given: Given) -> float | None:
-    return _ANY_LOSS if given.labels is not None else None
 
 
 def _drop(file: ExportedFile, score: float | None) -> float | None:

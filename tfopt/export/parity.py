@@ -54,11 +54,8 @@ class Parity:
 
     def tell(self) -> str:
         """Return one phrase for notes and errors."""
-        classes = (
-            f"{self.argmax_agreement:.2%} of the classes agree, "
-            if self.argmax_agreement is not None
-            else ""
-        )
+        agree = self.argmax_agreement
+        classes = "" if agree is None else f"{agree:.2%} of the classes agree, "
         return f"{classes}relative error {self.relative_error:.3g} on {self.examples} examples"
 
 

@@ -140,7 +140,7 @@ def quantize(
         >>> print(small, small.accuracy(x_test, y_test))
     """
     wanted = [(LiteRT(integer_io=integer_io), precision)]
-    require_precision(precision)
+    known_names("precision", [precision], LiteRT.precisions)
     _require_integer_io(integer_io, precision)
     validate_settings(wanted, calibration, samples, max_drop)
     target = None if path is None else _target(path)
@@ -166,18 +166,6 @@ def quantize(
         notes=(*exported.notes, *file.notes),
         path=None if target is None else write_atomically(target, content),
     )
-
-
-def require_precision(precision: object) -> None:
-    """Refuse anything but one precision that LiteRT files have."""
-    if not isinstance(precision, str):
-        raise UserError(
-            "A quantized model has one precision.",
-            expected=", ".join(LiteRT.precisions),
-            received=repr(precision),
-            fix='tfopt.export(model, folder, formats="litert", precision=[...]) writes several',
-        )
-    known_names("precision", precision, LiteRT.precisions)
 
 
 def _require_integer_io(integer_io: object, precision: Precision) -> None:
@@ -223,7 +211,7 @@ class Quantize(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        require_precision(self.precision)
+        known_names("precision", [self.precision], LiteRT.precisions)
         validate_settings([], None, self.samples, self.max_drop)
 
     def check_beside(self, earlier: Transform) -> None:

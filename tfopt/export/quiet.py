@@ -38,23 +38,22 @@ def quiet() -> Iterator[None]:
             return
         _flush()
         os.dup2(written.fileno(), 2)
-        noted = False
+        failed: Exception | None = None
         try:
             yield
         except Exception as error:
-            _flush()
-            error.add_note("".join(_lines(written)))
-            noted = True
+            failed = error
             raise
         finally:
             _flush()
             os.dup2(terminal, 2)
             os.close(terminal)
-            if not noted:
+            if failed is not None:
+                failed.add_note("".join(_lines(written)))
+            else:
                 # What was made is not lost because nobody reads the lines any more.
                 with suppress(OSError):
-                    for line in _lines(written):
-                        os.write(2, line.encode())
+                    os.write(2, "".join(_lines(written)).encode())
 
 
 def _flush() -> None:

@@ -62,7 +62,11 @@ class ServingFile:
     def read(name: str, folder: Path) -> ServingFile:
         """Return what :func:`leave` left, under another name; a UserError says why it cannot."""
         try:
-            return ServingFile._read(name, folder)
+            facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+            facts |= {"name": name, "notes": tuple(facts["notes"])}
+            file = ServingFile(content=(folder / _FILE).read_bytes(), **facts)
+            one_inference(file.content, 1)
+            return file
         except FileNotFoundError:
             reason = folder / _REASON
             problem = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
@@ -70,14 +74,6 @@ class ServingFile:
         except Exception as error:
             problem = f"its file cannot be used: {first_line(error)}"
         raise UserError(f"{name}: {problem}")
-
-    @staticmethod
-    def _read(name: str, folder: Path) -> ServingFile:
-        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-        facts |= {"name": name, "notes": tuple(facts["notes"])}
-        file = ServingFile(content=(folder / _FILE).read_bytes(), **facts)
-        one_inference(file.content, 1)
-        return file
 
 
 def leave(folder: Path, model: Any, artefacts: Sequence[Artefact]) -> None:

@@ -133,8 +133,7 @@ class Remat(Transform):
     layers: str | None = None
 
     def __post_init__(self) -> None:
-        if self.layers is not None:
-            compile_pattern("Remat.layers", self.layers)
+        compile_pattern("Remat.layers", self.layers)
 
     def attach(self, run: Run, model: Any) -> None:
         no_gain = _put_on(model, self.layers)
