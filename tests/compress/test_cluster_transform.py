@@ -15,7 +15,7 @@ from dense_nets import (
     zeros_of,
 )
 
-from tfopt import Cluster, Data, Job, Prune, QuantizeAware, chain, run
+from tfopt import Cluster, Data, Job, Prune, chain, run
 from tfopt.errors import CannotCombine, UserError
 
 
@@ -85,13 +85,3 @@ def test_masks_and_clusters_are_not_held_at_once(parts):
 def test_a_bad_setting_fails_when_made(settings):
     with pytest.raises(UserError):
         Cluster(**settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_integer_file_has_the_clusters_wherever_each_stands(order):
-    steps = chain(*(Cluster(4, begin=0.3), QuantizeAware())[::order])
-    outcome = run(a_job(epochs=3), steps)
-    (artefact,) = outcome.artefacts
-    assert artefact.filename.endswith(".tflite")
-    assert max(values(outcome)) <= 4

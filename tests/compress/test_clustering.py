@@ -38,23 +38,15 @@ def test_zeros_of_a_pruned_model_stay_and_nothing_else_becomes_zero(tmp_path):
     model.layers[0].kernel.assign(model.layers[0].kernel.numpy() + (np.arange(16) == 3))
     zeros = zeros_of(model)
     assert not zeros[0][:, 3].any()
-    cluster(model, 4)
+    # Clusters of a kernel with zeros wait for no step.
+    cluster(model, 4, begin_step=100)
+    assert [row.remark for row in clustering_report(model)] == [None, None]
     fit(model)
     again = loaded(model, tmp_path)
     fit(again)
     for each in (model, again):
         assert_same(zeros_of(each), zeros)
         assert all(row.values <= 4 for row in clustering_report(each))
-
-
-def test_clusters_of_a_kernel_with_zeros_wait_for_no_step():
-    model = dense_model()
-    zeros = set_zeros(model, 0.6)
-    cluster(model, 4, begin_step=100)
-    assert [row.remark for row in clustering_report(model)] == [None, None]
-    fit(model)
-    assert_same(zeros_of(model), zeros)
-    assert all(row.values <= 4 for row in clustering_report(model))
 
 
 def depthwise_model():

@@ -37,13 +37,6 @@ def test_across_the_model_the_largest_of_all_weights_stay():
     assert (weights_of(model) != 0).sum() == 64
 
 
-def test_across_the_model_a_schedule_is_followed():
-    model = seeded_model()
-    prune(model, POLYNOMIAL, across="model")
-    fit(model)
-    assert (weights_of(model) != 0).sum() == round(0.2 * (12 * 16 + 16 * 4))
-
-
 def test_lamp_is_a_weights_share_of_those_that_are_not_smaller():
     weights = RNG.normal(size=(3, 4, 5)).astype("float32")
     weights[0, 0, :2] = 0

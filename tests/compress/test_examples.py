@@ -101,6 +101,9 @@ def test_batches_of_different_lengths_are_refused_where_they_are_needed_together
     [
         ("x.npy", "a kind that cannot be read"),
         ({1, 2}, "a kind that cannot be read"),
+        ((batch for batch in [X]), "read only once"),
+        (lambda: iter(()), "examples are empty"),
+        (lambda: iter(X), "must be batched"),
         (lambda: None, "yields no batches"),
         (np.float32(3), "wrong shape"),
         (lambda: iter([3.0]), "wrong shape"),

@@ -112,15 +112,6 @@ def test_masks_train_on_and_the_schedule_goes_on(name, tmp_path):
     assert_same(weights(model), weights(again), atol=1e-6)
 
 
-def test_clusters_train_on(tmp_path):
-    model = fit(tfopt.cluster(built("own"), 4))
-    again = loaded(model, tmp_path)
-    for each in (model, again):
-        fit(each, epochs=2)
-        assert max(len(np.unique(kernel)) for kernel in kernels(each)) <= 4
-    assert_same(weights(model), weights(again), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("name", "first"),
     [
@@ -158,9 +149,3 @@ def test_copies_have_what_is_held_and_clones_have_not():
         fit(each)
         assert masked(each)
     assert masked(model)
-
-
-def test_keras_s_own_layers_need_no_class():
-    """Keras saves their constraints itself."""
-    model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
-    assert type(tfopt.prune(model, 0.5)) is keras.Sequential

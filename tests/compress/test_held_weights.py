@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 import pytest
-from dense_nets import RNG, X, assert_pruned, assert_same, dense_model, fit, loaded
+from dense_nets import RNG, assert_pruned, assert_same, dense_model, fit, loaded
 from keras import layers
 
 import tfopt
@@ -180,35 +180,18 @@ def test_depthwise_kernels_are_left_alone_unless_they_are_named(held):
         held.on(model)
     held.on(model, layers=layers.DepthwiseConv2D)
     assert model.layers[0].kernel.constraint is not None
+    model = held.on(dense_model(), layers="^hid")
+    _, out = pruning_report(model) if held is MASKS else clustering_report(model)
+    assert out.remark == "not among the layers that were chosen"
+    assert [layer.kernel.constraint is None for layer in model.layers] == [False, True]
 
 
-def nested_functional():
+@both
+def test_nested_models_and_shared_layers_are_held_once(held):
     shared = layers.Dense(12, name="shared")
     block = keras.Sequential([keras.Input((12,)), layers.Dense(12, name="deep")], name="block")
     inputs = keras.Input((12,))
-    return keras.Model(inputs, layers.Dense(4, name="out")(shared(block(shared(inputs)))))
-
-
-def nested_in_a_class():
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.shared, self.out = layers.Dense(12, name="shared"), layers.Dense(4, name="out")
-            self.block = keras.Sequential([layers.Dense(12, name="deep")], name="block")
-
-        def call(self, x):
-            return self.out(self.shared(self.block(self.shared(x))))
-
-    model = Own()
-    model(X)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "held"), [(nested_functional, MASKS), (nested_in_a_class, CLUSTERS)]
-)
-def test_nested_models_and_shared_layers_are_held_once(make, held):
-    model = make()
+    model = keras.Model(inputs, layers.Dense(4, name="out")(shared(block(shared(inputs)))))
     model.compile("sgd", "mse", jit_compile=False)
     fit(held.on(model))
     held.check(model)
@@ -224,15 +207,12 @@ def test_nested_models_and_shared_layers_are_held_once(make, held):
         assert shared.constraint.step == 9
 
 
-@both
-def test_layers_not_chosen_are_told(held):
-    model = held.on(dense_model(), layers="^hid")
-    _, out = pruning_report(model) if held is MASKS else clustering_report(model)
-    assert out.remark == "not among the layers that were chosen"
-    assert [layer.kernel.constraint is None for layer in model.layers] == [False, True]
-
-
 def test_strip_makes_final_what_is_held_and_the_file_loads_without_tfopt(tmp_path, fresh_python):
+    plain = dense_model()
+    fit(plain)
+    compiled = plain.train_function
+    assert strip(plain) is plain
+    assert plain.train_function is compiled
     for name, held in (("masks", MASKS), ("clusters", CLUSTERS)):
         model = held.on(dense_model())
         fit(model)
@@ -255,14 +235,6 @@ def test_strip_makes_final_what_is_held_and_the_file_loads_without_tfopt(tmp_pat
         clusters = keras.models.load_model({str(tmp_path / "clusters.keras")!r})
         assert [len(np.unique(layer.kernel)) for layer in clusters.layers] == [5, 5]
     """)
-
-
-def test_strip_leaves_a_plain_model_as_it_is():
-    model = dense_model()
-    fit(model)
-    compiled = model.train_function
-    assert strip(model) is model
-    assert model.train_function is compiled
 
 
 def test_stripping_before_the_end_of_a_schedule_is_said():

@@ -118,9 +118,7 @@ CLUSTERED = """
     assert len(np.unique(trained)) <= 8
 
     refused(tfopt.cluster, "not compressed already", tfopt.cluster(build_convolutional(), 4), clusters=4)
-    refused(tfopt.cluster, "not compressed already", tfopt.prune(build_convolutional(), 0.5), clusters=4)
     refused(tfopt.cluster, "mend layers=", build_convolutional(), layers="nowhere")
-    refused(tfopt.cluster, "built Sequential or Functional", tf_keras.Sequential([tf_keras.layers.Dense(3)]))
 """
 
 AWARE = """

@@ -71,13 +71,6 @@ def test_what_is_held_stays_through_training_files_and_strip(tmp_path):
     assert type(plain) is Made
 
 
-def test_clusters_hold_its_kernels_too():
-    model = trained()
-    tfopt.cluster(model, 4)
-    model.fit(X, verbose=0)
-    assert len(np.unique(model.decoder.layers[0].kernel)) <= 4
-
-
 @pytest.mark.parametrize(
     "refused", [tfopt.quantize_aware, lambda model: tfopt.quantize(model, calibration=X)]
 )

@@ -11,7 +11,6 @@ import tfopt
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 20, (64, 6)).astype("int32")
-ROWS = RNG.normal(size=(64, 8)).astype("float32")
 
 
 def reader(seed):
@@ -21,12 +20,6 @@ def reader(seed):
     spread = keras.initializers.RandomNormal(stddev=1.0)
     words = layers.Embedding(20, 8, spread, mask_zero=True)(tokens)
     return keras.Model(tokens, layers.Dense(3)(layers.LSTM(8)(words)))
-
-
-def normalizer():
-    keras.utils.set_random_seed(0)
-    body = [layers.Dense(16, activation="elu"), layers.LayerNormalization(), layers.Dense(4)]
-    return keras.Sequential([keras.Input((8,)), *body])
 
 
 def at_once(*works):
@@ -41,20 +34,15 @@ def at_once(*works):
         return [each.result() for each in [threads.submit(begun, work) for work in works]]
 
 
-def test_two_models_at_once_give_the_files_that_they_give_alone():
-    models = [reader(seed) for seed in range(2)]
-    alone = [tfopt.quantize(model, calibration=TOKENS) for model in models]
-    works = [lambda m=model: tfopt.quantize(m, calibration=TOKENS) for model in models]
-    for one, made in zip(alone, at_once(*works), strict=True):
-        assert made.content == one.content
-
-
-def test_one_model_in_several_threads_is_afterwards_as_it_was():
-    model = normalizer()
-    before = [{**vars(layer)} for layer in model.layers]
-    kinds = ("int8", "float16", "dynamic")
-    works = [lambda k=kind: tfopt.quantize(model, precision=k, calibration=ROWS) for kind in kinds]
-    at_once(*works)
-    for layer, own in zip(model.layers, before, strict=True):
+def test_each_file_is_the_one_that_its_model_gives_alone_and_the_models_are_as_they_were():
+    one, other = (reader(seed) for seed in range(2))
+    works = [
+        lambda m=model, k=kind: tfopt.quantize(m, precision=k, calibration=TOKENS).content
+        for model, kind in ((one, "int8"), (other, "int8"), (one, "dynamic"))
+    ]
+    before = [{**vars(layer)} for layer in one.layers]
+    alone = [work() for work in works]
+    assert at_once(*works) == alone
+    for layer, own in zip(one.layers, before, strict=True):
         assert vars(layer).keys() == own.keys()
         assert all(vars(layer)[name] is value for name, value in own.items())

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from dense_nets import RNG, X, Y, assert_pruned, assert_same, dense_model, fit, loaded
+from dense_nets import RNG, X, Y, assert_pruned, dense_model, fit, loaded
 
 from tfopt.compress.hold import strip
 from tfopt.compress.prune import prune, pruning_report
@@ -20,15 +20,6 @@ def test_a_plain_number_is_in_force_at_once_and_stays():
     np.testing.assert_array_equal(before == 0, after == 0)
     # Hidden units that no output is left for do not train; the others do.
     assert (before != after)[before != 0].any()
-
-
-def test_sparsity_zero_changes_no_weight():
-    plain, masked = dense_model(), dense_model()
-    masked.set_weights(plain.get_weights())
-    prune(masked, 0.0)
-    fit(plain)
-    fit(masked)
-    assert_same(plain, masked)
 
 
 def test_pruning_again_starts_a_new_schedule_without_stacking_masks():

@@ -41,12 +41,6 @@ def test_a_trained_model_becomes_smaller_and_trains_on_with_a_new_optimizer():
     assert "takes its statistics over all of them" in effect.note
 
 
-def test_a_model_without_such_channels_is_refused_by_its_reasons():
-    job = Job.from_model(trained_model(), Data(train=(X, Y)))
-    with pytest.raises(UserError, match="no channel to remove"):
-        run(job, RemoveChannels(layers="^norm"))
-
-
 @pytest.mark.parametrize(
     "settings",
     [

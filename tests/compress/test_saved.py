@@ -1,5 +1,7 @@
 """Files with something of tfopt held in them, loaded in a process that has only this import."""
 
+import textwrap
+
 import keras
 import numpy as np
 import pytest
@@ -23,24 +25,14 @@ OWN = """
 """
 
 
-@keras.saving.register_keras_serializable("here")
-class Here(keras.Model):
-    """As in the other process."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = layers.Dense(6)
-
-    def call(self, x):
-        return self.inner(x)
-
-
 def plain():
     return keras.Sequential([keras.Input((8,)), layers.Dense(6), layers.Dense(6)])
 
 
 def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
-    own = Here()
+    names = {}
+    exec(textwrap.dedent(OWN), names)
+    own = names["Here"]()
     own(keras.ops.ones((2, 8)))
     held = {
         "pruned": tfopt.quantize_aware(tfopt.prune(plain(), 0.5)),

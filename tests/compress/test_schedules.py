@@ -72,11 +72,9 @@ def test_the_last_due_step_agrees_with_what_was_due(schedule):
     [
         lambda: ConstantSparsity(1.5),
         lambda: ConstantSparsity(math.nan),
-        lambda: ConstantSparsity("0.5"),
         lambda: ConstantSparsity(0.5, begin_step=-1),
         lambda: ConstantSparsity(0.5, begin_step=5, end_step=4),
         lambda: ConstantSparsity(0.5, frequency=0),
-        lambda: PolynomialSparsity(0.5),
         lambda: PolynomialSparsity(0.5, begin_step=7, end_step=7),
         lambda: PolynomialSparsity(0.5, end_step=10, initial_sparsity=0.6),
     ],

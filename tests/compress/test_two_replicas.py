@@ -12,10 +12,10 @@ SCRIPT = """
     x, y = rng.normal(size=(64, 12)).astype("f"), rng.normal(size=(64, 4)).astype("f")
     schedule = tfopt.compress.PolynomialSparsity(0.8, begin_step=2, end_step=6, frequency=2)
 
-    def build():
+    def build(*more):
         keras.utils.set_random_seed(1)
         model = keras.Sequential(
-            [keras.Input((12,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)]
+            [keras.Input((12,)), keras.layers.Dense(16, "relu"), *more, keras.layers.Dense(4)]
         )
         # Without XLA on either side: two replicas cannot have it.
         model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
@@ -64,6 +64,23 @@ SCRIPT = """
             loaded = keras.models.load_model("FILE")
         fit(loaded)
         check(loaded)
+
+    with strategy.scope():
+        model = build(keras.layers.BatchNormalization(name="norm"))
+    tfopt.quantize_aware(model, begin_step=2, freeze_batchnorm_step=3)
+    fit(model)
+    assert model.quantization_awareness.step == 8
+    for variable in (each for each in model.variables if "moving" not in each.name):
+        one, other = strategy.experimental_local_results(variable.value)
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+    # The mean of what both replicas saw.
+    low, high = tfopt.compress.quantization_report(model)[0].output
+    assert x.min() < low < 0 < high < x.max()
+    model.save("FILE")
+    with strategy.scope():
+        loaded = keras.models.load_model("FILE")
+    fit(loaded)
+    assert loaded.quantization_awareness.step == 16
 """
 
 

@@ -137,10 +137,8 @@ def test_what_was_measured_is_beside_the_files(served):
     text = str(served)
     assert "litert_int8" in text
     assert "accuracy" in text
-
-
-def test_triton_reads_the_folder_of_an_onnx_file(served):
-    folder = served.folder / "onnx_float32"
+    # Triton reads the folder of an ONNX file.
+    folder = folder / "onnx_float32"
     settings = (folder / "config.pbtxt").read_text()
     assert 'name: "onnx_float32"' in settings
     assert 'name: "image", data_type: TYPE_FP32, dims: [-1, 8, 8, 1]' in settings.replace("  ", " ")
@@ -240,25 +238,16 @@ def test_bad_arguments_are_refused_before_anything_is_written(tmp_path, change, 
 
 def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
     (x, _), test = digits
+    asked = {"formats": "litert", "precision": "int8", "calibration": x, "max_drop": 0}
     with pytest.raises(UserError, match="loses more than 0 points:") as caught:
-        tfopt.export(
-            trained,
-            tmp_path,
-            formats="litert",
-            precision="int8",
-            calibration=x,
-            examples=test,
-            max_drop=0,
-        )
+        tfopt.export(trained, tmp_path, **asked, examples=test)
     assert "relative error" in str(caught.value)
     assert "raise max_drop where a file loses too much" in caught.value.fix
     assert not list(tmp_path.iterdir())
     # A file that is there is not lost to one that fails, and the error says that it is there.
     (tmp_path / "litert_int8").mkdir()
     with pytest.raises(UserError, match="an earlier export is still in its folder"):
-        tfopt.export(
-            trained, tmp_path, formats="litert", precision="int8", calibration=x, max_drop=0
-        )
+        tfopt.export(trained, tmp_path, **asked)
 
 
 def test_an_operator_that_onnx_lacks_is_named(tmp_path):
@@ -312,7 +301,7 @@ def test_a_child_that_dies_is_replaced():
         assert list(child.each(heapq.merge, [1, 3], [2])) == [1, 2, 3]
 
 
-def test_loading_tells_what_is_wrong(tmp_path):
+def test_a_file_that_cannot_be_loaded_is_refused(served, tmp_path):
     with pytest.raises(UserError, match="not a folder that tfopt exported to"):
         tfopt.load(tmp_path)
     with pytest.raises(UserError, match="not a saved Keras 3 model"):
@@ -320,9 +309,6 @@ def test_loading_tells_what_is_wrong(tmp_path):
     (tmp_path / "text.keras").write_text("no zip")
     with pytest.raises(UserError, match="another kind of file, or a damaged one"):
         tfopt.load(tmp_path / "text.keras")
-
-
-def test_a_file_that_was_cut_off_is_refused(served, tmp_path):
     for name in ("onnx_float32", "litert_int8", "openvino_float32"):
         whole = served[name]
         shutil.copytree(whole.folder, tmp_path / name)
@@ -478,24 +464,7 @@ def test_the_command_imports_the_module_of_its_data_before_the_model(tmp_path, m
     assert code == 0, said.err
     files = {each["precision"]: each for each in json.loads(said.out)["files"]}
     assert files["int8"]["kib"] > 0
+    assert "accuracy" in (tmp_path / "made" / "export.json").read_text()
     assert {each.name for each in tmp_path.glob("made/*/")} == {
         "saved_model_float32", "litert_float32", "litert_int8"
     }  # fmt: skip
-
-
-def test_the_command_writes_and_says_what_it_could_not(
-    trained, digits, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    trained.save("digits.keras")
-    x, y = digits[1]
-    np.savez("data.npz", x=x, y=y)
-    code = main(
-        ["export", "digits.keras", "--formats", "litert,onnx", "--precision", "float32,int8",
-         "--calibration", "data.npz", "--examples", "data.npz", "--output", str(tmp_path / "out")]
-    )  # fmt: skip
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert "litert_int8" in said.out
-    assert "accuracy" in said.out
-    assert (tmp_path / "out" / "onnx_int8" / "1" / "model.onnx").is_file()

@@ -12,7 +12,8 @@ from digits import small_digits
 from keras import layers
 
 from tfopt import UserError
-from tfopt.export.litert_file import LitertPredictor
+from tfopt.compress.quantize_aware import quantize_aware
+from tfopt.export.litert_file import LitertPredictor, kernels
 from tfopt.export.quantize import quantize
 from tfopt.export.quiet import quiet
 
@@ -215,23 +216,6 @@ def test_recurrent_layers_are_unrolled_and_said_so():
     assert not any(getattr(part, "unroll", False) for part in model._flatten_layers())
 
 
-def test_mixed_precision_is_converted_in_float32():
-    policy = keras.DTypePolicy("mixed_float16")
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            layers.Dense(16, "relu", dtype=policy),
-            layers.Dense(4, "softmax", dtype="float32"),
-        ]
-    )
-    # Enough that one class turned over by rounding is within the points that may be lost.
-    x = np.random.default_rng(0).normal(size=(256, 6))
-    made = quantize(model, calibration=x)
-    assert "float16" not in tensor_types(made.content)
-    assert made.parity.relative_error < 0.05
-    assert model.layers[0].compute_dtype == "float16"
-
-
 def test_a_subclassed_model_needs_examples_and_its_file_takes_their_structure():
     class Towers(keras.Model):
         def __init__(self):
@@ -317,12 +301,6 @@ def unbuilt():
 
 
 def not_finite():
-    model = dense()
-    model.set_weights([w * np.nan for w in model.get_weights()])
-    return model
-
-
-def not_finite_bfloat16():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="bfloat16")])
     model.layers[0].bias.assign([0, np.nan, 0])
     return model
@@ -350,23 +328,15 @@ ROWS = RNG.random((16, 4)).astype("float32")
         (any_length, {"calibration": RNG.random((8, 5, 4))}, "sequences of any length"),
         (unbuilt, {}, "not built"),
         (not_finite, {}, "NaN or infinite"),
-        (not_finite_bfloat16, {}, "NaN or infinite"),
         (quantized, {}, "quantized already"),
         (keras2, {}, "needs a Keras 3 model"),
         (dense, {"precision": "int7"}, "float32, float16, int8"),
-        (dense, {"samples": 0}, "samples is not a count"),
-        (dense, {"max_drop": 101}, "not a number of points"),
         (dense, {"precision": "dynamic", "integer_io": True}, "integer_io"),
         (dense, {"calibration": None}, "needs examples to find its ranges"),
         (dense, {"calibration": ROWS[:, :3]}, r"batches of shape \(n, 4\)"),
         (dense, {"calibration": ROWS[:0]}, "examples are empty"),
         (many_ports, {"calibration": PORTS[:2]}, "one part for each input"),
         (dense, {"calibration": ROWS * np.nan}, "the first at example 0"),
-        (dense, {"calibration": np.full((4, 4), "a")}, "not numbers"),
-        (dense, {"calibration": (r for r in [ROWS])}, "read only once"),
-        (dense, {"calibration": lambda: iter(())}, "examples are empty"),
-        (dense, {"calibration": lambda: iter(ROWS)}, "must be batched"),
-        (dense, {"calibration": 7}, "cannot be read"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_nothing(make, arguments, message, tmp_path, monkeypatch):
@@ -417,3 +387,37 @@ def test_bad_files_and_labels_are_refused():
     for labels in (np.full(16, 0.5), np.full(16, 3), np.full(16, -1)):
         with pytest.raises(UserError, match="labels do not fit"):
             made.accuracy(ROWS, labels)
+
+
+def test_operators_are_named_by_the_layer_that_they_are_of():
+    keras.backend.clear_session()
+    small, large = layers.Conv2D(16, 3), layers.Conv2D(16, 3)
+    body = keras.Sequential([keras.Input((12, 12, 1)), small, large, layers.Flatten()])
+    model = keras.Sequential([keras.Input((12, 12, 1)), body, layers.Dense(10)])
+    assert (small.name, large.name) == ("conv2d", "conv2d_1")
+    content = quantize(model, precision="float32").content
+    first, second = (each.gives[0] for each in kernels(content, ["CONV_2D"]))
+    assert f"{model.name}/{body.name}/conv2d/" in first
+    assert f"{model.name}/{body.name}/conv2d_1/" in second
+
+
+TEXT = np.array([["good movie"], ["bad movie"]] * 8)
+
+
+def test_strings_are_refused_with_a_way_round_that_leads_to_a_file():
+    lookup = layers.TextVectorization(max_tokens=20, output_sequence_length=4, name="lookup")
+    lookup.adapt(TEXT)
+    text = keras.Input((1,), dtype="string", name="text")
+    words = layers.Embedding(20, 8)(lookup(text))
+    model = keras.Model(text, layers.Dense(2)(layers.GlobalAveragePooling1D()(words)))
+    for asked in (
+        quantize_aware,
+        lambda model: quantize(model, calibration=TEXT),
+        lambda model: quantize(model, precision="dynamic"),
+    ):
+        with pytest.raises(UserError, match=r"takes strings: text[\s\S]*model behind the layers"):
+            asked(model)
+    assert not hasattr(model, "quantization_awareness")
+    rows = lookup(keras.ops.convert_to_tensor(TEXT))
+    made = quantize(keras.Model(lookup.output, model.output), calibration=rows)
+    np.testing.assert_allclose(made.predict(rows)[0], model.predict(TEXT, verbose=0), atol=0.01)

@@ -23,7 +23,6 @@ def patches(sizes, strides):
 CALLS = {
     "rolled": (lambda x: tf.roll(x, -7, 1), ROWS),
     "rolled_twice": (lambda x: tf.roll(x, [1, 1], [1, 1]), ROWS),
-    "rolled_by_nothing": (lambda x: tf.roll(x, 0, 1), ROWS),
     "rolled_examples": (lambda x: tf.roll(x, 1, 0), ROWS),
     "rolled_numbers": (lambda x: tf.roll(x, 1, 1), NUMBERS),
     "einsum": (lambda x: tf.einsum("ij,bjf->bif", tf.constant(MATRIX), x), ROWS),
@@ -31,7 +30,6 @@ CALLS = {
     "einsum_of_two": (lambda x: tf.einsum("bif,bjf->bij", x, x), ROWS),
     "largest": (lambda x: ops.argmax(x, axis=-1), ROWS),
     "largest_kept": (lambda x: ops.argmax(x, axis=1, keepdims=True), ROWS),
-    "smallest_of_all": (lambda x: ops.argmin(x), ROWS),
     "smallest_of_all_kept": (lambda x: ops.argmin(x, keepdims=True), ROWS),
     "blocks": (patches([1, 4, 4, 1], [1, 4, 4, 1]), IMAGES),
     "blocks_with_a_rest": (patches([1, 5, 5, 1], [1, 5, 5, 1]), IMAGES),

@@ -5,17 +5,8 @@ import numpy as np
 from keras import layers
 
 import tfopt
-from tfopt.export.formats import onnx as onnx_format
 
 RNG = np.random.default_rng(0)
-
-
-def test_a_graph_is_converted_to_onnx_once(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(onnx_format, "_convert", lambda path: made.append(path) or b"file")
-    paths = {onnx_format.converted(tmp_path / "unrolled") for _ in range(2)}
-    assert [path.read_bytes() for path in paths] == [b"file"]
-    assert len(made) == 1
 
 
 def test_onnx_quantizes_products_alone_where_nothing_is_convolved(tmp_path):

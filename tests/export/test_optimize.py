@@ -220,14 +220,11 @@ def test_the_fastest_that_keeps_to_the_drop_wins():
     assert rows[2].lost == "2.00 points of accuracy more lost"
 
 
-def test_without_labels_the_classes_that_change_count():
+def test_what_is_not_told_apart_or_loses_classes_is_said_so():
     files = [file("a_float32"), file("b_int8", lost=0.01)]
     rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0})
     assert rows[0].file.name == "a_float32"
     assert "99.00% of the classes agree" in rows[1].lost
-
-
-def test_what_is_not_told_apart_is_said_so():
     files = [file("a_float32"), file("b_int8", kib=5)]
     rows = judged(files, {"a_float32": 1.0, "b_int8": 1.0001})
     assert rows[1].lost == "not told apart from the best"
@@ -305,8 +302,5 @@ def test_bad_arguments_are_refused_at_once(saved, digits, tmp_path, change, word
     with pytest.raises(UserError, match=words):
         tfopt.optimize(saved, digits, folder=tmp_path / "out", **change)
     assert not (tmp_path / "out").exists()
-
-
-def test_data_without_a_test_part_is_refused(saved, digits, tmp_path):
     with pytest.raises(UserError, match="no test part"):
         tfopt.optimize(saved, tfopt.Data(train=digits.train), folder=tmp_path)

@@ -114,10 +114,8 @@ def asked(url, body, *, within=120):
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return json.load(answer)
-        except urllib.error.URLError as error:
-            # Triton knows no such model (404) until it has been bound.
-            is_there = isinstance(error, urllib.error.HTTPError) and error.code != 404
-            if is_there or time.monotonic() > until:
+        except urllib.error.URLError:  # Triton knows no such model until it has been bound
+            if time.monotonic() > until:
                 raise
             time.sleep(0.5)
 

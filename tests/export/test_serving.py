@@ -8,7 +8,7 @@ from keras import layers
 import tfopt
 from tfopt import UserError
 from tfopt.export.model_footprint import compared_folders
-from tfopt.export.serving import ServingFile, leave, trained_file
+from tfopt.export.serving import leave, trained_file
 from tfopt.job.parts import Artefact
 from tfopt.report.serving import serving_table
 
@@ -34,17 +34,6 @@ def made():
 def compared(folder, *names):
     """Compare the files that were left under these names."""
     return compared_folders({name: folder / name for name in names})
-
-
-@pytest.mark.slow
-def test_what_was_left_is_read_back(tmp_path):
-    model = net()
-    tfopt.strip(tfopt.prune(model, 0.9))
-    pruned = trained_file("pruned", model, ())
-    pruned.write(tmp_path / "f")
-    assert ServingFile.read("pruned", tmp_path / "f") == pruned
-    assert pruned.sparse_kib is not None
-    assert pruned.zeros > 500
 
 
 def test_the_last_litert_file_is_what_serves(made):
