@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,12 +161,6 @@ class Ports:
             )
         return tuple(map(_to_array, found))
 
-    def without_values(self) -> Ports:
-        """Return the same with a bare structure, which holds no data set and no graph in memory."""
-        import keras
-
-        return replace(self, structure=keras.tree.map_structure(lambda _: 0, self.structure))
-
     def pack(self, values: Any) -> Any:
         """Return the structure that the model is called with."""
         import keras
@@ -199,7 +193,8 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
             Port(name, shape, dtype, batch)
             for name, (batch, shape, dtype, _) in zip(names, shapes, strict=True)
         ),
-        structure,
+        # Bare, it holds no data set and no graph in memory.
+        keras.tree.map_structure(lambda _: 0, structure),
     )
 
 

@@ -37,11 +37,7 @@ from tfopt.compress.reports import (
     left_alone_note,
     sparsity_of,
 )
-from tfopt.compress.schedules import (
-    ConstantSparsity,
-    PolynomialSparsity,
-    Schedule,
-)
+from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity, Schedule
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
 from tfopt.job.transform import Run, Transform

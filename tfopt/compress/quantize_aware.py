@@ -47,15 +47,11 @@ class QuantizationReport(tuple[LayerQuantization, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        rows = [
-            (row.path, row.kind, row.precision or "-", _range(row.output), row.remark or "")
-            for row in self
-        ]
+        rows = []
+        for row in self:
+            ends = "-" if row.output is None else "{:.4g} to {:.4g}".format(*row.output)
+            rows.append((row.path, row.kind, row.precision or "-", ends, row.remark or ""))
         return "\n".join(table(("", "kind", "precision", "range of the result", ""), rows))
-
-
-def _range(output: tuple[float, float] | None) -> str:
-    return "-" if output is None else f"{output[0]:.4g} to {output[1]:.4g}"
 
 
 def quantize_aware(
@@ -138,8 +134,13 @@ def quantization_report(model: Any) -> QuantizationReport:
         from tfopt.compress import keras2
 
         return QuantizationReport(keras2.quantization_report(model))
-    aware = _require_aware(model)
-    held = aware.quantization_awareness
+    held = getattr(model, "quantization_awareness", None)
+    if held is None:
+        raise UserError(
+            "This model is not quantization-aware.",
+            expected="a model that quantize_aware() returned, before strip()",
+            received=f"{type(model).__name__} {getattr(model, 'name', '')!r}",
+        )
     return QuantizationReport(row for point in held.points for row in _rows(held, point))
 
 
@@ -186,16 +187,6 @@ def _require_free(model: Any, points: Sequence[Point]) -> None:
             fix="call tfopt.strip on the model that is, or make one model with the outputs of both "
             "quantization-aware",
         )
-
-
-def _require_aware(model: Any) -> Any:
-    if hasattr(model, "quantization_awareness"):
-        return model
-    raise UserError(
-        "This model is not quantization-aware.",
-        expected="a model that quantize_aware() returned, before strip()",
-        received=f"{type(model).__name__} {getattr(model, 'name', '')!r}",
-    )
 
 
 def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:

@@ -35,7 +35,7 @@ def as_model(model: Any) -> Any:
     return read_model(model) if isinstance(model, str | os.PathLike) else model
 
 
-def read_model(path: str | os.PathLike[str], *, compiled: bool = True) -> Any:
+def read_model(path: str | os.PathLike[str]) -> Any:
     """Return the Keras model in a .keras file."""
     file = Path(path).expanduser()
     if not file.is_file() or not zipfile.is_zipfile(file):
@@ -48,7 +48,7 @@ def read_model(path: str | os.PathLike[str], *, compiled: bool = True) -> Any:
             fix="model.save('model.keras') in the program that has the model",
         )
     try:
-        return keras.models.load_model(file, compile=compiled)
+        return keras.models.load_model(file)
     except Exception as error:
         raise UserError(
             f"Keras cannot load {file}.",

@@ -33,6 +33,8 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
         model: The model that is traced inside; it is as before afterwards.
         integers: Whether the file will be calibrated.
     """
+    import tensorflow as tf
+
     hooks = Hooks()
     with ONE_AT_A_TIME, ExitStack() as around:
         around.callback(hooks.take_off)
@@ -46,7 +48,9 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:
-            around.enter_context(_activations_in_integers())
+            # Without values that are much larger than their results.
+            around.enter_context(replaced(tf.nn, selu=_selu))
+            around.enter_context(replaced(tf.math, softplus=_softplus))
         yield
 
 
@@ -160,13 +164,9 @@ def _unroll_soundly(model: Any, hooks: Hooks) -> None:
         return
     for layer in recurrent:
         if str(type(layer).get_initial_state.__module__).startswith("keras."):
-            begin = partial(_one_for_all, layer.get_initial_state)
-            hooks.replace(layer, "get_initial_state", begin)
+            begin = layer.get_initial_state
+            hooks.replace(layer, "get_initial_state", lambda batch_size, begin=begin: begin(1))
             hooks.replace(layer, "inner_loop", partial(_turned, layer, layer.inner_loop))
-
-
-def _one_for_all(initial_state: Callable[[int], Any], batch_size: Any) -> Any:
-    return initial_state(1)
 
 
 def _turned(layer: Any, plain: Form, sequences: Any, mask: Any, **rest: Any) -> Any:
@@ -194,15 +194,6 @@ def _functions() -> Iterator[None]:
         replaced(tf.image, extract_patches=_extract_patches(tf.image.extract_patches)),
         replaced(numpy, argmax=_place_of("argmax"), argmin=_place_of("argmin")),
     ):
-        yield
-
-
-@contextmanager
-def _activations_in_integers() -> Iterator[None]:
-    """Compute SELU and softplus without values that are much larger than their results."""
-    import tensorflow as tf
-
-    with replaced(tf.nn, selu=_selu), replaced(tf.math, softplus=_softplus):
         yield
 
 

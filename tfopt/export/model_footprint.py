@@ -7,7 +7,6 @@ all. The models are not changed.
 from __future__ import annotations
 
 import gzip
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +54,7 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
             expected='models by name, such as {"plain": model, "pruned": small}',
             received=repr(models)[:200],
         )
-    files = [serving_file(name, _opened(model)) for name, model in models.items()]
+    files = [serving_file(name, model) for name, model in models.items()]
     return compared(files, turns, threads)
 
 
@@ -103,7 +102,7 @@ def _row(each: ServingFile, timed: Timed) -> Footprint:
         zeros=each.zeros,
         gflop_per_example=each.gflop,
         kib=len(each.content) / 1024,
-        gzip_kib=_zipped(each.content),
+        gzip_kib=len(gzip.compress(each.content, 9, mtime=0)) / 1024,
         sparse_kib=each.sparse_kib,
         latency_ms=timed[0],
         latency=timed[1],
@@ -167,16 +166,3 @@ def timed_turn(run: Callable[[], Any]) -> list[float]:
         run()
         times.append(time.perf_counter() - start)
     return times
-
-
-def _opened(model: Any) -> Any:
-    """Return the Keras model in a .keras file; anything else as it is."""
-    if isinstance(model, str | os.PathLike) and Path(model).suffix == ".keras":
-        from tfopt.compress.saved import as_model
-
-        return as_model(model)
-    return model
-
-
-def _zipped(content: bytes) -> float:
-    return len(gzip.compress(content, 9, mtime=0)) / 1024

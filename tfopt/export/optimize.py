@@ -28,13 +28,7 @@ from tfopt.export.export import (
     write_facts,
     write_files,
 )
-from tfopt.export.formats.format import (
-    PRECISIONS,
-    Array,
-    Format,
-    Precision,
-    Run,
-)
+from tfopt.export.formats.format import PRECISIONS, Array, Format, Precision, Run
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.model_footprint import against, in_turns, timed_turn
 from tfopt.export.parity import require_drop

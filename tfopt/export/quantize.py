@@ -16,12 +16,7 @@ from tfopt.compress.examples import columns_of, first_inputs, labelled_batches, 
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import CannotCombine, UserError, keep_plain
 from tfopt.export.batches import Array
-from tfopt.export.export import (
-    known_names,
-    require_exportable,
-    validate_settings,
-    write_all,
-)
+from tfopt.export.export import known_names, require_exportable, validate_settings, write_all
 from tfopt.export.formats.format import CALIBRATED, Precision
 from tfopt.export.formats.litert import LiteRT, left_float
 from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy, right_answers
@@ -162,7 +157,7 @@ def quantize(
         content=content,
         parity=file.parity,
         outputs=file.signature.outputs,
-        ports=given.ports.without_values(),
+        ports=given.ports,
         notes=(*exported.notes, *file.notes),
         path=None if target is None else write_atomically(target, content),
     )

@@ -20,7 +20,7 @@ import numpy as np
 
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
 from tfopt.compress.hold import awareness_of
-from tfopt.compress.model_graph import Ports, ports_of
+from tfopt.compress.model_graph import ports_of
 from tfopt.compress.reports import count_zeros
 from tfopt.errors import UserError, first_line
 from tfopt.export.litert import Traced, convert, serve, trace
@@ -104,16 +104,20 @@ def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> Servin
     gflop: float | None = None
     notes: tuple[str, ...] = ()
     with suppress(UserError):  # the file was made in another way than of a copy
-        gflop, notes = outside_strategies(partial(_gflop_of, model))
+        gflop, notes = outside_strategies(lambda: _gflop(convertible_copy(model)[0]))
     return ServingFile(name, made[-1], weights, zeros, gflop, notes=notes)
 
 
 def _read(name: str, model: Any) -> ServingFile:
+    from tfopt.compress.saved import as_model
+
     if isinstance(model, Quantized):
         note = f"a file in {model.precision}, {_NOT_COUNTED}"
         return ServingFile(name, model.content, notes=(note,))
     if isinstance(model, str | os.PathLike):
         path = Path(model).expanduser()
+        if path.suffix == ".keras":
+            return _of_keras(name, as_model(path))
         if path.suffix != ".tflite" or not path.is_file():
             raise _no_model(name, str(path))
         file = ServingFile(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
@@ -138,25 +142,20 @@ def _of_keras(name: str, model: Any) -> ServingFile:
             fix="tfopt.strip(model) leaves a plain model, and tfopt.quantize makes its file",
         )
     copy, notes = convertible_copy(model)
-    ports = ports_of(copy)
-    served = serve(copy, ports)
+    served = serve(copy, ports_of(copy))
     weights, zeros = count_zeros(*model.weights)
     sparse = None
     if zeros > _SPARSE * weights:
         sparse, reason = _sparse(served)
         notes = (*notes, *((reason,) if reason else ()))
     content = convert(served)
-    gflop, left_out = _gflop(copy, ports)
+    gflop, left_out = _gflop(copy)
     return ServingFile(name, content, weights, zeros, gflop, sparse, (*notes, *left_out))
 
 
-def _gflop_of(model: Any) -> tuple[float | None, tuple[str, ...]]:
-    copy, _ = convertible_copy(model)
-    return _gflop(copy, ports_of(copy))
-
-
-def _gflop(copy: Any, ports: Ports) -> tuple[float | None, tuple[str, ...]]:
+def _gflop(copy: Any) -> tuple[float | None, tuple[str, ...]]:
     """Return the arithmetic of one example, None where nothing is counted, and what is left out."""
+    ports = ports_of(copy)
     one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
     count, note = float_operations(trace(copy, one).function)
     return count / _GIGA or None, (note,) if note else ()

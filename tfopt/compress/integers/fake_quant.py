@@ -41,11 +41,6 @@ def stored(kernel: Kernel) -> Any:
         return tf.convert_to_tensor(kernel.variable.value)
 
 
-def has_one_scale(kernel: Kernel) -> bool:
-    """Return whether what is held on a kernel wants one range for all its channels."""
-    return bool(getattr(kernel.variable.constraint, "one_scale", False))
-
-
 def fake_quantized(values: Any, low: Any, high: Any) -> Any:
     """Round values to the 256 of a range around zero; the gradient passes inside the range."""
     import tensorflow as tf
@@ -96,7 +91,7 @@ def _shared_axes(kernel: Kernel) -> tuple[int, ...]:
     other values of them in each.
     """
     rank = len(kernel.variable.shape)
-    if has_one_scale(kernel):
+    if getattr(kernel.variable.constraint, "one_scale", False):
         return tuple(range(rank))
     if kernel.inputs is not None:
         return kernel.inputs

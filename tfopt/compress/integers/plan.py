@@ -11,11 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tfopt.compress.integers.attention import (
-    PLACES,
-    hides_scores,
-    is_attention_of_many_heads,
-)
+from tfopt.compress.integers.attention import PLACES, hides_scores, is_attention_of_many_heads
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
 from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.integers.normalization import normalized, places_of_normalization

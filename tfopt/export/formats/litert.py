@@ -185,7 +185,7 @@ def quantized(
             work = quantizer.Quantizer(bytearray(content), recipe)
             ranges = None
             if work.need_calibration:
-                ranges = _ranges(content, recipe, feeds) if feeds else _ranges_of_tables(content)
+                ranges = _ranges(content, recipe, feeds)
             result = work.quantize(ranges, enable_progress_report=False).quantized_model
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(
@@ -210,21 +210,17 @@ def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
-def _ranges_of_tables(content: bytes) -> dict[str, Any]:
-    return {
-        name: {"min": np.array(low), "max": np.array(high)}
-        for name, (low, high) in tables(content).items()
-    }
-
-
 def _ranges(
-    content: bytes, recipe: list[dict[str, Any]], feeds: Sequence[dict[str, Array]]
+    content: bytes, recipe: list[dict[str, Any]], feeds: Sequence[dict[str, Array]] | None
 ) -> dict[str, Any]:
-    """Return the least and the largest value of each tensor over all feeds.
+    """Return the least and the largest value of each tensor over all feeds, else of each table.
 
     The quantizer's default, a moving average, cuts off what few examples reach: the error of an
     MNIST net is eleven times as large.
     """
+    if not feeds:
+        ends = tables(content).items()
+        return {name: {"min": np.array(low), "max": np.array(high)} for name, (low, high) in ends}
     from litert_quantizer import calibrator, recipe_manager
     from litert_quantizer.utils import qsv_utils
 
