@@ -137,16 +137,12 @@ def clustering_report(model: Any) -> ClustersReport:
         from tfopt.compress import keras2
 
         return ClustersReport(keras2.clustering_report(model))
-    require_keras3(model)
-    most = next((held.clusters for held in _all_clusters(model)), None)
-    return ClustersReport(row for found in find_kernels(model) for row in _rows(found, most))
-
-
-def _all_clusters(model: keras.Model) -> list[Any]:
     from tfopt.compress.weight_clusters import WeightClusters
 
-    constraints = [site.constraint for site in find_sites(model)]
-    return [each for each in constraints if isinstance(each, WeightClusters)]
+    require_keras3(model)
+    constraints = (site.constraint for site in find_sites(model))
+    most = next((held.clusters for held in constraints if isinstance(held, WeightClusters)), None)
+    return ClustersReport(row for found in find_kernels(model) for row in _rows(found, most))
 
 
 def _rows(found: Site | UnprunableLayer, most: int | None) -> list[LayerClusters]:

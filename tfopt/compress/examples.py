@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.model_graph import Ports
+from tfopt.compress.model_graph import Array, Ports
 from tfopt.errors import UserError
 
-Array = np.ndarray[Any, Any]
 _CHUNK = 256
 _INFINITE = -1  # tf.data.INFINITE_CARDINALITY
 

@@ -118,24 +118,19 @@ def require_plain_weights(model: keras.Model) -> None:
 
 def require_finite_weights(model: keras.Model) -> None:
     """Raise for a model with weights that are not numbers: nothing of it could be compared."""
+    import keras
+    import numpy as np
+
     for variable in model.weights:
-        if lost := not_finite(variable):
+        if not keras.backend.is_float_dtype(variable.dtype):
+            continue
+        if lost := np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))):
             raise UserError(
                 f"The weight {variable.path!r} holds NaN or infinite values.",
                 expected="a model whose training converged",
                 received=f"{lost} of {math.prod(variable.shape)}",
                 fix="train again with a lower learning rate, or load an earlier checkpoint",
             )
-
-
-def not_finite(variable: Any) -> int:
-    """Return how many values of a variable are NaN or infinite."""
-    import keras
-    import numpy as np
-
-    if not keras.backend.is_float_dtype(variable.dtype):
-        return 0
-    return int(np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))))
 
 
 def _edited(item: Any, edit: Callable[[dict[str, Any]], Any]) -> Any:

@@ -247,12 +247,9 @@ def pruning_report(model: Any) -> SparsityReport:
 
         return SparsityReport(keras2.pruning_report(model))
     require_keras3(model)
-    pattern = next((mask.pattern for mask in _masks(model)), None)
+    masks = filter(None, map(mask_of, find_sites(model)))
+    pattern = next((mask.pattern for mask in masks), None)
     return SparsityReport(row for found in find_kernels(model) for row in _rows(found, pattern))
-
-
-def _masks(model: keras.Model) -> list[Any]:
-    return [mask for mask in map(mask_of, find_sites(model)) if mask is not None]
 
 
 def _choose(model: keras.Model, layers: Layers, spec: PruneSpec) -> list[Site]:
