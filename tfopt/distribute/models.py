@@ -256,6 +256,8 @@ def _see_models() -> Iterator[None]:
     with (
         replaced(kind, __init__=initialise, _maybe_symbolic_build=build),
         replaced(compiles, compile=compile),
+        # On which this thread's scopes are kept: keras.backend.clear_session() may come inside.
+        replaced(tf.compat.v1, reset_default_graph=lambda: None),
     ):
         yield
 

@@ -9,7 +9,6 @@ import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,18 +22,7 @@ from tfopt.resume.variables import put_back, values_of
 from tfopt.resume.variables import variables_of as all_variables_of
 
 _SEED = (7, 7)
-_of_proofs: dict[int, Any] = {}
 _OF_A_DRAW = ("mean", "stddev", "minval", "maxval", "dtype")
-_OTHERS = (
-    "gamma",
-    "poisson",
-    "categorical",
-    "shuffle",
-    "stateless_gamma",
-    "stateless_poisson",
-    "stateless_binomial",
-    "stateless_categorical",
-)
 
 
 def shared_value(variable: Any) -> Any:
@@ -87,6 +75,15 @@ class SavedState:
             put_back(variable, values)
         _set_random_state(self._random_state)
 
+    def draw_anew(self) -> None:
+        """Set all seeds to others than a proof began with."""
+        random.seed(20250)
+        np.random.seed(20250)
+        tf.random.set_seed(20250)
+        for variable, values in self._saved.values():
+            if variable.dtype.is_integer and variable.shape.rank == 1:  # a generator's state
+                put_back(variable, [value + 1 for value in values])
+
     def _save(self, variables: list[Any]) -> None:
         for variable in map(shared_value, variables):
             if id(variable) not in self._saved:
@@ -120,46 +117,21 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
         drawn.setstate(of_drawn)
 
 
-def draw_anew() -> None:
-    """Set all global seeds to others than a proof began with."""
-    random.seed(20250)
-    np.random.seed(20250)
-    tf.random.set_seed(20250)
-
-
-@dataclass
-class RandomDraws:
-    """What was drawn in a proof."""
-
-    is_drawn: bool = False
-    is_shared: bool = True
-    """Whether each of the draws gave every example the same numbers."""
-
-
 @contextmanager
-def same_for_each_example() -> Iterator[RandomDraws]:
-    """Let functions of ``tf.random`` draw one row for all examples, by a seed that stays.
+def same_for_each_example() -> Iterator[set[str]]:
+    """Let functions of ``tf.random`` draw one row for all examples; yield the names of those used.
 
     Replicas then have the random numbers of one device, in Dropout, augmentation, or noise.
     """
-    chance = RandomDraws()
-    made: list[tuple[Any, str, Callable[..., Any]]] = []
-    for name in ("normal", "uniform", "truncated_normal"):
-        stateless = getattr(tf.random, f"stateless_{name}")
-        made += [
-            (tf.random, own, _one_row(getattr(tf.random, own), stateless, chance))
-            for own in (name, f"stateless_{name}")
-        ]
-    made.append((tf.nn, "dropout", _dropout(chance)))
-    made.append((tf.nn.experimental, "stateless_dropout", _dropout(chance)))
-    made += [(tf.random, name, _noted(getattr(tf.random, name), chance)) for name in _OTHERS]
-    for name in ("normal", "uniform", "truncated_normal", "uniform_full_int", "binomial"):
-        own = getattr(tf.random.Generator, name)
-        made.append((tf.random.Generator, name, _noted(own, chance)))
+    drawn: set[str] = set()
     with putting() as put:
-        for module, name, function in made:
-            put(module, name, function)
-        yield chance
+        for name in ("normal", "uniform", "truncated_normal"):
+            stateless = getattr(tf.random, f"stateless_{name}")
+            for own in (name, f"stateless_{name}"):
+                put(tf.random, own, _one_row(getattr(tf.random, own), stateless, drawn))
+        put(tf.nn, "dropout", _dropout(drawn))
+        put(tf.nn.experimental, "stateless_dropout", _dropout(drawn))
+        yield drawn
 
 
 @contextmanager
@@ -172,22 +144,15 @@ def functions_traced_anew() -> Iterator[None]:
     plain = kind.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain(self if id(self) in _of_proofs else self._clone(None), *args, **kwargs)
+        return plain(self._clone(None), *args, **kwargs)
 
-    try:
-        with replaced(kind, __call__=call):
-            yield
-    finally:
-        _of_proofs.clear()
+    with replaced(kind, __call__=call):
+        yield
 
 
 def of_proof(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function compiled once, for the proof alone.
-
-    TensorFlow would warn of the functions of several proofs that it traces one too often.
-    """
+    """Return a function compiled once; TensorFlow would warn of several proofs' as one retraced."""
     made = tf.function(function, autograph=False, reduce_retracing=True)
-    _of_proofs[id(made)] = made
     compiled: list[Any] = []
 
     def call(iterator: Any) -> Any:
@@ -209,13 +174,13 @@ def exact_products() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(plain)
 
 
-def _one_row(own: Any, stateless: Any, chance: RandomDraws) -> Callable[..., Any]:
+def _one_row(own: Any, stateless: Any, names: set[str]) -> Callable[..., Any]:
     signature = inspect.signature(own)
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         how = {name: given[name] for name in _OF_A_DRAW if name in given}
-        chance.is_drawn = True
+        names.add(own.__name__)
         shape = tf.convert_to_tensor(given["shape"], dtype_hint=tf.int32)
         known = tf.get_static_value(shape, partial=True)
         one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
@@ -227,21 +192,13 @@ def _one_row(own: Any, stateless: Any, chance: RandomDraws) -> Callable[..., Any
     return draw
 
 
-def _dropout(chance: RandomDraws) -> Callable[..., Any]:
+def _dropout(drawn: set[str]) -> Callable[..., Any]:
     plain = tf.nn.experimental.stateless_dropout
 
     def dropout(x: Any, rate: Any, *_: Any, noise_shape: Any = None, **__: Any) -> Any:
-        chance.is_drawn = True
+        drawn.add("dropout")
         shape = tf.convert_to_tensor(tf.shape(x) if noise_shape is None else noise_shape)
         one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
         return plain(x, rate, seed=_SEED, noise_shape=one_row)
 
     return dropout
-
-
-def _noted(own: Any, chance: RandomDraws) -> Callable[..., Any]:
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        chance.is_drawn, chance.is_shared = True, False
-        return own(*args, **kwargs)
-
-    return draw

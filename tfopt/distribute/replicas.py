@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfopt.distribute.launch.place import ClusterPlace, place_in_cluster
-from tfopt.distribute.scope import scope_kept
 from tfopt.distribute.shards import per_replica
 from tfopt.distribute.workers import lost_workers_named
 from tfopt.errors import (
@@ -168,7 +167,7 @@ def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
 
     declared = Declared(settings.own_losses, settings.verify, total)
     attached = models_attached(strategy, declared)
-    with watched, scope_kept(strategy.scope), attached:
+    with watched, strategy.scope(), attached:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 

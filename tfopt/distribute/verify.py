@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,17 +24,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.distribute.proof_data import Batches, CannotRead, read_batches
+from tfopt.distribute.proof_data import Batches, CannotRead, of_the_chief, read_batches
 from tfopt.distribute.proof_state import (
     SavedState,
-    draw_anew,
     exact_products,
     functions_traced_anew,
     of_proof,
     same_for_each_example,
     shared_value,
 )
-from tfopt.distribute.scope import outside_scope
 from tfopt.distribute.step import (
     Step,
     has_own,
@@ -142,13 +141,18 @@ def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
             begins with what was read; other data are read anew, and left as they were.
     """
     begin = time.perf_counter()
-    with outside_scope(), SavedState(step.model) as state:
+    with SavedState(step.model) as state:
         found = _read(step, arguments)
         state.note_random_state()  # a generator has drawn what it gave
         if isinstance(found, Verdict):
             verdict = found
         else:
-            verdict = _of_all_workers(step.exchange, _Proof(step, found, state).verdict())
+            step.model._maybe_symbolic_build(data_batch=found.specs())
+            state.save()
+            # In a thread of its own, where this one's scope is not open.
+            with ThreadPoolExecutor(1) as outside:
+                verdict = outside.submit(_Proof(step, found, state).verdict).result()
+            verdict = _of_all_workers(step.exchange, verdict)
     verdict.replicas, verdict.seconds = replicas_of(step.strategy), time.perf_counter() - begin
     return verdict
 
@@ -175,34 +179,12 @@ def _read(step: Step, arguments: dict[str, Any]) -> Batches | Verdict:
         found = read_batches(arguments, steps, replicas_of(strategy), model)
     except CannotRead as error:
         reason = str(error)
-    exchange = step.exchange
-    if exchange is not None:
-        known = {"reason": reason} if found is None else {"digest": found.digest()}
-        kinds = None if found is None else found.kinds()
-        facts = exchange.gather({"call": "the proof before fit()", "known": known, "kinds": kinds})
-        told = list(facts.values())
-        if any(each["known"] != told[0]["known"] for each in told):
-            # Each worker has data of its own, and all prove with the chief's.
-            reason = _why_not_shared(told)
-            if found is not None and not reason:
-                place = exchange.place
-                found = found.of_the_chief(strategy, told[0]["kinds"], place.is_chief)
+    if step.exchange is not None:
+        told = step.exchange.gather({"call": "the proof before fit()", "reason": reason})
+        reason = next((each["reason"] for each in told.values() if each["reason"]), "")
     if found is None or reason:
-        return Verdict("inconclusive", reasons=[reason], is_rest_equal=False)
-    return found
-
-
-def _why_not_shared(told: list[dict[str, Any]]) -> str:
-    """Return why the chief's batches cannot be all workers'; nothing where they can."""
-    for each in told:
-        if each["kinds"] is None:
-            return str(each["known"]["reason"])
-        names = [name for _, name, _ in each["kinds"]]
-        if names != [name for _, name, _ in told[0]["kinds"]]:
-            return "each worker has data of its own, of another type"
-        if any(kind not in "fiub" for _, _, kind in each["kinds"]):
-            return "each worker has data of its own, of a type that is not exchanged"
-    return ""
+        return Verdict("inconclusive", reasons=[reason])
+    return found if step.exchange is None else of_the_chief(found, step.exchange, strategy)
 
 
 def _of_all_workers(exchange: Any, verdict: Verdict) -> Verdict:
@@ -257,18 +239,14 @@ class _Proof:
     def verdict(self) -> Verdict:
         """Return what the runs show."""
         model, steps = self.model, len(self.batches.all)
-        model._maybe_symbolic_build(data_batch=self.batches.specs())
-        self.state.save()
         with ExitStack() as undo:
             reasons = _put_statistics_aside(model, undo)
             undo.enter_context(exact_products())
             undo.enter_context(functions_traced_anew())
-            chance = undo.enter_context(same_for_each_example())
+            drawn = undo.enter_context(same_for_each_example())
             differ, doubts = self._compare()
-        if chance.is_drawn:
+        if drawn:
             reasons.append("random numbers are drawn, others on each replica")
-            if not chance.is_shared and differ:
-                doubts.append("they cannot be given to all examples alike")
         if differ and not doubts:
             return Verdict("different", differ, reasons, steps=steps)
         if doubts or reasons:
@@ -317,7 +295,7 @@ class _Proof:
         """Return what the steps make of the saved state, or of one in which each weight differs."""
         self.state.put_back()
         if is_seed_other:
-            draw_anew()
+            self.state.draw_anew()
         begun = _move_by(units_away * self.unit, self.model) if units_away else {}
         with _as_on_one_device(self.model) if device.is_one else ExitStack():
             self.model.reset_metrics()
