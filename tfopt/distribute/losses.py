@@ -3,14 +3,13 @@
 Keras reduces a loss to one number: a weighted sum over the examples, divided by how many there are,
 or by those that a mask leaves. Replicas add up both. Where a loss is no such sum, each replica
 computes it of the rows of all.
-
-Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import UserList
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -116,11 +115,12 @@ def undeclared(who: str) -> UserError:
     )
 
 
-class LossesOfReplica(threading.local):
+class LossesOfReplica(threading.local, UserList[Any]):
     """A layer's list of losses, one for each replica's thread."""
 
     def __init__(self) -> None:
-        self._losses: list[Any] = []
+        super().__init__()
+        self.data: list[Any] = []
         self._of_activity: list[Any] = []
         self._is_activity = False
 
@@ -137,25 +137,19 @@ class LossesOfReplica(threading.local):
         """Return whether a loss is what an activity regularizer has added."""
         return any(loss is each for each in self._of_activity)
 
-    def extend(self, losses: list[Any]) -> None:
-        self._losses.extend(losses)
+    def extend(self, losses: Any) -> None:
+        super().extend(losses)
         if self._is_activity:
             self._of_activity.extend(losses)
         self._is_activity = False
 
     def clear(self) -> None:
-        self._losses.clear()
+        super().clear()
         self._of_activity.clear()
         self._is_activity = False  # in a stateless scope the loss went elsewhere
 
     def __getitem__(self, at: Any) -> Any:
-        return self._losses[at]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._losses)
-
-    def __len__(self) -> int:
-        return len(self._losses)
+        return self.data[at]
 
 
 def note_losses(put: Callable[[Any, str, Any], None], layer: Any) -> None:

@@ -3,8 +3,6 @@
 A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``compile`` and so on,
 on the instance: they call Keras's with what its step needs. ``keras.Model`` is changed while the
 scope is open, to see which models are made in it, and is left as it was.
-
-Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -78,15 +76,10 @@ class DistributedModel:
         object.__setattr__(self._model, _NAME, self)
 
     def _put(self, name: str, method: Callable[..., Any]) -> None:
-        plain = getattr(type(self._model), name)
-
-        @functools.wraps(plain)
+        @functools.wraps(getattr(self._model, name))
         def own(*args: Any, **kwargs: Any) -> Any:
             return method(*args, **kwargs)
 
-        signature = inspect.signature(plain)
-        parameters = list(signature.parameters.values())[1:]
-        own.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         object.__setattr__(self._model, name, own)
 
     def plain(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -143,16 +136,16 @@ class DistributedModel:
         self.proof = None
 
     def _make_train_function(self, force: bool = False) -> Any:
-        model = self._model
-        if force or model.train_function is None:
-            model.train_function = self.step.function("train_step")
-        return model.train_function
+        return self._function_of("train", force)
 
     def _make_test_function(self, force: bool = False) -> Any:
-        model = self._model
-        if force or model.test_function is None:
-            model.test_function = self.step.function("test_step")
-        return model.test_function
+        return self._function_of("test", force)
+
+    def _function_of(self, kind: str, force: bool) -> Any:
+        name = f"{kind}_function"
+        if force or getattr(self._model, name) is None:
+            setattr(self._model, name, self.step.function(f"{kind}_step"))
+        return getattr(self._model, name)
 
     def _make_predict_function(self, force: bool = False) -> Any:
         model = self._model
@@ -243,19 +236,18 @@ def _see_models() -> Iterator[None]:
                 DistributedModel(self, strategy, declared).attach()
                 break
 
-    @functools.wraps(compiled)
-    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_built_outside(self, "compile()")
-        return compiled(self, *args, **kwargs)
+    def checked(plain: Callable[..., Any], call: str) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            _refuse_built_outside(self, call)
+            return plain(self, *args, **kwargs)
 
-    @functools.wraps(built)
-    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_built_outside(self, "fit() or evaluate()")
-        return built(self, *args, **kwargs)
+        return method
 
     with (
-        replaced(kind, __init__=initialise, _maybe_symbolic_build=build),
-        replaced(compiles, compile=compile),
+        replaced(kind, __init__=initialise),
+        replaced(kind, _maybe_symbolic_build=checked(built, "fit() or evaluate()")),
+        replaced(compiles, compile=checked(compiled, "compile()")),
         # On which this thread's scopes are kept: keras.backend.clear_session() may come inside.
         replaced(tf.compat.v1, reset_default_graph=lambda: None),
     ):

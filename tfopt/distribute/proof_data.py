@@ -1,7 +1,4 @@
-"""Read the few batches that a proof takes its steps on, without taking them from ``fit``.
-
-Importing this module imports TensorFlow and Keras.
-"""
+"""Read the few batches that a proof takes its steps on, without taking them from ``fit``."""
 
 from __future__ import annotations
 

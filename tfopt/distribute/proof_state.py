@@ -1,14 +1,11 @@
-"""Keep what a proof changes of a model, and have random numbers that replicas can share.
-
-Importing this module imports TensorFlow and Keras.
-"""
+"""Keep what a proof changes of a model, and have random numbers that replicas can share."""
 
 from __future__ import annotations
 
 import inspect
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,7 +33,7 @@ class SavedState:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._saved: dict[int, tuple[Any, list[Any]]] = {}
-        self._plain_builds: list[tuple[Any, Any]] = []
+        self._undo = ExitStack()
         self._random_state = _random_state()
 
     def __enter__(self) -> SavedState:
@@ -44,11 +41,7 @@ class SavedState:
 
     def __exit__(self, *_: Any) -> None:
         self.put_back()
-        for optimizer, own in self._plain_builds:
-            if own is None:
-                object.__delattr__(optimizer, "build")
-            else:
-                object.__setattr__(optimizer, "build", own)
+        self._undo.close()
 
     def save(self) -> None:
         """Save what there is now; what an optimizer makes in its first step is saved there."""
@@ -98,8 +91,7 @@ class SavedState:
             with tf.init_scope():
                 self._save(variables_of(optimizer))
 
-        self._plain_builds.append((optimizer, vars(optimizer).get("build")))
-        object.__setattr__(optimizer, "build", build_and_save)
+        self._undo.enter_context(replaced(optimizer, build=build_and_save))
 
 
 def _random_state() -> tuple[Any, ...]:

@@ -25,7 +25,6 @@ from tfopt.errors import (
     require_count,
     within,
 )
-from tfopt.job.parts import Effect
 from tfopt.job.transform import Run, Transform, require_one_batch
 from tfopt.resume.peers import exchange_of
 
@@ -190,10 +189,17 @@ def _training_place() -> ClusterPlace | None:
 def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float) -> Any:
     """Return the one strategy of this process; made by the first call."""
     where = (None if place is None else place.tf_config, devices)
-    if where in _in_force:
-        return _in_force[where]
-    if _in_force:
-        (cluster, before), *_ = _in_force
+    if where not in _in_force:
+        _refuse_another(where, devices)
+        from tfopt.distribute.strategy import MirroredStrategy, join
+
+        alone = place is None
+        _in_force[where] = MirroredStrategy(devices) if alone else join(place, devices, timeout_s)
+    return _in_force[where]
+
+
+def _refuse_another(where: tuple[Any, ...], devices: tuple[str, ...]) -> None:
+    for cluster, before in _in_force:
         raise UserError(
             "This process has a strategy over other devices already.",
             expected="one strategy a process; a second one aborts collectives",
@@ -201,24 +207,6 @@ def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: f
             + ("" if cluster == where[0] else ", and another cluster"),
             fix="use the same devices, or train in another process",
         )
-    _in_force[where] = _made(place, devices, timeout_s)
-    return _in_force[where]
-
-
-def _made(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float) -> Any:
-    from tfopt.distribute.strategy import MirroredStrategy, join
-
-    if place is None:
-        return MirroredStrategy(devices)
-    try:
-        return join(place, devices, timeout_s)
-    except RuntimeError as error:
-        raise DevicesAlreadyInitialised(
-            "distribute() came too late to join the other workers.",
-            expected="the call before the first tensor, and before the model",
-            received=str(error),
-            fix="enter distribute() right behind the imports, and build or load the model inside",
-        ) from error
 
 
 def _devices(
@@ -284,8 +272,7 @@ class Distribute(Transform):
     def __post_init__(self) -> None:
         keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
-        batches = self.global_batch, self.per_replica_batch
-        _validate(self.gpus, self.logical_cpus, *batches, self.own_losses)
+        _validate(self)
 
     @property
     def batch_asked(self) -> int | None:
@@ -303,8 +290,7 @@ class Distribute(Transform):
             for other in run.chain.parts:
                 require_one_batch(self, replicas.global_batch, other)
             run.replicas = replicas
-            effect = _effect(replicas)
-            run.note(effect.note, acted=effect.acted)
+            run.note(_said(replicas), acted=replicas.count > 1)
             yield
 
     def attach(self, run: Run, model: Any) -> None:
@@ -335,48 +321,37 @@ def _without_xla(model: Any) -> str:
     return ", without XLA, which Keras takes on one GPU (Execution(jit_compile=True) asks for it)"
 
 
-def _effect(replicas: Replicas) -> Effect:
+def _said(replicas: Replicas) -> str:
     if replicas.count == 1:
         where = replicas.devices[0] if replicas.devices else "no GPU, the CPU"
-        return Effect(False, f"one device ({where}): nothing to distribute over")
+        return f"one device ({where}): nothing to distribute over"
     of = f" of {replicas.workers} workers" if replicas.workers > 1 else ""
-    return Effect(
-        True,
+    return (
         f"{type(replicas.strategy).__name__} over {replicas.count} replicas{of} "
-        f"({', '.join(replicas.devices)}), learning rate unchanged",
+        f"({', '.join(replicas.devices)}), learning rate unchanged"
     )
 
 
-def _validate(
-    gpus: Any, logical_cpus: Any, global_batch: Any, per_replica_batch: Any, own_losses: Any
-) -> None:
-    if own_losses not in (None, "mean", "sum"):
+def _validate(settings: Distribute) -> None:
+    if settings.own_losses not in (None, "mean", "sum"):
         raise UserError(
             "own_losses says how losses of your own add up over the examples of a batch.",
             expected='"mean", "sum", or None where there are none',
-            received=repr(own_losses),
+            received=repr(settings.own_losses),
         )
-    for name, value in (
-        ("logical_cpus", logical_cpus),
-        ("global_batch", global_batch),
-        ("per_replica_batch", per_replica_batch),
-    ):
-        if value is not None:
-            require_count(name, value)
-    if gpus is not None:
-        _validate_gpus(gpus)
-    if gpus is not None and logical_cpus is not None:
-        raise UserError(
-            "Replicas are either GPUs or logical CPU devices.",
-            received=f"gpus={gpus!r}, logical_cpus={logical_cpus}",
-            fix="give one of them",
-        )
-    if global_batch is not None and per_replica_batch is not None:
-        raise UserError(
-            "The global batch is the per-replica batch times the replicas.",
-            received=f"global_batch={global_batch}, per_replica_batch={per_replica_batch}",
-            fix="give one of them",
-        )
+    for name in ("logical_cpus", "global_batch", "per_replica_batch"):
+        if getattr(settings, name) is not None:
+            require_count(name, getattr(settings, name))
+    if settings.gpus is not None:
+        _validate_gpus(settings.gpus)
+    for one, other in (("gpus", "logical_cpus"), ("global_batch", "per_replica_batch")):
+        values = getattr(settings, one), getattr(settings, other)
+        if None not in values:
+            raise UserError(
+                f"{one} and {other} both say how many there are.",
+                received=f"{one}={values[0]!r}, {other}={values[1]!r}",
+                fix="give one of them",
+            )
 
 
 def _validate_gpus(gpus: Any) -> None:

@@ -6,8 +6,6 @@ all where it is not; metrics by what each replica counts, or by those rows; grad
 which comes before clipping, finite checks, accumulation and the update. What the user's own code
 computes is declared a mean or a sum over examples. All this hangs on the model's own objects while
 a step is traced, and nowhere afterwards.
-
-Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 from tfopt.hooks import putting
+from tfopt.resume.untracked import kept_by
 
 Put = Callable[[Any, str, Any], None]
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -378,18 +377,13 @@ class Step:
             kind = self._declared(f"The train_step of {type(self.model).__name__} is its own")
             grads = [None if grad is None else shard.weigh(grad, kind) for grad in grads]
         shard.is_global_loss = False
+        # Of rows that are the same on every replica, the sum is one device's.
+        grads = [tf.convert_to_tensor(grad) if _has_fixed_rows(grad) else grad for grad in grads]
         places = [place for place, grad in enumerate(grads) if grad is not None]
-        tables = {p: grads[p] for p in places if _has_fixed_rows(grads[p])}
-        parts = [tables[p].values if p in tables else grads[p] for p in places]
         context = tf.distribute.get_replica_context()
-        sums = context.all_reduce("sum", parts) if parts else []
+        sums = context.all_reduce("sum", [grads[place] for place in places]) if places else []
         for place, total in zip(places, sums, strict=True):
-            table = tables.get(place)
-            grads[place] = (
-                total
-                if table is None
-                else tf.IndexedSlices(total, table.indices, table.dense_shape)
-            )
+            grads[place] = total
         return grads
 
     def _average_statistics(self, shard: Shard) -> None:
@@ -498,15 +492,10 @@ def has_own(model: Any, method: str) -> bool:
 
 def optimizers_of(model: Any) -> list[Any]:
     """Return the optimizers that a model and its parts hold: its own, those of a GAN."""
-    held: list[Any] = []
-    for part in model._flatten_layers():
-        for value in vars(part).values():
-            if isinstance(value, dict):
-                held += value.values()
-            else:
-                held += value if isinstance(value, list | tuple) else [value]
-    kind = keras.optimizers.Optimizer
-    return list({id(each): each for each in held if isinstance(each, kind)}.values())
+    kept = [thing for _, _, thing in kept_by(model)]
+    found = [each for each in kept if isinstance(each, keras.optimizers.Optimizer)]
+    inner = {id(getattr(each, "inner_optimizer", None)) for each in found}
+    return [each for each in found if id(each) not in inner]
 
 
 def metrics_of(model: Any) -> list[Any]:

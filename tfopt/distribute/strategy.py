@@ -1,8 +1,6 @@
 """Make the strategy of this process: mirrored over its devices, or over all workers of a cluster.
 
 Joining a cluster is the roll call, then TensorFlow's strategy, then one seed for all.
-
-Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from tfopt.distribute.launch.task import leave_mark
 from tfopt.distribute.shards import as_distributed
 from tfopt.distribute.whole_batch import replicas_of, shard_here
 from tfopt.distribute.workers import Exchange, call_roll
-from tfopt.errors import WorkerMissing, first_line
+from tfopt.errors import DevicesAlreadyInitialised, WorkerMissing, first_line
 from tfopt.resume.peers import exchange_of
 
 # A worker that has not been heard of for this long is taken for dead: TensorFlow's heartbeats.
@@ -62,12 +60,14 @@ class MultiWorkerMirroredStrategy(
 
 
 def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
-    """Return the strategy over all workers of the cluster, this one's replicas on ``devices``.
-
-    Raise RuntimeError where TensorFlow has initialised its devices in this process.
-    """
+    """Return the strategy over all workers of the cluster, this one's replicas on ``devices``."""
     if context.context()._initialized:
-        raise RuntimeError("TensorFlow has initialised its devices")
+        raise DevicesAlreadyInitialised(
+            "distribute() came too late to join the other workers.",
+            expected="the call before the first tensor, and before the model",
+            received="TensorFlow has initialised its devices",
+            fix="enter distribute() right behind the imports, and build or load the model inside",
+        )
     leave_mark()
     call_roll(place, timeout_s)
     exchange = Exchange(place, timeout_s)

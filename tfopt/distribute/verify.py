@@ -4,8 +4,6 @@ The same model takes the same steps of its own, on the same data, from the same 
 device and once on the replicas. Weights, the optimizer's variables and logs are compared, and all
 is put back. No second model is needed: outside its strategy a model reads the first copy of each
 variable and assigns all of them, so that its own ``train_step`` runs on one device as it is.
-
-Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -43,6 +41,7 @@ from tfopt.distribute.step import (
 )
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
+from tfopt.hooks import replaced
 from tfopt.resume.variables import put_back, values_of
 
 _LOG = logging.getLogger("tfopt")
@@ -360,14 +359,12 @@ class _Proof:
 
     def _why_nothing_is_shown(self, one: _Values) -> list[str]:
         """Return why it shows nothing that both are equal: no weight moved, or none far enough."""
-        if not any(np.any(value.moved()) for value in one.values() if value.group == "trained"):
-            return [f"no weight moved in {len(self.batches.all)} steps"]
         largest = _largest_of_groups(one)
         for value in one.values():
             is_trained = value.group != "weights" and not value.name.startswith("log ")
             if is_trained and _largest(value.moved()) > 10 * self._allowed(value, largest):
                 return []
-        return ["the weights moved by little more than rounding"]
+        return [f"no weight moved by more than rounding in {len(self.batches.all)} steps"]
 
 
 def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
@@ -378,8 +375,7 @@ def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
         def call(inputs: Any, training: Any = None, mask: Any = None, _of: Any = layer.call) -> Any:
             return _of(inputs, training=False, mask=mask)
 
-        object.__setattr__(layer, "call", call)
-        undo.callback(object.__delattr__, layer, "call")
+        undo.enter_context(replaced(layer, call=call))
     if not layers:
         return []
     names = ", ".join(repr(layer.name) for layer in layers[:3])

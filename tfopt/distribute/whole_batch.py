@@ -3,8 +3,6 @@
 Every replica computes the same number of the whole batch, and the step differentiates an N-th of it
 on each of N replicas. So the gradient of an exchanged value is a replica's own part times N, with
 nothing to exchange, and the gradients of all replicas add up to that of one device.
-
-Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -175,23 +173,15 @@ def exchange_counts(examples: Any, data: Any) -> tuple[Any, Any]:
     context = tf.distribute.get_replica_context()
     flat = tree.flatten(data)
     places = [n for n, v in enumerate(flat) if _has_rows(v) and v.dtype != tf.string]
-    there = tf.cast(examples > 0, tf.float64)
-    shapes = [tf.shape(flat[n])[1:] for n in places]
     # Without examples the sum over none.
-    rows = [
-        tf.reshape(tf.reduce_sum(tf.cast(flat[n][:1], tf.float64), axis=0), [-1]) for n in places
-    ]
-    numbers = tf.concat([[tf.cast(examples, tf.float64)], [there], *rows], axis=0)
-    total, replicas, mean = tf.split(
-        context.all_reduce("sum", numbers), [1, 1, tf.size(numbers) - 2], axis=0
-    )
-    mean = tf.math.divide_no_nan(mean, replicas)
-    parts = tf.split(mean, [tf.reduce_prod(shape) for shape in shapes]) if places else []
+    rows = [tf.reduce_sum(tf.cast(flat[n][:1], tf.float64), 0, keepdims=True) for n in places]
+    counts = tf.cast(tf.stack([examples, tf.minimum(examples, 1)]), tf.float64)
+    counts, *rows = context.all_reduce("sum", [counts, *rows])
+    total, replicas = tf.unstack(counts)
     found: list[Any] = [None] * len(flat)
-    for n, part, shape in zip(places, parts, shapes, strict=True):
-        row = tf.reshape(part, tf.concat([[1], shape], axis=0))
-        found[n] = tf.cast(row, flat[n].dtype)
-    return total[0], tree.pack_sequence_as(data, found)
+    for n, row in zip(places, rows, strict=True):
+        found[n] = tf.cast(tf.math.divide_no_nan(row, replicas), flat[n].dtype)
+    return total, tree.pack_sequence_as(data, found)
 
 
 def _has_rows(value: Any) -> bool:

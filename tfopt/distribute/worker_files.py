@@ -12,19 +12,16 @@ alone; those ask ``Replicas.is_chief``.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from tfopt.distribute.workers import Exchange
 from tfopt.errors import UserError
-
-_elsewhere: WeakSet[Any] = WeakSet()
-_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def divided(callbacks: Any, exchange: Exchange) -> None:
@@ -46,15 +43,15 @@ def divided(callbacks: Any, exchange: Exchange) -> None:
             (kinds.CSVLogger, "filename"),
             (kinds.TensorBoard, "log_dir"),
         ):
-            is_ours = isinstance(callback, kind) and callback not in _elsewhere
-            if is_ours and not exchange.place.is_chief:
-                _elsewhere.add(callback)
-                setattr(callback, name, os.path.join(_folder(), Path(getattr(callback, name)).name))
+            if isinstance(callback, kind) and not exchange.place.is_chief:
+                path = Path(getattr(callback, name))
+                setattr(callback, name, os.path.join(_folder().name, path.name))
 
 
-def _folder() -> str:
-    _folders.append(tempfile.TemporaryDirectory(prefix="tfopt-worker-"))
-    return _folders[-1].name
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="tfopt-worker-")
 
 
 def saved(plain: Callable[..., Any], exchange: Exchange, *args: Any, **kwargs: Any) -> Any:

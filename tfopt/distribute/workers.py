@@ -20,7 +20,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain, count, islice
@@ -67,7 +67,7 @@ def call_roll(place: ClusterPlace, timeout_s: float) -> None:
     TensorFlow would wait without end. From then on its own server listens there, and so answers
     those that come to see later.
     """
-    with _listening(place):
+    with listening(place):
         wait_for(_others(place), timeout_s, f"{place.name} at {place.address}")
 
 
@@ -96,7 +96,7 @@ def wait_for(tasks: Mapping[str, str], timeout_s: float, own: str) -> None:
 
 
 @contextmanager
-def _listening(place: ClusterPlace) -> Iterator[None]:
+def listening(place: ClusterPlace) -> Iterator[None]:
     """Listen at the own port on all interfaces: a name may stand for an outer address."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -143,7 +143,7 @@ class Exchange:
     def __init__(self, place: ClusterPlace, timeout_s: float) -> None:
         self.place = place
         self.timeout_s = timeout_s
-        self.limit = StepLimit(timeout_s, self.log_late, self.wait_no_longer)
+        self.limit = StepLimit(self)
         self.name = place.name
         self._numbers: Iterator[int] = count()
 
@@ -312,11 +312,8 @@ class StepLimit:
     script calls itself has no limit.
     """
 
-    def __init__(
-        self, limit_s: float, is_long: Callable[[], None], has_ended: Callable[[], None]
-    ) -> None:
-        self._limit_s = limit_s
-        self._is_long, self._has_ended = is_long, has_ended
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
         self._begun: float | None = None
         self._steps = 1
 
@@ -341,17 +338,17 @@ class StepLimit:
 
         is_long = False
         while True:
-            time.sleep(min(self._limit_s / 20, 5.0))
+            time.sleep(min(self._exchange.timeout_s / 20, 5.0))
             begun = self._begun
             lasts_s = 0.0 if begun is None else (time.monotonic() - begun) / self._steps
-            if lasts_s > self._limit_s:
+            if lasts_s > self._exchange.timeout_s:
                 # Nothing of this process can be exchanged from here on, as with TensorFlow's own.
                 message = f"Collective ops are given up: a step lasts longer than {lasts_s:.0f} s"
                 _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
                 return
             before, is_long = is_long, lasts_s > _LATE_S
             if is_long != before:
-                tell = self._is_long if is_long else self._has_ended
+                tell = self._exchange.log_late if is_long else self._exchange.wait_no_longer
                 threading.Thread(target=tell, name="tfopt-late", daemon=True).start()
 
 
@@ -405,14 +402,9 @@ def _explained(exchange: Exchange, error: Exception) -> UserError | None:
     if isinstance(error, tf.errors.InvalidArgumentError):
         exchange.leave_cause(error)
         return _different(exchange, message) if "mismatch in the collective" in message else None
-    of_another = (
-        tf.errors.UnavailableError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.InternalError,
-        tf.errors.FailedPreconditionError,
-    )
+    names = tf.errors
+    of_another = names.UnavailableError | names.AbortedError | names.CancelledError
+    of_another |= names.DeadlineExceededError | names.InternalError | names.FailedPreconditionError
     words = ("ollective", "oordination", "/job:")
     if not isinstance(error, of_another) or not any(word in message for word in words):
         return None

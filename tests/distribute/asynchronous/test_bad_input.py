@@ -34,7 +34,7 @@ def test_who_does_not_answer_is_named(cluster_of):
     ("cluster", "message"),
     [
         (None, "needs a cluster with parameter servers"),
-        ({"chief": ["a:1"], "worker": ["b:1"]}, "no ps"),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "chief 0 of chief, worker"),
     ],
 )
 def test_a_cluster_of_another_kind(monkeypatch, cluster, message):
@@ -77,7 +77,7 @@ def test_wrong_numbers_are_refused_before_the_cluster_is_looked_at(wrong, messag
 def test_shares_that_cannot_be_trained_on():
     import tensorflow as tf
 
-    from tfopt.distribute.asynchronous.example_shares import shares_of
+    from tfopt.distribute.asynchronous.building import shares_of
 
     of_arrays = tf.data.Dataset.from_tensor_slices
     ten = np.arange(10.0)

@@ -5,24 +5,18 @@ from tfopt.distribute.launch.communication import variables_to_talk
 NCCL = {"NCCL_DEBUG": "WARN", "TF_GPU_THREAD_MODE": "gpu_private"}
 
 
-def test_gpus_talk_by_nccl_and_infiniband_is_turned_off_where_no_port_is_up(tmp_path):
+def test_gpus_talk_by_nccl(tmp_path):
     def chosen(environment=None, **how):
         return variables_to_talk(environment or {}, root=tmp_path, **how)
 
     assert chosen() == {}
     assert chosen(ps=True) == {"GRPC_FAIL_FAST": "use_caller"}
-    ports = tmp_path / "sys/class/infiniband/mlx5_0/ports"
-    for path, text in (("1", "1: DOWN"), ("2", "4: ACTIVE")):
-        (ports / path).mkdir(parents=True)
-        (ports / path / "state").write_text(f"{text}\n")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     assert chosen() == NCCL
     assert chosen({"CUDA_VISIBLE_DEVICES": "-1"}) == chosen(gpus=0) == {}
-    (ports / "2/state").unlink()
-    assert chosen() == NCCL | {"NCCL_IB_DISABLE": "1"}
     # What the user has set stays.
-    assert chosen({"NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"}).keys() == {"TF_GPU_THREAD_MODE"}
+    assert chosen({"NCCL_DEBUG": "INFO"}).keys() == {"TF_GPU_THREAD_MODE"}
 
 
 def test_a_proxy_is_not_asked_for_the_other_tasks():

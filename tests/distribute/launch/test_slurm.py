@@ -12,7 +12,7 @@ import pytest
 from on_workers import LIMIT_S
 
 from tfopt.distribute.launch import task
-from tfopt.distribute.launch.local_tasks import free_ports
+from tfopt.distribute.launch.local import free_ports
 from tfopt.distribute.launch.slurm import SlurmJob
 from tfopt.errors import UserError
 
@@ -57,7 +57,7 @@ def test_the_batch_file_asks_for_what_was_asked():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"nodes": 0}, "--nodes is too small"),
+        ({"nodes": 0}, "--nodes is not a count"),
         ({"name": "two words"}, "--name cannot be written"),
         ({"partition": "gpu\n#SBATCH --mail-user=x"}, "--partition cannot be written"),
         ({"command": ()}, "no command"),

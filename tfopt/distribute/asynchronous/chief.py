@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.asynchronous.building import build_variables, check_model
+from tfopt.distribute.asynchronous.building import build_variables, check_model, shares_of
 from tfopt.distribute.asynchronous.connection import Connection
-from tfopt.distribute.asynchronous.example_shares import shares_of
 from tfopt.distribute.asynchronous.saved_progress import Progress, copy
 from tfopt.distribute.asynchronous.worker_step import traced_step
 

@@ -15,7 +15,7 @@ from typing import Any
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.workers import silent, wait_for
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.subprocesses import in_time
 
 _GOODBYE_S = 10.0
@@ -112,11 +112,9 @@ class Connection:
 
     def _tidy(self) -> None:
         """Free what is left of the remote variables while their tasks still listen."""
-        held = [self.coordinator, self.strategy]
         del self.coordinator, self.strategy
 
         def tidy() -> None:
-            held.clear()
             gc.collect()
             let_go()
 
@@ -162,6 +160,6 @@ def _connected(place: ClusterPlace, patience_s: float) -> Any:
         raise UserError(
             f"The chief cannot listen at {place.address}, or not connect.",
             expected="a free port of this machine, and tasks of this cluster elsewhere",
-            received=(error.message or type(error).__name__).splitlines()[0],
+            received=first_line(error),
             fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
         ) from error

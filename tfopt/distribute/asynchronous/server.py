@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tfopt.distribute.launch.place import ClusterPlace
-from tfopt.distribute.workers import answers
+from tfopt.distribute.workers import answers, listening
 from tfopt.errors import UserError
 
 # The chief counts as gone when it has not answered so often in a row, a second and more apart:
@@ -38,21 +38,11 @@ def serve(place: ClusterPlace, patience_s: float) -> None:
 
 
 def _started(tf: Any, place: ClusterPlace) -> Any:
+    with listening(place):
+        pass  # or another process has the port
     cluster = {kind: list(addresses) for kind, addresses in place.cluster.items()}
-    try:
-        return tf.distribute.Server(
-            tf.train.ClusterSpec(cluster),
-            job_name=place.kind,
-            task_index=place.index,
-            protocol="grpc",
-        )
-    except tf.errors.OpError as error:
-        raise UserError(
-            f"{place.name} cannot listen at {place.address}.",
-            expected="a free port of this machine",
-            received=(error.message or type(error).__name__).splitlines()[0],
-            fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
-        ) from error
+    spec = tf.train.ClusterSpec(cluster)
+    return tf.distribute.Server(spec, job_name=place.kind, task_index=place.index, protocol="grpc")
 
 
 def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:

@@ -45,17 +45,16 @@ def train_asynchronously(
 
     A ``train_step`` of the model's own may apply several optimizers, as those of a GAN, which
     ``build`` has built. A worker computes on one device, its first GPU where it has any, and
-    without XLA; GPUs were not tried. A ps that stands still while the chief makes or reads weights
-    is waited for without bound, inside TensorFlow. Elsewhere every wait ends.
+    without XLA; GPUs were not tried. Every wait ends, but for that of TensorFlow for a ps that
+    stands still while the chief makes or reads weights.
 
     Args:
         build: Makes and compiles the model. It is called on the chief alone, twice: once on the
             parameter servers and once for the local copy that validates and is returned.
         data: Makes a batched ``tf.data.Dataset`` for a worker, given its ``Share``: ``index`` and
-            ``count``. It is called on the chief, twice for each worker; the dataset's graph runs
-            on the worker, so files must be there; arrays travel in the graph, of 2 GiB at most.
-            An epoch is as many steps as all the shares have batches, done by whoever is ready: an
-            example is seen about once.
+            ``count``. It is called on the chief; the dataset's graph runs on the worker, so files
+            must be there, and arrays travel in the graph, of 2 GiB at most. An epoch is as many
+            steps as all shares have batches: an example is seen about once.
         epochs: How many.
         validation_data: What ``evaluate`` takes: ``(x, y)`` or a dataset, on the chief.
         callbacks: Keras callbacks that act at the ends of epochs.
@@ -63,8 +62,7 @@ def train_asynchronously(
             kept by handing out fewer steps at once, so that workers wait: half as many, and one.
         checkpoint: A folder for what is trained, kept at every epoch's end, the newest three.
             A training that finds it there goes on from it, also with other workers or more epochs;
-            another model's, optimizer's or loss's is refused. Where the newest is damaged, the one
-            before it is taken, with a warning; a full disk is a warning, and training goes on.
+            another model's, optimizer's or loss's is refused. A full disk is a warning.
         patience_s: How long to wait for tasks that do not answer, and for a step of any worker.
     """
     _checked(build, data, epochs, staleness, patience_s)
@@ -79,12 +77,12 @@ def train_asynchronously(
 
     connection = Connection(place, patience_s)
     word = "the chief was ended"
-    held = ExitStack()
     try:
-        folder = None if checkpoint is None else take_folder(checkpoint, held)
-        check_callbacks(callbacks)
-        chief = Chief(connection, build, data, staleness, folder)
-        trained = chief.train(epochs, validation_data, callbacks)
+        with ExitStack() as held:
+            folder = None if checkpoint is None else take_folder(checkpoint, held)
+            check_callbacks(callbacks)
+            chief = Chief(connection, build, data, staleness, folder)
+            trained = chief.train(epochs, validation_data, callbacks)
         del chief
         word = DONE
         return trained
@@ -96,7 +94,6 @@ def train_asynchronously(
         raise cause from error
     finally:
         connection.end(word)
-        held.close()
 
 
 def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any) -> None:
@@ -122,18 +119,13 @@ def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any
 def _place() -> ClusterPlace:
     place = place_in_cluster()
     kinds = () if place is None else place.cluster
-    missing = [kind for kind in ("chief", "ps", "worker") if kind not in kinds]
-    if place is None or place.source != "TF_CONFIG":
-        received = "no TF_CONFIG" if place is None else f"a cluster of {place.source}"
-    elif missing or place.kind == "evaluator":
-        received = f"no {' and no '.join(missing)}" if missing else "an evaluator"
-    else:
+    if place is not None and {"chief", "ps", "worker"} <= {*kinds} and place.kind != "evaluator":
         return place
     raise UserError(
         "Asynchronous training needs a cluster with parameter servers.",
         expected="TF_CONFIG in each task: one chief, which validates, one worker or more, one ps "
         "or more",
-        received=received,
+        received="no TF_CONFIG" if place is None else f"{place.name} of {', '.join(kinds)}",
         fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script once "
         "for each task, with TF_CONFIG set",
     )

@@ -6,8 +6,7 @@ before, and the state of each optimizer when the gradients are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from tfopt.distribute.asynchronous.building import optimizers_of
@@ -52,15 +51,6 @@ class Arrivals:
             )
         self.note()
         return self._before - self._begun
-
-
-@contextmanager
-def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> Iterator[None]:
-    """Trace a step inside in which these optimizers are applied."""
-    with putting() as put:
-        for optimizer in optimizers:
-            put(optimizer, "apply", _noting(optimizer, arrivals, readings))
-        yield
 
 
 def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[..., Any]:
@@ -112,11 +102,13 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
         with (
             tf.control_dependencies(tensors_in(leaves)),
             kept_updates(shared) as readings,
+            putting() as put,
         ):
             arrivals = Arrivals(arrived)
             readings.take(shared)
-            with watched(optimizers, arrivals, readings):
-                logs = model.train_step(batch)
+            for optimizer in optimizers:
+                put(optimizer, "apply", _noting(optimizer, arrivals, readings))
+            logs = model.train_step(batch)
             logs = logs if isinstance(logs, dict) else {}
         return {
             "worker": tf.cast(worker, tf.int64),

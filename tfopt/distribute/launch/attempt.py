@@ -1,36 +1,135 @@
-"""Run one attempt at a job: its processes from the start of the first to the end of the last."""
+"""Run one attempt at a job: its processes from the start of the first to the end of the last.
+
+Their lines are marked by the task, and the signals that the launcher hears are passed on to them.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO
+from types import FrameType
+from typing import IO, Any
 
 import psutil
 
 from tfopt.distribute.launch import task as wrapper
-from tfopt.distribute.launch.local_tasks import (
-    PREEMPTED,
-    MarkedLines,
-    Signals,
-    Task,
-)
-from tfopt.distribute.launch.task import LAUNCHER
+from tfopt.distribute.launch.place import ClusterPlace
+from tfopt.distribute.launch.task import LAUNCHER, PREEMPTED
 from tfopt.errors import UserError
 
 # A task needs only Python, whatever the environment says.
 _BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
 _KILLED_WITHIN = 5.0
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TURN = 0.1  # between two looks at signals and ends
 _LINES_WITHIN = 5.0  # in which what was printed is written, once its task has ended
 # How long a worker that failed is left: it may have, as one of the others that the job needs had.
 _PAUSE = 5.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a job."""
+
+    place: ClusterPlace
+    gpus: tuple[str, ...] | None
+    """What CUDA_VISIBLE_DEVICES shall say; None where the machine has no GPU."""
+
+    @property
+    def is_chief_of_ps(self) -> bool:
+        """Return whether the job is over when this task is done."""
+        return self.place.kind == "chief" and "ps" in self.place.cluster
+
+    @property
+    def can_come_back(self) -> bool:
+        """Return whether the others go on without it, and take it in when it is there again."""
+        return self.place.kind == "worker" and "ps" in self.place.cluster
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that make a process this task."""
+        variables = {"TF_CONFIG": self.place.tf_config}
+        if self.gpus is not None:
+            # An empty text hides nothing from some versions of CUDA.
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
+        return variables
+
+
+class Signals:
+    """A context in which the signals that end a program are collected, for a loop to act on.
+
+    What the process was started to ignore (``nohup``, a shell's background) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[signal.Signals] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is not threading.main_thread():
+            raise UserError(
+                "A job can only be started from the main thread.",
+                expected="the thread in which Python hears signals",
+                received=threading.current_thread().name,
+            )
+        for number in _PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            # None: a handler that was not made in Python, and cannot be put back from it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(signal.Signals(number))
+
+
+class MarkedLines(threading.Thread):
+    """Write the lines of one stream of one task as wholes, each marked by the task.
+
+    A progress bar's carriage return ends a line. What nobody reads any more is dropped.
+    """
+
+    _one_at_a_time = threading.Lock()
+
+    def __init__(
+        self,
+        source: IO[bytes],
+        label: str,
+        target: IO[bytes],
+        last: deque[str],
+    ) -> None:
+        super().__init__(name=f"tfopt-lines-{label}", daemon=True)
+        # Bytes that are no text come out as they went in.
+        self._lines = io.TextIOWrapper(source, "utf-8", errors="surrogateescape")
+        self._label, self._target, self._last = label, target, last
+
+    def run(self) -> None:
+        with self._lines:
+            for line in self._lines:
+                self._last.append(line.rstrip("\n"))
+                text = f"[{self._label}] {self._last[-1]}\n".encode("utf-8", "surrogateescape")
+                with suppress(OSError), self._one_at_a_time:
+                    write_all(self._target, text)
+
+
+def write_all(target: IO[bytes], text: bytes) -> None:
+    """Write all of it, also where a signal interrupts: an unbuffered stream then writes a part."""
+    left = memoryview(text)
+    while left:
+        left = left[target.write(left) :]
+    target.flush()
 
 
 @dataclass(frozen=True)
@@ -182,7 +281,7 @@ class Attempt:
             self._start(each[1], TFOPT_RESTART=str(each[2]))
 
     def _end_all(self, number: signal.Signals) -> None:
-        _signalled(self._groups(), number)
+        self._signal(number)
         if self._deadline is None:
             self._deadline = time.monotonic() + self.grace
 
@@ -192,13 +291,21 @@ class Attempt:
 
     def _groups(self) -> set[int]:
         """Return the process groups in which something still runs."""
-        there = _signalled({each.process.pid for each in self._running}, 0)
-        working = {each.process.pid for each in self._running if each.code is None}
-        # Where nobody waits for orphans, as in some containers, they stay as zombies.
-        return {group for group in there if group in working or _has_a_living_process(group)}
+        found = set()
+        for process in psutil.process_iter(["status"]):
+            # Where nobody waits for orphans, as in some containers, they stay as zombies.
+            if process.info["status"] != psutil.STATUS_ZOMBIE:
+                with suppress(ProcessLookupError):
+                    found.add(os.getpgid(process.pid))
+        return found & {each.process.pid for each in self._running}
+
+    def _signal(self, number: signal.Signals) -> None:
+        for group in self._groups():
+            with suppress(ProcessLookupError, PermissionError):  # another user's by now
+                os.killpg(group, number)
 
     def _kill(self) -> None:
-        _signalled(self._groups(), signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._killed = True
         for each in self._running:
             each.process.wait()
@@ -240,20 +347,6 @@ class Attempt:
         return Ending(code, restarts=self._restarted)
 
 
-def _signalled(groups: set[int], number: int) -> set[int]:
-    """Send the signal to each group; return those that are still there."""
-    there = set()
-    for group in groups:
-        try:
-            os.killpg(group, number)
-        except ProcessLookupError:
-            continue
-        except PermissionError:
-            pass  # a task that has become another user
-        there.add(group)
-    return there
-
-
 def _how(code: int) -> str:
     if code <= 128:
         return f"exit code {code}"
@@ -263,13 +356,3 @@ def _how(code: int) -> str:
         return f"exit code {code}"
     often = ", often by the kernel for want of memory" if name == "SIGKILL" else ""
     return f"{name}{often}"
-
-
-def _has_a_living_process(group: int) -> bool:
-    for process in psutil.process_iter(["status"]):
-        try:
-            if os.getpgid(process.pid) == group and process.info["status"] != "zombie":
-                return True
-        except ProcessLookupError:
-            continue
-    return False

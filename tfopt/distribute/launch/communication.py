@@ -1,16 +1,16 @@
-"""Choose the variables by which NCCL and gRPC let the workers talk, as their documentation says.
+"""Share out the GPUs, and choose the variables by which NCCL and gRPC let the workers talk.
 
-What this machine has is read from its files (``/dev``, ``/sys/class``), without TensorFlow or a
-driver. Which network cards NCCL takes is its own choice.
+The GPUs of this machine are those in ``/dev``, without TensorFlow or a driver. Which network cards
+NCCL takes is its own choice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfopt.distribute.launch.local_tasks import visible_gpus
-from tfopt.files import text_of
+from tfopt.errors import UserError
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
@@ -40,9 +40,36 @@ def variables_to_talk(
         known = filter(None, [environment.get("no_proxy")])
         wanted["no_grpc_proxy"] = ",".join([*known, *dict.fromkeys(hosts)])
     if visible_gpus(environment, root) if gpus is None else gpus:
-        states = (root / "sys/class/infiniband").glob("*/ports/*/state")
-        if not any("ACTIVE" in text_of(state) for state in states):
-            wanted["NCCL_IB_DISABLE"] = "1"
         wanted["NCCL_DEBUG"] = "WARN"  # else NCCL fails without a word
         wanted["TF_GPU_THREAD_MODE"] = "gpu_private"  # input does not delay the GPU's kernels
     return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the GPUs that a process here sees: CUDA_VISIBLE_DEVICES, else the driver's devices."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        # CUDA stops at the first name that is none.
+        ends = [at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles", "none")]
+        return tuple(names[: ends[0]] if ends else names)
+    devices = (root / "dev").glob("nvidia*")
+    count = sum(re.fullmatch(r"nvidia\d+", device.name) is not None for device in devices)
+    return tuple(str(index) for index in range(count))
+
+
+def shared_out(
+    visible: Sequence[str], workers: int, gpus_per_worker: int | None
+) -> list[tuple[str, ...]] | None:
+    """Return the GPUs of each worker; None where there are none and none were asked for."""
+    if not visible and not gpus_per_worker:
+        return None
+    each = len(visible) // workers if gpus_per_worker is None else gpus_per_worker
+    if each * workers > len(visible) or (each == 0 and gpus_per_worker is None):
+        raise UserError(
+            "There are too few GPUs for the workers.",
+            expected=f"{max(each, 1) * workers} GPU(s) for {workers} worker(s)",
+            received=f"{len(visible)} visible ({', '.join(visible) or 'none'})",
+            fix="fewer workers or --gpus-per-worker; --gpus-per-worker 0 trains on the CPU",
+        )
+    return [tuple(visible[each * at : each * (at + 1)]) for at in range(workers)]

@@ -16,8 +16,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tfopt.distribute.launch.local_tasks import PREEMPTED, require_at_least, require_command
-from tfopt.errors import UserError
+from tfopt.distribute.launch.task import PREEMPTED, require_command
+from tfopt.errors import UserError, require_count
 
 _PORT = 2222
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -44,8 +44,10 @@ class KubernetesJob:
     grace: int = 120
 
     def __post_init__(self) -> None:
-        require_at_least(1, workers=self.workers, grace=self.grace)
-        require_at_least(0, gpus_per_worker=self.gpus_per_worker, restarts=self.restarts)
+        require_count("--workers", self.workers)
+        require_count("--gpus-per-worker", self.gpus_per_worker, 0)
+        require_count("--restarts", self.restarts, 0)
+        require_count("--grace", self.grace)
         before = "tfopt launch kubernetes --name train --image IMAGE --workers 2"
         require_command(self.command, before)
         # The pods are called after it: train-0, train-1.

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import secrets
+import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfopt.distribute.launch.attempt import Attempt
-from tfopt.distribute.launch.communication import variables_to_talk
-from tfopt.distribute.launch.local_tasks import (
-    Signals,
-    require_at_least,
-    require_command,
-    shared_out,
-    tasks_here,
-    visible_gpus,
-    write_all,
-)
-from tfopt.distribute.launch.task import JOINED
-from tfopt.errors import UserError
+from tfopt.distribute.launch.attempt import Attempt, Signals, Task, write_all
+from tfopt.distribute.launch.communication import shared_out, variables_to_talk, visible_gpus
+from tfopt.distribute.launch.place import ClusterPlace
+from tfopt.distribute.launch.task import JOINED, require_command
+from tfopt.errors import UserError, require_count
+
+# Below those that Linux gives to outgoing connections, so that none takes it before the task does.
+_PORTS = range(20000, 32000)
 
 
 @dataclass(frozen=True)
@@ -45,17 +41,11 @@ class LocalJob:
     """Seconds that a task has to save and end after SIGTERM."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, workers=self.workers)
-        require_at_least(0, ps=self.ps, restarts=self.restarts, grace=self.grace)
-        require_at_least(0, gpus_per_worker=self.gpus_per_worker or 0)
+        require_count("--workers", self.workers)
+        require_count("--ps", self.ps, 0)
+        require_count("--restarts", self.restarts, 0)
+        require_count("--gpus-per-worker", self.gpus_per_worker or 0, 0)
         require_command(self.command, "tfopt launch --workers 2")
-        if shutil.which(self.command[0]) is None:
-            raise UserError(
-                f"The command {self.command[0]} cannot be started.",
-                expected="a program on the PATH, or the path of one",
-                received=" ".join(self.command),
-                fix="write `-- python train.py` for a script",
-            )
 
 
 def launch_here(
@@ -113,3 +103,46 @@ def launch_here(
                 return ending.code
             restarts += 1
             tell(f"starting again ({restarts} of {job.restarts} restarts)")
+
+
+def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> list[Task]:
+    """Return the tasks of a job with fresh ports: workers alone, or a chief, workers and ps.
+
+    ``gpus`` are those of each worker; chief and ps of a parameter-server job get none.
+    """
+    kinds = {"chief": 1, "worker": workers, "ps": ps} if ps else {"worker": workers}
+    ports = iter(free_ports(sum(kinds.values())))
+    cluster = {
+        kind: tuple(f"127.0.0.1:{next(ports)}" for _ in range(count))
+        for kind, count in kinds.items()
+    }
+    tasks = []
+    for kind, addresses in cluster.items():
+        for index in range(len(addresses)):
+            mine = None
+            if gpus is not None:
+                mine = tuple(gpus[index]) if kind == "worker" else ()
+            place = ClusterPlace(kind, index, cluster, "tfopt launch")
+            tasks.append(Task(place, mine))
+    return tasks
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on, at random so that two launchers seldom meet."""
+    found: list[int] = []
+    for port in secrets.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as attempt:
+            # As the servers of TensorFlow do, which listen on every interface.
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                attempt.bind(("", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise UserError(
+        "There are not enough free ports on this machine.",
+        expected=f"{count} between {_PORTS.start} and {_PORTS.stop}",
+        received=f"{len(found)}",
+    )

@@ -20,6 +20,7 @@ from typing import Any
 from tfopt.errors import UserError
 
 KINDS = ("chief", "worker", "ps", "evaluator")
+_KINDS = ", ".join(KINDS)
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 )
@@ -98,22 +99,16 @@ def place_in_cluster(environment: Mapping[str, str] | None = None) -> ClusterPla
 def _from_tf_config(text: str) -> ClusterPlace:
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _wrong(f"TF_CONFIG is not JSON ({error}).", text) from error
-    if not isinstance(config, dict):
-        raise _wrong("TF_CONFIG is not a JSON object.", text)
-    for key in ("cluster", "task"):
-        if not isinstance(config.get(key), dict):
-            raise _wrong(f'TF_CONFIG has no object under "{key}".', text)
-    cluster = dict(_checked_addresses(config["cluster"], text))
-    _each_address_once(cluster)
-    kind, index = config["task"].get("type"), _number(config["task"].get("index"))
-    if kind not in KINDS:
-        raise _unknown_kind(kind)
-    if index is None:
+        listed, task = dict(config["cluster"]), dict(config["task"])
+    except (ValueError, TypeError, KeyError) as error:
+        what = f"{type(error).__name__}: {error}"
         raise _wrong(
-            'The "index" of TF_CONFIG\'s task is missing or no number.', config["task"].get("index")
-        )
+            f"TF_CONFIG is not a JSON object of cluster and task ({what}).", text
+        ) from error
+    cluster = dict(_checked_addresses(listed, text))
+    kind, index = task.get("type"), _number(task.get("index"))
+    if kind not in KINDS or index is None:
+        raise _wrong(f"TF_CONFIG's task is not one of {_KINDS}, with its index.", repr(task))
     count = len(cluster.get(kind, ()))
     # TensorFlow leaves it to the user whether the evaluator stands in the cluster.
     if index >= count and not (kind == "evaluator" and count == 0):
@@ -126,34 +121,26 @@ def _from_tf_config(text: str) -> ClusterPlace:
     return ClusterPlace(kind, index, cluster, "TF_CONFIG")
 
 
-def _checked_addresses(cluster: dict[str, Any], text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for kind in cluster:
-        if kind not in KINDS:
-            raise _unknown_kind(kind)
+def _checked_addresses(listed: dict[str, Any], text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if not any(listed.values()) or not listed.keys() <= {*KINDS}:
+        raise _wrong(f"TF_CONFIG's cluster has no tasks, or others than {_KINDS}.", text)
+    found: list[str] = []
     for kind in KINDS:
-        addresses = cluster.get(kind, [])
+        addresses = listed.get(kind, [])
         if not isinstance(addresses, list):
             raise _wrong(f'The "{kind}" of TF_CONFIG\'s cluster is not a list.', repr(addresses))
         for address in addresses:
-            _check_address(kind, address)
+            # An IPv6 address stands in brackets.
+            parts = re.fullmatch(r"([^\s:/]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", str(address))
+            if parts is None or not 0 < int(parts[2]) < 65536:
+                raise _wrong(
+                    f"A {kind}'s address is not host:port, without http://.", repr(address)
+                )
+            if address in found:
+                raise _wrong("TF_CONFIG gives two tasks the same address.", address)
+            found.append(address)
         if addresses:
             yield kind, tuple(addresses)
-    if not any(cluster.values()):
-        raise _wrong("TF_CONFIG's cluster has no task.", text)
-
-
-def _check_address(kind: str, address: Any) -> None:
-    # An IPv6 address stands in brackets.
-    parts = re.fullmatch(r"([^\s:/]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", str(address))
-    if parts is None or not 0 < int(parts[2]) < 65536:
-        raise _wrong(f"A {kind}'s address is not host:port, without http://.", repr(address))
-
-
-def _each_address_once(cluster: Mapping[str, tuple[str, ...]]) -> None:
-    addresses = [address for of_kind in cluster.values() for address in of_kind]
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise _wrong("TF_CONFIG gives two tasks the same address.", address)
 
 
 def _number(value: Any) -> int | None:
@@ -161,10 +148,6 @@ def _number(value: Any) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _unknown_kind(kind: Any) -> UserError:
-    return _wrong(f"TF_CONFIG has a task that is none of {', '.join(KINDS)}.", repr(kind))
 
 
 def _wrong(what: str, received: Any) -> UserError:

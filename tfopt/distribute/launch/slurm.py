@@ -17,8 +17,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfopt.distribute.launch.local_tasks import PREEMPTED, require_at_least, require_command
-from tfopt.errors import UserError
+from tfopt.distribute.launch.task import PREEMPTED, require_command
+from tfopt.errors import UserError, require_count
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,11 @@ class SlurmJob:
     """Seconds before the time limit at which the tasks get SIGTERM."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, nodes=self.nodes, workers_per_node=self.workers_per_node)
-        require_at_least(1, cpus_per_worker=self.cpus_per_worker, grace=self.grace)
-        require_at_least(0, gpus_per_worker=self.gpus_per_worker)
+        require_count("--nodes", self.nodes)
+        require_count("--workers-per-node", self.workers_per_node)
+        require_count("--gpus-per-worker", self.gpus_per_worker, 0)
+        require_count("--cpus-per-worker", self.cpus_per_worker)
+        require_count("--grace", self.grace)
         require_command(self.command, "tfopt launch slurm --nodes 2")
         texts = {"--name": self.name, "--partition": self.partition, "--time": self.time}
         for flag, text in texts.items():

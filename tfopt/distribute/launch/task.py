@@ -20,7 +20,21 @@ LAUNCHER = "TFOPT_LAUNCHER"
 """The variable with the launcher's process."""
 JOINED = "TFOPT_JOINED"
 """The variable that names the file by which a launcher sees that the tasks of a job have met."""
+PREEMPTED = 75
+"""What a task ends with that has saved and asks to be started again: EX_TEMPFAIL."""
 _PR_SET_PDEATHSIG = 1
+
+
+def require_command(command: tuple[str, ...], before: str) -> None:
+    """Refuse a job without a command; ``before`` is what stands before it."""
+    from tfopt.errors import UserError
+
+    if not command:
+        raise UserError(
+            "There is no command for the workers.",
+            expected="the command behind two dashes",
+            fix=f"{before} -- python train.py",
+        )
 
 
 def leave_mark() -> None:
@@ -75,7 +89,7 @@ def _join_the_cluster() -> None:
 
 def _take_gpus() -> None:
     """Leave this task its own GPUs of those that all tasks of a Slurm node see."""
-    from tfopt.distribute.launch.local_tasks import shared_out, visible_gpus
+    from tfopt.distribute.launch.communication import shared_out, visible_gpus
 
     each, mine = os.environ.get("TFOPT_GPUS_PER_WORKER"), os.environ.get("SLURM_LOCALID")
     if each is None or mine is None:
