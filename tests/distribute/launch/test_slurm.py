@@ -204,25 +204,6 @@ def slurm(tmp_path_factory):
         made.stop()
 
 
-@needs_slurm
-def test_each_task_on_two_nodes_has_the_address_of_its_node(slurm):
-    script = """
-import os
-from tfopt.distribute.launch.place import place_in_cluster
-place = place_in_cluster()
-print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address, flush=True)
-"""
-    number = slurm.submit(script, "placed", nodes=len(slurm.nodes))
-    slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
-    lines = [
-        line.split() for line in sorted(slurm.said("placed").splitlines()) if " worker " in line
-    ]
-    assert [int(words[2]) for words in lines] == list(range(2 * len(slurm.nodes)))
-    for words in lines:
-        assert words[4] == words[5].partition(":")[0]
-    assert {words[4] for words in lines} == set(slurm.nodes)
-
-
 @pytest.mark.slow
 @needs_slurm
 def test_a_preempted_job_saves_and_goes_on(slurm):
@@ -260,17 +241,24 @@ time.sleep(0 if restart == "1" else 600)
 
 
 @needs_slurm
-def test_a_failure_ends_all_tasks_and_is_not_queued_again(slurm):
+def test_tasks_have_their_node_s_address_and_a_failure_ends_all_and_is_not_queued_again(slurm):
     script = """
 import os, signal, sys, time
+from tfopt.distribute.launch.place import place_in_cluster
+place = place_in_cluster()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-print("there", flush=True)
-while os.environ["SLURM_PROCID"] == "0" or not os.path.exists("go"):
+print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address, flush=True)
+while os.environ["SLURM_PROCID"] != "1" or not os.path.exists("go"):
     time.sleep(0.1)
 sys.exit(3)
 """
-    number = slurm.submit(script, "failed", "--requeue")
-    slurm.wait_until(lambda: slurm.said("failed").count("there") == 2)
+    number = slurm.submit(script, "failed", "--requeue", nodes=len(slurm.nodes))
+    count = 2 * len(slurm.nodes)
+    slurm.wait_until(lambda: slurm.said("failed").count(" on ") == count)
+    lines = sorted(line.split() for line in slurm.said("failed").splitlines() if " on " in line)
+    assert [int(words[2]) for words in lines] == list(range(count))
+    assert all(words[4] == words[5].partition(":")[0] for words in lines)
+    assert {words[4] for words in lines} == set(slurm.nodes)
     (slurm.folder / "go").touch()
     slurm.wait_until(lambda: slurm.job(number)["JobState"] == "FAILED")
     assert "task 1: Exited with exit code 3" in slurm.said("failed")
