@@ -193,8 +193,10 @@ def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: f
         _refuse_another(where, devices)
         from tfopt.distribute.strategy import MirroredStrategy, join
 
-        alone = place is None
-        _in_force[where] = MirroredStrategy(devices) if alone else join(place, devices, timeout_s)
+        if place is None:
+            _in_force[where] = MirroredStrategy(devices)
+        else:
+            _in_force[where] = join(place, devices, timeout_s)
     return _in_force[where]
 
 
