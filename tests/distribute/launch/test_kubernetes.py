@@ -8,8 +8,6 @@ from tfopt.distribute.launch.kubernetes import KubernetesJob
 from tfopt.distribute.launch.place import place_in_cluster
 from tfopt.errors import UserError
 
-from .conftest import tfopt_launch
-
 PLAIN = {"command": ("python", "train.py"), "name": "train", "image": "train:1", "workers": 2}
 FULL = PLAIN | {
     "command": ("sh", "-c", 'echo "it\'s $(HOSTNAME)" {} # not a comment: no'),
@@ -96,12 +94,3 @@ def test_preemption_is_no_failure():
 def test_what_kubernetes_would_not_take_is_refused(fields, words):
     with pytest.raises(UserError, match=words):
         KubernetesJob(**PLAIN | fields)
-
-
-def test_the_command_writes_the_file(tmp_path):
-    tfopt_launch(
-        *("kubernetes", "--name", "train", "--image", "train:1", "--workers", "2"),
-        *("--output", "job.yaml", "--", "python", "train.py"),
-        cwd=tmp_path,
-    )
-    assert (tmp_path / "job.yaml").read_text() == KubernetesJob(**PLAIN).manifest()
