@@ -3,6 +3,8 @@
 Keras reduces a loss to one number: a weighted sum over the examples, divided by how many there are,
 or by those that a mask leaves. Replicas add up both. Where a loss is no such sum, each replica
 computes it of the rows of all.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``compile`` and so on,
 on the instance: they call Keras's with what its step needs. ``keras.Model`` is changed while the
 scope is open, to see which models are made in it, and is left as it was.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Read the few batches that a proof takes its steps on, without taking them from ``fit``."""
+"""Read the few batches that a proof takes its steps on, without taking them from ``fit``.
+
+Importing this module imports TensorFlow and Keras.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keep what a proof changes of a model, and have random numbers that replicas can share."""
+"""Keep what a proof changes of a model, and have random numbers that replicas can share.
+
+Importing this module imports TensorFlow and Keras.
+"""
 
 from __future__ import annotations
 

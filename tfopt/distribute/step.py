@@ -6,6 +6,8 @@ all where it is not; metrics by what each replica counts, or by those rows; grad
 which comes before clipping, finite checks, accumulation and the update. What the user's own code
 computes is declared a mean or a sum over examples. All this hangs on the model's own objects while
 a step is traced, and nowhere afterwards.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Make the strategy of this process: mirrored over its devices, or over all workers of a cluster.
 
 Joining a cluster is the roll call, then TensorFlow's strategy, then one seed for all.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations

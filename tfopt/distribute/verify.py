@@ -4,6 +4,8 @@ The same model takes the same steps of its own, on the same data, from the same 
 device and once on the replicas. Weights, the optimizer's variables and logs are compared, and all
 is put back. No second model is needed: outside its strategy a model reads the first copy of each
 variable and assigns all of them, so that its own ``train_step`` runs on one device as it is.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Every replica computes the same number of the whole batch, and the step differentiates an N-th of it
 on each of N replicas. So the gradient of an exchanged value is a replica's own part times N, with
 nothing to exchange, and the gradients of all replicas add up to that of one device.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
