@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nvml_stand_in.library import gpu
 from processes import processes_in, wait_until
 from toy_jobs import Talk, TellData
 
@@ -83,7 +84,9 @@ def test_a_job_that_sets_how_tensorflow_is_loaded_is_loaded_before_it(in_toy_fol
     assert found == "set before TensorFlow was loaded: True"
 
 
-def test_children_keep_what_xla_compiles_and_the_parent_is_as_it_was(in_toy_folder, monkeypatch):
+def test_children_on_a_gpu_keep_what_xla_compiles(played, in_toy_folder, monkeypatch):
+    assert cache_variables({}) == {}  # no GPU
+    played(gpu(0))
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_toy_folder))
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_max_cluster_size=9")
     own, kept = carried_out(target("with_flags"), TellData()).split()
@@ -95,7 +98,8 @@ def test_children_keep_what_xla_compiles_and_the_parent_is_as_it_was(in_toy_fold
     assert (relevant_variables(foreign), cache_variables(foreign)) == (foreign, {})
 
 
-def test_children_start_where_no_program_can_be_kept(in_toy_folder, monkeypatch):
+def test_children_start_where_no_program_can_be_kept(played, in_toy_folder, monkeypatch):
+    played(gpu(0))
     Path("file").touch()
     for caches in (in_toy_folder / "file", in_toy_folder / "two words"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(caches))

@@ -57,10 +57,12 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
 def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that lead a process with this environment to the default folder.
 
-    None where it has a folder already, or where the folder cannot be prepared.
+    None on a CPU, where few chains compile: they would be measured as if they started warm. None
+    where there is a folder already, or where it cannot be prepared.
     """
     with suppress(UserError, OSError):
-        if _PROGRAMS not in environment.get("TF_XLA_FLAGS", ""):
+        on_gpu = not isinstance(device_facts(), str)
+        if on_gpu and _PROGRAMS not in environment.get("TF_XLA_FLAGS", ""):
             return _prepared(environment, None, _LIMIT_MIB)[1]
     return {}
 
