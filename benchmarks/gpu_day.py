@@ -1,18 +1,20 @@
-"""Run on a lent GPU, in one command, what tfopt has only run on CPUs: a JSON file for each step.
+"""Run on a lent GPU, in portions, what tfopt has only run on CPUs: a JSON file for each step.
 
     python -m benchmarks.gpu_day --list
-    python -m benchmarks.gpu_day --output gpu_day --only tensorflow,resnet50_batch
-    python -m benchmarks.gpu_day --rehearse
+    python -m benchmarks.gpu_day --minutes 9 --output gpu_day
+    python -m benchmarks.gpu_day --rehearse --only fused_attention
 
-The steps (``gpu_steps.py``) stand in order of value, at most 50 minutes together. Each has a
-fresh process under a time limit, and leaves DATE-gpu_day-STEP.json: machine, driver, versions,
-command, how it ended, and every figure it had by then. A step that fails or hangs keeps no other
-from running. ``--rehearse`` runs the same steps on this machine's CPU, with small models and one
-setting each: it shows that they run, its figures say nothing.
+The steps (``gpu_steps.py``) stand in order of value. A portion takes those that have no result yet
+for this code (``code_digest``) in ``--output`` or in ``results/`` and that still fit into its
+minutes. Each has a fresh process under a time limit, and leaves DATE-gpu_day-STEP.json: machine,
+driver, versions, command, how it ended, and every figure it has by then, also while it runs. A step
+that fails or hangs keeps no other from running. ``--rehearse`` runs the same steps on this
+machine's CPU, with small models and one setting each: its figures say nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -21,13 +23,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import tfopt
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.references import resolve_function
@@ -36,7 +39,10 @@ from tfopt.monitor.nvml import gpu_memories, why_no_gpu
 from tfopt.recipes.flags import FAILED, Parser, add_debug, add_output, exit_code_of
 
 ROOT = Path(__file__).resolve().parent.parent
-DONE, BROKEN, TIMED_OUT = "done", "failed", "timed out"
+RESULTS = Path(__file__).parent / "results"
+DONE, BROKEN, TIMED_OUT, BEGUN = "done", "failed", "timed out", "begun"
+# Of this folder, beside all of tfopt: what the steps are made of.
+SOURCES = ("gpu_*.py", "*peer*.py", "jobs.py", "nets.py")
 # What a step is left to end in by itself, before and after it is asked to.
 GRACE_S = 10.0
 _LAST_LINES, _LAST_LETTERS = 5, 800
@@ -59,28 +65,41 @@ def _step(name: str, limit_s: float, answers: str, function: str = "", **argumen
     return Step(name, limit_s, answers, function, arguments)
 
 
-def _settings(subject: str, *precisions: str) -> Step:
-    mixed = "_mixed" if "mixed_float16" in precisions else ""
-    told = f"its step in {' and '.join(precisions)}, with and without XLA, against float32"
-    arguments = {"subject": subject, "precisions": list(precisions)}
-    return _step(f"{subject}{mixed}", 280, told, "settings", **arguments)
+def _peers(name: str, limit_s: float, net: str, told: str, **arguments: Any) -> Step:
+    arguments = {"beside": [], "flags": [], **arguments}
+    return _step(name, limit_s, f"{told} by turns", "peers", net=net, **arguments)
 
 
+_BESIDE = "in Keras, under the chain, its second process"
+_FLAGS = (
+    "--xla_gpu_autotune_level=0",
+    "--xla_gpu_enable_cublaslt=true",
+    "--xla_gpu_enable_triton_gemm=false",
+    "--xla_gpu_enable_command_buffer=",
+)
+_TORCH, _JAX = {"beside": ["torch"]}, {"beside": ["torch", "jax"], "most": 4}
 _OUT_OF_MEMORY = "a forced lack of memory, as tfopt.explain_out_of_memory tells it"
-_TUNE = "`tfopt tune` on"
-_LARGEST = "the largest batch of ResNet-50 at 224 px in float32"
+_TUNE, _LARGEST = "`tfopt tune` on", "the largest batch of ResNet-50 at 224 px in float32"
+_BERT, _BERT_3 = "BERT-base at 512 tokens", "three blocks of BERT-base at 512 tokens"
 STEPS = (
-    _step("tensorflow", 60, "does TensorFlow see the GPU, and compute there what NumPy does?"),
-    _step("fused_attention", 120, "cuDNN's attention against Keras's: errors, and time by length"),
-    _step("tune_cnn_mnist", 290, f"{_TUNE} the recipe's job", "tune", subject="cnn_mnist"),
+    # A portion of nine minutes.
+    _step("fused_attention", 110, "cuDNN's attention against Keras's: errors, and time by length"),
+    _peers("bert_3", 210, "bert", f"{_BERT_3} {_BESIDE}, and in PyTorch", blocks=3, **_TORCH),
+    _peers("bert_3_flags", 210, "bert", f"{_BERT_3} under XLA's flags", blocks=3, flags=_FLAGS),
+    # Another one.
     _step("cnn_mnist", 290, "the recipe cnn_mnist, row by row"),
+    _step("tune_cnn_mnist", 240, f"{_TUNE} the recipe's job", "tune", subject="cnn_mnist"),
+    # And another one.
+    _peers("bert", 300, "bert", f"{_BERT} {_BESIDE}, and in PyTorch", most=4, **_TORCH),
+    _peers("resnet50", 230, "resnet50", "ResNet-50 in Keras, the chain, PyTorch", most=3, **_TORCH),
+    # What is left.
+    _peers("bert_3_jax", 180, "bert", f"{_BERT_3} in PyTorch and on JAX", blocks=3, **_JAX),
+    _peers("vit", 290, "vit", "ViT-B/16 in Keras, the chain, PyTorch", most=3, **_TORCH),
+    _step("doctor", 90, "does the GPU compute what it should, and how fast?"),
     _step("resnet50_batch", 130, _LARGEST, "largest_batch", subject="resnet50"),
-    _settings("resnet50", "mixed_float16", "mixed_bfloat16"),
-    _settings("transformer", "mixed_float16", "mixed_bfloat16"),
     _step("tune_resnet50", 290, f"{_TUNE} ResNet-50", "tune", subject="resnet50"),
     _step("monitoring", 180, "what NVML tells, the energy of an example"),
     _step("memory", 290, "tfopt.training_memory against the peak of TensorFlow's allocator"),
-    _settings("resnet50", "float32", "TF32"),
     _step("serving", 100, "files of MobileNetV2 by TensorFlow and TensorRT: parity, latency"),
     _step("out_of_memory", 50, _OUT_OF_MEMORY, jit_compile=False),
     _step("out_of_memory_xla", 50, f"{_OUT_OF_MEMORY}: XLA's", "out_of_memory", jit_compile=True),
@@ -90,49 +109,40 @@ STEPS = (
 
 @dataclass
 class Day:
-    """What a step is given: its folders, its time, and where its figures go.
+    """What a step is given: its file, its time, and a folder.
 
     Attributes:
         step: The step's name.
-        output: Where the JSON files of all steps are.
+        file: Its JSON file.
         work: An empty folder for whatever a command of this step writes.
         rehearse: Whether to do it small, on the CPU.
         ends_s: When to be through, on the monotonic clock.
     """
 
     step: str
-    output: Path
+    file: Path
     work: Path
     rehearse: bool
     ends_s: float
-    figures: dict[str, Any] = field(default_factory=dict)
 
     def keep(self, **figures: Any) -> None:
-        """Add figures; what was kept is in the step's JSON however the step ends."""
-        self.figures.update(figures)
-        content = json.dumps(self.figures, allow_nan=False, default=_plain)
-        write_atomically(self.work / "figures.json", content)
+        """Add figures to the step's JSON file, where they stay however the step ends."""
+        content = json.loads(self.file.read_text(encoding="utf-8"))
+        content["figures"].update(figures)
+        _write(self.file, content)
 
     @property
     def left_s(self) -> float:
         """Return the seconds that are left."""
         return self.ends_s - time.monotonic()
 
-    def earlier(self, step: str) -> Mapping[str, Any]:
-        """Return what another step found in this output folder; nothing where it is not done."""
-        for path in sorted(self.output.glob(f"*-gpu_day-{step}.json"), reverse=True):
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["status"] == DONE and content["rehearsed"] == self.rehearse:
-                return dict(content["figures"])
-        return {}
-
 
 def one_step() -> None:
     """Do the step that the parent process asks for; leave how it ended, and end."""
     asked = json.loads(sys.argv[1])
-    day = Day(**{**asked["day"], "output": Path(asked["output"]), "work": Path(asked["work"])})
+    day = Day(**{**asked["day"], "file": Path(asked["file"]), "work": Path(asked["work"])})
     try:
-        if not day.rehearse and day.step != STEPS[0].name:
+        if not day.rehearse and day.step != "doctor":
             require_gpu()
         resolve_function(asked["function"])(day, **asked["arguments"])
         ended = {"status": DONE, "reason": None}
@@ -156,7 +166,7 @@ def require_gpu() -> None:
             "TensorFlow sees no GPU.",
             expected="a GPU: every figure of this step is about one",
             received=why_no_gpu(),
-            fix="the step `tensorflow` tells which libraries were loaded; its .log, which not",
+            fix="the step's .log says which libraries were not loaded",
         )
 
 
@@ -165,41 +175,48 @@ def carry_out(
     output: Path,
     *,
     rehearse: bool,
-    provenance: Mapping[str, Any],
+    shared: Mapping[str, Any],
     grace_s: float = GRACE_S,
 ) -> dict[str, Any]:
-    """Run one step in a fresh process, and return what its JSON file holds."""
+    """Run one step in a fresh process, and return what its JSON file holds.
+
+    ``shared`` is what the files of all steps hold.
+    """
     begun, clock = datetime.now(UTC), time.monotonic()
     stem = f"{begun.date().isoformat()}-gpu_day-{step.name}"
+    file, log = output / f"{stem}.json", output / f"{stem}.log"
+    command = f"python -m benchmarks.gpu_day --only {step.name}"
+    content = {
+        "benchmark": "gpu_day",
+        "step": step.name,
+        "answers": step.answers,
+        "status": BEGUN,
+        "reason": None,
+        "rehearsed": rehearse,
+        "date": begun.date().isoformat(),
+        "begun": begun.isoformat(timespec="seconds"),
+        "took_s": None,
+        "limit_s": step.limit_s,
+        "command": f"{command} --rehearse" if rehearse else command,
+        **shared,
+        "figures": {},
+    }
+    _write(file, content)
     with tempfile.TemporaryDirectory(prefix="gpu_day-") as folder:
         ends_s = clock + max(step.limit_s - grace_s, step.limit_s / 2)
         asked = {
             "function": step.function,
             "arguments": dict(step.arguments),
-            "output": str(output.resolve()),
+            "file": str(file.resolve()),
             "work": folder,
             "day": {"step": step.name, "rehearse": rehearse, "ends_s": ends_s},
         }
-        log = output / f"{stem}.log"
         code = _follow(json.dumps(asked), log, _variables(rehearse, folder), step.limit_s, grace_s)
-        figures = _read(Path(folder) / "figures.json") or {}
-        ended = _read(Path(folder) / "ended.json") or _unended(code, log, step.limit_s)
-    content = {
-        "benchmark": "gpu_day",
-        "step": step.name,
-        "answers": step.answers,
-        **ended,
-        "rehearsed": rehearse,
-        "date": begun.date().isoformat(),
-        "begun": begun.isoformat(timespec="seconds"),
-        "took_s": round(time.monotonic() - clock, 1),
-        "limit_s": step.limit_s,
-        "command": f"python -m benchmarks.gpu_day --only {step.name}"
-        + (" --rehearse" if rehearse else ""),
-        "provenance": provenance,
-        "figures": figures,
-    }
-    write_atomically(output / f"{stem}.json", json.dumps(content, indent=1) + "\n")
+        told = Path(folder, "ended.json")
+        ended = json.loads(told.read_text()) if told.exists() else _unended(code, log, step.limit_s)
+    content = {**json.loads(file.read_text(encoding="utf-8")), **ended}
+    content["took_s"] = round(time.monotonic() - clock, 1)
+    _write(file, content)
     return content
 
 
@@ -239,10 +256,6 @@ def _variables(rehearse: bool, folder: str) -> dict[str, str]:
     return {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **own, **hidden}
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
 def _unended(code: int | None, log: Path, limit_s: float) -> dict[str, Any]:
     """Return how a step ended that could not tell it itself."""
     words = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
@@ -253,18 +266,55 @@ def _unended(code: int | None, log: Path, limit_s: float) -> dict[str, Any]:
     return {"status": BROKEN, "reason": f"its process ended without a result: {how}; {told}"}
 
 
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=1, allow_nan=False, default=_plain)
+    write_atomically(file, f"{text}\n")
+
+
 def _plain(value: Any) -> Any:
     """Return what JSON has no word for: NumPy's numbers as Python's, anything else in words."""
     item: Callable[[], Any] | None = getattr(value, "item", None)
     return str(value) if item is None else item()
 
 
-def run_steps(steps: Sequence[Step], output: Path, *, rehearse: bool = False) -> int:
+def code_digest() -> str:
+    """Return a hash of the sources on which a step's figures depend."""
+    found = hashlib.sha256()
+    own = [path for pattern in SOURCES for path in Path(__file__).parent.glob(pattern)]
+    for path in sorted([*Path(tfopt.__file__).parent.rglob("*.py"), *own]):
+        found.update(f"{path.name}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def with_result(digest: str, folders: Sequence[Path], *, rehearse: bool) -> dict[str, str]:
+    """Return how each step ended that has come to an end with this code."""
+    ended = {}
+    for path in (each for folder in folders for each in sorted(folder.glob("*-gpu_day-*.json"))):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        of_this = content.get("code_digest") == digest and content["rehearsed"] == rehearse
+        if of_this and content["status"] != BEGUN:
+            ended[content["step"]] = content["status"]
+    return ended
+
+
+def portion(steps: Sequence[Step], ends_s: float) -> Iterator[Step]:
+    """Yield the steps that still fit when their turn comes, by the monotonic clock."""
+    for step in steps:
+        if time.monotonic() + step.limit_s <= ends_s:
+            yield step
+        else:
+            print(f"{step.name} (at most {step.limit_s:g} s): left to another portion")
+
+
+def run_steps(
+    steps: Iterable[Step], output: Path, *, digest: str | None = None, rehearse: bool = False
+) -> int:
     """Do the steps one after the other; return the exit code."""
-    provenance, broken = asdict(read_provenance()), False
+    broken = False
+    shared = {"code_digest": digest or code_digest(), "provenance": asdict(read_provenance())}
     for step in steps:
         print(f"{step.name} (at most {step.limit_s:g} s) ...", flush=True)
-        found = carry_out(step, output, rehearse=rehearse, provenance=provenance)
+        found = carry_out(step, output, rehearse=rehearse, shared=shared)
         broken = broken or found["status"] in (BROKEN, TIMED_OUT)
         why = f": {found['reason'].splitlines()[0]}" if found["reason"] else ""
         print(f"  {found['status']} in {found['took_s']:g} s{why}", flush=True)
@@ -272,8 +322,8 @@ def run_steps(steps: Sequence[Step], output: Path, *, rehearse: bool = False) ->
     return FAILED if broken else 0
 
 
-def chosen(names: str | None, limit_s: float | None = None) -> list[Step]:
-    """Return the steps of these names, in their own order, with this limit."""
+def chosen(names: str | None) -> list[Step]:
+    """Return the steps of these names, in their own order."""
     known = [step.name for step in STEPS]
     wanted = known if names is None else [each.strip() for each in names.split(",")]
     unknown = [name for name in wanted if name not in known]
@@ -283,10 +333,7 @@ def chosen(names: str | None, limit_s: float | None = None) -> list[Step]:
             expected=f"some of {','.join(known)}",
             received=", ".join(map(repr, unknown)),
         )
-    if limit_s is not None and not limit_s > 0:
-        raise UserError("--limit is not a time.", expected="seconds", received=str(limit_s))
-    steps = [step for step in STEPS if step.name in wanted]
-    return [replace(step, limit_s=limit_s or step.limit_s) for step in steps]
+    return [step for step in STEPS if step.name in wanted]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -294,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show the steps and their limits")
     parser.add_argument("--only", metavar="NAME,...", help="these steps (default: all)")
     parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help="for each step, instead of its own limit"
+        "--minutes", type=float, help="only steps without a result for this code, as they fit"
     )
     parser.add_argument(
         "--rehearse", action="store_true", help="the same steps, small and on the CPU"
@@ -304,11 +351,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def work() -> int:
-        steps = chosen(options.only, options.limit)
+        begun_s, steps = time.monotonic(), chosen(options.only)
+        folder = options.output or Path("gpu_day_rehearsal" if options.rehearse else "gpu_day")
+        digest = code_digest()
+        ended = with_result(digest, (RESULTS, folder), rehearse=options.rehearse)
         if options.list:
             for step in steps:
-                print(f"{step.name:18} {step.limit_s:5g} s  {step.answers}")
-            print(f"{'together':18} {sum(step.limit_s for step in steps):5g} s  at most")
+                told = ended.get(step.name, "")
+                print(f"{step.name:18} {step.limit_s:5g} s  {told:9}  {step.answers}")
             return 0
         memories = gpu_memories()
         if not options.rehearse and (isinstance(memories, str) or not memories):
@@ -318,9 +368,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 received=why_no_gpu(),
                 fix="--rehearse runs the same steps small, on the CPU",
             )
-        folder = "gpu_day_rehearsal" if options.rehearse else "gpu_day"
-        output = prepare_folder(options.output or folder)
-        return run_steps(steps, output, rehearse=options.rehearse)
+        planned: Iterable[Step] = steps
+        if options.minutes is not None:
+            left = [step for step in steps if step.name not in ended]
+            planned = portion(left, begun_s + 60 * options.minutes)
+        return run_steps(planned, prepare_folder(folder), digest=digest, rehearse=options.rehearse)
 
     return exit_code_of(work, debug=options.debug)
 

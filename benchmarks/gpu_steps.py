@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,15 +20,14 @@ from typing import Any
 
 import tfopt
 from benchmarks.gpu_day import GRACE_S, Day
+from benchmarks.peers import CHAIN, TUNED, compare_peers, net_of, sides, table
 from tfopt import Execution, MixedPrecision, Place, chain
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job.references import resolve_job
 from tfopt.job.transform import Transform
 from tfopt.measure.engine import Engine, timed_process
 from tfopt.measure.targets import Target
-from tfopt.monitor.nvml import why_no_gpu
 from tfopt.monitor.readings import GPU_METRICS
-from tfopt.report.statistics import LEAST, compare_pairs
 from tfopt.report.timed_process import TimedProcess
 
 
@@ -49,21 +47,12 @@ class Subject:
 IMAGES = {"pixels": 224, "examples": 4096, "as_bytes": True}
 # The sizes of BERT-base (Devlin et al. 2018, arXiv:1810.04805), at 128 tokens.
 BERT = {"tokens": 128, "blocks": 12, "width": 768, "heads": 12, "vocabulary": 30522}
-TINY = {"tokens": 16, "blocks": 1, "width": 32, "heads": 2, "vocabulary": 100, "examples": 256}
 RESNET50 = Subject("benchmarks.jobs:resnet50", IMAGES, 256, 1024)
 TRANSFORMER = Subject("benchmarks.jobs:transformer", {**BERT, "examples": 8192}, 128, 1024)
 CNN_MNIST = Subject("tfopt.recipes.cnn_mnist:job", {"data": "synthetic"}, 32, 32)
-SUBJECTS = {"cnn_mnist": CNN_MNIST, "resnet50": RESNET50, "transformer": TRANSFORMER}
-REHEARSED = {
-    "cnn_mnist": CNN_MNIST,
-    "resnet50": CNN_MNIST,
-    "transformer": Subject("benchmarks.jobs:transformer", TINY, 8, 8),
-}
 
 PRECISIONS = {
     "float32": MixedPrecision("float32", tf32=False),
-    "TF32": MixedPrecision("float32", tf32=True),
-    "mixed_float16": MixedPrecision("mixed_float16"),
     "mixed_bfloat16": MixedPrecision("mixed_bfloat16"),
 }
 _XLA = " + XLA"
@@ -71,51 +60,21 @@ _TRIAL_S = 40.0
 
 
 def _subject(day: Day, name: str) -> Subject:
-    return (REHEARSED if day.rehearse else SUBJECTS)[name]
+    return RESNET50 if name == "resnet50" and not day.rehearse else CNN_MNIST
 
 
-# 1: TensorFlow and the chip
+# 1: the chip and its kernels
 
 
-def tensorflow(day: Day) -> None:
-    """Say which devices and libraries TensorFlow has, and compare products with NumPy's."""
-    import numpy as np
-    import tensorflow as tf
+def doctor(day: Day) -> None:
+    """Compute on the GPU what broken stacks get wrong."""
+    from tfopt.doctor.examine import doctor as examine
 
-    gpus = tf.config.list_physical_devices("GPU")
-    details = [{"name": gpu.name, **tf.config.experimental.get_device_details(gpu)} for gpu in gpus]
-    built = {name: str(value) for name, value in tf.sysconfig.get_build_info().items()}
-    day.keep(gpus=details, tensorflow_built_with=built)
-    device = "GPU:0" if gpus else "CPU:0"
-    random = np.random.default_rng(0)
-    worst = {}
-    bounds = {"float32": 1e-5, "TF32": 5e-3, "float16": 5e-3, "bfloat16": 2e-2}
-    for name, bound in bounds.items():
-        kind, tf32 = name.replace("TF32", "float32"), name == "TF32"
-        tf.config.experimental.enable_tensor_float_32_execution(tf32)
-        a, b = (tf.cast(random.normal(size=(512, 512)), kind) for _ in "ab")
-        exact = a.numpy().astype("float64") @ b.numpy().astype("float64")
-        with tf.device(device):
-            product = tf.linalg.matmul(a, b)
-        error = np.abs(product.numpy().astype("float64") - exact).max() / np.abs(exact).max()
-        worst[name] = {"largest_error": float(error), "bound": bound, "on": product.device}
-    # What cuDNN computes, against the CPU's own.
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    images = tf.random.stateless_normal((8, 32, 32, 16), (0, 1))
-    kernel = tf.random.stateless_normal((3, 3, 16, 8), (0, 2))
-    results = []
-    for place in (device, "CPU:0"):
-        with tf.device(place):
-            results.append(tf.nn.conv2d(images, kernel, 1, "SAME"))
-    error = float(tf.reduce_max(abs(results[0] - results[1])) / tf.reduce_max(abs(results[1])))
-    worst["convolution"] = {"largest_error": error, "bound": 1e-4, "on": results[0].device}
-    day.keep(products=worst, libraries_loaded=_libraries())
-    if not gpus and not day.rehearse:
-        raise UserError("TensorFlow sees no GPU.", received=why_no_gpu())
-    wrong = [name for name, each in worst.items() if each["largest_error"] > each["bound"]]
-    if wrong:
-        what = "Products on the GPU are not what NumPy computes."
-        raise UserError(what, received=f"other results in {', '.join(wrong)}")
+    checks = examine(only=["gpu", "compute"])
+    day.keep(checks=[asdict(check) for check in checks])
+    failures = [check.told for check in checks if check.verdict == "failure"]
+    if failures:
+        raise UserError("The doctor found failures.", received="; ".join(failures))
 
 
 def fused_attention(day: Day) -> None:
@@ -201,13 +160,33 @@ def _attention_times(given: list[Any], rounds: int = 30) -> dict[str, float]:
     return {name: round(median(each), 4) for name, each in taken.items()}
 
 
-def _libraries() -> list[str]:
-    """Return the file names of NVIDIA's libraries in this process, with their versions."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-    return sorted(set(re.findall(r"/(lib(?:cu|nv)[\w.-]*\.so[\w.]*)", maps)))
+# 2: beside PyTorch and JAX
 
 
-# 2: the recipe
+def peers(
+    day: Day,
+    net: str,
+    *,
+    blocks: int | None = None,
+    beside: list[str],
+    flags: list[str],
+    most: int | None = None,
+) -> None:
+    """Train a net by turns with the first of the sides that ``benchmarks.peers`` has."""
+    chosen = net_of(net, None if day.rehearse else blocks, rehearse=day.rehearse)
+    most, flags = (4, flags[:1]) if day.rehearse else (most, flags)
+    compared = sides(beside, flags=flags)
+    if flags:  # only what they change
+        compared = [side for side in compared if side.chain == TUNED]
+    day.keep(net=asdict(chosen))
+    rows = compare_peers(chosen, compared[:most], day.keep, ends_s=day.ends_s)
+    day.keep(table=table(rows).splitlines())
+    reason = next(row["reason"] for row in rows if row["name"] == CHAIN)
+    if reason is not None:
+        raise UserError("The chain was not measured.", received=reason)
+
+
+# 3: the recipe
 
 
 def cnn_mnist(day: Day) -> None:
@@ -238,7 +217,7 @@ def _command(day: Day, arguments: list[str], output: Path) -> None:
         raise UserError("The command did not come to its end.", received=f"exit code {code}")
 
 
-# 3 and 4: batches and steps in every setting
+# 4: batches
 
 
 def largest_batch(day: Day, subject: str) -> None:
@@ -253,80 +232,6 @@ def largest_batch(day: Day, subject: str) -> None:
         verbose=True,
     )
     day.keep(**json.loads(found.to_json()))
-
-
-def settings(day: Day, subject: str, precisions: list[str]) -> None:
-    """Time a step in each precision with and without XLA, and in plain float32, again and again.
-
-    Each has the GPU to itself, in a fresh process: at the largest batch no two fit.
-    """
-    tfopt.place("none")  # in this process: the others have the GPU to themselves
-    own = _subject(day, subject)
-    largest = day.earlier(f"{subject}_batch").get("largest")
-    # Without a search, half of where it would begin: that should fit in every setting.
-    batch = largest or max(own.batch // 2, 1)
-    told = f"found by the step {subject}_batch"
-    day.keep(
-        job=own.job,
-        arguments=own.at(batch),
-        batch_from=told if largest else f"assumed, not {told}",
-    )
-    chains = {
-        f"{name}{_XLA if jit else ''}": chain(PRECISIONS[name], Execution(jit_compile=jit))
-        for jit in (False, True)
-        for name in dict.fromkeys(["float32", *precisions])
-        if not jit or name in precisions
-    }
-    if day.rehearse:  # one setting: TF32 with XLA, or mixed_float16 without
-        chains = dict([list(chains.items())[-1 if "TF32" in precisions else 1]])
-    times: dict[str, list[TimedProcess]] = {name: [] for name in chains}
-    left_out: dict[str, str] = {}
-    while len(left_out) < len(chains):
-        begun_s = day.left_s
-        for name in [each for each in chains if each not in left_out]:
-            print(name, flush=True)
-            timed = _timed(own.job, own.at(batch), chains[name], day)
-            if timed.process is None:
-                left_out[name] = timed.reason
-            else:
-                times[name].append(timed.process)
-            rows = {name: _setting(times, name) for name in chains}
-            day.keep(settings=rows, left_out=left_out)
-        if day.rehearse or day.left_s < 1.1 * (begun_s - day.left_s):
-            return
-
-
-def _setting(times: Mapping[str, list[TimedProcess]], name: str) -> dict[str, Any]:
-    """Return what the processes so far say of a setting."""
-    own = times[name]
-    row: dict[str, Any] = {
-        "processes": len(own),
-        "time_against_float32": _against(times, "float32", name),
-        "time_against_without_xla": _against(times, name.removesuffix(_XLA), name),
-    }
-    if not own:
-        return row
-    return {
-        **row,
-        "step_ms": median(process.step_ms for process in own),
-        "examples_per_s": 1000 / median(process.example_ms for process in own),
-        "energy_per_example_j": own[-1].energy_per_example_j,
-        "gpu_peak_mib": own[-1].gpu_peak_mib,
-        "first_step_s": median(process.first_step_s for process in own),
-    }
-
-
-def _against(
-    times: Mapping[str, list[TimedProcess]], reference: str, name: str
-) -> dict[str, Any] | None:
-    """Return the time of an example as a share of the reference's, measured soon after it."""
-    if reference == name:
-        return None
-    pairs = list(zip(times.get(reference, ()), times[name], strict=False))
-    sides = [[process.example_ms for process in side] for side in zip(*pairs, strict=True)]
-    if len(pairs) >= LEAST:
-        return asdict(compare_pairs(*sides))
-    return {"ratio": sides[1][0] / sides[0][0], "note": "no interval"} if pairs else None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks import nets
 from tfopt import Data, Job
 
 if TYPE_CHECKING:
@@ -27,25 +28,13 @@ def resnet50(
     ``as_bytes`` gives them as whole numbers that the model scales, as decoded files come: a
     quarter of the traffic to a GPU.
     """
-    shape = (pixels, pixels, 3)
-
-    def build() -> keras.Model:
-        import keras
-
-        if not as_bytes:
-            return keras.applications.ResNet50(weights=None, input_shape=shape)
-        images = keras.Input(shape, dtype="uint8")
-        scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
-        return keras.applications.ResNet50(weights=None, input_tensor=scaled)
 
     def data() -> Data:
-        random = np.random.default_rng(0)
-        if as_bytes:
-            x = random.integers(256, size=(examples, *shape), dtype="uint8")
-        else:
-            x = random.normal(size=(examples, *shape)).astype("float32")
-        return Data(train=(x, random.integers(1000, size=examples)), name="noise images")
+        return Data(
+            train=nets.noise_images(examples, pixels, as_bytes=as_bytes), name="noise images"
+        )
 
+    build = functools.partial(nets.resnet50, pixels, as_bytes=as_bytes)
     return Job(build, data, _compile("sgd"), name="resnet50", batch_size=batch_size)
 
 
@@ -62,11 +51,9 @@ def transformer(
     """A small Transformer encoder that classifies sequences of tokens."""
 
     def data() -> Data:
-        random = np.random.default_rng(0)
-        x = random.integers(1, vocabulary, size=(examples, tokens))
-        return Data(train=(x, (x[:, 0] % 2).astype("int64")), name="noise tokens")
+        return Data(train=nets.noise_tokens(examples, tokens, vocabulary), name="noise tokens")
 
-    build = functools.partial(_encoder, tokens, blocks, width, heads, vocabulary)
+    build = functools.partial(nets.encoder, tokens, blocks, width, heads, vocabulary)
     return Job(build, data, _compile("adam"), name="transformer", batch_size=batch_size)
 
 
@@ -154,21 +141,6 @@ def _on_noise(
         return Data(train=(x, random.integers(10, size=examples)), name=f"noise for {name}")
 
     return Job(build, data, _compile("adam"), name=name, batch_size=batch_size, epochs=5)
-
-
-def _encoder(tokens: int, blocks: int, width: int, heads: int, vocabulary: int) -> keras.Model:
-    import keras
-    from keras import layers
-
-    inputs = keras.Input((tokens,), dtype="int32")
-    x = layers.Embedding(vocabulary, width)(inputs)
-    for _ in range(blocks):
-        attended = layers.MultiHeadAttention(heads, width // heads)(x, x)
-        x = layers.LayerNormalization()(x + attended)
-        wide = layers.Dense(4 * width, "gelu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(width)(wide))
-    pooled = layers.GlobalAveragePooling1D()(x)
-    return keras.Model(inputs, layers.Dense(2, "softmax")(pooled))
 
 
 def _compile(optimizer: str) -> Callable[[], dict[str, Any]]:
