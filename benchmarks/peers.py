@@ -158,11 +158,14 @@ class Peer(Child):
         if kind in ("refused", "failed"):
             raise Lost(value, kind)
         if kind == "facts":
-            self._facts = value
+            self._facts.update(value)
             return self.receive(timeout_s)
         if isinstance(value, dict):
-            return (Ready if kind == "ready" else Turn)(**value)
-        return replace(value, notes={**self._facts, **value.notes}) if kind == "ready" else value
+            value = (Ready if kind == "ready" else Turn)(**value)
+        if kind == "ready":  # facts that come later are among its notes too
+            self._facts.update(value.notes)
+            return replace(value, notes=self._facts)
+        return value
 
     def end(self) -> None:
         """End it."""
