@@ -11,6 +11,7 @@ from tfopt.doctor import compute_checks
 from tfopt.doctor import gpu_checks as gpus
 from tfopt.doctor.check import Subject
 from tfopt.doctor.examine import INSPECTIONS
+from tfopt.doctor.trials import TRIALS
 from tfopt.subprocesses import Answered
 
 MIB = 1024**2
@@ -60,10 +61,6 @@ def test_a_driver_against_the_build(driver, tmp_path, monkeypatch):
         "ok",
         "driver 580.65.06, TensorFlow built for CUDA 12.5.1",
     )
-    driver(lines="0 - driver 470.199.02\n")
-    (check,) = gpus.driver(Subject(root=tmp_path))
-    assert check.verdict == "failure"
-    assert "older than CUDA 12.5.1 needs (525)" in check.told
     monkeypatch.setattr(gpus, "tensorflow_build", lambda: {"is_cuda_build": False})
     (check,) = gpus.driver(Subject(root=tmp_path))
     assert check.verdict == "failure"
@@ -93,8 +90,7 @@ def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_
     assert ("ok", "GPU 0: NVIDIA Stand-In") in verdicts(found)
     assert not [each for each in found if each is not check and "GPU 1" in each.told]
     # Nothing is computed on it, and no package blamed.
-    asked = []
-    monkeypatch.setattr(compute_checks, "ask", lambda *given: asked.append(given) or Answered(()))
+    asked = asked_of(monkeypatch)
     (left_out,) = [each for each in compute_checks.on_gpus(subject) if "GPU 1" in each.told]
     assert (left_out.verdict, len(asked)) == ("not here", 1)
 
@@ -108,20 +104,40 @@ def test_what_cuda_visible_devices_hides(driver, monkeypatch):
     assert (check.verdict, check.fix) == ("warning", "unset CUDA_VISIBLE_DEVICES")
 
 
-@pytest.mark.parametrize(
-    ("capability", "verdict", "words"),
-    [
-        ("5 2", "failure", "older than anything"),
-        ("8 9", "ok", "GPU 0: 8.9"),
-        # compute_90 is code to compile, and no programs.
-        ("9 0", "ok", "the driver compiles TensorFlow's programs for it at the first start"),
-    ],
-)
-def test_capabilities_against_the_build(driver, capability, verdict, words):
-    driver({"capability": capability})
-    check = next(iter(gpus.capability(Subject())))
-    assert check.verdict == verdict
-    assert words in check.told
+def asked_of(monkeypatch, answers=()):
+    """Stand in for the processes; return what is asked of each."""
+    asked = []
+
+    def ask(question, what, limit_s, environment):
+        asked.append((environment["CUDA_VISIBLE_DEVICES"], what["trials"]))
+        return Answered(tuple(answers))
+
+    monkeypatch.setattr(compute_checks, "ask", ask)
+    return asked
+
+
+def test_each_gpu_computes_alone_what_it_can(driver, monkeypatch):
+    driver({"capability": "7 5", "uuid": "GPU-aaaa"})
+    asked = asked_of(monkeypatch)
+    list(compute_checks.on_gpus(Subject()))
+    (older, trials), (newer, all_trials) = asked
+    assert (older, newer) == ("GPU-aaaa", "GPU-bbbb")
+    assert all_trials == list(TRIALS)
+    assert {*all_trials} - {*trials} == {"tensorfloat32", "bfloat16", "fused attention"}
+
+
+def test_a_gpu_that_tensorflow_does_not_take_is_told_with_both_sides(driver, monkeypatch):
+    driver(lines="0 - driver 470.199.02\n")
+    monkeypatch.setattr(compute_checks, "tensorflow_build", lambda: BUILD)
+    asked_of(monkeypatch, [{"what": "no device"}])
+    check = next(iter(compute_checks.on_gpus(Subject())))
+    assert check.verdict == "failure"
+    assert check.told.endswith("and TensorFlow does not see it")
+    ours, theirs = check.evidence
+    assert ours.startswith("driver 470.199.02, CUDA up to ")
+    assert ours.endswith("compute capability 8.0")
+    assert theirs.startswith("TensorFlow built for CUDA 12.5.1 and sm_60, ")
+    assert "pip install 'tensorflow[and-cuda]'" in check.fix
 
 
 def test_memory_that_somebody_holds(driver):

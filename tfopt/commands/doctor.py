@@ -11,10 +11,10 @@ from tfopt.recipes.flags import duration
 
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions, cores, memory, the disk, the GPUs and
-their driver, real products in each precision and by XLA, the other tasks of a cluster. With JOB
-also at one job: whether its transforms combine, it builds, fits into memory and trains some steps,
-without its callbacks. What could crash runs in a process of its own; nothing is changed. Takes
-about half a minute."""
+their driver, real products in each precision and by XLA (on a GPU also a convolution, attention and
+two steps of fit), the other tasks of a cluster. With JOB also at one job: whether its transforms
+combine, it builds, fits into memory and trains some steps, without its callbacks. What could crash
+runs in a process of its own; nothing is changed. Takes about half a minute, longer with GPUs."""
 _CODES = """\
 exit codes:
   0  nothing serious: in order, or warnings

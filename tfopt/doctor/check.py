@@ -19,8 +19,8 @@ VERDICTS: tuple[Verdict, ...] = ("failure", "warning", "ok", "not here")
 
 THEMES: Mapping[str, str] = {
     "host": "versions, cores, memory, /dev/shm, the disk",
-    "gpu": "the driver, and each GPU: hidden or not, memory, capability",
-    "compute": "real products in each precision and by XLA, on the CPU and each GPU",
+    "gpu": "the driver, and each GPU: hidden or not, memory",
+    "compute": "products in each precision and by XLA; on GPUs a convolution, attention, fit",
     "cluster": "whether the other tasks of TF_CONFIG or Slurm can be reached",
     "job": "one job: its transforms, model, memory, and some steps of it",
 }

@@ -1,66 +1,49 @@
-"""Compare real products, and a real XLA program, with NumPy's on the CPU and each GPU."""
+"""Run small computations on the CPU and on each GPU, in processes of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfopt.doctor.check import Check, Subject, in_one_line
-from tfopt.monitor.nvml import device_facts, why_no_gpu
-from tfopt.subprocesses import Answered, ask
+from tfopt.doctor.gpu_checks import tensorflow_build
+from tfopt.doctor.trials import TRIALS
+from tfopt.monitor.nvml import DeviceFacts, device_facts, driver_version, newest_cuda, why_no_gpu
+from tfopt.subprocesses import ask
 
 _LIMIT_S = 180.0
-_SIZE = 256
-# The relative error (norms) of a product of this size is about half a unit in the last place of
-# its inputs; a few times that is allowed: float32 has 24 bits, TF32 and float16 11, bfloat16 8.
-_ALLOWED = {"float32": 1e-5, "tensorfloat32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2, "XLA": 1e-5}
-_FIX = (
-    "try another driver or TensorFlow version; SIGILL at the import means a CPU without AVX; wrong "
-    "numbers on one GPU alone are its own"
-)
+_ON_CPU = ("float32", "float16", "bfloat16", "XLA")
+_FROM_AMPERE_ON = ("tensorfloat32", "bfloat16", "fused attention")
+_CPU_FIX = "try another TensorFlow version; SIGILL at the import means a CPU without AVX"
 
 
 def compute(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
-    """Yield stages, and one answer for each precision and for XLA; runs in another process."""
+    """Yield stages, and an answer for each trial; runs in another process."""
     yield "importing TensorFlow"
-    import numpy as np
     import tensorflow as tf
 
-    device = asked["device"]
-    yield f"looking for {device}"
-    if not tf.config.list_physical_devices(device.partition(":")[0]):
+    yield f"looking for a {asked['device']}"
+    if not tf.config.list_physical_devices(asked["device"]):
         yield {"what": "no device"}
         return
-    random = np.random.default_rng(0)
-    a, b = (random.normal(size=(_SIZE, _SIZE)).astype("float32") for _ in range(2))
-    for what in asked["precisions"]:
+    for what in asked["trials"]:
         yield what
+        # As users train, but where the digits of float32 are looked at.
+        tf.config.experimental.enable_tensor_float_32_execution(what not in ("float32", "XLA"))
+        begins = time.monotonic()
         try:
-            with tf.device(device):
-                yield {"what": what, "error": _product_error(a, b, what)}
-        except Exception as error:  # the next precision may work
-            yield {"what": what, "failed": in_one_line(error)}
-
-
-def _product_error(a: Any, b: Any, what: str) -> float:
-    """Return the relative error of a product, by itself or within a program of XLA's."""
-    import numpy as np
-    import tensorflow as tf
-
-    tf.config.experimental.enable_tensor_float_32_execution(what == "tensorfloat32")
-    dtype = what if what in ("float16", "bfloat16") else "float32"
-    x, y = (tf.cast(each, dtype) for each in (a, b))
-    multiply = tf.function(tf.matmul, jit_compile=True) if what == "XLA" else tf.matmul
-    got = tf.cast(multiply(x, y), tf.float64).numpy()
-    # Against the exact product of the very numbers that the device was given.
-    exact = np.matmul(*(tf.cast(each, tf.float64).numpy() for each in (x, y)))
-    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+            error = TRIALS[what].error()
+        except Exception as raised:  # the next trial may work
+            yield {"what": what, "failed": in_one_line(raised)}
+        else:
+            yield {"what": what, "error": error, "seconds": time.monotonic() - begins}
 
 
 def on_cpu(subject: Subject) -> Iterable[Check]:
     """Check the CPU, with all GPUs hidden."""
-    asked = {"device": "CPU:0", "precisions": ["float32", "float16", "bfloat16", "XLA"]}
-    yield judge("CPU", ask(compute, asked, _LIMIT_S, {"CUDA_VISIBLE_DEVICES": "-1"}))
+    answers = tried("CPU", _ON_CPU, {"CUDA_VISIBLE_DEVICES": "-1"})
+    yield from judge("CPU", answers, fix=_CPU_FIX)
 
 
 def on_gpus(subject: Subject) -> Iterable[Check]:
@@ -74,38 +57,69 @@ def on_gpus(subject: Subject) -> Iterable[Check]:
             text = f"GPU {number} is lost ({gpu.lost})"
             yield Check("compute", "GPU computation", "not here", text)
             continue
-        precisions = ["float32", "float16", "XLA"]
-        if gpu.capability is None or gpu.capability >= (8, 0):
-            precisions += ["tensorfloat32", "bfloat16"]
+        older = (gpu.capability or (0, 0)) < (8, 0)
+        trials = [each for each in TRIALS if not older or each not in _FROM_AMPERE_ON]
         # A GPU that others use is not taken whole for the sake of a check.
         hidden = {"CUDA_VISIBLE_DEVICES": gpu.uuid, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-        asked = {"device": "GPU:0", "precisions": precisions}
-        yield judge(f"GPU {number} ({gpu.name})", ask(compute, asked, _LIMIT_S, hidden))
-
-
-def judge(where: str, found: Answered) -> Check:
-    """Return the check that a device's answers come to."""
-    name = f"{where} computation"
-    if any(each["what"] == "no device" for each in found.answers):
-        text = "the driver lists this GPU, and TensorFlow does not see it"
-        fix = "pip install 'tensorflow[and-cuda]', which brings the CUDA libraries of its build"
-        return Check("compute", name, "failure", text, (), fix)
-    evidence: list[str] = []
-    wrong: list[str] = []
-    for each in found.answers:
-        what, limit = each["what"], _ALLOWED[each["what"]]
-        if "failed" in each:
-            told = f"{what}: {each['failed']}"
-            wrong.append(f"{what} fails")
+        answers = tried("GPU", trials, hidden)
+        if any(each["what"] == "no device" for each in answers):
+            yield _unseen(number, gpu)
         else:
-            told = f"{what}: relative error {each['error']:.1e}, {limit:g} allowed"
-            if not each["error"] <= limit:  # NaN is no agreement either
-                wrong.append(f"{what} is wrong")
-        evidence.append(told)
-    if found.ended is not None:
-        wrong.append(f"the process ended while at: {found.at}")
-        evidence.append(found.ended)
-    if wrong:
-        return Check("compute", name, "failure", "; ".join(wrong), tuple(evidence), _FIX)
-    done = ", ".join(each["what"] for each in found.answers)
-    return Check("compute", name, "ok", f"products ({done}) agree with NumPy", tuple(evidence))
+            yield from judge(f"GPU {number} ({gpu.name})", answers)
+
+
+def tried(
+    device: str, trials: Sequence[str], environment: Mapping[str, str]
+) -> list[Mapping[str, Any]]:
+    """Return an answer for each trial; after one that ends its process another process goes on."""
+    answers: list[Mapping[str, Any]] = []
+    left = list(trials)
+    while left:
+        found = ask(compute, {"device": device, "trials": left}, _LIMIT_S, environment)
+        answers += found.answers
+        if found.ended is None:
+            break
+        answers.append({"what": found.at, "failed": found.ended})
+        left = left[left.index(found.at) + 1 :] if found.at in left else []
+    return answers
+
+
+def judge(where: str, answers: Iterable[Mapping[str, Any]], fix: str = "") -> Iterator[Check]:
+    """Yield a failure for each trial that went wrong, with its fix, and one check of the others."""
+    name = f"{where} computation"
+    right: dict[str, str] = {}
+    for each in answers:
+        what = each["what"]
+        mend = fix or (TRIALS[what].pip if what in TRIALS else "pip install -U 'tfopt[gpu]'")
+        if "failed" in each:
+            text = f"{what} fails"
+            yield Check("compute", name, "failure", text, (each["failed"],), mend)
+            continue
+        allowed = TRIALS[what].allowed
+        told = f"{what}: relative error {each['error']:.1e}, {allowed:g} allowed"
+        told += f", in {each['seconds']:.1f} s"
+        if each["error"] <= allowed:
+            right[what] = told
+        else:  # NaN is no agreement either
+            mend += "; wrong numbers on one GPU of several are its own" if not fix else ""
+            yield Check("compute", name, "failure", f"{what} is wrong", (told,), mend)
+    if right:
+        text = f"{', '.join(right)}: as computed in float64"
+        yield Check("compute", name, "ok", text, tuple(right.values()))
+
+
+def _unseen(number: int, gpu: DeviceFacts) -> Check:
+    """Return the failure of a GPU that the driver lists and TensorFlow does not take."""
+    build = tensorflow_build()
+    capability = ".".join(map(str, gpu.capability or ())) or "unknown"
+    programs = ", ".join(map(str, build.get("cuda_compute_capabilities", ()))) or "no GPU"
+    evidence = (
+        f"driver {driver_version()}, CUDA up to {newest_cuda()}; compute capability {capability}",
+        f"TensorFlow built for CUDA {build.get('cuda_version')} and {programs}",
+    )
+    text = f"the driver lists GPU {number} ({gpu.name}), and TensorFlow does not see it"
+    fix = (
+        "pip install 'tensorflow[and-cuda]'; a driver or a GPU that is older than what TensorFlow "
+        "is built for needs a newer one"
+    )
+    return Check("compute", "GPU computation", "failure", text, evidence, fix)

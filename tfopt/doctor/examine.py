@@ -46,7 +46,6 @@ INSPECTIONS = (
     Inspection("host", "disk", host_checks.disk),
     Inspection("gpu", "NVIDIA driver", gpu_checks.driver),
     Inspection("gpu", "visible GPUs", gpu_checks.visible_gpus),
-    Inspection("gpu", "compute capability", gpu_checks.capability),
     Inspection("gpu", "GPU memory", gpu_checks.memory),
     Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
     Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),
@@ -67,8 +66,8 @@ def doctor(
 ) -> tuple[Check, ...]:
     """Check this machine, its cluster and a job before hours are spent on them.
 
-    It takes half a minute: products and XLA programs run in processes of their own, each of which
-    loads TensorFlow. Neither TensorFlow nor its devices are touched in this process.
+    It takes half a minute, longer with GPUs: what is computed runs in processes of their own, each
+    of which loads TensorFlow. Neither TensorFlow nor its devices are touched in this process.
 
     Args:
         job: "package.module:name" of a Job, or of a function that returns one. Its module is

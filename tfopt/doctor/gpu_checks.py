@@ -1,9 +1,8 @@
-"""Check each GPU without TensorFlow: its driver, hidden or not, capability and memory."""
+"""Check each GPU without TensorFlow: its driver, hidden or not, and memory."""
 
 from __future__ import annotations
 
 import os
-import re
 import runpy
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,9 +20,6 @@ from tfopt.monitor.nvml import (
     why_no_gpu,
 )
 
-# The oldest driver that runs programs built with any toolkit of that major version of CUDA:
-# docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html.
-_OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_OR_3D = "0x03"
 # The driver itself holds some hundred MiB of a GPU that nobody uses.
@@ -31,11 +27,10 @@ _OWN_MIB = 1024.0
 
 
 def driver(subject: Subject) -> Iterable[Check]:
-    """Check that the NVIDIA driver is there, and new enough for the CUDA of TensorFlow's build."""
+    """Check that the NVIDIA driver is there, and that TensorFlow is built for CUDA."""
     version, on_bus = driver_version(), _nvidia_devices(subject)
     build = tensorflow_build()
     wanted = str(build.get("cuda_version") or "none")
-    oldest = _OLDEST_DRIVER.get(wanted.partition(".")[0], 0)
     evidence = (
         f"driver {version or 'none'}, CUDA up to {newest_cuda() or 'none'}",
         f"TensorFlow built for CUDA {wanted}",
@@ -51,9 +46,6 @@ def driver(subject: Subject) -> Iterable[Check]:
     elif not build.get("is_cuda_build"):
         text = "this TensorFlow is built without CUDA: the GPUs are not used"
         fix = "pip install 'tensorflow[and-cuda]'"
-    elif int(version.partition(".")[0]) < oldest:
-        text = f"driver {version} is older than CUDA {wanted} needs ({oldest})"
-        fix = f"install driver {oldest} or newer"
     else:
         verdict, text = "ok", f"driver {version}, TensorFlow built for CUDA {wanted}"
     yield Check("gpu", "NVIDIA driver", verdict, text, evidence, fix)
@@ -114,33 +106,6 @@ def tensorflow_build() -> dict[str, Any]:
             path = distribution(package).locate_file("tensorflow/python/platform/build_info.py")
             return dict(runpy.run_path(str(path))["build_info"])
     return {}
-
-
-def capability(subject: Subject) -> Iterable[Check]:
-    """Check whether TensorFlow's build has programs for each GPU."""
-    built = [str(each) for each in tensorflow_build().get("cuda_compute_capabilities", ())]
-    programs = {_number(each) for each in built if each.startswith("sm_")}
-    evidence = ("TensorFlow is built for " + ", ".join(built),)
-    for number, gpu in _gpus():
-        own = gpu.capability
-        if own is None or not built:
-            continue
-        text = f"GPU {number}: {own[0]}.{own[1]}"
-        if own < min(map(_number, built)):
-            text += " is older than anything that TensorFlow is built for"
-            fix = "an older TensorFlow, or another GPU"
-            yield Check("gpu", "compute capability", "failure", text, evidence, fix)
-            continue
-        # Programs run on later minor versions of the same major one.
-        if not any(each[0] == own[0] and each <= own for each in programs):
-            text += ": the driver compiles TensorFlow's programs for it at the first start"
-        yield Check("gpu", "compute capability", "ok", text, evidence)
-
-
-def _number(built: str) -> tuple[int, int]:
-    """Return the capability of ``sm_80`` (programs) or ``compute_90`` (code to compile)."""
-    digits = re.sub(r"\D", "", built)
-    return int(digits[:-1] or 0), int(digits[-1:] or 0)
 
 
 def memory(subject: Subject) -> Iterable[Check]:
