@@ -12,5 +12,5 @@ from tfopt.subprocesses import Child
 def one_child():
     with Child() as child, pytest.MonkeyPatch.context() as patch:
         export = importlib.import_module("tfopt.export.export")
-        patch.setattr(export, "Child", lambda: contextlib.nullcontext(child))
+        patch.setattr(export, "Child", lambda gpu: contextlib.nullcontext(child))
         yield

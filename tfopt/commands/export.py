@@ -114,7 +114,8 @@ def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str 
         "--formats",
         type=names,
         metavar="NAME,NAME",
-        help=f"saved_model, litert, onnx, openvino, tensorrt (default: {formats})",
+        help="saved_model, litert, onnx, openvino; for GPUs saved_model_xla, onnx_cuda, tensorrt "
+        f"(default: {formats})",
     )
     parser.add_argument(
         "--precision",

@@ -167,8 +167,9 @@ def export(
         model: A built Keras 3 model, or a .keras file; mixed precision and models of a strategy
             are exported in float32. It is not changed.
         folder: Where each file gets a folder, such as ``litert_int8``.
-        formats: "saved_model", "litert", "onnx", "openvino", "tensorrt", or several, each in those
-            of the precisions that it has. Default: the first two, where they have one.
+        formats: "saved_model", "litert", "onnx", "openvino"; for GPUs "saved_model_xla",
+            "onnx_cuda", "tensorrt"; or several, each in those of the precisions that it has.
+            Default: the first two, where they have one.
         precision: "float32", "float16", "int8", "int16" (activations; weights int8), "dynamic"
             (int8 weights, activations rounded while it runs), "weight_only", "int4"; or several.
         calibration: Examples as ``fit`` takes them, for "int8" and "int16"; of a ``tfopt.Data``
@@ -195,7 +196,8 @@ def export(
     model = as_model(model)
     require_exportable(model)
     given = Given.read(model, calibration, examples, samples)
-    with prepared_folder(Path(folder)) as target, Child() as child:
+    on_gpu = any("cpu" not in each.devices for each, _ in wanted)
+    with prepared_folder(Path(folder)) as target, Child(gpu=on_gpu) as child:
         exported = write_all(model, given, wanted, target, max_drop, child)
     write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
     return exported
@@ -320,7 +322,7 @@ def write_files(
         try:
             yield _write_file(reference, kind, precision, place, child, limit)
         except (UserError, ChildEnded, RuntimeError) as error:
-            reason = _in_a_line(error)
+            reason = in_a_line(error)
             if place.exists():
                 reason += "; the file of an earlier export is still in its folder"
             too_far = isinstance(error, _TooFar)
@@ -398,7 +400,8 @@ def _worst(reference: Reference, outputs: Sequence[Array]) -> str:
     return f", worst in the output {names[int(np.argmax(errors))]!r}"
 
 
-def _in_a_line(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
+    """Return an error with what was received and what to do, in one line."""
     if not isinstance(error, UserError):
         return str(error)
     parts = [error.what, error.received and f"received: {error.received}", error.fix]
@@ -420,6 +423,11 @@ def write_file(
             f"The file could not be written: {error.strerror or error}.",
             fix="free space on that disk, or choose another folder",
         ) from error
+
+
+def require_gpu(name: str) -> None:
+    """Raise where a format's engine would run on the CPU of this process."""
+    FORMATS[name].require_gpu()
 
 
 def answers(kind: Format, folder: Path, signature: Signature, examples: Sequence[Array]) -> Any:

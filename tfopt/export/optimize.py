@@ -21,10 +21,12 @@ from tfopt.export.bits import fewer_bits
 from tfopt.export.export import (
     ExportedFile,
     Refused,
+    in_a_line,
     in_words,
     known_names,
     read_file,
     require_exportable,
+    require_gpu,
     write_facts,
     write_files,
 )
@@ -149,8 +151,9 @@ def optimize(
         data: ``tfopt.Data(train=..., test=...)``: files are calibrated on ``train`` and scored on
             ``test``. Or one source as ``fit`` takes it, (x, y) or a dataset, for both.
         folder: Where the winner is left; default: ``NAME_optimized``.
-        target: "cpu-latency", "gpu-latency" or "size", which also tries bits by layer: int8 with
-            four bits for the kernels that bear it.
+        target: "cpu-latency"; "gpu-latency", for which an engine that would compute on the CPU
+            is left out with its reason; or "size", which also tries bits by layer: int8 with four
+            bits for the kernels that bear it.
         max_drop: How much of the score may be lost: points of accuracy, or percent of the mean
             absolute error. Without labels the share of changed classes counts, in percent.
         formats: Those to try; default: all that are installed.
@@ -173,6 +176,7 @@ def optimize(
     _require(target, max_drop, variants)
     count, each_time = require_count("samples", samples), require_count("turns", turns, minimum=5)
     size, cores = require_count("batch", batch), require_count("threads", threads)
+    on_gpu = target == "gpu-latency"
     wanted, missing = _wanted(target, formats, precision)
     from tfopt.compress.saved import as_model
 
@@ -184,31 +188,35 @@ def optimize(
     with (
         prepared_folder(Path(folder or f"{model.name}_optimized")) as place,
         tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
+        Child(gpu=on_gpu) as child,
     ):
         work = Path(beside)
+        if on_gpu:
+            wanted, blind = _seeing_the_gpu(wanted, child)
+            missing += blind
         reference = make_reference(model, given, work, wanted)
         score = reference.score(reference.expected)[0]
         limit = None if given.labels is None else _ANY_LOSS
-        with Child(gpu=target == "gpu-latency") as child:
-            tried = write_files(reference, wanted, work, child, limit)
-            made = list(_reported(tried, progress))
-            files = [each for each in made if isinstance(each, ExportedFile)]
-            if target == "size":
-                progress("litert_mixed: four bits in one kernel after the other, then in several")
-                files += _mixed(reference, files, work, child, score, max_drop)
-            for name, make in variants.items():
-                (work / name).mkdir()
-                progress(f"{name}: making the model")
-                try:
-                    other = make_reference(make(model), given, work / name, wanted)
-                except UserError as error:
-                    notes = (*notes, f"{name}: not tried: {error.what} {error.received or ''}")
-                    continue
-                # Compared with the model that was given, whose answers are to be kept.
-                other = replace(other, expected=reference.expected, variant=name)
-                tried = write_files(other, wanted, work, child, _ANY_LOSS)
-                made += _reported(tried, progress)
-            files += [e for e in made if isinstance(e, ExportedFile) and e.variant]
+        tried = write_files(reference, wanted, work, child, limit)
+        made = list(_reported(tried, progress))
+        files = [each for each in made if isinstance(each, ExportedFile)]
+        if target == "size":
+            progress("litert_mixed: four bits in one kernel after the other, then in several")
+            files += _mixed(reference, files, work, child, score, max_drop)
+        for name, make in variants.items():
+            (work / name).mkdir()
+            progress(f"{name}: making the model")
+            try:
+                other = make_reference(make(model), given, work / name, wanted)
+            except UserError as error:
+                notes = (*notes, f"{name}: not tried: {error.what} {error.received or ''}")
+                continue
+            # Compared with the model that was given, whose answers are to be kept.
+            other = replace(other, expected=reference.expected, variant=name)
+            tried = write_files(other, wanted, work, child, _ANY_LOSS)
+            made += _reported(tried, progress)
+        files += [e for e in made if isinstance(e, ExportedFile) and e.variant]
+        child.end()  # each file that is measured has a process of its own
         refused = [*missing, *(each for each in made if isinstance(each, Refused))]
         rows = [Candidate(each, _drop(each, score)) for each in files]
         inputs = [padded(a[:1], reference.graphs.signature.batch or size) for a in given.examples]
@@ -216,9 +224,7 @@ def optimize(
         if target == "size":
             borne = set()  # none is chosen by its latency
         progress(f"measuring {len(rows)} files in turns")
-        times, finalists, broken = _times(
-            rows, borne, inputs, cores, each_time, gpu=target == "gpu-latency"
-        )
+        times, finalists, broken = _times(rows, borne, inputs, cores, each_time, gpu=on_gpu)
         rows = _judged(rows, times, finalists, target, max_drop)
         if not rows or rows[0].lost:
             raise UserError(
@@ -322,6 +328,27 @@ def _wanted(
             received=f"formats={formats!r}, precision={precision!r}",
         )
     return wanted, missing
+
+
+def _seeing_the_gpu(
+    wanted: Sequence[tuple[Format, Precision]], child: Child
+) -> tuple[list[tuple[Format, Precision]], list[Refused]]:
+    """Return what runs on a GPU in the child, and what would run on its CPU in silence."""
+    reasons: dict[str, str] = {}
+    for name in dict.fromkeys(kind.name for kind, _ in wanted):
+        try:
+            child(require_gpu, name)
+        except (UserError, RuntimeError) as error:
+            reasons[name] = in_a_line(error)
+    seeing = [each for each in wanted if each[0].name not in reasons]
+    if not seeing:
+        raise UserError(
+            "Nothing would run on a GPU here.",
+            received="; ".join(f"{name}: {reason}" for name, reason in reasons.items()),
+            fix='target="cpu-latency", or a machine with an NVIDIA GPU',
+        )
+    left = [(kind, precision) for kind, precision in wanted if kind.name in reasons]
+    return seeing, [Refused(kind.name, p, reasons[kind.name]) for kind, p in left]
 
 
 def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:

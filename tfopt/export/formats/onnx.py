@@ -41,7 +41,8 @@ class Onnx(Format):
     engine = "ONNX Runtime"
     packages: ClassVar = {"onnxruntime": "onnxruntime", "tf2onnx": "tf2onnx", "onnx": "onnx"}
     extra = "onnx"
-    precisions = ("float32", "float16", "int8", "dynamic")
+    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "float16", "int8", "dynamic")
+    provider = "CPUExecutionProvider"
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
         """Return the graph without loops, or with them where they cannot be unrolled."""
@@ -56,17 +57,21 @@ class Onnx(Format):
         return ["convolutions stay in float"] if precision == "dynamic" else []
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
-        """Open the file in ONNX Runtime on the CPU."""
+        """Open the file in ONNX Runtime."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(
-            str(folder / self.filename), options, providers=["CPUExecutionProvider"]
-        )
+        session = self.session(folder / self.filename, options)
         outputs = list(signature.outputs)
         return lambda rows: list(session.run(outputs, signature.named(rows)))
+
+    def session(self, path: Path, options: Any) -> Any:
+        """Return the file in ONNX Runtime."""
+        import onnxruntime
+
+        return onnxruntime.InferenceSession(str(path), options, providers=[self.provider])
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file."""

@@ -5,10 +5,21 @@ from __future__ import annotations
 from tfopt.export.formats.format import Format
 from tfopt.export.formats.litert import LiteRT
 from tfopt.export.formats.onnx import Onnx
+from tfopt.export.formats.onnx_cuda import OnnxCuda
 from tfopt.export.formats.openvino import OpenVino
 from tfopt.export.formats.saved_model import SavedModel
+from tfopt.export.formats.saved_model_xla import SavedModelXla
 from tfopt.export.formats.tensorrt import TensorRt
 
 FORMATS: dict[str, Format] = {
-    each.name: each for each in (SavedModel(), LiteRT(), Onnx(), OpenVino(), TensorRt())
+    each.name: each
+    for each in (
+        SavedModel(),
+        SavedModelXla(),
+        LiteRT(),
+        Onnx(),
+        OnnxCuda(),
+        OpenVino(),
+        TensorRt(),
+    )
 }

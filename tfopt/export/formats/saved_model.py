@@ -9,7 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tfopt.export.formats.format import Array, Format, Graph, Graphs, Precision, Run, Signature
+from tfopt.errors import UserError
+from tfopt.export.formats.format import (
+    Array,
+    Device,
+    Format,
+    Graph,
+    Graphs,
+    Precision,
+    Run,
+    Signature,
+)
 
 
 class SavedModel(Format):
@@ -20,7 +30,7 @@ class SavedModel(Format):
     engine = "TensorFlow"
     packages: ClassVar = {"tensorflow": "tensorflow"}
     precisions = ("float32",)
-    devices = ("cpu", "gpu")
+    devices: ClassVar[tuple[Device, ...]] = ("cpu", "gpu")
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
         """Return the graph as Keras computes it."""
@@ -47,6 +57,18 @@ class SavedModel(Format):
 
         # A signature does not hold its variables.
         return partial(run, loaded)
+
+    def require_gpu(self) -> None:
+        """Raise where TensorFlow sees no GPU."""
+        import tensorflow as tf
+
+        if not tf.config.list_physical_devices("GPU"):
+            raise UserError(
+                "TensorFlow would compute on the CPU: it sees no GPU.",
+                expected="an NVIDIA GPU with its driver, and TensorFlow's CUDA libraries",
+                received="none",
+                fix="`tfopt doctor` tells why; pip install 'tfopt[gpu]' brings the libraries",
+            )
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that call the signature."""

@@ -48,7 +48,7 @@ class TensorRt(Format):
         with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
             onnx = Path(beside) / "onnx"
             notes = Onnx().write(graphs, form, precision, onnx)
-            _require_gpu()
+            self.require_gpu()
             network = network_from_onnx_path(str(onnx / Onnx.filename), strongly_typed=True)
             save_engine(engine_from_network(network, config(graphs.signature)), str(target))
             text = (onnx / "config.pbtxt").read_text("utf-8").replace("onnxruntime", "tensorrt")
@@ -59,7 +59,7 @@ class TensorRt(Format):
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
         """Load the engine onto the GPU."""
-        _require_gpu()
+        self.require_gpu()
         from polygraphy.backend.common import bytes_from_path
         from polygraphy.backend.trt import TrtRunner, engine_from_bytes
 
@@ -71,6 +71,16 @@ class TensorRt(Format):
             return [result[name].copy() for name in signature.outputs]
 
         return run
+
+    def require_gpu(self) -> None:
+        """Raise where there is no NVIDIA GPU to build an engine on."""
+        if shutil.which("nvidia-smi") is None:
+            raise UserError(
+                "A TensorRT engine is built and run on the NVIDIA GPU that will serve it.",
+                expected="a machine with an NVIDIA GPU and its driver",
+                received="no nvidia-smi on this machine",
+                fix='export "onnx" here, and "tensorrt" on the machine with the GPU',
+            )
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that load and run the engine."""
@@ -92,13 +102,3 @@ def config(signature: Signature) -> Any:
     for port in signature.inputs:
         profile.add(port.name, *((batch, *port.shape) for batch in _BATCHES))
     return CreateConfig(profiles=[profile])
-
-
-def _require_gpu() -> None:
-    if shutil.which("nvidia-smi") is None:
-        raise UserError(
-            "A TensorRT engine is built and run on the NVIDIA GPU that will serve it.",
-            expected="a machine with an NVIDIA GPU and its driver",
-            received="no nvidia-smi on this machine",
-            fix='export "onnx" here, and "tensorrt" on the machine with the GPU',
-        )

@@ -1,0 +1,88 @@
+"""ONNX files, run by ONNX Runtime on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.errors import UserError
+from tfopt.export.formats.format import Run, Signature
+from tfopt.export.formats.onnx import Onnx
+
+_DISTRIBUTION = "onnxruntime-gpu"
+_REPLACE = "pip uninstall -y onnxruntime onnxruntime-gpu; pip install 'tfopt[onnx-gpu]'"
+
+
+class OnnxCuda(Onnx):
+    """Files for ONNX Runtime's CUDA provider, which must not fall back to the CPU.
+
+    Has not run on hardware yet.
+    """
+
+    name = "onnx_cuda"
+    engine = "ONNX Runtime on CUDA"
+    packages: ClassVar = {"onnxruntime": _DISTRIBUTION, "tf2onnx": "tf2onnx", "onnx": "onnx"}
+    extra = "onnx-gpu"
+    # Integers gain nothing there: the provider computes them in float.
+    precisions = ("float32", "float16")
+    devices = ("gpu",)
+    provider = "CUDAExecutionProvider"
+
+    def require(self) -> None:
+        """Raise where the module ``onnxruntime`` is not that of the package for GPUs."""
+        super().require()
+        try:
+            version(_DISTRIBUTION)
+        except PackageNotFoundError:
+            raise UserError(
+                f"The format {self.name!r} needs {_DISTRIBUTION}.",
+                expected=f"{_DISTRIBUTION} alone: both packages install the module onnxruntime",
+                received="onnxruntime, which has CPUs only",
+                fix=_REPLACE,
+            ) from None
+
+    def require_gpu(self) -> None:
+        """Raise where the module that is imported has no CUDA provider."""
+        import onnxruntime
+
+        found = onnxruntime.get_available_providers()
+        if self.provider not in found:
+            raise UserError(
+                "ONNX Runtime would compute on the CPU: it has no CUDA provider.",
+                expected=self.provider,
+                received=", ".join(found),
+                fix=_REPLACE,
+            )
+
+    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+        """Open the file on the GPU; refuse where ONNX Runtime takes the CPU instead."""
+        import onnxruntime
+
+        self.require_gpu()
+        onnxruntime.preload_dlls()  # CUDA and cuDNN, where pip installed them
+        return super().open(folder, signature, threads)
+
+    def session(self, path: Path, options: Any) -> Any:
+        """Return the file in ONNX Runtime; the session tells in which provider it came to lie."""
+        session = super().session(path, options)
+        taken = session.get_providers()
+        if taken[0] != self.provider:
+            raise UserError(
+                "ONNX Runtime fell back to the CPU: its CUDA provider could not start.",
+                expected=f"{self.provider} first",
+                received=", ".join(taken),
+                fix="pip install -U 'tfopt[onnx-gpu]' brings CUDA 12 and cuDNN 9; nvidia-smi shows "
+                "whether the GPU is there",
+            )
+        return session
+
+    def code(self, path: str, signature: Signature) -> str:
+        """Return lines that run the file on the GPU, or fail."""
+        return (
+            "import onnxruntime\n"
+            "onnxruntime.preload_dlls()  # CUDA and cuDNN, where pip installed them\n"
+            f'session = onnxruntime.InferenceSession("{path}", providers=["{self.provider}"])\n'
+            f'assert session.get_providers()[0] == "{self.provider}"  # else it is the CPU\n'
+            f'(y,) = session.run(["{signature.outputs[0]}"], {signature.by_name()})'
+        )
