@@ -23,6 +23,7 @@ EXAMPLES = {
     "pipeline": {"batch_size": 16, "cache": "memory", "options": PipelineOptions(buffer=48)},
     "execution": {"steps_per_execution": 2},
     "fused_attention": {},
+    "split": {},
     "remat": {"layers": "dense"},
     "accumulate": {"steps": 4},
     "learning_rate": {"peak": 0.01, "decay": "cosine"},

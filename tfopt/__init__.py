@@ -1,9 +1,10 @@
 """tfopt: makes a Keras 3 training faster and its model smaller, and measures each step.
 
 Faster training: place, mixed_precision, distribute, pipeline, execution, compile_cache,
-fused_attention, remat, accumulate, scaled_learning_rate, keep_host_memory. Smaller models: prune,
-cluster, quantize_aware, quantize, remove_channels; footprint measures the gain, strip leaves a
-plain model. Serving: export, optimize, load. Training that survives: resume, train_asynchronously.
+fused_attention, remat, accumulate, split, scaled_learning_rate, keep_host_memory. Smaller models:
+prune, cluster, quantize_aware, quantize, remove_channels; footprint measures the gain, strip
+leaves a plain model. Serving: export, optimize, load. Training that survives: resume,
+train_asynchronously.
 Each is also a transform (``Prune``, ``QuantizeAware`` …), a link of a measured chain:
 ``tfopt.run(job, tfopt.chain(tfopt.Prune(0.8)))``. ``help(tfopt.prune)`` explains one.
 

@@ -53,6 +53,8 @@ from .train.precision import MixedPrecision as MixedPrecision
 from .train.precision import mixed_precision as mixed_precision
 from .train.remat import Remat as Remat
 from .train.remat import remat as remat
+from .train.split import Split as Split
+from .train.split import split as split
 from .tune.batch_size import find_batch_size as find_batch_size
 from .tune.tune import tune as tune
 

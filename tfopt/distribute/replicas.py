@@ -264,6 +264,7 @@ class Distribute(Transform):
     run(job, chain(Distribute(per_replica_batch=64), MixedPrecision()))
     """
 
+    spreads = True
     gpus: Sequence[int] | None = None
     logical_cpus: int | None = None
     global_batch: int | None = None

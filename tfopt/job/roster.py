@@ -20,6 +20,7 @@ ROSTER = {
     "pipeline": "tfopt.data.pipeline:Pipeline",
     "execution": "tfopt.train.execution:Execution",
     "fused_attention": "tfopt.train.attention:FusedAttention",
+    "split": "tfopt.train.split:Split",
     "remat": "tfopt.train.remat:Remat",
     "accumulate": "tfopt.train.accumulate:Accumulate",
     "learning_rate": "tfopt.train.learning_rate:LearningRate",

@@ -42,6 +42,8 @@ class Transform:
     """What it must improve to be recommended."""
     holds: ClassVar[bool] = False
     """Whether it holds weights where it wants them while they train: only one such in a chain."""
+    spreads: ClassVar[bool] = False
+    """Whether it decides on which devices the model trains: only one such in a chain."""
     only_a_file: ClassVar[bool] = False
     """Whether all that it does is to make a file of the trained model."""
     reads_held: ClassVar[bool] = False
@@ -103,6 +105,13 @@ class Transform:
                 received=f"{earlier!r} and {self!r}",
                 fix="run one job after the other: what the first has done to the weights is "
                 "kept by the second (zeros by Cluster)",
+            )
+        if earlier.spreads and self.spreads:
+            raise CannotCombine(
+                f"{type(earlier).__name__} and {type(self).__name__} both spread the model over "
+                "devices, and only one can.",
+                received=f"{earlier!r} and {self!r}",
+                fix="Distribute where the model fits on one card, Split where it does not",
             )
         require_one_batch(self, self.batch_asked, earlier)
 

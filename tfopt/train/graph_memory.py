@@ -71,6 +71,12 @@ def size_of(tensor: Any) -> int:
     return int(kind.size * prod(length or 1 for length in tensor.shape.as_list()))
 
 
+def bytes_given(operations: Sequence[Any]) -> int:
+    """Return the bytes of what operations give; views and reads of variables give nothing."""
+    giving = [each for each in operations if each.type not in _VIEWS | _NOTHING]
+    return sum(size_of(tensor) for operation in giving for tensor in operation.outputs)
+
+
 def _needed(graph: Any) -> list[Any]:
     """Return what leads to the results or runs for its own sake, in the order of the trace."""
     seen: set[Any] = set()

@@ -74,7 +74,7 @@ def training_memory(
     graph = _traced(model, specs)
     most, of_results = peak_of(graph)
     gradients, taken = (sum(map(size_of, each)) for each in (graph.outputs, graph.inputs))
-    parameters, slots = _bytes_of(model.variables), _bytes_of(model.optimizer.variables)
+    parameters, slots = bytes_of(model.variables), bytes_of(model.optimizer.variables)
     return TrainingMemory(
         batch_size=examples,
         parameters_mib=parameters / _MIB,
@@ -138,7 +138,8 @@ def _traced(model: Any, specs: Any) -> Any:
     return tf.function(step, autograph=False).get_concrete_function(specs).graph
 
 
-def _bytes_of(variables: Iterable[Any]) -> int:
+def bytes_of(variables: Iterable[Any]) -> int:
+    """Return what variables take."""
     import tensorflow as tf
 
     return sum(prod(v.shape) * int(tf.as_dtype(v.dtype).size) for v in variables)

@@ -108,7 +108,7 @@ def explain_out_of_memory(model: keras.Model | None = None) -> Iterator[Watched]
 
 
 def _explained(asked: Asked, watched: Watched) -> OutOfMemory:
-    room_mib, room = _room(asked.device)
+    room_mib, room = room_on(asked.device)
     expected, fix = f"what fits into {room}", "a smaller model or less data in memory"
     if watched.given:
         try:
@@ -165,7 +165,7 @@ def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
     raise UserError(f"the batches of a {type(x).__name__} are not known without reading them")
 
 
-def _room(device: str | None) -> tuple[float | None, str]:
+def room_on(device: str | None) -> tuple[float | None, str]:
     """Return how much there is on a device, in MiB and in words."""
     import tensorflow as tf
 

@@ -34,14 +34,19 @@ def recomputed(layer: Any) -> Callable[..., Any]:
     return call
 
 
-def _trains(args: Any, kwargs: Any) -> bool:
-    """Return whether a call trains: shapes may be asked for only, or ``training`` be False."""
-    if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten((args, kwargs))):
-        return False
+def is_symbolic(arguments: Any) -> bool:
+    """Return whether only shapes are asked for, or tensors stand in for weights."""
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(arguments)):
+        return True
     with keras.StatelessScope(initialize_variables=False) as inner:
         scope = inner.original_scope
-    if scope is not None and not isinstance(scope, State):
-        # Keras's own scope may stand tensors in for weights, whose gradient would be lost.
+    # Through Keras's own scope the gradient of what stands in for weights would be lost.
+    return scope is not None and not isinstance(scope, State)
+
+
+def _trains(args: Any, kwargs: Any) -> bool:
+    """Return whether a call trains: shapes may be asked for only, or ``training`` be False."""
+    if is_symbolic((args, kwargs)):
         return False
     context = global_state.get_global_attribute("current_call_ctx")
     training = kwargs.get("training")
@@ -57,9 +62,9 @@ class _Call:
         self._layer, self._plain = layer, plain
         self._given = (args, kwargs)
         self._leaves = keras.tree.flatten(self._given)
-        self._floats = [place for place, leaf in enumerate(self._leaves) if _is_float(leaf)]
+        self._floats = [place for place, leaf in enumerate(self._leaves) if is_float(leaf)]
         # MultiHeadAttention takes the masks off the tensors that it is given.
-        self._masks = [_mask(leaf) for leaf in self._leaves]
+        self._masks = [mask_of(leaf) for leaf in self._leaves]
         self._context = _context()
         self._state: Any = None
         self._structure: Any = None
@@ -71,11 +76,7 @@ class _Call:
         *differentiable, _ = tf.recompute_grad(self._compute)(tf.zeros(()), *inputs)
         found = iter(differentiable)
         self._state.write()
-        results = []
-        for leaf in self._first:
-            result = next(found) if _is_float(leaf) else leaf
-            logits = next(found) if _logits(leaf) is not None else None
-            results.append(_with_metadata(result, _mask(leaf), logits))
+        results = replacements(self._first, found)
         for loss in found:
             keras.Layer.add_loss(self._layer, loss)  # a model's own add_loss is an error
         return keras.tree.pack_sequence_as(self._structure, results)
@@ -90,7 +91,7 @@ class _Call:
         with State(self._layer) as state:
             self._structure = self._plain(*args, **kwargs)
         self._state, self._first = state, keras.tree.flatten(self._structure)
-        return _differentiable(self._first, state.losses)
+        return differentiable_of(self._first, state.losses)
 
     def _compute_again(self, late: Any, inputs: Any) -> tuple[Any, ...]:
         """Compute with what was read the first time.
@@ -106,26 +107,36 @@ class _Call:
         args, kwargs = self._arguments([_after(late, leaf) for leaf in self._leaves], inputs)
         with _in_context(self._context), State(self._layer, before) as state:
             result = self._plain(*args, **kwargs)
-        return _differentiable(keras.tree.flatten(result), state.losses)
+        return differentiable_of(keras.tree.flatten(result), state.losses)
 
     def _arguments(self, leaves: list[Any], inputs: Any) -> Any:
         values = list(leaves)
         for place, value in zip(self._floats, inputs, strict=True):
             values[place] = value
         pairs = zip(values, self._masks, strict=True)
-        marked = [_with_metadata(value, mask, None) for value, mask in pairs]
+        marked = [with_metadata(value, mask) for value, mask in pairs]
         return keras.tree.pack_sequence_as(self._given, marked)
 
 
-def _differentiable(flat: list[Any], losses: list[Any]) -> tuple[Any, ...]:
+def differentiable_of(flat: list[Any], losses: list[Any]) -> tuple[Any, ...]:
     """Return the floats: outputs, each followed by its logits, and then the losses."""
     found: list[Any] = []
     for leaf in flat:
-        if _is_float(leaf):
+        if is_float(leaf):
             found.append(leaf)
         if _logits(leaf) is not None:
             found.append(_logits(leaf))
     return (*found, *losses)
+
+
+def replacements(flat: list[Any], found: Iterator[Any]) -> list[Any]:
+    """Return the outputs with the floats found for them, and their masks and logits."""
+    results = []
+    for leaf in flat:
+        result = next(found) if is_float(leaf) else leaf
+        logits = next(found) if _logits(leaf) is not None else None
+        results.append(with_metadata(result, mask_of(leaf), logits))
+    return results
 
 
 def _after(late: Any, value: Any) -> Any:
@@ -137,11 +148,11 @@ def _after(late: Any, value: Any) -> Any:
     return value + tf.cast(late, value.dtype) if value.dtype.is_integer else value
 
 
-def _is_float(leaf: Any) -> bool:
+def is_float(leaf: Any) -> bool:
     return bool(tf.is_tensor(leaf) and (leaf.dtype.is_floating or leaf.dtype.is_complex))
 
 
-def _mask(leaf: Any) -> Any:
+def mask_of(leaf: Any) -> Any:
     return getattr(leaf, "_keras_mask", None)
 
 
@@ -149,7 +160,7 @@ def _logits(leaf: Any) -> Any:
     return getattr(leaf, "_keras_logits", None)
 
 
-def _with_metadata(tensor: Any, mask: Any, logits: Any) -> Any:
+def with_metadata(tensor: Any, mask: Any, logits: Any = None) -> Any:
     """Write what Keras has written on a tensor on the one that stands for it, and return that."""
     if mask is not None:
         tensor._keras_mask = mask

@@ -1,0 +1,164 @@
+"""Run the graph of a functional model in parts, forward and backward each on its own device.
+
+Under ``tf.device`` alone the backward pass runs where what has no device runs. Importing this file
+imports Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.compress.channels.label_graph import graph_of
+from tfopt.hooks import Hooks, putting
+from tfopt.train.graph_memory import bytes_given
+from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, mask_of, replacements
+from tfopt.train.recompute import with_metadata as marked
+
+Values = dict[int, Any]  # what was computed, by the id of the KerasTensor that it stands for
+Step = Callable[[Values, Any], None]
+
+
+def leaves_of(graph: Any) -> list[Any]:
+    """Return the operations of a graph and of the models in it, once each, as they are called."""
+    found = [leaf for node in _nodes(graph) for leaf in _leaves(node)]
+    return list({id(leaf): leaf for leaf in found}.values())
+
+
+def activations_of(graph: Any, batch_size: int) -> list[int]:
+    """Return the bytes that each leaf gives in a training step, of which nothing is computed."""
+    sizes = {id(leaf): 0 for leaf in leaves_of(graph)}
+
+    def measured(node: Any, values: Values, operation_fn: Any) -> None:
+        operations = tf.compat.v1.get_default_graph().get_operations
+        before = len(operations())
+        _call(node, values, operation_fn)
+        if id(node.operation) in sizes:
+            sizes[id(node.operation)] += bytes_given(operations()[before:])
+
+    def measure(graph: Any) -> None:
+        nodes = _nodes(graph)
+        put(graph, "_run_through_graph", _through(graph, [partial(measured, n) for n in nodes]))
+        for inner in filter(None, map(_inside, nodes)):
+            measure(inner)
+
+    def spec(tensor: Any) -> Any:
+        lengths = [length or 1 for length in tensor.shape[1:]]
+        return tf.TensorSpec([batch_size, *lengths], tensor.dtype)
+
+    with putting() as put:
+        measure(graph)
+        step = tf.function(lambda inputs: graph(inputs, training=True), autograph=False)
+        step.get_concrete_function(keras.tree.map_structure(spec, graph.input))
+    return list(sizes.values())
+
+
+def run_on(graph: Any, device_of: Mapping[int, str], hooks: Hooks) -> None:
+    """Let a graph, and the models in it that lie on several devices, run in parts from now on."""
+
+    def device(node: Any) -> str | None:
+        devices = {device_of[id(leaf)] for leaf in _leaves(node)}
+        return devices.pop() if len(devices) == 1 else None
+
+    nodes, parts = _nodes(graph), list[Step]()
+    for where, group in groupby(nodes, device):
+        own = list(group)
+        if where is None:
+            parts += [partial(_call, node) for node in own]
+            for node in own:
+                run_on(_inside(node), device_of, hooks)
+        else:
+            used = [t for node in nodes if node not in own for t in node.input_tensors]
+            parts.append(_part(where, own, {*map(id, [*used, *graph.outputs])}))
+    hooks.replace(graph, "_run_through_graph", _through(graph, parts))
+
+
+def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
+    """Return a function that makes calls of a graph on one device, where they are differentiated.
+
+    What is used later is differentiable, the losses that layers add included.
+    """
+    made = [id(tensor) for node in nodes for tensor in node.outputs]
+    needed = {id(tensor) for node in nodes for tensor in node.input_tensors}.difference(made)
+    operations = [node.operation for node in nodes]
+    of_layers = [each._flatten_layers() for each in operations if isinstance(each, keras.Layer)]
+    layers = [layer for group in of_layers for layer in group]
+
+    def run(values: Values, operation_fn: Any) -> None:
+        given = {key: values[key] for key in needed}
+        floats = [key for key, value in given.items() if is_float(value)]
+        outputs, losses = dict[int, Any](), list[tuple[Any, int]]()
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def compute(*inputs: Any) -> Any:
+            own, known = dict(given), [(layer, len(layer._losses)) for layer in layers]
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                for key, value in zip(floats, inputs, strict=True):
+                    own[key] = marked(tf.identity(value), mask_of(given[key]))
+                for node in nodes:
+                    _call(node, own, operation_fn)
+            outputs.update((key, own[key]) for key in made if key in used)
+            for layer, before in known:
+                losses.extend((layer, place) for place in range(before, len(layer._losses)))
+            added = [layer._losses[place] for layer, place in losses]
+            results = differentiable_of([*outputs.values()], added)
+
+            def gradient(*upstream: Any, variables: Sequence[Any] = ()) -> Any:
+                with tf.device(device):
+                    found = tape.gradient(results, [*inputs, *variables], upstream)
+                own, others = found[: len(inputs)], found[len(inputs) :]
+                return (own, others) if variables else own
+
+            return results, gradient
+
+        with tf.device(device):
+            found = iter(compute(*(given[key] for key in floats)))
+        values.update(zip(outputs, replacements([*outputs.values()], found), strict=True))
+        for (layer, place), loss in zip(losses, found, strict=True):
+            layer._losses[place] = loss
+
+    return run
+
+
+def _through(graph: Any, parts: Sequence[Step]) -> Callable[..., Any]:
+    """Return what stands for the graph's own way through its calls."""
+    plain = graph._run_through_graph
+
+    def run_through_graph(inputs: Any, operation_fn: Any = lambda x: x, call_fn: Any = None) -> Any:
+        if call_fn is not None or is_symbolic(inputs):
+            return plain(inputs, operation_fn, call_fn)
+        flat = keras.tree.flatten(inputs)
+        values = {id(tensor): value for tensor, value in zip(graph.inputs, flat, strict=True)}
+        for part in parts:
+            part(values, operation_fn)
+        return keras.tree.map_structure(lambda tensor: values[id(tensor)], graph.output)
+
+    return run_through_graph
+
+
+def _call(node: Any, values: Values, operation_fn: Any) -> None:
+    args, kwargs = node.arguments.fill_in(values)
+    results = operation_fn(node.operation)(*args, **kwargs)
+    values.update(zip(map(id, node.outputs), keras.tree.flatten(results), strict=True))
+
+
+def _nodes(graph: Any) -> list[Any]:
+    """Return the calls of a graph in the order in which Keras makes them."""
+    by_depth = sorted(graph._nodes_by_depth.items(), reverse=True)
+    return [node for _, nodes in by_depth for node in nodes if not node.is_input]
+
+
+def _inside(node: Any) -> Any:
+    """Return the graph of a model that is called; None for a layer or another operation."""
+    return graph_of(node.operation) if isinstance(node.operation, keras.Model) else None
+
+
+def _leaves(node: Any) -> list[Any]:
+    inner = _inside(node)
+    return [node.operation] if inner is None else leaves_of(inner)

@@ -1,0 +1,281 @@
+"""Train a model that is larger than one card: its layers in parts, each on a device of its own.
+
+Activations are handed over where the graph is cut, and their gradients on the way back. The devices
+work one after the other: this brings room, not speed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError, hashable, require_count
+from tfopt.hooks import Hooks, replaced
+from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.job.transform import Run, Transform
+from tfopt.report.format import count
+from tfopt.train.memory_estimate import bytes_of
+from tfopt.train.out_of_memory import room_on
+
+if TYPE_CHECKING:
+    import keras
+
+_MIB = 1024**2
+_XLA = "jit_compile=True asks for XLA, which runs a step on one device"
+_NAME = "_split"  # among the model's attributes, unseen by Keras: it goes with the model
+
+
+def split(
+    model: keras.Model, devices: Sequence[str] | None = None, *, batch_size: int = 32
+) -> keras.Model:
+    """Spread the layers of a built model over several devices, in place, and return that model.
+
+    In the order of the graph they become as many parts as there are devices, of which the largest
+    is as small as possible: weights with gradients and two variables of the optimizer each, and
+    activations. Each part runs forward, backward and through its update on its own device, the loss
+    on the last one. A layer that is called twice lies where it is called first. A model that is
+    loaded, cloned or rebuilt is a plain one. XLA, which runs a step on one device, is switched off.
+
+    Args:
+        model: A built Sequential or Functional model, made outside of strategies, whose optimizer
+            has no variables yet. If its weights alone are more than a card holds, build it in
+            ``with tf.device("CPU:0")``.
+        devices: Names such as ("GPU:0", "GPU:1"). None: all GPUs, or without one all logical CPU
+            devices. (): the model runs as before again, with its weights where they are.
+        batch_size: The examples of a step, for which activations are weighed.
+
+    Example:
+        tfopt.split(model, batch_size=64)
+        model.compile("adam", "mse")
+        model.fit(x, y, batch_size=64)
+    """
+    plan = None
+    if devices is None or len(devices):
+        plan = _plan(model, devices, require_count("split(batch_size)", batch_size))
+    before = vars(model).pop(_NAME, None)
+    if before is not None:
+        before.take_off()
+    if plan is not None:
+        vars(model)[_NAME] = _OnDevices(model, plan)
+    forget_compiled_steps(model)
+    return model
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """What one device holds of a model: some of its layers, with what they take in MiB."""
+
+    device: str
+    layers: tuple[Any, ...]
+    weights_mib: float
+    activations_mib: float
+
+    def __str__(self) -> str:
+        ends = dict.fromkeys((self.layers[0].name, self.layers[-1].name))
+        return (
+            f"{self.device} holds {' to '.join(ends)} ({count(len(self.layers), 'layer')}): "
+            f"{self.weights_mib:,.1f} MiB of weights, {self.activations_mib:,.1f} of activations"
+        )
+
+
+def device_parts(model: Any) -> tuple[DevicePart, ...]:
+    """Return what each device holds of a model that is split; nothing for another one."""
+    found: _OnDevices | None = vars(model).get(_NAME)
+    return () if found is None else found.parts
+
+
+def _plan(model: Any, names: Sequence[str] | None, batch_size: int) -> tuple[DevicePart, ...]:
+    """Return what each device is to hold; refuse what cannot be, before anything is changed."""
+    from tfopt.train.graph_parts import activations_of, leaves_of
+
+    require_built_keras3(model)
+    devices, graph = _devices(names), _graph(model)
+    _require_one_way(model)
+    leaves = leaves_of(graph)
+    if len(leaves) < len(devices):
+        raise _cannot(model, f"it has {count(len(leaves), 'layer')} for {len(devices)} devices")
+    activations = activations_of(graph, batch_size)
+    weights = [bytes_of(_variables(leaf)) for leaf in leaves]
+    gradients = [bytes_of(getattr(leaf, "trainable_variables", ())) for leaf in leaves]
+    taken = [w + 3 * g + a for w, g, a in zip(weights, gradients, activations, strict=True)]
+    parts = []
+    for device, (start, end) in zip(devices, pairwise(_cuts(taken, len(devices))), strict=True):
+        room, words = room_on(device)
+        for place in range(start, end):
+            if room is not None and (weights[place] + gradients[place]) / _MIB > room:
+                name = leaves[place].name
+                raise _cannot(model, f"weights and gradients of {name!r} are more than {words}")
+        held = sum(weights[start:end]) / _MIB, sum(activations[start:end]) / _MIB
+        parts.append(DevicePart(device, tuple(leaves[start:end]), *held))
+    return tuple(parts)
+
+
+def _devices(names: Sequence[str] | None) -> list[str]:
+    """Return the names of devices that there are; refuse fewer than two."""
+    there = [*_logical("GPU"), *_logical("CPU")]
+    given = _usual_devices() if names is None else names
+    found = [str(name).upper().split("DEVICE:")[-1].lstrip("/") for name in given]
+    if isinstance(names, str) or len(found) < 2 or len({*found} & {*there}) != len(found):
+        raise UserError(
+            "A model is split over two devices at least.",
+            expected=f"two or more of {', '.join(there)}",
+            received=repr(given),
+            fix="on one card tfopt.remat(model) and tfopt.accumulate(model, steps) save memory",
+        )
+    return found
+
+
+def _usual_devices() -> list[str]:
+    return _logical("GPU") or _logical("CPU")
+
+
+def _logical(kind: str) -> list[str]:
+    import tensorflow as tf
+
+    return [each.name.removeprefix("/device:") for each in tf.config.list_logical_devices(kind)]
+
+
+def _graph(model: Any) -> Any:
+    from tfopt.compress.channels.label_graph import graph_of
+
+    graph = graph_of(model)
+    if graph is None:
+        raise _cannot(model, "its layers are called by code of its own, not by a graph")
+    return graph
+
+
+def _require_one_way(model: Any) -> None:
+    """Refuse what is run in another way, or lies somewhere already."""
+    import tensorflow as tf
+
+    if tf.distribute.has_strategy() or model._distribute_strategy is not None:
+        raise _cannot(model, "it is under a strategy, which copies it to all devices")
+    if model.compiled and model.jit_compile and not model._resolve_auto_jit_compile():
+        raise _cannot(model, _XLA)
+    if getattr(getattr(model, "optimizer", None), "built", False):
+        raise _cannot(model, "its optimizer has variables already: split it before fit()")
+
+
+def _cannot(model: Any, why: str) -> UserError:
+    return UserError(
+        f"{model.name!r} cannot be split: {why}.",
+        expected="a Sequential or Functional model of at least as many layers as devices, each "
+        "smaller than its device, without a strategy, XLA or variables of an optimizer",
+        received=f"{type(model).__name__} {model.name!r}",
+    )
+
+
+def _cuts(sizes: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Return where parts begin and the last ends, so that the largest is as small as possible."""
+    sums = [0, *accumulate(sizes)]
+    best: dict[int, tuple[int, tuple[int, ...]]]
+    best = {end: (sums[end], (0, end)) for end in range(1, len(sums))}
+    for part in range(1, parts):
+        best = {
+            end: min(
+                (max(best[start][0], sums[end] - sums[start]), (*best[start][1], end))
+                for start in range(part, end)
+            )
+            for end in range(part + 1, len(sums))
+        }
+    return best[len(sizes)][1]
+
+
+class _OnDevices(Hooks):
+    """What was replaced on one model and its optimizers."""
+
+    def __init__(self, model: Any, parts: tuple[DevicePart, ...]) -> None:
+        from tfopt.train.graph_parts import run_on
+
+        super().__init__()
+        self.parts = parts
+        placed = [(leaf, part.device) for part in parts for leaf in part.layers]
+        device_of = {id(leaf): device for leaf, device in placed}
+        # A variable of two layers stays with the first.
+        homes = {id(v): (v, device) for x, device in placed[::-1] for v in _variables(x)}
+        for variable, device in homes.values():
+            _move(variable, device)
+        run_on(_graph(model), device_of, self)
+        for step in ("train_step", "test_step"):
+            self.replace(model, step, _on(parts[-1].device, getattr(model, step)))
+        self._undo.enter_context(replaced(model, supports_jit=False))  # what "auto" asks
+        plain = model.compile
+
+        def compile(*args: Any, **settings: Any) -> None:
+            if settings.get("jit_compile") is True:
+                raise _cannot(model, _XLA)
+            plain(*args, **settings)
+            self._place_updates(model.optimizer)
+
+        self.replace(model, "compile", compile)
+        if model.compiled:
+            if model.jit_compile:
+                message = f"XLA is switched off for {model.name!r}, which runs on several devices."
+                warnings.warn(message, RuntimeWarning, stacklevel=3)
+            model.jit_compile = False
+            self._place_updates(model.optimizer)
+
+    def _place_updates(self, optimizer: Any) -> None:
+        """Let the optimizer keep and compute what belongs to a weight where the weight lies."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        for name in ("add_variable_from_reference", "update_step"):
+            self.replace(inner, name, _on(None, getattr(inner, name)))
+        decay = _on(None, inner._apply_weight_decay)
+
+        def apply_weight_decay(variables: Sequence[Any]) -> None:
+            for variable in variables:
+                decay([variable])
+
+        self.replace(inner, "_apply_weight_decay", apply_weight_decay)
+
+
+def _on(device: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs on a device; None: on that of the variable it is given."""
+    import keras
+    import tensorflow as tf
+
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        given = () if device else keras.tree.flatten((args, kwargs))
+        with tf.device(device or next(x for x in given if hasattr(x, "handle")).handle.device):
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def _variables(operation: Any) -> list[Any]:
+    return getattr(operation, "variables", [])
+
+
+def _move(variable: Any, device: str) -> None:
+    """Let a variable of Keras's lie on a device, with the value that it has."""
+    import tensorflow as tf
+
+    old, names = variable.value, ("trainable", "aggregation", "synchronization")
+    with tf.device(device):
+        settings = {name: getattr(old, name) for name in names}
+        variable._initialize(tf.Variable(old, name=variable.name, **settings))
+
+
+@dataclass(frozen=True, repr=False)
+class Split(Transform):
+    """Train a model that is larger than one card, its layers spread over several devices.
+
+    Attributes:
+        devices: Names such as "GPU:0"; None: all GPUs, or without one all logical CPU devices.
+    """
+
+    spreads = True
+    devices: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", hashable(self.devices))
+
+    def attach(self, run: Run, model: Any) -> None:
+        if self.devices is None and len(_usual_devices()) < 2:
+            run.note(f"not split: {_usual_devices()[0]} is the only device", acted=False)
+            return
+        split(model, self.devices, batch_size=run.facts.batch_size or 32)
+        run.note("; ".join([*map(str, device_parts(model)), "XLA is off"]))
