@@ -221,6 +221,8 @@ class _OnDevices(Hooks):
     def _place_updates(self, optimizer: Any) -> None:
         """Let the optimizer keep and compute what belongs to a weight where the weight lies."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if inner is None:  # compiled to be evaluated
+            return
         for name in ("add_variable_from_reference", "update_step"):
             self.replace(inner, name, _on(None, getattr(inner, name)))
         decay = _on(None, inner._apply_weight_decay)
