@@ -1,7 +1,13 @@
 """tf_keras models go through tfmot, in processes of their own: tfmot is a Keras 2 library."""
 
+from importlib.util import find_spec
+
 import pytest
 
+# Not importorskip: an import of tfmot would switch this process to Keras 2.
+pytestmark = pytest.mark.skipif(
+    find_spec("tensorflow_model_optimization") is None, reason="tfmot is not installed"
+)
 COMMON = """
     import os
     import numpy as np

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import asdict
+from importlib.util import find_spec
 
 import keras
 import numpy as np
@@ -20,7 +21,12 @@ from tfopt.compress.prune import prune
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 
 # Training tfmot's model in another process takes nearly a minute.
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("tensorflow_model_optimization") is None, reason="tfmot is not installed"
+    ),
+]
 
 RNG = np.random.default_rng(7)
 STEPS = 24

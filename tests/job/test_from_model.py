@@ -182,7 +182,7 @@ def test_what_cannot_be_rebuilt_unbuilt_uncompiled_and_keras_2_models_are_refuse
         Job.from_model(unbuilt, (X, Y))
     with pytest.raises(UserError, match="needs a compiled model"):
         Job.from_model(sequential(), (X, Y))
-    import tf_keras
+    tf_keras = pytest.importorskip("tf_keras")
 
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
     with pytest.raises(UserError, match=r"from tf_keras(.|\n)*TFLiteConverter.from_keras_model"):

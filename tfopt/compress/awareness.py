@@ -8,7 +8,7 @@ callbacks and strategies treat it as they treat any weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from threading import local
@@ -33,6 +33,7 @@ from tfopt.compress.integers.plan import (
 from tfopt.compress.model_graph import find, kinds
 from tfopt.errors import UserError
 from tfopt.hooks import Hooks
+from tfopt.keras_internals import forget_weight, layers_of, training_of_call, unlocked
 
 _TRACKED = "tfopt_"
 KernelPrecision = Literal["int8", "int4"]
@@ -82,7 +83,7 @@ class Awareness:
     def put_on(self) -> None:
         """Give the model its ranges and put the points into force: all of it, or nothing."""
         try:
-            with _open(self._model), scope_of_variables(self._model):
+            with unlocked(self._model), scope_of_variables(self._model):
                 self._step = self._add("quantization_step", (), "int32", "only_first_replica")
                 for point in self.points:
                     for place in _moving_places(point):
@@ -103,7 +104,7 @@ class Awareness:
             if point.acts:
                 self._hook(find(self._model, point.address), point)
         if self.settings.freeze_batchnorm_step is not None:
-            for layer in self._model._flatten_layers():
+            for layer in layers_of(self._model):
                 if "BatchNormalization" in kinds(layer):
                     self._hooks.replace(layer, "_moments", partial(self._frozen, layer))
 
@@ -121,7 +122,7 @@ class Awareness:
         """Leave the model as it was before."""
         self.unhook()
         for variable in self._variables:
-            self._model._untrack_variable(variable)
+            forget_weight(self._model, variable)
             self._model._delete_tracking(f"{_TRACKED}{variable.name}")
 
     def range_of(self, point: Point, place: str = "output") -> tuple[float, float] | None:
@@ -282,7 +283,7 @@ class Awareness:
         )
 
     def _training(self) -> bool:
-        given = self._model._get_call_context().get_value("training")
+        given = training_of_call()
         return self._in_step() if given is None else bool(given)
 
     def _in_step(self) -> bool:
@@ -316,16 +317,3 @@ def _moving_places(point: Point) -> Iterator[str]:
         yield "before_activation"
     if point.output is not None and point.output not in FIXED_RANGES:
         yield "output"
-
-
-@contextmanager
-def _open(model: Any) -> Iterator[None]:
-    """Open a built model to further weights."""
-    tracker = model._tracker
-    locked = tracker.locked
-    tracker.unlock()
-    try:
-        yield
-    finally:
-        if locked:
-            tracker.lock()

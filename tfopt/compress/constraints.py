@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tfopt.compress.kernels import kernel_name
+from tfopt.keras_internals import is_saving
 
 _log = logging.getLogger("tfopt")
 _Setting = TypeVar("_Setting")
@@ -24,7 +24,7 @@ _Setting = TypeVar("_Setting")
 
 def warn_needs_tfopt() -> None:
     """Warn once that a file which Keras writes now, with masks or ranges, needs tfopt."""
-    if global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:
+    if is_saving():
         _warn_once()
 
 

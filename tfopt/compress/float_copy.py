@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.errors import UserError
 from tfopt.job.rebuild import rebuild
+from tfopt.keras_internals import layers_of
 
 if TYPE_CHECKING:
     import keras
@@ -27,7 +28,7 @@ def convertible_copy(
     """
     import tensorflow as tf
 
-    layers = list(model._flatten_layers())
+    layers = layers_of(model)
     retyped = sum(layer.dtype_policy.name in _OTHER for layer in layers)
     loops = [
         layer.name
@@ -103,7 +104,7 @@ def require_plain_weights(model: keras.Model) -> None:
     """Raise for a model that is quantized already, or whose weights are not finite."""
     done = [
         layer.name
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if getattr(layer, "quantization_mode", None) is not None
     ]
     if done:

@@ -13,6 +13,7 @@ from tfopt.compress.reports import ZEROS_MEANT, count_zeros
 from tfopt.errors import UserError, real
 from tfopt.job.parts import Facts
 from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
+from tfopt.keras_internals import layers_of
 from tfopt.report.format import few
 
 Kinds = type | tuple[type, ...]
@@ -72,9 +73,11 @@ def strip(model: Any) -> Any:
 
 def awareness_of(model: Any) -> list[Any]:
     """Return the quantization-aware models in a model, itself among them."""
-    if is_keras2(model) or not hasattr(model, "_flatten_layers"):
+    import keras
+
+    if not isinstance(model, keras.Layer):
         return []
-    return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
+    return [each for each in layers_of(model) if hasattr(each, "quantization_awareness")]
 
 
 def take_awareness_off(model: Any) -> bool:

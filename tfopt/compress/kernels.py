@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.patterns import Axes, Pattern
 from tfopt.errors import UserError
+from tfopt.keras_internals import layers_inside, own_trainable_variables
 
 if TYPE_CHECKING:
     import keras
@@ -185,16 +186,14 @@ def _visit(
     elif own := _own_variables(layer):
         reason = f"{type(layer).__name__} has no kernel"
         yield UnprunableLayer(path or layer.name, own, reason)
-    for child in layer._flatten_layers(include_self=False, recursive=False):
+    for child in layers_inside(layer, recursive=False):
         inside = rebuilder(layer, rebuilt_by)
         yield from _visit(child, f"{path}/{child.name}".lstrip("/"), inside, seen)
 
 
 def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | None) -> Site:
     projections = [
-        child
-        for child in layer._flatten_layers(include_self=False)
-        if "EinsumDense" in _keras_ancestry(child)
+        child for child in layers_inside(layer) if "EinsumDense" in _keras_ancestry(child)
     ]
     found = (
         _kernel(child, "kernel", f"{path}/{child.name}/kernel", _contracted)
@@ -207,12 +206,9 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
 
 def _own_variables(layer: Any) -> tuple[Any, ...]:
     """Return trainable variables, without those that the layer refers to inside another one."""
-    inner = {
-        id(variable)
-        for child in layer._flatten_layers(include_self=False)
-        for variable in child._trainable_variables
-    }
-    return tuple(v for v in layer._trainable_variables if id(v) not in inner)
+    inside = [v for child in layers_inside(layer) for v in own_trainable_variables(child)]
+    inner = set(map(id, inside))
+    return tuple(v for v in own_trainable_variables(layer) if id(v) not in inner)
 
 
 def _keras_ancestry(layer: Any) -> list[str]:

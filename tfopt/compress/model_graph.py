@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfopt.errors import UserError
+from tfopt.keras_internals import (
+    first_results,
+    functional_inside,
+    layers_inside,
+    nodes_by_depth,
+    operation_of,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -65,9 +72,9 @@ def parts(owner: Any) -> Iterator[tuple[int, Any]]:
     graph = _graph(owner)
     if graph is None:
         if is_layer(owner):
-            yield from enumerate(owner._flatten_layers(include_self=False, recursive=False))
+            yield from enumerate(layers_inside(owner, recursive=False))
         return
-    yield from enumerate(graph._operations)
+    yield from enumerate(graph.operations)
 
 
 def find(model: Any, address: Address) -> Any:
@@ -85,31 +92,30 @@ def places(owner: Any) -> dict[int, Place] | None:
         return None
     before: dict[int, list[Any]] = {}
     after: dict[int, list[Any]] = {}
-    for nodes in graph._nodes_by_depth.values():
+    for nodes in nodes_by_depth(graph).values():
         for node in nodes:
             for parent in node.parent_nodes:
                 before.setdefault(id(node.operation), []).append(parent.operation)
                 after.setdefault(id(parent.operation), []).append(node.operation)
-    ends = {id(tensor._keras_history.operation) for tensor in graph._outputs}
+    ends = {id(operation_of(tensor)) for tensor in graph.outputs}
     return {
         id(part): Place(
             tuple(before.get(id(part), ())), tuple(after.get(id(part), ())), id(part) in ends
         )
-        for part in graph._operations
+        for part in graph.operations
     }
 
 
 def result_tensors(part: Any) -> list[Any] | None:
     """Return the symbolic results of a part in its graph; None outside graphs."""
-    nodes = getattr(part, "_inbound_nodes", None)
-    return list(nodes[0].output_tensors) if nodes else None
+    return first_results(part)
 
 
 def _graph(owner: Any) -> Any:
     """Return what holds the graph of a Functional or built Sequential model; else None."""
     names = kinds(owner)
     if "Sequential" in names:
-        return owner._functional
+        return functional_inside(owner)
     return owner if "Functional" in names else None
 
 

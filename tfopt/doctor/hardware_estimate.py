@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfopt.job.job import Job
 from tfopt.job.transform import Transform
+from tfopt.keras_internals import layers_inside
 from tfopt.report.format import table
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def hardware_estimate(
         examples = first_batch(ready)
         memory = training_memory(ready.model, examples, batch_size or ready.facts.batch_size)
         forward, note = _forward_operations(ready.model, examples[0], memory.batch_size)
-        layers = ready.model._flatten_layers(include_self=False)
+        layers = layers_inside(ready.model)
         halves = {layer.compute_dtype for layer in layers if layer.weights} - {"float32"}
     twice = memory.gradients_mib + memory.optimizer_mib + memory.activations_mib
     # Weights are read forward and backward, and written.

@@ -17,6 +17,7 @@ from tfopt.doctor.check import Check, Subject, Verdict, check_of_error
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cgroup import memory_limit_gib
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
+from tfopt.keras_internals import layers_inside
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.subprocesses import ask, in_time
 
@@ -110,7 +111,7 @@ def _built(ready: Prepared) -> Check:
 
 
 def _precision(ready: Prepared) -> Check:
-    layers = ready.model._flatten_layers(False)
+    layers = layers_inside(ready.model)
     kinds = Counter(layer.dtype_policy.name for layer in layers)
     text = ", ".join(f"{count} layers in {name}" for name, count in kinds.most_common())
     scaled = hasattr(ready.model.optimizer, "inner_optimizer")

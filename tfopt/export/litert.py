@@ -25,6 +25,7 @@ from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.keras_internals import layers_of
 
 if TYPE_CHECKING:
     import keras
@@ -63,7 +64,7 @@ def named_as_layers(model: Any) -> Iterator[None]:
     hooks = Hooks()
     with ONE_AT_A_TIME, ExitStack() as around:
         around.callback(hooks.take_off)
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             if hasattr(layer, "_open_name_scope"):
                 hooks.replace(layer, "_open_name_scope", _once(layer, layer._open_name_scope))
         yield
@@ -162,7 +163,7 @@ def save(served: Traced, folder: Path, owner: Any = None) -> Path:
 
 def _refuse_state(model: keras.Model) -> None:
     stateful = [
-        layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True
+        layer.name for layer in layers_of(model) if getattr(layer, "stateful", False) is True
     ]
     if stateful:
         raise UserError(

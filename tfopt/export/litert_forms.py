@@ -18,6 +18,7 @@ from tfopt.compress.integers.normalization import normalized, places_of_normaliz
 from tfopt.compress.model_graph import computes_as_keras, kinds
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.keras_internals import array_functions, layers_of
 
 Form = Callable[..., Any]
 # A slice in LiteRT has no more axes.
@@ -38,7 +39,7 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
     hooks = Hooks()
     with ONE_AT_A_TIME, ExitStack() as around:
         around.callback(hooks.take_off)
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             form = _layer_form(layer, integers)
             if form is not None:
                 hooks.replace(layer, "call", form)
@@ -158,7 +159,7 @@ def _unroll_soundly(model: Any, hooks: Hooks) -> None:
     of a layer that goes backwards (Bidirectional) Keras hides the wrong steps: unrolled, it does
     not turn the mask.
     """
-    recurrent = [layer for layer in model._flatten_layers() if "RNN" in kinds(layer)]
+    recurrent = [layer for layer in layers_of(model) if "RNN" in kinds(layer)]
     # A loop needs its state in the shape that it will have.
     if not all(layer.unroll for layer in recurrent):
         return
@@ -186,13 +187,12 @@ def _turned(layer: Any, plain: Form, sequences: Any, mask: Any, **rest: Any) -> 
 def _functions() -> Iterator[None]:
     """Replace functions that LiteRT computes wrongly, or not at all, in any kind of file."""
     import tensorflow as tf
-    from keras.src.backend.tensorflow import numpy
 
     with (
         replaced(tf, einsum=_einsum(tf.einsum), roll=_roll(tf.roll)),
         replaced(tf.linalg, einsum=_einsum(tf.linalg.einsum)),
         replaced(tf.image, extract_patches=_extract_patches(tf.image.extract_patches)),
-        replaced(numpy, argmax=_place_of("argmax"), argmin=_place_of("argmin")),
+        replaced(array_functions(), argmax=_place_of("argmax"), argmin=_place_of("argmin")),
     ):
         yield
 

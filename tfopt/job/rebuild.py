@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
+from tfopt.keras_internals import layers_inside, layers_of
 
 if TYPE_CHECKING:
     import keras
@@ -36,10 +37,10 @@ def models_around(model: Any) -> list[Any]:
     # other threads are still making, which ends those threads.
     kinds = set(classes)
     alive = [each for each in gc.get_referrers(*classes) if type(each) in kinds]
-    mine = {id(layer) for layer in model._flatten_layers()}
+    mine = {id(layer) for layer in layers_of(model)}
     # A constructor that is not through yet has not made what Keras looks layers up in.
     whole = [each for each in alive if "_layers" in vars(each) and each is not model]
-    sharing = [each for each in whole if not mine.isdisjoint(map(id, each._flatten_layers()))]
+    sharing = [each for each in whole if not mine.isdisjoint(map(id, layers_of(each)))]
     return [model, *sharing]
 
 
@@ -64,7 +65,7 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
     import keras
 
     require_built_keras3(model)
-    name, layers = model.name, model._flatten_layers()
+    name, layers = model.name, layers_of(model)
     with ONE_AT_A_TIME, _told_by_name(name), _own_objects(layers) as own:
         kept = {**keras.saving.serialize_keras_object(model), "compile_config": None}
     own_weights = model.get_weights()
@@ -84,7 +85,7 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
                 made.set_weights(own_weights if weights is None else weights)
         # Outer layers come first: setting one sets all inside it.
         # A class of KerasHub's may have more layers when it is made again.
-        for layer, trains, source in zip(made._flatten_layers(), trainable, lookups, strict=False):
+        for layer, trains, source in zip(layers_of(made), trainable, lookups, strict=False):
             if layer.trainable != trains:
                 layer.trainable = trains
             if source is not None and layer is not made:
@@ -141,8 +142,8 @@ def require_compiled(model: Any, function: str) -> None:
 
 def has_weights(model: Any) -> bool:
     """Return whether all weights are there: a model that only trains others may be unbuilt."""
-    layers = model._flatten_layers(include_self=False)
-    leaves = [layer for layer in layers if not layer._layers]
+    layers = layers_inside(model)
+    leaves = [layer for layer in layers if not layers_inside(layer, recursive=False)]
     return bool(model.built or (model.weights and all(leaf.built for leaf in leaves)))
 
 

@@ -24,6 +24,7 @@ from rich.console import Console
 from tfopt.distribute.launch.place import place_in_cluster
 from tfopt.errors import UserError, within
 from tfopt.files import target_of
+from tfopt.keras_internals import last_step
 from tfopt.monitor.findings import Finding, findings
 from tfopt.monitor.input_wait import count_input_wait, seconds_waited
 from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
@@ -128,7 +129,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # Having this method also keeps Keras from calling callbacks in another thread.
-        mark = self._steps.end_step(batch)
+        mark = self._steps.end_step(last_step(self.model, batch))
         if mark is not None:
             self._try("writing to TensorBoard", lambda: self._write_scalars(mark))
 

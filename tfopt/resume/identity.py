@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tfopt.errors import UserError
+from tfopt.keras_internals import compile_settings, layers_of
 from tfopt.resume.variables import Named
 
 _NAMES = frozenset({"name", "module", "registered_name", "shared_object_id", "seed"})
@@ -29,15 +30,14 @@ def identity_of(
     model: Any, variables: list[Named], data: dict[str, Any], workers: int
 ) -> dict[str, Any]:
     """Return what must be the same for a training to go on."""
-    compiled = getattr(model, "_compile_loss", None)
     replicas: Any = model.distribute_strategy.num_replicas_in_sync
     if workers > 1:
         replicas = f"{replicas} of {workers} workers"
     return {
-        "layers": [_layer_form(layer) for layer in model._flatten_layers()],
+        "layers": [_layer_form(layer) for layer in layers_of(model)],
         "optimizer": settings_of(model.optimizer),
         "loss": _plain(model.loss),
-        "loss_weights": _plain(getattr(compiled, "_user_loss_weights", None)),
+        "loss_weights": _plain(compile_settings(model).get("loss_weights")),
         "replicas": replicas,
         "data": data,
         "variables": [each.facts for each in variables],

@@ -24,6 +24,7 @@ import keras
 import numpy as np
 
 from tfopt.errors import UserError, keep_plain, real, require_count, within
+from tfopt.keras_internals import begin_at, last_step
 from tfopt.resume import random_state
 from tfopt.resume.callback_memory import Memory
 from tfopt.resume.folder import take
@@ -152,7 +153,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._go_on(*found)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.model._initial_epoch = None
+        begin_at(self.model, None)
         state, self._half_epoch = self._half_epoch, None
         self._at.epoch, self._at.step, self._logs = epoch, 0, {}
         if state is None:
@@ -170,8 +171,9 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._get_metrics_result_or_logs = lambda given: plain(given or last_logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._at.trained += batch + 1 - self._at.step
-        self._at.step = batch + 1
+        trained = last_step(self.model, batch) + 1
+        self._at.trained += trained - self._at.step
+        self._at.step = trained
         self._logs = _numbers(logs or {})
         if not self._looked_at_step:
             self._looked_at_step = True
@@ -194,7 +196,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
-        self.model._initial_epoch = None
+        begin_at(self.model, None)
         self._open.close()
 
     def _wish_by_time(self) -> str:
@@ -213,7 +215,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         for left in self._put_back(state):
             _warn(f"{name} remembers {left}, which no callback here has as it was.")
         epochs = self.params["epochs"]
-        self.model._initial_epoch = epochs if self._at.stopped else self._at.epoch
+        begin_at(self.model, epochs if self._at.stopped else self._at.epoch)
         if self._at.stopped or self._at.epoch >= epochs:
             _warn(f"Nothing is left to train after epoch {self._at.epoch}, says {name}.")
         elif self._at.step:

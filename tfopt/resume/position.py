@@ -118,17 +118,18 @@ def start_at(epoch_iterator: Any, step: int, arrived: Callable[[], None]) -> Non
     """Make the next epoch begin at a step; ``arrived`` is called before that one is trained."""
     plain = epoch_iterator._enumerate_iterator
 
-    def without_those_trained() -> Iterator[tuple[int, int, Any]]:
+    def without_those_trained() -> Iterator[tuple[Any, ...]]:
         del epoch_iterator._enumerate_iterator  # for this epoch alone
         there = False
-        for begin, end, iterator in plain():
+        # Keras 3.15 yields the last step of an execution too, 3.8 does not.
+        for begin, *end, iterator in plain():
             if begin < step:
                 _advance(iterator, epoch_iterator.steps_per_execution)
                 continue
             if not there:
                 arrived()
                 there = True
-            yield begin, end, iterator
+            yield begin, *end, iterator
         if not there:
             arrived()
 
@@ -140,7 +141,7 @@ def _read_epoch(epoch_iterator: Any) -> None:
         # That the data ended was said when it was trained.
         warnings.simplefilter("ignore")
         with epoch_iterator.catch_stop_iteration():
-            for _, _, iterator in epoch_iterator:
+            for *_, iterator in epoch_iterator:
                 if not _advance(iterator, epoch_iterator.steps_per_execution):
                     raise StopIteration
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.keras_internals import layers_of, tracked_lists
+
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), np.ndarray})
 _LIBRARIES = sys.stdlib_module_names | {"keras", "numpy", "tensorflow"}
 
@@ -24,7 +26,7 @@ def kept_by(model: Any) -> Iterator[tuple[Any, str, Any]]:
     The order is the same in each process that runs the same script.
     """
     seen: set[int] = set()
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         trackers = _of_keras(layer)
         for name, value in vars(layer).items():
             if id(value) not in trackers:
@@ -82,7 +84,7 @@ def _is_ones_own(value: Any) -> bool:
 
 def _of_keras(layer: Any) -> set[int]:
     """Return the ids of the lists in which Keras and TensorFlow track a layer's attributes."""
-    tracked = [store for _, store in layer._tracker.config.values()]
+    tracked = tracked_lists(layer)
     # A name may stand there for what was replaced, and in another order.
     names = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
     tracked += [getattr(layer, name) for name in names if hasattr(layer, name)]

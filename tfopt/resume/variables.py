@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError
+from tfopt.keras_internals import build_by_shapes, layers_inside
 from tfopt.resume.untracked import kept_by, kept_in
 
 
@@ -79,7 +80,7 @@ def _every(model: Any) -> Iterator[Named]:
         for variable in () if optimizer is None else optimizer.variables:
             yield Named(variable.path, False, variable.value, alike=True)
     # A model that is a layer of this one has metrics of its own, which this one leaves alone.
-    inner = model._flatten_layers(include_self=False)
+    inner = layers_inside(model)
     compiled = [each for each in inner if isinstance(each, keras.Model) and each.compiled]
     for each in (model, *compiled):
         for variable in each.metrics_variables:
@@ -107,7 +108,7 @@ def build_all(model: Any, epoch_iterator: Any) -> None:
     Nothing is drawn from random state that training would not draw, and no batch is read.
     """
     try:
-        model._symbolic_build(data_batch=epoch_iterator._distributed_dataset.element_spec)
+        build_by_shapes(model, epoch_iterator._distributed_dataset.element_spec)
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} cannot be built from the shapes of its data: what it makes at "

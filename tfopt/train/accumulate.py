@@ -15,6 +15,7 @@ import keras
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.rebuild import require_compiled
 from tfopt.job.transform import Chain, Run, Transform
+from tfopt.keras_internals import add_gradient_accumulators, learning_rate_of
 
 schedules = keras.optimizers.schedules
 
@@ -61,21 +62,10 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
     """
     require_count("accumulate(steps)", steps, minimum=2)
     optimizer = _optimizer(model)
-    schedule = optimizer._learning_rate
+    schedule = learning_rate_of(optimizer)
     if isinstance(schedule, schedules.LearningRateSchedule):
         optimizer.learning_rate = UpdateSchedule(schedule, steps)
-    optimizer.gradient_accumulation_steps = steps
-    if optimizer.built:  # Keras makes the gradients' variables when it builds an optimizer
-        optimizer._iterations.assign(optimizer._iterations * steps)
-        # A file of the optimizer is read in the order of Keras's own build(): these come first.
-        first = sum(v is optimizer._learning_rate for v in optimizer.variables) + 1
-        others = optimizer.variables[first:]
-        del optimizer._variables[first:]
-        optimizer._accumulated_gradients = [
-            optimizer.add_variable_from_reference(variable, name="gradient_accumulator")
-            for variable in optimizer._trainable_variables
-        ]
-        optimizer._variables.extend(others)
+    add_gradient_accumulators(optimizer, steps)
     model.train_function = None
     return model
 

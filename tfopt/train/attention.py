@@ -16,6 +16,7 @@ from tfopt.errors import UserError
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
+from tfopt.keras_internals import layers_of
 from tfopt.report.format import count
 from tfopt.train.fused_call import MASKED, FusedCall, fused
 
@@ -363,7 +364,7 @@ def _check_padding(padding: object) -> None:
 
 
 def _attention_layers(model: Any) -> list[Any]:
-    return [layer for layer in model._flatten_layers() if isinstance(layer, _kinds())]
+    return [layer for layer in layers_of(model) if isinstance(layer, _kinds())]
 
 
 def _kinds() -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tfopt.errors import DevicesAlreadyInitialised, UserError, require_count
@@ -128,9 +128,22 @@ def _key(gpus: list[str], environment: Mapping[str, str]) -> str:
     """Return a name for all that a program depends on beside its operations."""
     flags = environment.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if not flag.startswith(_AUTOTUNING)]
-    versions = [version("tensorflow"), version("keras"), driver_version() or ""]
+    versions = [
+        _version("tensorflow", "tf-nightly"),
+        _version("keras", "keras-nightly"),
+        driver_version() or "",
+    ]
     depends = [*versions, *(gpus or [_processor()]), *flags]
     return hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
+
+
+def _version(*distributions: str) -> str:
+    """Return the versions of those installed, without importing them."""
+    found = []
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
 
 
 def _processor() -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.rebuild import require_compiled
 from tfopt.job.transform import Run, Transform
+from tfopt.keras_internals import auto_jit_compile, compile_settings
 from tfopt.train.xla_cpu_max_pool import tiled_max_pool
 
 if TYPE_CHECKING:
@@ -40,11 +41,9 @@ def execution(
     """
     _validate(jit_compile, steps_per_execution)
     require_compiled(model, "execution")
-    settings = model._compile_config.config
+    settings = compile_settings(model)
     if jit_compile is not None:
-        model.jit_compile = (
-            model._resolve_auto_jit_compile() if jit_compile == "auto" else jit_compile
-        )
+        model.jit_compile = auto_jit_compile(model) if jit_compile == "auto" else jit_compile
         settings["jit_compile"] = model.jit_compile
     if steps_per_execution is not None:
         model.steps_per_execution = steps_per_execution

@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from tfopt.compress.channels.label_graph import graph_of
 from tfopt.hooks import Hooks, putting
+from tfopt.keras_internals import mask_of
+from tfopt.keras_internals import with_metadata as marked
 from tfopt.train.graph_memory import bytes_given
-from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, mask_of, replacements
-from tfopt.train.recompute import with_metadata as marked
+from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, replacements
 
 Values = dict[int, Any]  # what was computed, by the id of the KerasTensor that it stands for
 Step = Callable[[Values, Any], None]

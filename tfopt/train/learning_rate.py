@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.job.parts import Facts
 from tfopt.job.transform import Run, Transform
+from tfopt.keras_internals import learning_rate_of
 
 Rule = Literal["linear", "sqrt"]
 _RULES = ("linear", "sqrt")
@@ -71,7 +72,7 @@ class LearningRate(Transform):
 
         optimizer = keras.optimizers.get(arguments["optimizer"])
         # A loss-scaling optimizer has its rate inside.
-        own = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        own = learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer))
         if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
             raise UserError(
                 "LearningRate would overwrite the schedule that the job's optimizer has.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.errors import UserError, require_count
 from tfopt.hooks import replaced
 from tfopt.job.rebuild import require_built_keras3, require_compiled
+from tfopt.keras_internals import build_by_shapes
 from tfopt.report.format import table
 from tfopt.train.graph_memory import peak_of, size_of
 
@@ -70,7 +71,7 @@ def training_memory(
     if batch_size is not None:
         require_count("training_memory(batch_size)", batch_size)
     specs, examples = _specs(batch, batch_size)
-    model._symbolic_build(data_batch=specs)
+    build_by_shapes(model, specs)
     graph = _traced(model, specs)
     most, of_results = peak_of(graph)
     gradients, taken = (sum(map(size_of, each)) for each in (graph.outputs, graph.inputs))

@@ -20,6 +20,7 @@ from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.parts import Effect
 from tfopt.job.rebuild import ONE_AT_A_TIME
 from tfopt.job.transform import Run, Transform
+from tfopt.keras_internals import layers_inside, layers_of
 
 if TYPE_CHECKING:
     import keras
@@ -106,8 +107,8 @@ def _obstacle(item: dict[str, Any], policy: str) -> str | None:
     # A container computes nothing itself; only what it holds has to follow.
     left = [
         inner.name
-        for inner in layer._flatten_layers(include_self=False)
-        if inner.dtype_policy.name in set(PLAIN) - {policy} and not inner._layers
+        for inner in layers_inside(layer)
+        if inner.dtype_policy.name in set(PLAIN) - {policy} and not layers_inside(inner)
     ]
     return f"makes layers without passing its dtype on: {', '.join(left)}" if left else None
 
@@ -341,7 +342,7 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
     require_built_keras3(model)
     tally = Tally()
     # A model built under a policy that was global then shows it by its layers only.
-    present = {layer.dtype_policy.name for layer in model._flatten_layers()}
+    present = {layer.dtype_policy.name for layer in layers_of(model)}
     if policy == "float32" and present == {policy}:
         return model, Effect(False, "the model is float32 already")
     maker = rebuilder(model, None)

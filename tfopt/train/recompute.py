@@ -7,19 +7,21 @@ Keras.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
+from tfopt.keras_internals import (
+    call_state,
+    in_call_state,
+    logits_of,
+    mask_of,
+    training_of_call,
+    with_metadata,
+)
 from tfopt.train.call_state import State
-
-# What Keras keeps for the layers inside a call: whether they train, and what they compute in.
-_OF_A_CALL = ("current_call_ctx", "autocast_scope")
 
 
 def recomputed(layer: Any) -> Callable[..., Any]:
@@ -48,11 +50,8 @@ def _trains(args: Any, kwargs: Any) -> bool:
     """Return whether a call trains: shapes may be asked for only, or ``training`` be False."""
     if is_symbolic((args, kwargs)):
         return False
-    context = global_state.get_global_attribute("current_call_ctx")
     training = kwargs.get("training")
-    if training is None and context is not None:
-        training = context.get_value("training")
-    return training is not False
+    return (training_of_call() if training is None else training) is not False
 
 
 class _Call:
@@ -65,7 +64,7 @@ class _Call:
         self._floats = [place for place, leaf in enumerate(self._leaves) if is_float(leaf)]
         # MultiHeadAttention takes the masks off the tensors that it is given.
         self._masks = [mask_of(leaf) for leaf in self._leaves]
-        self._context = _context()
+        self._context = call_state()
         self._state: Any = None
         self._structure: Any = None
         self._first: list[Any] = []
@@ -105,7 +104,7 @@ class _Call:
             for key, (variable, value) in self._state.before.items()
         }
         args, kwargs = self._arguments([_after(late, leaf) for leaf in self._leaves], inputs)
-        with _in_context(self._context), State(self._layer, before) as state:
+        with in_call_state(self._context), State(self._layer, before) as state:
             result = self._plain(*args, **kwargs)
         return differentiable_of(keras.tree.flatten(result), state.losses)
 
@@ -124,8 +123,8 @@ def differentiable_of(flat: list[Any], losses: list[Any]) -> tuple[Any, ...]:
     for leaf in flat:
         if is_float(leaf):
             found.append(leaf)
-        if _logits(leaf) is not None:
-            found.append(_logits(leaf))
+        if logits_of(leaf) is not None:
+            found.append(logits_of(leaf))
     return (*found, *losses)
 
 
@@ -134,7 +133,7 @@ def replacements(flat: list[Any], found: Iterator[Any]) -> list[Any]:
     results = []
     for leaf in flat:
         result = next(found) if is_float(leaf) else leaf
-        logits = next(found) if _logits(leaf) is not None else None
+        logits = next(found) if logits_of(leaf) is not None else None
         results.append(with_metadata(result, mask_of(leaf), logits))
     return results
 
@@ -150,37 +149,3 @@ def _after(late: Any, value: Any) -> Any:
 
 def is_float(leaf: Any) -> bool:
     return bool(tf.is_tensor(leaf) and (leaf.dtype.is_floating or leaf.dtype.is_complex))
-
-
-def mask_of(leaf: Any) -> Any:
-    return getattr(leaf, "_keras_mask", None)
-
-
-def _logits(leaf: Any) -> Any:
-    return getattr(leaf, "_keras_logits", None)
-
-
-def with_metadata(tensor: Any, mask: Any, logits: Any = None) -> Any:
-    """Write what Keras has written on a tensor on the one that stands for it, and return that."""
-    if mask is not None:
-        tensor._keras_mask = mask
-    if logits is not None:
-        tensor._keras_logits = logits
-    return tensor
-
-
-def _context() -> dict[str, Any]:
-    # Layers further on write into the context of this call.
-    return {name: copy(global_state.get_global_attribute(name)) for name in _OF_A_CALL}
-
-
-@contextmanager
-def _in_context(values: dict[str, Any]) -> Iterator[None]:
-    before = {name: global_state.get_global_attribute(name) for name in _OF_A_CALL}
-    for name, value in values.items():
-        global_state.set_global_attribute(name, copy(value))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            global_state.set_global_attribute(name, value)

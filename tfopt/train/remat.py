@@ -16,6 +16,7 @@ from tfopt.errors import UserError
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
+from tfopt.keras_internals import layers_inside
 
 if TYPE_CHECKING:
     import keras
@@ -118,7 +119,7 @@ def _matching(model: Any, layers: Layers) -> list[Any]:
 
 
 def _inside(layer: Any, recursive: bool = False) -> list[Any]:
-    return list(layer._flatten_layers(include_self=False, recursive=recursive))
+    return layers_inside(layer, recursive=recursive)
 
 
 @dataclass(frozen=True, repr=False)

@@ -180,7 +180,7 @@ class Autoencoder(keras.Model):
         self.down = keras.Sequential([keras.Input((6,)), layers.Dense(2, "tanh")])
         self.up = keras.Sequential([keras.Input((2,)), layers.Dense(4, "relu"), layers.Dense(6)])
 
-    def call(self, x):
+    def call(self, x, training=None):
         return self.up(self.down(x))
 
     def train_step(self, x):

@@ -18,6 +18,7 @@ from tfopt.compress.channels.labels import Analysis, Call, Flow
 from tfopt.compress.channels.shape_rules import SHAPE_RULES
 from tfopt.compress.kernels import Matches
 from tfopt.errors import UserError
+from tfopt.keras_internals import functional_inside, nodes_by_depth, operation_of
 
 if TYPE_CHECKING:
     import keras
@@ -56,7 +57,7 @@ def graph_of(model: Any) -> Any:
     import keras
 
     if isinstance(model, keras.Sequential):
-        return model._functional
+        return functional_inside(model)
     caller = next(base for base in type(model).__mro__ if "call" in vars(base))
     is_functional = caller.__module__.startswith("keras.") and caller.__name__ == "Functional"
     return model if is_functional else None
@@ -65,8 +66,8 @@ def graph_of(model: Any) -> Any:
 def _walk(analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str) -> list[Flow]:
     """Return the flows at a graph's outputs, for those at its inputs."""
     flows = {id(tensor): flow for tensor, flow in zip(graph.inputs, inputs, strict=True)}
-    for depth in sorted(graph._nodes_by_depth, reverse=True):
-        for node in graph._nodes_by_depth[depth]:
+    for _, nodes in sorted(nodes_by_depth(graph).items(), reverse=True):
+        for node in nodes:
             if node.is_input or any(id(x) not in flows for x in node.input_tensors):
                 continue
             args, kwargs = _with_flows(node.arguments, flows)
@@ -183,7 +184,7 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> None:
-    layer = tensor._keras_history.operation
+    layer = operation_of(tensor)
     analysis.changes.append((layer, lambda kept: {"batch_shape": analysis.shape_after(flow, kept)}))
 
 

@@ -15,6 +15,7 @@ from tfopt.compress.channels.labels import Array
 from tfopt.compress.channels.selection import Selection
 from tfopt.errors import UserError
 from tfopt.job.rebuild import rebuild
+from tfopt.keras_internals import layers_inside, layers_of
 
 if TYPE_CHECKING:
     import keras
@@ -29,7 +30,7 @@ _OPEN_SIZE = 32
 def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
     """Return the largest difference of two models; raise where it is more than rounding."""
     difference = largest_difference(smaller, twin)
-    dtypes = {layer.compute_dtype for layer in twin._flatten_layers()}
+    dtypes = {layer.compute_dtype for layer in layers_of(twin)}
     limit = _IN_HALF_PRECISION if dtypes & {"float16", "bfloat16"} else _TOLERANCE
     if difference is not None and not difference <= limit:
         raise UserError(
@@ -63,7 +64,7 @@ def _example(model: keras.Model) -> Any:
     import keras
 
     graph = graph_of(model)
-    return keras.tree.pack_sequence_as(graph._inputs_struct, list(map(_values, graph.inputs)))
+    return keras.tree.pack_sequence_as(graph.input, list(map(_values, graph.inputs)))
 
 
 def _values(tensor: Any) -> Any:
@@ -171,6 +172,10 @@ def _edit_inside(layer: Any, config: dict[str, Any], changes: dict[int, dict[str
             fix="keras.Model(model.inputs, model.outputs) is the same without the class",
         )
     # In the order in which Keras writes them: a layer of the user's own need not tell its name.
-    inside = layer._layers if isinstance(layer, keras.Sequential) else graph.operations
+    inside = (
+        layers_inside(layer, recursive=False)
+        if isinstance(layer, keras.Sequential)
+        else graph.operations
+    )
     for each, inner in zip(inside, settings["layers"], strict=True):
         _edit(each, inner, changes)

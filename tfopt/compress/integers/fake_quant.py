@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfopt.compress.kernels import Kernel
+from tfopt.keras_internals import without_autocast
 
 ACTIVATION_BITS = 8
 # Below this a range has no width: a channel of zeros, an activation that is always zero.
@@ -35,9 +36,8 @@ def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
 def stored(kernel: Kernel) -> Any:
     """Return the values as they are stored, also where a layer reads them in half precision."""
     import tensorflow as tf
-    from keras.src.backend import AutocastScope
 
-    with AutocastScope(None):
+    with without_autocast():
         return tf.convert_to_tensor(kernel.variable.value)
 
 

@@ -27,6 +27,7 @@ from tfopt.compress.model_graph import (
     plain_class,
     result_tensors,
 )
+from tfopt.keras_internals import layers_of
 
 
 def places_inside(part: Any) -> tuple[str, ...]:
@@ -256,7 +257,7 @@ def kernels_under(layer: Any) -> list[Any]:
     """Return the kernels that a point's layer computes with: its own, or those of its cell."""
     if "RNN" not in kinds(layer):
         return list(kernels_of(layer))
-    return [kernel for inner in layer._flatten_layers() for kernel in kernels_of(inner)]
+    return [kernel for inner in layers_of(layer) for kernel in kernels_of(inner)]
 
 
 def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, str | None]:
