@@ -12,6 +12,7 @@ from typing import Any
 
 from tfopt.data.stages import batch_size_of, calls_python, operations_of
 from tfopt.errors import UserError
+from tfopt.keras_internals import layers_of
 
 _log = logging.getLogger("tfopt")
 # Those by which TensorFlow's own sharding finds out that a dataset reads files.
@@ -37,7 +38,7 @@ def refuse_what_cannot_be_split(model: Any, arguments: Mapping[str, Any], replic
 def _refuse_stateful(model: Any) -> None:
     import keras
 
-    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.RNN)]
+    layers = [each for each in layers_of(model) if isinstance(each, keras.layers.RNN)]
     kept = [f"{each.name} ({type(each).__name__})" for each in layers if each.stateful]
     if kept:
         raise UserError(

@@ -36,6 +36,7 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 from tfopt.hooks import putting
+from tfopt.keras_internals import layers_inside, layers_of
 from tfopt.resume.untracked import kept_by
 
 Put = Callable[[Any, str, Any], None]
@@ -214,7 +215,7 @@ class Step:
                     each._replace(loss=WholeLoss(each.loss)) for each in compiled._flat_losses
                 ]
                 put(compiled, "_flat_losses", losses)
-            for layer in model._flatten_layers():
+            for layer in layers_of(model):
                 self._put_on_layer(put, layer)
             for metric in metrics_of(model):
                 self._put_on_metric(put, metric)
@@ -251,7 +252,7 @@ class Step:
 
     def _added(self, shard: Shard) -> list[Any]:
         """Return what regularizers and ``add_loss`` have added, of the whole batch."""
-        layers = list(self.model._flatten_layers())
+        layers = layers_of(self.model)
         parts = []
         for layer in layers:
             for loss in layer._losses:
@@ -468,7 +469,7 @@ def unsynchronized(model: Any) -> list[Any]:
     """Return the layers that normalize each replica's examples by themselves."""
     return [
         layer
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
         and not layer.synchronized
@@ -480,7 +481,7 @@ def unbuilt_parts(model: Any) -> list[str]:
     plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
     return [
         f"{layer.name} ({type(layer).__name__})"
-        for layer in model._flatten_layers(include_self=False)
+        for layer in layers_inside(model)
         if not layer.built and type(layer).build not in plain
     ]
 
@@ -508,7 +509,7 @@ def metrics_of(model: Any) -> list[Any]:
         *([model._loss_tracker] if hasattr(model, "_loss_tracker") else []),
         *(compiled.metrics if compiled is not None and compiled.built else []),
         *(getattr(model._compile_loss, "metrics", None) or []),
-        *(metric for layer in model._flatten_layers() for metric in layer._metrics),
+        *(metric for layer in layers_of(model) for metric in layer._metrics),
     ]
     found: dict[int, Any] = {}
     for part in parts:

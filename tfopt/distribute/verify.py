@@ -44,6 +44,7 @@ from tfopt.distribute.step import (
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
 from tfopt.hooks import replaced
+from tfopt.keras_internals import layers_of
 from tfopt.resume.variables import put_back, values_of
 
 _LOG = logging.getLogger("tfopt")
@@ -233,7 +234,7 @@ class _Proof:
     def __init__(self, step: Step, batches: Batches, state: SavedState) -> None:
         self.step, self.strategy, self.model = step, step.strategy, step.model
         self.batches, self.state = batches, state
-        kinds = [layer.compute_dtype for layer in self.model._flatten_layers()]
+        kinds = [layer.compute_dtype for layer in layers_of(self.model)]
         self.unit = max([_UNIT, *(_UNITS_OF_16_BITS.get(kind, 0.0) for kind in kinds)])
         self.tolerance = _TOLERANCE if self.unit == _UNIT else _TOLERANCE_OF_16_BITS
 

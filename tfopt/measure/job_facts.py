@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import INFINITE, Arrays, Kind
 from tfopt.data.pipeline import Pipeline
+from tfopt.keras_internals import layers_of
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
 from tfopt.train.learning_rate import Rule
@@ -116,7 +117,7 @@ def _half(model: keras.Model, replicas: int) -> str | None:
     """Return the half precision to try; None where the model has one, or the machine none."""
     from tfopt.train.precision import gpu_capabilities, half_precision
 
-    if {layer.compute_dtype for layer in model._flatten_layers()} & {"float16", "bfloat16"}:
+    if {layer.compute_dtype for layer in layers_of(model)} & {"float16", "bfloat16"}:
         return None
     chosen = half_precision()
     if chosen == "mixed_float16" and replicas > 1:

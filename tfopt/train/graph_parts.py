@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfopt.compress.channels.label_graph import graph_of
 from tfopt.hooks import Hooks, putting
-from tfopt.keras_internals import mask_of
+from tfopt.keras_internals import layers_of, mask_of, nodes_by_depth
 from tfopt.keras_internals import with_metadata as marked
 from tfopt.train.graph_memory import bytes_given
 from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, replacements
@@ -87,7 +87,7 @@ def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
     made = [id(tensor) for node in nodes for tensor in node.outputs]
     needed = {id(tensor) for node in nodes for tensor in node.input_tensors}.difference(made)
     operations = [node.operation for node in nodes]
-    of_layers = [each._flatten_layers() for each in operations if isinstance(each, keras.Layer)]
+    of_layers = [layers_of(each) for each in operations if isinstance(each, keras.Layer)]
     layers = [layer for group in of_layers for layer in group]
 
     def run(values: Values, operation_fn: Any) -> None:
@@ -151,7 +151,7 @@ def _call(node: Any, values: Values, operation_fn: Any) -> None:
 
 def _nodes(graph: Any) -> list[Any]:
     """Return the calls of a graph in the order in which Keras makes them."""
-    by_depth = sorted(graph._nodes_by_depth.items(), reverse=True)
+    by_depth = sorted(nodes_by_depth(graph).items(), reverse=True)
     return [node for _, nodes in by_depth for node in nodes if not node.is_input]
 
 

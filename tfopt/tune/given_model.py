@@ -21,6 +21,7 @@ from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
 from tfopt.job.rebuild import require_compiled
+from tfopt.keras_internals import layers_of
 from tfopt.measure.targets import Target
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _modules_of(model: keras.Model) -> list[str]:
     import keras
 
     config = model.get_compile_config() or {}
-    parts = [model, *model._flatten_layers(), model.optimizer, model.loss]
+    parts = [model, *layers_of(model), model.optimizer, model.loss]
     parts += keras.tree.flatten(config.get("metrics") or [])
     own = [each if callable(each) and hasattr(each, "__name__") else type(each) for each in parts]
     notebook = sorted({each.__name__ for each in own if each.__module__ == "__main__"})

@@ -13,6 +13,7 @@ from tfopt.distribute.asynchronous.building import optimizers_of
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
 from tfopt.hooks import putting
+from tfopt.keras_internals import layers_of
 
 
 class Arrivals:
@@ -137,7 +138,7 @@ def _metrics_variables(model: Any) -> list[Any]:
     """Return those of compiled models inside the model too, which Keras leaves out."""
     import keras
 
-    models = [each for each in model._flatten_layers() if isinstance(each, keras.Model)]
+    models = [each for each in layers_of(model) if isinstance(each, keras.Model)]
     return [variable for each in (model, *models) for variable in each.metrics_variables]
 
 
