@@ -187,6 +187,38 @@ def test_a_rehearsed_step(gpu_day, tmp_path):
     assert told["provenance"]["packages"]["tfopt"] == tfopt.__version__
 
 
+def test_the_steps_of_peers_take_the_sides_that_they_are_about(gpu_day, tmp_path, monkeypatch):
+    steps = importlib.import_module("benchmarks.gpu_steps")
+    asked = {}
+
+    def compare_peers(net, compared, keep, ends_s):
+        asked[step.name] = [side.name for side in compared]
+        rows = [{"name": side.name, "reason": None} for side in compared]
+        return rows if step.name != "vit" else [{**row, "reason": "no memory"} for row in rows]
+
+    monkeypatch.setattr(steps, "compare_peers", compare_peers)
+    for step in gpu_day.STEPS:
+        if step.function.endswith(":peers"):
+            (tmp_path / "step.json").write_text('{"figures": {}}')
+            day = gpu_day.Day(step.name, tmp_path / "step.json", tmp_path, False, 1.0)
+            if step.name == "vit":
+                with pytest.raises(UserError, match="not measured"):
+                    steps.peers(day, **step.arguments)
+            else:
+                steps.peers(day, **step.arguments)
+            figures = json.loads((tmp_path / "step.json").read_text())["figures"]
+            assert len(figures["table"]) == 2 + len(asked[step.name])
+            assert figures["net"]["sizes"].get("blocks") in (3 if "_3" in step.name else 12, None)
+    chain, second = "the chain", "the chain, second process"
+    plain = "Keras, mixed_bfloat16"
+    assert asked["bert_3"] == [plain, chain, "PyTorch", second, "Keras"]
+    assert asked["bert"] == asked["bert_3"][:4]
+    assert asked["resnet50"] == asked["vit"] == [plain, chain, "PyTorch"]
+    assert asked["bert_3_jax"] == [plain, chain, "PyTorch", "Keras on JAX"]
+    assert asked["bert_3_flags"][:2] == [chain, second]
+    assert len(asked["bert_3_flags"]) == 6
+
+
 @pytest.mark.slow
 def test_all_steps_rehearsed(gpu_day, tmp_path):
     assert gpu_day.main(["--rehearse", "--output", str(tmp_path)]) == 0
