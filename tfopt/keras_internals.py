@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -209,3 +210,21 @@ def tracked_lists(layer: Any) -> list[Any]:
 def begin_at(model: Any, epoch: int | None) -> None:
     """Let a running ``fit`` begin at an epoch, from ``on_train_begin``; None is its own first."""
     model._initial_epoch = epoch
+
+
+@functools.cache
+def activity_losses_are_means() -> bool:
+    """Return whether an activity regularizer's loss is a mean over the examples of a batch.
+
+    Keras 3.15 divides it by them; Keras 3.8 adds them up.
+    """
+    import keras
+    import tensorflow as tf
+
+    def loss(examples: int) -> float:
+        layer = keras.layers.Activation("linear", activity_regularizer=keras.regularizers.L2(1.0))
+        layer(tf.ones((examples, 1)))
+        return float(layer.losses[0])
+
+    with tf.init_scope():
+        return loss(2) == loss(1)

@@ -36,7 +36,7 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 from tfopt.hooks import putting
-from tfopt.keras_internals import layers_inside, layers_of
+from tfopt.keras_internals import activity_losses_are_means, layers_inside, layers_of
 from tfopt.resume.untracked import kept_by
 
 Put = Callable[[Any, str, Any], None]
@@ -58,6 +58,7 @@ class Step:
         self.own_losses = own_losses
         self.exchange = exchange
         """What the workers of a cluster tell each other; None where one process trains."""
+        self._kind_of_activity = "mean" if activity_losses_are_means() else "sum"
 
     @property
     def strategy(self) -> Any:
@@ -256,9 +257,10 @@ class Step:
         parts = []
         for layer in layers:
             for loss in layer._losses:
-                # An activity regularizer's is a mean over examples.
-                of_activity = layer._losses.is_of_activity(loss)
-                kind = "mean" if of_activity else self._declared(f"{layer.name!r} calls add_loss")
+                if layer._losses.is_of_activity(loss):
+                    kind = self._kind_of_activity
+                else:
+                    kind = self._declared(f"{layer.name!r} calls add_loss")
                 parts.append(shard.weigh(self.model._aggregate_additional_loss(loss), kind))
         whole: list[Any] = []
         for dtype in {each.dtype for each in parts}:

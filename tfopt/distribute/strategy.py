@@ -121,10 +121,12 @@ def _several_workers(place: ClusterPlace, devices: Sequence[str], timeout_s: flo
 
 def _coordinate(spec: dict[str, list[str]], timeout_s: float) -> None:
     """Configure TensorFlow's coordination service, with a limit on each thing that it waits for."""
-    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-
     leader = next(kind for kind in _TRAINING if kind in spec)
     wait_ms = int(1000 * timeout_s)
+    # The module of this message is another one in TensorFlow 2.18.
+    jobs = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
+    for kind, addresses in spec.items():
+        jobs.add(name=kind, num_tasks=len(addresses))
     context.context().configure_coordination_service(
         "standalone",
         service_leader=f"/job:{leader}/replica:0/task:0",
@@ -133,8 +135,5 @@ def _coordinate(spec: dict[str, list[str]], timeout_s: float) -> None:
         # Whoever is done first waits for the others: with the leader gone they would report
         # a failure that is none.
         shutdown_barrier_timeout_in_ms=min(wait_ms, 10_000),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=kind, num_tasks=len(addresses))
-            for kind, addresses in spec.items()
-        ],
+        coordinated_jobs=list(jobs),
     )
