@@ -1,6 +1,5 @@
 """The manifest for Kubernetes, held against Kubernetes's own schemas, and the Dockerfile."""
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -8,6 +7,7 @@ from tfopt.distribute.launch.kubernetes import KubernetesJob
 from tfopt.distribute.launch.place import place_in_cluster
 from tfopt.errors import UserError
 
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
 PLAIN = {"command": ("python", "train.py"), "name": "train", "image": "train:1", "workers": 2}
 FULL = PLAIN | {
     "command": ("sh", "-c", 'echo "it\'s $(HOSTNAME)" {} # not a comment: no'),

@@ -109,7 +109,8 @@ def main(connection):
         lambda: optimizers.Adamax(0.01),
         lambda: optimizers.Nadam(0.01),
         lambda: optimizers.Adafactor(0.05),
-        lambda: optimizers.Muon(0.02),
+        # Keras 3.8 has none.
+        *([lambda: optimizers.Muon(0.02)] if hasattr(optimizers, "Muon") else ()),
     ):
         note(
             name=f"optimizer {make().name}", **trained(connection, with_optimizer(make), few, 2)[1]
