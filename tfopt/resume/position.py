@@ -65,7 +65,7 @@ def _require_seed(adapter: Any) -> None:
             expected="an order that is the same when the script is run again",
             received="shuffle=True without a seed",
             fix="tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=1).batch(32); or "
-            "keras.utils.set_random_seed(1) first, with which Keras 3.15 takes the same order in "
+            "keras.utils.set_random_seed(1) first, with which Keras takes the same order in "
             "every epoch",
         )
 
@@ -92,7 +92,7 @@ def running_fit(model: Any) -> Fit:
             return Fit(values["epoch_iterator"], values["callbacks"], int(values["initial_epoch"]))
         frame = frame.f_back  # type: ignore[assignment]
     raise UserError(
-        "resume() works in model.fit() of Keras 3.15 on TensorFlow, and is not in one here.",
+        "resume() works in model.fit() on TensorFlow, and is not in one here.",
         expected="model.fit(..., callbacks=[tfopt.resume(folder)])",
         received=f"a training loop of {type(model).__name__}'s own",
     )

@@ -16,6 +16,7 @@ from tfopt.errors import UserError, hashable, require_count
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
+from tfopt.keras_internals import auto_jit_compile
 from tfopt.report.format import count
 from tfopt.train.memory_estimate import bytes_of
 from tfopt.train.out_of_memory import room_on
@@ -153,7 +154,7 @@ def _require_one_way(model: Any) -> None:
 
     if tf.distribute.has_strategy() or model._distribute_strategy is not None:
         raise _cannot(model, "it is under a strategy, which copies it to all devices")
-    if model.compiled and model.jit_compile and not model._resolve_auto_jit_compile():
+    if model.compiled and model.jit_compile and not auto_jit_compile(model):
         raise _cannot(model, _XLA)
     if getattr(getattr(model, "optimizer", None), "built", False):
         raise _cannot(model, "its optimizer has variables already: split it before fit()")

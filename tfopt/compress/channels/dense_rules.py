@@ -37,16 +37,16 @@ def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
     heads = analysis.make(call, layer.num_heads, "heads")
     analysis.change(call, lambda kept: {"num_heads": kept(heads)})
     projections = [
-        (layer._query_dense, query),
-        (layer._key_dense, key),
-        (layer._value_dense, value),
+        (layer.query_dense, query),
+        (layer.key_dense, key),
+        (layer.value_dense, value),
     ]
     for dense, flow in projections:
         analysis.cut(call, dense._kernel, 0, analysis.along(call, flow, -1), "takes")
         analysis.cut(call, dense._kernel, 1, heads, "makes")
         analysis.cut(call, dense.bias, 0, heads, "makes")
         analysis.multiplies(dense._kernel, call.positions(-1, of=flow))
-    out = layer._output_dense
+    out = layer.output_dense
     analysis.cut(call, out._kernel, 0, heads, "takes")
     analysis.multiplies(out._kernel, call.positions(-1, of=query))
     if len(call.shapes) > 1:
