@@ -89,7 +89,7 @@ def test_no_file_is_longer_than_one_reads():
 
 
 def test_the_package_is_small_at_its_top():
-    assert len(ENTRIES) <= 23, ENTRIES
+    assert len(ENTRIES) <= 24, ENTRIES
 
 
 def test_every_room_has_its_floor():
