@@ -1,13 +1,18 @@
 """tf_keras models go through tfmot, in processes of their own: tfmot is a Keras 2 library."""
 
+import sys
 from importlib.util import find_spec
 
 import pytest
 
+from tfopt.compress.keras2 import load_tfmot
+from tfopt.errors import UserError
+
 # Not importorskip: an import of tfmot would switch this process to Keras 2.
-pytestmark = pytest.mark.skipif(
+WITH_TFMOT = pytest.mark.skipif(
     find_spec("tensorflow_model_optimization") is None, reason="tfmot is not installed"
 )
+
 COMMON = """
     import os
     import numpy as np
@@ -154,11 +159,19 @@ STILL_KERAS_3 = """
 """
 
 
+def test_without_tfmot_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_model_optimization", None)
+    with pytest.raises(UserError, match=r"pip install 'tfopt\[tfmot\]'"):
+        load_tfmot()
+
+
 @pytest.mark.slow
+@WITH_TFMOT
 def test_a_model_is_pruned_or_made_aware_and_the_process_stays_on_keras_3(fresh_python):
     fresh_python(COMMON + PRUNED + AWARE + STILL_KERAS_3)
 
 
 @pytest.mark.slow
+@WITH_TFMOT
 def test_choices_and_clusters_are_tfmots_own(fresh_python):
     fresh_python(COMMON + CHOICES + CLUSTERED)

@@ -17,7 +17,7 @@ from tfopt.compress import reports
 from tfopt.compress.awareness import LayerQuantization, Settings
 from tfopt.compress.kernels import Matches
 from tfopt.compress.schedules import PolynomialSparsity, Schedule
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 # The classes whose kernels tfmot both prunes and clusters.
 _WITH_KERNELS = ("Dense", "Embedding", "Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose")
@@ -29,8 +29,16 @@ def load_tfmot() -> Any:
 
     # tf.keras settles on a Keras when it is first touched; it must not be under tfmot's switch.
     assert tf.keras.Model is not None
-    with patch.dict(os.environ):
-        import tensorflow_model_optimization
+    try:
+        with patch.dict(os.environ):
+            import tensorflow_model_optimization
+    except ImportError as error:
+        raise UserError(
+            "Models of tf_keras are compressed by tfmot, which cannot be imported.",
+            expected="the extra 'tfmot' of tfopt",
+            received=first_line(error),
+            fix="pip install 'tfopt[tfmot]'; or use a Keras 3 model, made with `import keras`",
+        ) from error
     return tensorflow_model_optimization
 
 
