@@ -29,6 +29,9 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        from tfopt.job.versions import require_supported
+
+        require_supported()
         return _load(name)
     close = get_close_matches(name, __all__, n=1)
     hint = f". Did you mean {close[0]!r}?" if close else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tfopt import __version__
 from tfopt.commands.arguments import drop_output
@@ -18,6 +19,7 @@ from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.monitor import add_monitor
 from tfopt.commands.report import add_report
 from tfopt.commands.tune import add_tune
+from tfopt.job.versions import library_versions
 from tfopt.recipes.flags import Parser, add_debug, exit_code_of
 
 _COMMANDS = (
@@ -61,12 +63,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _ShowVersions(argparse.Action):
+    """Print the versions, which are looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        found = {"tfopt": __version__, **library_versions()}
+        print(", ".join(f"{name} {version}" for name, version in found.items()))
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tfopt",
         description="Optimise Keras 3 training on TensorFlow and measure each step.",
     )
-    parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
+    parser.add_argument(
+        "--version",
+        action=_ShowVersions,
+        nargs=0,
+        help="show the versions of tfopt, TensorFlow and Keras, and exit",
+    )
     common = Parser(add_help=False)
     add_debug(common)
     commands = parser.add_subparsers(required=True, metavar="command")

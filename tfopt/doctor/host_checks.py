@@ -9,6 +9,7 @@ import psutil
 
 from tfopt.doctor.check import Check, Subject
 from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limit_gib
+from tfopt.job.versions import unsupported
 from tfopt.measure.provenance import package_versions
 from tfopt.monitor.nvml import gpu_memories
 
@@ -20,12 +21,15 @@ _FREE_DISK_GIB = 2.0
 
 
 def versions(subject: Subject) -> Iterable[Check]:
-    """Tell the versions of TensorFlow, Keras and the others; ``pip check`` compares them."""
+    """Tell the versions of TensorFlow, Keras and the others, and what tfopt does not run on."""
     found = package_versions()
     evidence = tuple(f"{name} {version}" for name, version in found.items())
     names = [name for name in ("python", "tensorflow", "keras", "numpy") if name in found]
     text = ", ".join(f"{name} {found[name]}" for name in names)
     yield Check("host", "versions", "ok", text, evidence)
+    for error in unsupported():
+        told = f"{error.what} Found: {error.received}"
+        yield Check("host", "versions", "failure", told, (), error.fix)
 
 
 def cores(subject: Subject) -> Iterable[Check]:

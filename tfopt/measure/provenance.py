@@ -65,7 +65,8 @@ def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 _NAMED = """
-    tensorflow tensorflow-cpu keras tf-keras tensorflow-model-optimization tensorflow-datasets
+    tensorflow tensorflow-cpu tf-nightly keras keras-nightly tf-keras tensorflow-model-optimization
+    tensorflow-datasets
     ai-edge-litert ml-dtypes numpy psutil
 """
 
