@@ -17,12 +17,13 @@ DEMO_FLAGS ?=
 TEST_PROCESSES ?= 3
 PYTEST = TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
-.PHONY: help demo test test-all lint types walls unit unit-all clean
+.PHONY: help demo test test-all test-versions lint types walls unit unit-all clean
 
 help:
 	@echo "make demo      find what trains MNIST fastest and measure it; the report is in cnn_mnist_report/"
 	@echo "make test      lint, types, import walls and all tests but the slow ones"
 	@echo "make test-all  the same and the slow ones, with steps compiled by XLA as Keras chooses"
+	@echo "make test-versions  the wheel on the oldest, the newest and the next TensorFlow and Keras, in .lanes/"
 	@echo "make clean     remove .venv and caches"
 
 $(BASE): pyproject.toml
@@ -46,6 +47,10 @@ test: lint types walls unit
 
 test-all: lint types walls unit-all
 
+# Makes its own environments; with LANES="oldest --quick" only a part.
+test-versions:
+	$(PYTHON) tests/lanes.py $(LANES)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,4 +68,4 @@ unit-all: $(STAMP)
 	TFOPT_TESTS_XLA=1 $(PYTEST)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .lanes build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

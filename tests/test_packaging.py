@@ -2,25 +2,35 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import tfopt
+
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    # A copy, since building leaves folders behind.
+def source(tmp_path_factory):
+    """A copy, since building leaves folders behind."""
     source = tmp_path_factory.mktemp("source") / "tfopt"
     source.mkdir()
     for name in ("tfopt", "pyproject.toml", "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
     target = tmp_path_factory.mktemp("wheel")
     command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
     subprocess.run([sys.executable, *command, target, source], check=True, timeout=120)
@@ -40,6 +50,29 @@ def test_the_wheel_holds_data_templates_types_and_licences(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests/", "benchmarks/", "recipes/")) for name in names)
     assert wheel.stat().st_size < 5_000_000
+
+
+def test_the_sdist_makes_the_same_wheel(wheel, source, tmp_path):
+    code = "import sys, setuptools.build_meta as made; made.build_sdist(sys.argv[1])"
+    command = [sys.executable, "-c", code, tmp_path]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
+    (sdist,) = tmp_path.glob(f"tfopt-{tfopt.__version__}.tar.gz")
+    with tarfile.open(sdist) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    in_wheel = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in in_wheel if ".dist-info/" not in name} <= names
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+    assert not any(name.startswith(("benchmarks/", "recipes/")) for name in names)
+
+
+def test_the_base_install_is_small_and_every_package_of_it_is_accounted_for():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = dict(re.fullmatch(r"([\w-]+)(.*)", each).groups() for each in settings["dependencies"])
+    assert (bounds["tensorflow"], bounds["keras"]) == (">=2.18", ">=3.8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| package | why | MB |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1].strip() for row in table.splitlines()]
+    assert {name for row in rows for name in row.split(", ")} == bounds.keys()
 
 
 def test_the_installed_package_works_from_another_folder(wheel, tmp_path):

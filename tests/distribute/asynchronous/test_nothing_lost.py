@@ -6,7 +6,7 @@ The variables are on two ps.
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
 
 STEPS = 200  # an epoch's: 1,600 examples in batches of 8

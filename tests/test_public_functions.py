@@ -1,0 +1,199 @@
+"""Call every public function once on a small net, on whichever TensorFlow and Keras are installed.
+
+What each promises is tested in its own room; ``tests/lanes.py`` runs this file on the oldest, the
+newest and the next versions.
+"""
+
+import inspect
+import sys
+
+import keras
+import numpy as np
+
+import tfopt
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+# They work in processes of their own: what calls them.
+ELSEWHERE = {
+    "doctor": "tests/doctor/test_command.py",
+    "find_batch_size": "tests/tune/test_batch_size.py",
+    "measure": "tests/measure/test_children.py",
+    "train_asynchronously": "tests/distribute/asynchronous/test_nothing_lost.py",
+    "tune": "tests/tune/test_given_model.py",
+}
+
+
+def net():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(16, "relu", name="hidden"),
+            keras.layers.Dense(2, "softmax", name="out"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def attentive():
+    x = keras.Input((4, 8))
+    h = keras.layers.MultiHeadAttention(2, 4, name="attention")(x, x)
+    model = keras.Model(x, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(h)))
+    model.compile("adam", "mse")
+    return model
+
+
+def fit(model, **options):
+    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0, **options).history
+    assert np.isfinite(history["loss"]).all()
+    return model
+
+
+def a_job():
+    return tfopt.Job(
+        build=net,
+        data=lambda: tfopt.Data(train=(X, Y), test=(X, Y)),
+        compile=lambda: {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"},
+        batch_size=16,
+        epochs=1,
+    )
+
+
+def fine_tuned(model):
+    """Check that a model trains on, and return what strip leaves, which answers as before."""
+    trained = tfopt.strip(fit(model))
+    assert trained.predict(X, verbose=0).shape == (64, 2)
+    return trained
+
+
+def test_prune_and_strip():
+    kernel = fine_tuned(tfopt.prune(net(), 0.5)).get_layer("hidden").kernel
+    assert np.mean(kernel.numpy() == 0) == 0.5
+
+
+def test_cluster():
+    kernel = fine_tuned(tfopt.cluster(net(), 4)).get_layer("hidden").kernel
+    assert len(np.unique(kernel.numpy())) <= 4
+
+
+def test_quantize_aware_and_quantize(tmp_path):
+    model = fit(tfopt.quantize_aware(fit(net())))
+    made = tfopt.quantize(model, tmp_path / "aware.tflite", calibration=X)
+    np.testing.assert_allclose(made.predict(X), model.predict(X, verbose=0), atol=0.05)
+
+
+def test_remove_channels():
+    assert fine_tuned(tfopt.remove_channels(net(), 0.5)).get_layer("hidden").units == 8
+
+
+def test_export_and_load(tmp_path):
+    model = fit(net())
+    exported = tfopt.export(model, tmp_path, formats=["litert", "saved_model"], examples=X)
+    for name in ("litert", "saved_model"):
+        answers = tfopt.load(exported[name].folder)(X)
+        np.testing.assert_allclose(answers, model.predict(X, verbose=0), atol=1e-5)
+
+
+def test_optimize_and_footprint(tmp_path):
+    model = fit(net())
+    best = tfopt.optimize(
+        model, (X, Y), folder=tmp_path, formats="litert", precision="float32", turns=3
+    )
+    rows = tfopt.footprint({"keras": model, "file": best.winner.path}, turns=2).rows
+    assert len(rows) == 2
+
+
+def test_execution():
+    model = fit(tfopt.execution(net(), jit_compile=False, steps_per_execution=2))
+    assert model.steps_per_execution == 2
+
+
+def test_mixed_precision():
+    model = tfopt.mixed_precision(net(), "mixed_bfloat16")
+    assert model.get_layer("hidden").compute_dtype == "bfloat16"
+    fit(model)
+
+
+def test_accumulate():
+    assert fit(tfopt.accumulate(net(), 2)).optimizer.gradient_accumulation_steps == 2
+
+
+def test_remat():
+    plain, again = fit(net()), fit(tfopt.remat(net(), "hidden"))
+    for one, other in zip(plain.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_fused_attention():
+    # Without a GPU the layers compute as they did.
+    model, plain = tfopt.fused_attention(attentive()), attentive()
+    model.set_weights(plain.get_weights())
+    x = RNG.normal(size=(3, 4, 8)).astype("float32")
+    np.testing.assert_allclose(model(x), plain(x), atol=1e-6)
+
+
+def test_pipeline_and_scaled_learning_rate():
+    data = tfopt.pipeline((X, Y), batch_size=16, shuffle=False, cache="memory")
+    assert np.isfinite(net().fit(data, shuffle=False, verbose=0).history["loss"][0])
+    assert tfopt.scaled_learning_rate(0.1, tuned_batch=32, batch=64, rule="linear") == 0.2
+
+
+def test_resume(tmp_path):
+    whole = fit(net())
+    first = net()
+    first.fit(X, Y, batch_size=16, shuffle=False, verbose=0, callbacks=[tfopt.resume(tmp_path)])
+    again = fit(net(), callbacks=[tfopt.resume(tmp_path)])
+    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_training_memory_and_an_explained_error():
+    memory = tfopt.training_memory(net(), (X[:16], Y[:16]))
+    assert memory.peak_mib > memory.parameters_mib > 0
+    with tfopt.explain_out_of_memory(net()):
+        fit(net())
+
+
+def test_run_a_chain():
+    chain = tfopt.chain(tfopt.Execution(steps_per_execution=2), tfopt.Prune(0.5))
+    assert np.isfinite(tfopt.run(a_job(), chain).evaluation["loss"])
+
+
+def test_hardware_estimate():
+    assert tfopt.hardware_estimate(a_job()).gflop > 0
+
+
+def test_distribute_over_two_devices(fresh_python):
+    fresh_python("""
+        import tensorflow as tf
+        import keras
+        import numpy as np
+        import tfopt
+        with tfopt.distribute(logical_cpus=2, global_batch=16):
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        x = np.ones((32, 3), "float32")
+        history = model.fit(x, x[:, :1], batch_size=16, verbose=0).history
+        assert np.isfinite(history["loss"][0])
+    """)
+
+
+def test_what_is_set_before_the_devices_are_used(fresh_python, tmp_path):
+    fresh_python(f"""
+        import tensorflow as tf
+        import tfopt
+        for effect in (tfopt.place(), tfopt.keep_host_memory()):
+            assert effect.note, effect
+        assert tfopt.compile_cache({str(tmp_path)!r}).is_dir()
+    """)
+
+
+def test_each_function_is_called():
+    functions = {name for name in tfopt.__all__ if inspect.isfunction(getattr(tfopt, name))}
+    source = inspect.getsource(sys.modules[__name__])
+    called = {name for name in functions if f"tfopt.{name}(" in source}
+    assert functions - called == {*ELSEWHERE}
