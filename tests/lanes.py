@@ -71,6 +71,10 @@ print(json.dumps({name: round(weight / 1e6, 2) for name, weight in weights.items
 DEMO = ("--budget", "0", "--transforms", "execution,quantize", "--steps", "5", "--epochs", "1")
 
 
+class CommandFailed(Exception):
+    """The Python of an environment ended with an error."""
+
+
 class CannotInstall(Exception):
     """A lane's packages are not to be had here."""
 
@@ -204,10 +208,9 @@ def pip(environment: Path, python: str | None, *words: str) -> None:
         if python is not None and not environment.exists():
             subprocess.run([python, "-m", "venv", environment], check=True, capture_output=True)
         said(environment, "-m", "pip", "install", "--quiet", *words)
-    except subprocess.CalledProcessError as error:
-        text = error.stderr if isinstance(error.stderr, str) else str(error.stderr)
-        lines = [line for line in text.splitlines() if line.startswith("ERROR")]
-        raise CannotInstall(lines[-1] if lines else text[-300:]) from error
+    except (CommandFailed, subprocess.CalledProcessError) as error:
+        lines = [line for line in str(error).splitlines() if line.startswith("ERROR")]
+        raise CannotInstall(lines[-1] if lines else str(error)[-300:]) from error
 
 
 # Tests
@@ -227,14 +230,7 @@ def outside(quick: bool) -> dict[str, tuple[str, ...]]:
 def works(environment: Path, words: tuple[str, ...]) -> bool:
     """Return whether a command of the lane's Python ends well in an empty folder."""
     with TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [environment / "bin" / "python", *words],
-            cwd=folder,
-            env=variables(environment),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran(environment, words, folder)
     if done.returncode:
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
     return done.returncode == 0
@@ -262,15 +258,24 @@ def suite(lane: str, environment: Path, files: tuple[str, ...]) -> tuple[dict[st
 
 
 def said(environment: Path, *words: str) -> str:
-    """Return what the lane's Python prints."""
+    """Return what the lane's Python prints, or raise what it complains of."""
+    done = ran(environment, words, FOLDER)
+    if done.returncode:
+        raise CommandFailed(done.stderr[-3000:])
+    return done.stdout.strip()
+
+
+def ran(
+    environment: Path, words: tuple[str, ...], folder: str | Path
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [environment / "bin" / "python", *words],
-        cwd=FOLDER,
+        cwd=folder,
         env=variables(environment),
         capture_output=True,
         text=True,
-        check=True,
-    ).stdout.strip()
+        check=False,
+    )
 
 
 def variables(environment: Path) -> dict[str, str]:
