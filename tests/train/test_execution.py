@@ -1,5 +1,11 @@
 """Execution: what is compiled and how often Python is left, at equal weights."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -52,3 +58,63 @@ def test_an_uncompiled_model_and_a_number_for_a_switch_are_refused():
     for value in (1, 0, "yes"):
         with pytest.raises(UserError, match="jit_compile has an unknown value"):
             Execution(jit_compile=value)
+
+
+FLAGS = """
+import json, os
+import keras, numpy as np
+import tfopt
+from tfopt import Execution, Job, Place, chain, run
+x = np.ones((32, 6), "float32")
+def model():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+def job():
+    data = lambda: tfopt.Data(train=(x, x[:, :1]))
+    return Job(build=model, data=data, compile=lambda: {"loss": "mse"})
+flag = "--xla_cpu_enable_fast_math=true"
+try: run(job(), Execution(jit_compile=True, xla=(flag, "--xla_no_such_flag=1")))
+except tfopt.UserError as error: refused = str(error)
+found = [refused, os.environ.get("XLA_FLAGS", "")]
+kept = Place(compile_cache=True)
+for each in (chain(kept, Execution(jit_compile=True, xla=(flag,))), Execution(xla=(flag,))):
+    outcome = run(job(), each)
+    found.append([effect.note for _, effect in outcome.effects])
+found += [os.environ["XLA_FLAGS"], os.environ["TF_XLA_FLAGS"]]
+try: run(job(), Execution(xla=("--xla_cpu_enable_fast_math=false",)))
+except tfopt.UserError as error: found.append(str(error))
+print(json.dumps([*found, os.environ["XLA_FLAGS"]]))
+"""
+
+
+def test_flags_of_xla_are_set_for_the_process_and_an_unknown_one_is_named(tmp_path):
+    given = {name: text for name, text in os.environ.items() if "XLA_FLAGS" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", FLAGS],
+        env=given | {"XDG_CACHE_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    unknown, before, first, again, flags, cache, late, after = json.loads(
+        done.stdout.splitlines()[-1]
+    )
+    assert "XLA does not take --xla_no_such_flag=1." in unknown
+    assert before == ""
+    assert first[1].startswith("XLA under --xla_cpu_enable_fast_math=true; ")
+    assert again == ["XLA under --xla_cpu_enable_fast_math=true"]
+    assert flags == after == "--xla_cpu_enable_fast_math=true"
+    assert "came too late" in late
+    # The programs are in the folder for these flags, not in that which Place had made.
+    folder = Path(cache.partition("=")[2])
+    assert str(folder) not in first[0]
+    assert folder.parent.parent == tmp_path / "tfopt"
+    assert [*folder.glob("*.pb")]
+
+
+def test_what_is_no_flag_is_refused_and_one_flag_is_a_tuple():
+    assert Execution(xla="--xla_dump_to=/x").xla == ("--xla_dump_to=/x",)
+    made = Execution(xla=["--xla_a=1", "--xla_b"])
+    assert eval(repr(made)) == made
+    for value in ("xla_a=1", 5, ["--xla_a=1 --xla_b=2"], "--tf_xla_a=1"):
+        with pytest.raises(UserError, match="no flag of XLA's"):
+            Execution(xla=value)

@@ -42,16 +42,39 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
     """
     require_count("limit_mib", limit_mib)
     kept, variables = _prepared(os.environ, folder, limit_mib)
+    set_before_devices(
+        variables, "compile_cache()", fix="move tfopt.compile_cache() right after the imports"
+    )
+    return kept
+
+
+def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> dict[str, str]:
+    """Set variables that TensorFlow reads before it has devices, and return what they were."""
     earlier = {name: os.environ.get(name, "") for name in variables}
     os.environ.update(variables)
     if _has_devices():  # asked behind the flags, since asking makes TensorFlow read them
         os.environ.update(earlier)
         raise DevicesAlreadyInitialised(
-            "compile_cache() came too late: TensorFlow has read its flags in this process.",
-            expected="compile_cache() before the first tensor or model",
-            fix="move tfopt.compile_cache() right after the imports",
+            f"{by} came too late: TensorFlow has read its flags in this process.",
+            expected=f"{by} before the first tensor or model",
+            fix=fix,
         )
-    return kept
+    return earlier
+
+
+def kept_in(environment: Mapping[str, str]) -> Path | None:
+    """Return the folder in which a process with this environment keeps programs, if any."""
+    flags = environment.get("TF_XLA_FLAGS", "").split()
+    folders = [flag.removeprefix(_PROGRAMS) for flag in flags if flag.startswith(_PROGRAMS)]
+    return Path(folders[-1]) if folders else None
+
+
+def moved_cache(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for a cache of ours under other flags of XLA; none without one."""
+    kept = kept_in(environment)
+    if kept is None or kept.parent.name != _OWN:
+        return {}
+    return _prepared(environment, kept.parents[1], _LIMIT_MIB)[1]
 
 
 def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from tfopt.job.rebuild import require_compiled
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import auto_jit_compile, compile_settings
 from tfopt.train.xla_cpu_max_pool import tiled_max_pool
+from tfopt.train.xla_flags import require_flags, set_xla_flags
 
 if TYPE_CHECKING:
     import keras
@@ -55,14 +56,36 @@ def execution(
 
 @dataclass(frozen=True, repr=False)
 class Execution(Transform):
-    """XLA compilation and steps per execution."""
+    """XLA compilation, steps per execution, and XLA's own flags.
+
+    Attributes:
+        xla: Flags such as "--xla_gpu_enable_triton_gemm=false", for the whole process from its
+            start on. They change how XLA compiles, not whether it does.
+    """
 
     jit_compile: JitCompile = None
     steps_per_execution: int | None = None
+    xla: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         keep_plain(self)
         _validate(self.jit_compile, self.steps_per_execution)
+        if self.xla is not None:
+            flags = self.xla if isinstance(self.xla, list | tuple) else [self.xla]
+            require_flags(flags)
+            object.__setattr__(self, "xla", tuple(flags))
+
+    def setup(self, run: Run) -> None:
+        if not self.xla:
+            return
+        set_xla_flags(self.xla)
+        import tensorflow as tf
+
+        for_gpus = all(flag.startswith("--xla_gpu_") for flag in self.xla)
+        if for_gpus and not tf.config.list_physical_devices("GPU"):
+            run.note("XLA's flags are for GPUs, and there is none", acted=False)
+        else:
+            run.note(f"XLA under {' '.join(self.xla)}")
 
     @contextmanager
     def scope(self, run: Run) -> Iterator[None]:
@@ -85,7 +108,8 @@ class Execution(Transform):
         if self.steps_per_execution is not None:
             changed["steps_per_execution"] = self.steps_per_execution
             done.append(f"{self.steps_per_execution} steps per execution")
-        run.note(", ".join(done) or "nothing asked for", acted=bool(done))
+        if done or not self.xla:
+            run.note(", ".join(done) or "nothing asked for", acted=bool(done))
         return changed
 
 
