@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 from bench_reports import NOT_ASKED, training
 
-from tfopt import Place, Quantize, Remat
+from tfopt import FusedAttention, Place, Quantize, Remat
 from tfopt.data.host_memory import MIB, Memory
 from tfopt.measure.bench import compare_served
 from tfopt.measure.children import Lost
@@ -33,6 +33,7 @@ FACTS = JobFacts(
     jit_compile=False,
     eager=False,
     half="mixed_bfloat16",
+    attention=False,
     source="arrays",
     endless=False,
     batch_size=32,
@@ -145,7 +146,7 @@ class MadeChild:
     def has_answered(self, timeout_s):
         return True
 
-    def receive(self, timeout_s):
+    def receive(self, timeout_s, meanwhile=None):
         assert not self.ended
         self.patience = timeout_s
         self.machine.before(self)
@@ -241,4 +242,5 @@ def settings(chain):
         fields = {n: v for n, v in vars(part).items() if v is not None}
         found |= {n: v for n, v in fields.items() if v not in ("linear", "sqrt", False)}
         found |= {"remat": True} if isinstance(part, Remat) else {}
+        found |= {"fused_attention": True} if isinstance(part, FusedAttention) else {}
     return found

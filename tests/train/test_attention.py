@@ -294,6 +294,7 @@ def test_a_model_of_which_nothing_can_be_fused_is_refused_and_left(card, layer, 
     with pytest.raises(UserError, match=reason):
         tfopt.fused_attention(model)
     assert (dict(vars(model)), dict(vars(layer))) == before
+    assert attention.serves(model) == (reason == "computes in float32")
 
 
 def test_without_a_gpu_that_serves_it_is_refused(monkeypatch):
@@ -304,6 +305,7 @@ def test_without_a_gpu_that_serves_it_is_refused(monkeypatch):
         tfopt.fused_attention(model, padding="left")
     with pytest.raises(UserError, match="it is not computed on a GPU"):
         tfopt.fused_attention(model)
+    assert not attention.serves(model)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["GPU:0"])
     details = {"compute_capability": (7, 5)}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)

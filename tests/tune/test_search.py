@@ -8,9 +8,10 @@ from made_machine import DATA, FACTS, Machine, settings
 
 import tfopt
 from tfopt import UserError
+from tfopt.data import PipelineOptions
 from tfopt.job.recipe_file import read_recipe
 from tfopt.report.bench_report import BenchReport
-from tfopt.tune.space import Changes, space_for
+from tfopt.tune.space import Changes, narrowed, neighbours, singles, space_for
 
 BATCHES = {"batch_size": [64, 128, 400], "steps_per_execution": [16]}
 
@@ -306,3 +307,63 @@ def test_the_space_is_what_the_job_allows():
         assert found["keep_host_memory"] == values
     kept = Changes(keep_host_memory=True)
     assert kept.chain(FACTS) == tfopt.chain(tfopt.KeepHostMemory())
+
+
+GPU = replace(FACTS, gpus=1, half="mixed_float16", attention=True, jit_compile=True)
+HALF = Changes(precision="mixed_float16")
+FUSED = Changes(precision="mixed_float16", fused_attention=True)
+
+
+def test_on_a_gpu_what_helped_on_one_comes_first_and_fused_attention_with_half_precision():
+    tried = [str(each) for each in singles(narrowed(space_for(GPU), None, exact=False))]
+    assert tried[:5] == [
+        "precision mixed_float16",
+        "precision mixed_float16, fused_attention True",
+        "steps_per_execution 16",
+        "batch_size 125",
+        "xla --xla_gpu_enable_triton_gemm=false",
+    ]
+    assert space_for(FACTS).keys() == space_for(GPU).keys()
+    on_cpu = space_for(replace(GPU, gpus=0))
+    assert on_cpu["fused_attention"] == on_cpu["xla"] == (None,)
+    # In half precision already it stands alone.
+    own = narrowed(space_for(replace(GPU, half=None)), None, exact=False)
+    assert Changes(fused_attention=True) in singles(own)
+    for exact, asked in ((True, None), (False, {"precision": []})):
+        found = narrowed(space_for(GPU), asked, exact=exact)
+        assert found["fused_attention"] == (None,)
+
+
+def test_fused_attention_comes_and_goes_with_half_precision():
+    space = space_for(GPU)
+    batch = Changes(batch_size=125)
+    assert replace(FUSED, batch_size=125) in neighbours(batch, space)
+    near = neighbours(replace(FUSED, batch_size=125), space)
+    assert batch in near
+    assert replace(HALF, batch_size=125) in near
+    assert all(each.precision for each in near if each.fused_attention)
+    assert replace(FUSED, batch_size=125).alone() == [FUSED, batch]
+    parts = tfopt.MixedPrecision("mixed_float16"), tfopt.FusedAttention()
+    assert FUSED.chain(replace(GPU, batch_size=50)) == tfopt.chain(*parts)
+    # Steps know the size of their batches only where none is smaller.
+    whole = tfopt.Pipeline(options=PipelineOptions(drop_remainder=True))
+    assert FUSED.chain(GPU) == tfopt.chain(*parts, whole)
+
+
+@pytest.mark.parametrize("half", [0.9, 1.3])
+def test_fused_attention_is_found_also_where_half_precision_alone_harms(tune, machine, half):
+    machine.facts = GPU
+    machine.shares = {"policy": half, "fused_attention": 0.4}
+    found = settings(tune(seeds=0).chain)
+    assert found["fused_attention"]
+    assert found["policy"] == "mixed_float16"
+    assert found["batch_size"] > 32
+
+
+def test_flags_of_xla_are_tried_as_given_and_checked_first(tune, machine):
+    machine.shares = {"xla": 0.5}
+    flag = "--xla_cpu_enable_fast_math=true"
+    found = settings(tune(exact=True, space={"xla": [flag]}).chain)
+    assert found["xla"] == (flag,)
+    with pytest.raises(UserError, match="no flag of XLA's"):
+        tfopt.tune("toy:job", space={"xla": ["fast"]}, verbose=False)

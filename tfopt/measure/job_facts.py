@@ -11,6 +11,7 @@ from tfopt.data.pipeline import Pipeline
 from tfopt.keras_internals import layers_of
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
+from tfopt.train.attention import serves
 from tfopt.train.learning_rate import Rule
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class JobFacts:
             where it need not.
         jit_compile: Whether the step is compiled by XLA.
         half: The half precision to try here, where the model is all float32.
+        attention: Whether cuDNN's fused kernels serve attention of the model, in half precision.
         source: What the training data is; ``endless``: it has no end.
         examples: How many there are to train on; None where the data does not say.
         epoch_examples: Those of an epoch; None without a length.
@@ -47,6 +49,7 @@ class JobFacts:
     jit_compile: bool
     eager: bool
     half: str | None
+    attention: bool
     source: Kind
     endless: bool
     batch_size: int
@@ -97,6 +100,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         jit_compile=bool(model.jit_compile),
         eager=bool(model.run_eagerly),
         half=_half(model, facts.replicas),
+        attention=serves(model),
         source=train.kind,
         endless=train.count == INFINITE,
         batch_size=facts.update_batch,

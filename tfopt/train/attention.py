@@ -373,15 +373,28 @@ def _kinds() -> tuple[Any, Any]:
     return keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
 
 
+def serves(model: Any) -> bool:
+    """Return whether some attention of a model would be fused here, were it in half precision."""
+    if card_refusal() is not None:
+        return False
+    return any(_kind_refusal(layer) is None for layer in _attention_layers(model))
+
+
 def _layer_refusal(layer: Any) -> str | None:
     """Return why a layer's attention cannot be fused, whatever its inputs are, or None."""
+    reason = _kind_refusal(layer)
+    if reason is None and layer.compute_dtype not in MASKED:
+        return f"it computes in {layer.compute_dtype}"
+    return reason
+
+
+def _kind_refusal(layer: Any) -> str | None:
+    """Return why a layer's attention cannot be fused in any precision, or None."""
     settings = layer.get_config()
     if type(layer)._compute_attention not in [kind._compute_attention for kind in _kinds()]:
         return f"{type(layer).__name__} has a _compute_attention of its own"
     if "_compute_attention" in vars(layer):
         return "another function has its attention already, as quantize_aware has"
-    if layer.compute_dtype not in MASKED:
-        return f"it computes in {layer.compute_dtype}"
     if settings.get("dropout"):
         return f"it has dropout on its scores ({settings['dropout']:g})"
     return head_refusal(settings.get("key_dim") or settings["head_dim"])

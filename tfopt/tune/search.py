@@ -261,7 +261,7 @@ class Search:
         near = [
             each
             for each in neighbours(self.best.setting, self.space)
-            if not any(harm.made.items() <= each.made.items() for harm in harms)
+            if not any(harm in each.alone() for harm in harms)
         ]
         gains = {t.setting: t.value for t in alone}
 

@@ -9,15 +9,18 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tfopt.data.pipeline import Pipeline
+from tfopt.data.plan import PipelineOptions
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError, require_count
 from tfopt.job.transform import Chain, Transform
 from tfopt.measure.job_facts import JobFacts
+from tfopt.train.attention import FusedAttention
 from tfopt.train.execution import Execution
 from tfopt.train.host_memory import KeepHostMemory
 from tfopt.train.learning_rate import LearningRate, Rule
 from tfopt.train.precision import MixedPrecision
 from tfopt.train.remat import Remat
+from tfopt.train.xla_flags import require_flags
 
 Rate = Literal["cosine", "fast"]
 
@@ -29,13 +32,21 @@ _FAST = 3.0
 _NEAR = 1.35
 _FROM_PYTHON = ("generator", "pydataset")
 _WITH_BATCH = "learning_rate"  # chosen with a batch, by trainings
+_HALF = ("mixed_float16", "mixed_bfloat16")
+# Matrix products by cuBLAS alone or by cuBLASLt too, no CUDA graphs, no timing of kernels.
+_XLA_FLAGS = (
+    "--xla_gpu_autotune_level=0",
+    "--xla_gpu_enable_triton_gemm=false",
+    "--xla_gpu_enable_cublaslt=true",
+    "--xla_gpu_enable_command_buffer=",
+)
 
 
 @dataclass(frozen=True)
 class Changes:
     """What a candidate changes; a field that is None leaves the job as it is.
 
-    The fields stand in the order in which they are tried: what often brings most comes first.
+    The fields stand in the order in which they are tried on a CPU: what often brings most is first.
 
     Attributes:
         devices: "all" trains on all GPUs.
@@ -46,6 +57,8 @@ class Changes:
             "fast": three times that, for trainings too short to converge at their own rate.
         input: "pipeline" feeds from ``tf.data``; "cache" keeps the examples in memory as well.
         keep_host_memory: True keeps the memory that a step frees, which Python generators prevent.
+        fused_attention: True computes attention by cuDNN's kernels, which half precision needs.
+        xla: Flags of XLA's, as XLA_FLAGS has them.
     """
 
     devices: Literal["all"] | None = None
@@ -57,6 +70,8 @@ class Changes:
     input: Literal["pipeline", "cache"] | None = None
     keep_host_memory: Literal[True] | None = None
     remat: Literal[True] | None = None
+    fused_attention: Literal[True] | None = None
+    xla: str | None = None
 
     def __str__(self) -> str:
         """Return the changes as the report names them: "batch_size 128, jit_compile False"."""
@@ -69,8 +84,13 @@ class Changes:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def alone(self) -> list[Changes]:
-        """Return each change of the job by itself."""
-        return [Changes(**{name: value}) for name, value in self.made.items()]
+        """Return each change of the job by itself; fused attention with its half precision."""
+        made = self.made
+        if self.fused_attention and self.precision is not None:
+            both = Changes(precision=made.pop("precision"), fused_attention=True)
+            del made["fused_attention"]
+            return [both, *(Changes(**{name: value}) for name, value in made.items())]
+        return [Changes(**{name: value}) for name, value in made.items()]
 
     def trains_as(self, other: Changes) -> bool:
         """Return whether two settings differ only in what trains the same weights."""
@@ -83,6 +103,8 @@ class Changes:
     def _parts(self, seen: JobFacts) -> Iterator[Transform]:
         if self.precision is not None:
             yield MixedPrecision(self.precision)  # type: ignore[arg-type]
+        if self.fused_attention is not None:
+            yield FusedAttention()
         if self.devices is not None:
             yield Distribute()
         if self.batch_size is not None and seen.rule is not None:
@@ -90,15 +112,27 @@ class Changes:
                 yield LearningRate(self._peak(seen), warmup=0.1, decay="cosine")
             else:
                 yield LearningRate(peak=seen.rule)
-        if self.batch_size is not None or self.input is not None:
+        options = PipelineOptions(drop_remainder=self._needs_whole_batches(seen))
+        if self.batch_size is not None or self.input is not None or options.drop_remainder:
             cache = "memory" if self.input == "cache" else None
-            yield Pipeline(batch_size=self.batch_size, cache=cache, examples=seen.generated)
+            yield Pipeline(
+                batch_size=self.batch_size, cache=cache, examples=seen.generated, options=options
+            )
         if self.keep_host_memory is not None:
             yield KeepHostMemory()
         if self.remat is not None:
             yield Remat()
-        if self.jit_compile is not None or self.steps_per_execution is not None:
-            yield Execution(self.jit_compile, self.steps_per_execution)
+        flags = None if self.xla is None else tuple(self.xla.split())
+        execution = Execution(self.jit_compile, self.steps_per_execution, flags)
+        if execution != Execution():
+            yield execution
+
+    def _needs_whole_batches(self, seen: JobFacts) -> bool:
+        """Return whether a step has to be told the size of its batches: fused attention asks it."""
+        if self.fused_attention is None or seen.whole_executions is not None or seen.endless:
+            return False
+        batch = self.batch_size or seen.batch_size
+        return seen.source != "arrays" or (seen.epoch_examples or 0) % batch > 0
 
     def _peak(self, seen: JobFacts) -> float | Rule:
         if self.learning_rate == "cosine" or seen.rate is None:
@@ -109,7 +143,9 @@ class Changes:
 
 AXES = tuple(field.name for field in fields(Changes))
 # What trains the weights of the job as it is.
-EXACT = frozenset({"steps_per_execution", "jit_compile", "keep_host_memory", "remat"})
+EXACT = frozenset({"steps_per_execution", "jit_compile", "keep_host_memory", "remat", "xla"})
+# What helped most on an H100 comes first.
+_ON_A_GPU = ("precision", "fused_attention", "devices", "steps_per_execution", "batch_size", "xla")
 
 
 def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
@@ -134,7 +170,13 @@ def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
         space["keep_host_memory"] = (None, True)
     if seen.half is not None:
         space["precision"] = (None, seen.half)
-    return space
+    if not seen.gpus:
+        return space
+    if seen.attention:
+        space["fused_attention"] = (None, True)
+    if seen.jit_compile and not seen.eager:
+        space["xla"] = (None, *_XLA_FLAGS)
+    return {name: space[name] for name in dict.fromkeys((*_ON_A_GPU, *space))}
 
 
 def _batches(own: int, examples: int) -> Iterator[int]:
@@ -172,6 +214,8 @@ def narrowed(
         found[name] = (None, *given)
     if exact:
         found = {n: values if n in EXACT else (None,) for n, values in found.items()}
+    if _half(space) and not _half(found) and "fused_attention" not in (asked or {}):
+        found["fused_attention"] = (None,)
     if all(len(values) == 1 for values in found.values()):
         raise UserError(
             "There is nothing to try.",
@@ -189,10 +233,14 @@ _VALID: Mapping[str, tuple[Any, ...]] = {
     "precision": ("mixed_float16", "mixed_bfloat16", "float32"),
     "keep_host_memory": (True,),
     "remat": (True,),
+    "fused_attention": (True,),
 }
 
 
 def _require(name: str, value: object) -> None:
+    if name == "xla":
+        require_flags(value.split() if isinstance(value, str) else [value])
+        return
     if name not in _VALID:
         require_count(name, value)
         return
@@ -205,7 +253,10 @@ def _require(name: str, value: object) -> None:
 
 def singles(space: Mapping[str, Sequence[Any]]) -> list[Changes]:
     """Return every single change of the job, one of each field first: time may end the list."""
-    axes = [[Changes(**{axis: v}) for v in _middle_first(vs)] for axis, vs in space.items()]
+    plain = Changes()
+    axes = [
+        [_changed(plain, space, axis, v) for v in _middle_first(vs)] for axis, vs in space.items()
+    ]
     return [each for turn in itertools.zip_longest(*axes) for each in turn if each is not None]
 
 
@@ -217,13 +268,30 @@ def _middle_first(values: Sequence[Any]) -> list[Any]:
 
 
 def neighbours(setting: Changes, space: Mapping[str, Sequence[Any]]) -> list[Changes]:
-    """Return the settings that differ from this one in one field."""
+    """Return the settings that differ from this one in one field, and in what goes with it."""
     return [
-        replace(setting, **{axis: value})
+        _changed(setting, space, axis, value)
         for axis, values in space.items()
         for value in values
         if value != getattr(setting, axis) and axis != _WITH_BATCH
     ]
+
+
+def _changed(
+    setting: Changes, space: Mapping[str, Sequence[Any]], axis: str, value: Any
+) -> Changes:
+    """Return a setting with one other value; fused attention comes and goes with half precision."""
+    changed, half = replace(setting, **{axis: value}), _half(space)
+    if not half or not changed.fused_attention or changed.precision in _HALF:
+        return changed  # without one to try, the job is in half precision itself
+    if axis == "precision":
+        return replace(changed, fused_attention=None)
+    return replace(changed, precision=half[0])
+
+
+def _half(space: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the half precisions that a space has."""
+    return [value for value in space["precision"] if value in _HALF]
 
 
 def together(first: Changes, second: Changes) -> Changes | None:
