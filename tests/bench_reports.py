@@ -67,6 +67,7 @@ def process(level: float, random, *, noise: float = 0.001, turns: int = 12, **ch
         "host_peak_mib": 960.5,
         "gpu_peak_mib": None,
         "energy_per_example_j": None,
+        "new_programs": None,
         "gpus": (),
         "data": "mnist: 10,000 digits",
         **changed,

@@ -72,7 +72,7 @@ def test_each_answer_has_its_exit_code(files, capsys, arguments, code):
         (("base.json", "other.json"), 4, "CPU: AMD EPYC against Intel"),
         (("base.json", "cut.json", *LIMIT), 5, "cut.json is no whole report"),
         (("base.json", "list.json", *LIMIT), 5, "list.json is no whole report of this version"),
-        (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/6"),
+        (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/7"),
         (("base.json", "binary.json", *LIMIT), 5, "binary.json is no whole report"),
         (("base.json", "nowhere.json", *LIMIT), 5, "No such file"),
         (("base.json", "base.json", *LIMIT), 2, "the same measurement"),

@@ -2,7 +2,7 @@
 
 They were written by ``tfopt doctor --json --only host`` on 2026-11-24 and by ``tfopt batch-size`` on
 2026-11-27, the latter for a dense net on made data. ``whole.json`` was measured on 2026-11-25
-under the schema ``tfopt.bench/3`` and put under ``tfopt.bench/6``: the windows of its processes stand
+under the schema ``tfopt.bench/3`` and put under ``tfopt.bench/7``: the windows of its processes stand
 as turns, the ends of its epochs as readings, its comparisons were made anew, and what nobody compares
 has gone from its provenance.
 """
@@ -39,7 +39,7 @@ def test_a_file_that_is_no_report_is_refused_by_its_name(capsys, name):
     assert name in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("schema", ["tfopt.report/1", "tfopt.bench/5", "tfopt.bench/99"])
+@pytest.mark.parametrize("schema", ["tfopt.report/1", "tfopt.bench/6", "tfopt.bench/99"])
 def test_a_report_of_another_schema_is_refused_by_its_name(capsys, tmp_path, schema):
     content = json.loads((REPORTS / "whole.json").read_text())
     (tmp_path / "bench.json").write_text(json.dumps({**content, "schema": schema}))

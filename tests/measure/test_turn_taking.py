@@ -236,3 +236,22 @@ def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache):
 def test_xla_compiles_a_smaller_last_batch_anew(samples, jit):
     said = said_by(toy_jobs.job(samples), Execution(jit_compile=jit))
     assert said.compiles_rest == (samples == 80 and jit)
+
+
+def test_programs_that_came_into_the_cache_in_the_first_step_are_counted(
+    taken, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(turn_taking, "kept_in", lambda environment: tmp_path)
+    (tmp_path / "earlier.pb").touch()
+
+    def seconds():
+        for name in itertools.count():
+            (tmp_path / f"{name}.pb").touch()
+            yield 1.0
+
+    ready, _ = taken(job(), 1.0, under=chain(Execution(jit_compile=True)), seconds=seconds())
+    assert ready.new_programs == 1
+    ready, _ = taken(job(), 1.0, under=chain(Execution(jit_compile=True)))
+    assert ready.new_programs == 0
+    ready, _ = taken(job(), 1.0, under=chain(Execution(jit_compile=False)))
+    assert ready.new_programs == "XLA does not compile the step"

@@ -57,7 +57,7 @@ def test_anything_else_is_refused(content, tmp_path):
     path.write_text(content)
     with pytest.raises(DamagedReport, match=r"other\.json") as caught:
         read_bench_report(path)
-    assert "tfopt.bench/6" in caught.value.expected
+    assert "tfopt.bench/7" in caught.value.expected
     with pytest.raises(DamagedReport, match=r"bench\.json"):
         read_bench_report(tmp_path)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import bench_reports
+import numpy as np
 import pytest
 
 from tfopt.report import format as fmt
@@ -158,3 +160,17 @@ def test_a_long_name_is_short_in_the_headline_alone(endless_bench):
     view = view_of(endless_bench)
     assert len(view.headline) < 1000
     assert view.table.rows[0].name == "baseline" + "W" * 400
+
+
+def test_first_steps_say_whether_the_cache_had_their_programs():
+    steps = ((1.05, 2), (0.2, 0), (1.05, None))
+    random = np.random.default_rng(0)
+    made = [
+        bench_reports.process(10.0, random, first_step_s=seconds, new_programs=new)
+        for seconds, new in steps
+    ]
+    given = bench_reports.report(bench_reports.variant("baseline", tuple(made)))
+    (row,) = view_of(given).table.rows
+    assert dict(row.facts)["Compiled by XLA"] == (
+        "1.05 s, at most 2 new programs; 200 ms, all from the cache"
+    )

@@ -32,6 +32,7 @@ from tfopt.train.compile_cache import cache_variables
 
 _LAST_LINES = 5
 _DYING_S = 2.0
+_MEANWHILE_S = 5.0
 _LONGEST_MESSAGE = 1 << 16
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
@@ -85,29 +86,35 @@ class Child:
             return self._pipe.poll() or self.pid in self._starter.ended
         return True
 
-    def receive(self, timeout_s: float) -> Any:
-        """Return what the task sends next.
+    def receive(self, timeout_s: float, meanwhile: Callable[[], None] | None = None) -> Any:
+        """Return what the task sends next; ``meanwhile`` is called from time to time.
 
         Raises:
             Lost: It failed, died, or was silent for ``timeout_s``.
         """
-        kind, value = self._message(time.monotonic() + timeout_s, timeout_s)
+        kind, value = self._message(time.monotonic() + timeout_s, timeout_s, meanwhile)
         if kind == "settings":
             self._spec["settings"] = _settings[self._spec["job"]] = value
             self.end()
             self._start()
-            return self.receive(timeout_s)
+            return self.receive(timeout_s, meanwhile)
         if kind in ("refused", "failed"):
             raise Lost(value, kind)
         return value
 
-    def _message(self, ends: float, timeout_s: float) -> tuple[Any, Any]:
+    def _message(
+        self, ends: float, timeout_s: float, meanwhile: Callable[[], None] | None
+    ) -> tuple[Any, Any]:
         while not self._pipe.poll():
             if self.pid in self._starter.ended and not self._pipe.poll():
                 raise Lost(self._last_words())
             if time.monotonic() > ends:
                 raise Lost(f"it did not answer within {timeout_s:.0f} s")
-            wait([self._pipe, self._starter.control], max(ends - time.monotonic(), 0))
+            left_s = max(ends - time.monotonic(), 0)
+            if meanwhile is not None:
+                meanwhile()
+                left_s = min(left_s, _MEANWHILE_S)
+            wait([self._pipe, self._starter.control], left_s)
             try:
                 self._starter.listen(0)
             except ConnectionError:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _DRAWN_A_SECOND = 2
+_SOON_S, _SILENT_S = 5.0, 30.0
 
 
 class Display(Progress):
@@ -23,6 +26,7 @@ class Display(Progress):
             disable=not verbose,
         )
         self._said = ""
+        self._last_line = time.monotonic()
         self._line = self.add_task("", total=None, left="")
 
     def doing(self, what: str, left_s: float | None = None) -> None:
@@ -36,8 +40,19 @@ class Display(Progress):
         else:
             self.update(self._line, left=left)
 
+    def waiting(self, what: str, for_s: float) -> None:
+        """Show what is waited for, and how long; into a file a line every half minute."""
+        line = f"{what}, {for_s:.0f} s so far"
+        if for_s < _SOON_S:
+            return
+        if self.console.is_terminal:
+            self.update(self._line, description=line.replace("[", r"\["))
+        elif time.monotonic() - self._last_line >= _SILENT_S:
+            self.say(f"{line} ...")
+
     def say(self, line: str) -> None:
         """Print a line above what runs."""
+        self._last_line = time.monotonic()
         self.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -50,6 +50,7 @@ class Candidate:
         out: Why it has left; empty while it takes turns.
         status: Of what has left: refused, no_effect or failed.
         held_mib: The memory that was its alone when it was ready.
+        began: When its process was started, in seconds of ``time.monotonic()``.
     """
 
     variant: Target
@@ -59,6 +60,7 @@ class Candidate:
     out: str = ""
     status: Status = "measured"
     held_mib: float = 0.0
+    began: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -185,6 +187,7 @@ class Engine:
                 each = waiting.pop(0)
                 self._candidates.append(each)
                 way = each.variant.way or task.way
+                each.began = time.monotonic()
                 each.child = Child(each.variant, replace(task, way=way))
                 starting.append(each)
             if not starting:
@@ -210,8 +213,13 @@ class Engine:
         child = candidate.child
         assert child is not None
         left_s = max(ready_by - time.monotonic(), 0.0)
+
+        def meanwhile() -> None:
+            what = f"building and compiling {candidate.variant.name}"
+            self.display.waiting(what, time.monotonic() - candidate.began)
+
         try:
-            said: Ready = child.receive(min(left_s, _START_TIMEOUT_S))
+            said: Ready = child.receive(min(left_s, _START_TIMEOUT_S), meanwhile)
         except Lost as lost:
             is_late = time.monotonic() >= ready_by
             self._leaves(candidate, LATE if is_late else str(lost), lost.status)
@@ -346,6 +354,8 @@ def timed_process(candidate: Candidate) -> TimedProcess:
     if ready.batch_size is None:
         why = {"batch_size": "the data yields its own batches"}
         found["unavailable"] = {**found["unavailable"], **why}
+    if isinstance(ready.new_programs, str):
+        found["unavailable"] = {**found["unavailable"], "new_programs": ready.new_programs}
     return TimedProcess(
         build_s=round(ready.build_s, 4),
         first_step_s=round(ready.first_step_s, 4),
@@ -356,6 +366,7 @@ def timed_process(candidate: Candidate) -> TimedProcess:
         steps=tuple(turn.steps for turn in turns.values()),
         batch_size=ready.batch_size,
         replicas=ready.replicas,
+        new_programs=None if isinstance(ready.new_programs, str) else ready.new_programs,
         data=ready.data,
         **found,
     )

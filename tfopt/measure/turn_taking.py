@@ -24,6 +24,7 @@ from tfopt.measure.memory import gpu_states, gpus_in_use, peak_gpu_mib, peak_hos
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.report.timed_process import GpuState
 from tfopt.run import ENDLESS, Prepared, prepared
+from tfopt.train.compile_cache import kept_in
 
 # Iterators of ended epochs that are kept: letting go of one waits for as long as it lived.
 _MOST_ITERATORS = 1000
@@ -41,6 +42,7 @@ class Ready:
         epoch_steps: Of one epoch; likewise.
         compiles_rest: XLA compiles the last batch of an epoch anew, since it is smaller.
         filled_s: What the first epoch took to read, which filled a cache; 0 without one.
+        new_programs: As a ``TimedProcess`` has it, or why it is not known.
         idle: The transforms that change nothing here, by their repr.
         facts: What may be tried on the job; None where that was not asked for.
         notes: What each transform did, by its repr.
@@ -61,6 +63,7 @@ class Ready:
     is_idle: bool = False
     compiles_rest: bool = False
     filled_s: float = 0.0
+    new_programs: int | str = "it was not looked for"
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,16 @@ def _rest(ready: Prepared) -> float:
     return examples / batch - (steps - 1)
 
 
+def _programs(ready: Prepared) -> frozenset[str] | str:
+    """Return the names of the programs in the compile cache, or why there are none."""
+    if not ready.model.jit_compile:
+        return "XLA does not compile the step"
+    folder = kept_in(os.environ)
+    if folder is None:
+        return "no compile cache is in use"
+    return frozenset(path.name for path in folder.glob("*.pb"))
+
+
 class _Turns:
     """The clock of a candidate: counts executions, and waits for the parent between turns."""
 
@@ -219,6 +232,7 @@ class _Turns:
         each = ready.model.steps_per_execution
         self._short = self._length is not None and self._length <= _SHORT_EPOCH * each
         self._rest = _rest(ready) if self._short else 1.0
+        self._programs = _programs(ready)
         self._gpus = gpus_in_use()
         self._no_gpu: dict[str, str] = {}
         peak_gpu_mib(self._no_gpu)
@@ -263,6 +277,7 @@ class _Turns:
         self._all_steps += steps
         if self.executions == 1:
             said = replace(self._said, first_step_s=now - self._last, first_steps=steps)
+            said = replace(said, new_programs=self._new_programs())
             self._pipe.send(("ready", said))
             self._wait()
             return
@@ -278,6 +293,11 @@ class _Turns:
             seconds = self._counted_s, now - self._begun
             self._pipe.send(("turn", Turn(self._counted, *seconds, self._peaks(), computed_s)))
             self._wait()
+
+    def _new_programs(self) -> int | str:
+        """Return how many programs came into the compile cache, or why nobody knows."""
+        before, after = self._programs, _programs(self._ready)
+        return after if isinstance(after, str) else len(after.difference(before))
 
     def _wait(self) -> None:
         """Wait for the next turn."""

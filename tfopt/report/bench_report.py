@@ -238,7 +238,7 @@ class BenchReport:
     notes: tuple[str, ...]
     serving: Footprints | None = None
 
-    schema: ClassVar[str] = "tfopt.bench/6"
+    schema: ClassVar[str] = "tfopt.bench/7"
 
     def __post_init__(self) -> None:
         assert self.variants, "at least the reference"

@@ -47,6 +47,8 @@ class TimedProcess:
         build_s: Data, model and ``compile()``.
         first_step_s: The first execution, of ``first_steps`` steps, which traces and compiles.
         fill_s: How much longer the epoch takes that fills a cache; 0 without one.
+        new_programs: How many programs the compile cache had more after the first execution, by
+            this process or by others that started beside it; 0: all were in the cache before.
         rounds: The number of the round of each turn, ascending; turns of one round are compared.
         turns_ms: Mean time of a step in each turn.
         steps: How many steps were counted in each turn.
@@ -70,6 +72,7 @@ class TimedProcess:
     host_peak_mib: FromZero | None
     gpu_peak_mib: FromZero | None
     energy_per_example_j: FromZero | None
+    new_programs: int | None
     gpus: tuple[GpuState, ...]
     unavailable: Mapping[str, str]
     data: str
@@ -79,6 +82,7 @@ class TimedProcess:
         "host_peak_mib",
         "gpu_peak_mib",
         "energy_per_example_j",
+        "new_programs",
     )
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
@@ -196,10 +196,20 @@ def _facts(variant: VariantReport) -> Words:
         "Scaling": variant.scaling or "",
         "Quality": _quality_words(variant),
         "Data": variant.processes[0].data if variant.processes else "",
+        "Compiled by XLA": "; ".join(_compiled(variant)),
         "GPUs": "; ".join(map(_gpu_words, variant.processes[-1].gpus)) if variant.processes else "",
         "Energy an example": _energy(variant),
     }
     return tuple((name, fmt.one_line(value)) for name, value in facts.items() if value)
+
+
+def _compiled(variant: VariantReport) -> Iterator[str]:
+    """Yield of each process what its first step took, and whether the cache had the programs."""
+    for process in variant.processes:
+        if process.new_programs is not None:
+            new = fmt.count(process.new_programs, "new program")
+            came = f"at most {new}" if process.new_programs else "all from the cache"
+            yield f"{fmt.duration(1000 * process.first_step_s)}, {came}"
 
 
 def _quality_words(variant: VariantReport) -> str:
