@@ -96,7 +96,8 @@ def _release(text: str) -> tuple[int, ...]:
 def _backend() -> tuple[str, str]:
     """Return the backend that Keras has, or will take when it is imported, and what says so."""
     keras = sys.modules.get("keras")
-    if hasattr(keras, "config"):  # it has been imported, and not only begun to be
+    # It has been imported, and not only begun to be.
+    if keras is not None and hasattr(keras, "config"):
         backend = keras.config.backend()
         return backend, f"keras.config.backend() is {backend!r}"
     if backend := os.environ.get("KERAS_BACKEND"):
