@@ -186,11 +186,26 @@ def _training_place() -> ClusterPlace | None:
     return place if place.workers > 1 else None
 
 
+def _require_metrics_of_replicas() -> None:
+    """Refuse a Keras whose metrics add up on every replica what all of them saw."""
+    import keras
+
+    if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
+        raise UserError(
+            "Metrics on several replicas are wrong in this Keras.",
+            expected="Keras 3.10 or newer",
+            received=f"Keras {keras.__version__}",
+            fix='pip install "keras>=3.10", or train on one device',
+        )
+
+
 def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float) -> Any:
     """Return the one strategy of this process; made by the first call."""
     where = (None if place is None else place.tf_config, devices)
     if where not in _in_force:
         _refuse_another(where, devices)
+        if place is not None or len(devices) > 1:
+            _require_metrics_of_replicas()
         from tfopt.distribute.strategy import MirroredStrategy, join
 
         if place is None:
