@@ -19,6 +19,7 @@ from tfopt.data.fit_data import INFINITE, describe_data
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
+from tfopt.keras_internals import last_step
 from tfopt.measure.job_facts import JobFacts, epoch_examples, facts_of
 from tfopt.measure.memory import gpu_states, gpus_in_use, peak_gpu_mib, peak_host_mib
 from tfopt.monitor.sampler import Sampler, sampling
@@ -269,8 +270,9 @@ class _Turns:
 
             tf.test.experimental.sync_devices()
         now = time.perf_counter()
-        # Keras names the last step an execution may reach, also where the data ends before it.
-        reached = batch + 1 if self._length is None else min(batch + 1, self._length)
+        # The last step that an execution may reach, also where the data ends before it.
+        reached = last_step(self._ready.model, batch) + 1
+        reached = reached if self._length is None else min(reached, self._length)
         steps, first, last = reached - self._done, self._done == 0, reached == self._length
         self._done = reached
         self.executions += 1
