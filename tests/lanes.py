@@ -51,6 +51,7 @@ SUITE = (
     "tests/measure/test_children.py",
     "tests/tune/test_batch_size.py",
     "tests/tune/test_given_model.py",
+    "tests/train/test_split.py",
     "tests/distribute/asynchronous/test_nothing_lost.py",
 )
 STEPS = """

@@ -9,6 +9,7 @@ import sys
 
 import keras
 import numpy as np
+import pytest
 
 import tfopt
 
@@ -20,6 +21,7 @@ Y = (X.sum(axis=1) > 0).astype("int64")
 ELSEWHERE = {
     "doctor": "tests/doctor/test_command.py",
     "find_batch_size": "tests/tune/test_batch_size.py",
+    "split": "tests/train/test_split.py",
     "measure": "tests/measure/test_children.py",
     "train_asynchronously": "tests/distribute/asynchronous/test_nothing_lost.py",
     "tune": "tests/tune/test_given_model.py",
@@ -82,7 +84,7 @@ def test_cluster():
 
 def test_quantize_aware_and_quantize(tmp_path):
     model = fit(tfopt.quantize_aware(fit(net())))
-    made = tfopt.quantize(model, tmp_path / "aware.tflite", calibration=X)
+    made = tfopt.quantize(tfopt.strip(model), tmp_path / "aware.tflite", calibration=X)
     np.testing.assert_allclose(made.predict(X), model.predict(X, verbose=0), atol=0.05)
 
 
@@ -94,16 +96,16 @@ def test_export_and_load(tmp_path):
     model = fit(net())
     exported = tfopt.export(model, tmp_path, formats=["litert", "saved_model"], examples=X)
     for name in ("litert", "saved_model"):
-        answers = tfopt.load(exported[name].folder)(X)
+        (answers,) = tfopt.load(exported[name].folder)(X)
         np.testing.assert_allclose(answers, model.predict(X, verbose=0), atol=1e-5)
 
 
 def test_optimize_and_footprint(tmp_path):
     model = fit(net())
     best = tfopt.optimize(
-        model, (X, Y), folder=tmp_path, formats="litert", precision="float32", turns=3
+        model, (X, Y), folder=tmp_path, formats="litert", precision="float32", turns=5
     )
-    rows = tfopt.footprint({"keras": model, "file": best.winner.path}, turns=2).rows
+    rows = tfopt.footprint({"keras": model, "file": best.winner.path}, turns=5).rows
     assert len(rows) == 2
 
 
@@ -129,11 +131,9 @@ def test_remat():
 
 
 def test_fused_attention():
-    # Without a GPU the layers compute as they did.
-    model, plain = tfopt.fused_attention(attentive()), attentive()
-    model.set_weights(plain.get_weights())
-    x = RNG.normal(size=(3, 4, 8)).astype("float32")
-    np.testing.assert_allclose(model(x), plain(x), atol=1e-6)
+    # float32, which cuDNN's kernels do not take, whether there is a GPU or not.
+    with pytest.raises(tfopt.UserError, match="No attention of"):
+        tfopt.fused_attention(attentive())
 
 
 def test_pipeline_and_scaled_learning_rate():
@@ -186,9 +186,9 @@ def test_what_is_set_before_the_devices_are_used(fresh_python, tmp_path):
     fresh_python(f"""
         import tensorflow as tf
         import tfopt
+        assert tfopt.compile_cache({str(tmp_path / "programs")!r}).is_dir()
         for effect in (tfopt.place(), tfopt.keep_host_memory()):
             assert effect.note, effect
-        assert tfopt.compile_cache({str(tmp_path)!r}).is_dir()
     """)
 
 
