@@ -253,6 +253,7 @@ def test_real_processes_take_turns_and_those_in_trouble_leave(in_toy_folder):
             assert (process.batch_size, process.replicas) == (32, 1)
             assert process.host_peak_mib > 10
             assert 0 < process.first_step_s < math.inf
-            assert process.unavailable.keys() == {"gpu_peak_mib", "energy_per_example_j"}
+            missing = {"gpu_peak_mib", "energy_per_example_j", "new_programs"}
+            assert process.unavailable.keys() == missing
         assert engine.cost_s > 0
     wait_until(lambda: not processes_in(in_toy_folder))

@@ -64,7 +64,10 @@ FLAGS = """
 import json, os
 import keras, numpy as np
 import tfopt
-from tfopt import Execution, Job, Place, chain, run
+from tfopt import Execution, Job, Place, run
+from tfopt.train.compile_cache import cache_variables
+os.environ.update(cache_variables(os.environ))  # as what measures does
+found = [os.environ["TF_XLA_FLAGS"]]
 x = np.ones((32, 6), "float32")
 def model():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -74,11 +77,12 @@ def job():
 flag = "--xla_cpu_enable_fast_math=true"
 try: run(job(), Execution(jit_compile=True, xla=(flag, "--xla_no_such_flag=1")))
 except tfopt.UserError as error: refused = str(error)
-found = [refused, os.environ.get("XLA_FLAGS", "")]
-kept = Place(compile_cache=True)
-for each in (chain(kept, Execution(jit_compile=True, xla=(flag,))), Execution(xla=(flag,))):
+found += [refused, os.environ.get("XLA_FLAGS", "")]
+for each in (Execution(jit_compile=True, xla=(flag,)), Execution(xla=(flag,))):
     outcome = run(job(), each)
     found.append([effect.note for _, effect in outcome.effects])
+try: run(job(), Place(compile_cache=True))
+except tfopt.UserError as error: found.append(str(error))
 found += [os.environ["XLA_FLAGS"], os.environ["TF_XLA_FLAGS"]]
 try: run(job(), Execution(xla=("--xla_cpu_enable_fast_math=false",)))
 except tfopt.UserError as error: found.append(str(error))
@@ -95,20 +99,21 @@ def test_flags_of_xla_are_set_for_the_process_and_an_unknown_one_is_named(tmp_pa
         text=True,
         check=True,
     )
-    unknown, before, first, again, flags, cache, late, after = json.loads(
-        done.stdout.splitlines()[-1]
-    )
+    said = json.loads(done.stdout.splitlines()[-1])
+    plain_cache, unknown, before, first, again, beside, flags, cache, late, after = said
     assert "XLA does not take --xla_no_such_flag=1." in unknown
     assert before == ""
-    assert first[1].startswith("XLA under --xla_cpu_enable_fast_math=true; ")
+    assert first[0].startswith("XLA under --xla_cpu_enable_fast_math=true; ")
     assert again == ["XLA under --xla_cpu_enable_fast_math=true"]
     assert flags == after == "--xla_cpu_enable_fast_math=true"
     assert "came too late" in late
-    # The programs are in the folder for these flags, not in that which Place had made.
-    folder = Path(cache.partition("=")[2])
-    assert str(folder) not in first[0]
-    assert folder.parent.parent == tmp_path / "tfopt"
+    assert "compile_cache() comes after Execution(xla=...)" in beside
+    # The programs are in the folder for these flags.
+    plain_folder, folder = (Path(each.partition("=")[2]) for each in (plain_cache, cache))
+    assert folder != plain_folder
+    assert folder.parent == plain_folder.parent
     assert [*folder.glob("*.pb")]
+    assert not [*plain_folder.glob("*.pb")]
 
 
 def test_what_is_no_flag_is_refused_and_one_flag_is_a_tuple():

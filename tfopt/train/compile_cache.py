@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tfopt.errors import DevicesAlreadyInitialised, UserError, require_count
+from tfopt.errors import CannotCombine, DevicesAlreadyInitialised, UserError, require_count
 from tfopt.files import prepare_folder
 from tfopt.monitor.nvml import device_facts, driver_version
 
@@ -24,6 +24,8 @@ _LONGEST_HEAD = 20  # two numbers of a protocol buffer
 _PROGRAMS = "--tf_xla_persistent_cache_directory="
 _OWN = "tfopt-xla"  # whatever else lies in the folder is not ours to remove
 _AUTOTUNING = "--xla_gpu_per_fusion_autotune_cache_dir="
+_set_by: set[str] = set()
+"""Who has set TensorFlow's flags in this process."""
 
 
 def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_MIB) -> Path:
@@ -51,6 +53,13 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
 def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> dict[str, str]:
     """Set variables that TensorFlow reads before it has devices, and return what they were."""
     earlier = {name: os.environ.get(name, "") for name in variables}
+    if _set_by - {by}:
+        raise CannotCombine(
+            f"{by} comes after {', '.join(_set_by)}, by which TensorFlow has read its flags.",
+            expected="one of the two in a process",
+            fix="set XLA_FLAGS in the environment of the process, and leave out Execution(xla=...)",
+        )
+    _set_by.add(by)
     os.environ.update(variables)
     if _has_devices():  # asked behind the flags, since asking makes TensorFlow read them
         os.environ.update(earlier)
