@@ -62,7 +62,8 @@ def unsupported() -> Iterator[UserError]:
                     fix=f"pip install --upgrade '{name}>={oldest}'",
                 )
     legacy = os.environ.get("TF_USE_LEGACY_KERAS")
-    if legacy in ("1", "true", "True"):  # as TensorFlow reads it
+    # As TensorFlow reads it; tfmot sets it when it is imported, and takes no harm.
+    if legacy in ("1", "true", "True") and "tensorflow_model_optimization" not in sys.modules:
         yield UserError(
             "tf.keras is Keras 2 in this process, and tfopt trains models of Keras 3.",
             received=f"TF_USE_LEGACY_KERAS={legacy}",
