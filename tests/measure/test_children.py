@@ -87,11 +87,13 @@ def test_a_job_that_sets_how_tensorflow_is_loaded_is_loaded_before_it(in_toy_fol
 def test_children_on_a_gpu_keep_what_xla_compiles(played, in_toy_folder, monkeypatch):
     assert cache_variables({}) == {}  # no GPU
     played(gpu(0))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(in_toy_folder))
+    # Not in the folder of the job, which stands first in the path of imports.
+    caches = in_toy_folder / "caches"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_max_cluster_size=9")
     own, kept = carried_out(target("with_flags"), TellData()).split()
     assert own == os.environ["TF_XLA_FLAGS"]
-    assert kept.startswith(f"--tf_xla_persistent_cache_directory={in_toy_folder}/tfopt/tfopt-xla/")
+    assert kept.startswith(f"--tf_xla_persistent_cache_directory={caches}/tfopt/tfopt-xla/")
     assert relevant_variables({"TF_XLA_FLAGS": f"{own} {kept}"}) == {"TF_XLA_FLAGS": own}
     assert relevant_variables({"TF_XLA_FLAGS": kept}) == {}
     foreign = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/data"}
