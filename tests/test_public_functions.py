@@ -13,6 +13,8 @@ import pytest
 
 import tfopt
 
+OLD = keras.__version__.startswith(("3.8.", "3.9."))
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
 Y = (X.sum(axis=1) > 0).astype("int64")
@@ -168,6 +170,7 @@ def test_hardware_estimate():
     assert tfopt.hardware_estimate(a_job()).gflop > 0
 
 
+@pytest.mark.skipif(OLD, reason="refused: metrics of replicas need Keras 3.10")
 def test_distribute_over_two_devices(fresh_python):
     fresh_python("""
         import tensorflow as tf
@@ -181,6 +184,20 @@ def test_distribute_over_two_devices(fresh_python):
         history = model.fit(x, x[:, :1], batch_size=16, verbose=0).history
         assert np.isfinite(history["loss"][0])
     """)
+
+
+@pytest.mark.skipif(not OLD, reason="Keras has metrics of replicas")
+def test_distribute_is_refused_by_its_version(fresh_python):
+    said = fresh_python("""
+        import tensorflow as tf
+        import tfopt
+        try:
+            with tfopt.distribute(logical_cpus=2):
+                pass
+        except tfopt.UserError as error:
+            print(error.expected)
+    """)
+    assert said.strip() == "Keras 3.10 or newer"
 
 
 def test_what_is_set_before_the_devices_are_used(fresh_python, tmp_path):
