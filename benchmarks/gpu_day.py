@@ -66,9 +66,9 @@ def _step(name: str, limit_s: float, answers: str, function: str = "", **argumen
     return Step(name, limit_s, answers, function, arguments)
 
 
-def _peers(name: str, limit_s: float, net: str, told: str, **arguments: Any) -> Step:
+def _peers(name: str, limit_s: float, net: str, answers: str, **arguments: Any) -> Step:
     arguments = {"beside": [], "flags": [], **arguments}
-    return _step(name, limit_s, f"{told} by turns", "peers", net=net, **arguments)
+    return _step(name, limit_s, f"{answers} by turns", "peers", net=net, **arguments)
 
 
 _BESIDE = "in Keras, under the chain, its second process"
@@ -213,8 +213,8 @@ def carry_out(
             "day": {"step": step.name, "rehearse": rehearse, "ends_s": ends_s},
         }
         code = _follow(json.dumps(asked), log, _variables(rehearse, folder), step.limit_s, grace_s)
-        told = Path(folder, "ended.json")
-        ended = json.loads(told.read_text()) if told.exists() else _unended(code, log, step.limit_s)
+        end = Path(folder, "ended.json")
+        ended = json.loads(end.read_text()) if end.exists() else _unended(code, log, step.limit_s)
     content = {**json.loads(file.read_text(encoding="utf-8")), **ended}
     content["took_s"] = round(time.monotonic() - clock, 1)
     _write(file, content)

@@ -20,7 +20,7 @@ def made(kind, optimizer=lambda: O.SGD(0.05), metrics=(), **compiled):
         keras.utils.set_random_seed(0)
         inputs = keras.Input((6,))
         model = kind(inputs, K.Dense(3)(K.Dense(8, "tanh", kernel_regularizer="l2")(inputs)))
-        how = {"metrics": [each() for each in metrics], "jit_compile": False, **compiled}
+        how = {"metrics": [each() for each in metrics] or None, "jit_compile": False, **compiled}
         model.compile(optimizer(), "mse", **how)
         return model
 
