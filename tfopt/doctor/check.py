@@ -13,6 +13,8 @@ from tfopt.errors import UserError
 from tfopt.job.transform import Chain
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# What a function compiled by TensorFlow puts before the message: two lines a frame.
+_FRAMES = re.compile(r'in user code:\s+|File ".*", line \d+, in .*\n.*\n\s*')
 
 Verdict = Literal["failure", "warning", "ok", "not here"]
 VERDICTS: tuple[Verdict, ...] = ("failure", "warning", "ok", "not here")
@@ -83,5 +85,6 @@ def check_of_error(theme: str, name: str, error: Exception) -> Check:
 
 def in_one_line(error: BaseException, most: int = 400) -> str:
     """Return an error's kind and message, which Keras writes over many lines and in colours."""
-    line = " ".join(_ANSI.sub("", f"{type(error).__name__}: {error}").split())
+    message = _FRAMES.sub("", _ANSI.sub("", str(error)))
+    line = " ".join(f"{type(error).__name__}: {message}".split())
     return line if len(line) <= most else line[: most - 3] + "..."
