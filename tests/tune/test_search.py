@@ -367,3 +367,21 @@ def test_flags_of_xla_are_tried_as_given_and_checked_first(tune, machine):
     assert found["xla"] == (flag,)
     with pytest.raises(UserError, match="no flag of XLA's"):
         tfopt.tune("toy:job", space={"xla": ["fast"]}, verbose=False)
+
+
+def test_without_a_final_a_good_one_comes_out_of_the_races_also_beside_a_neighbour(tune, machine):
+    machine.noise, machine.start_s = 0.4, 2.0
+
+    def example_ms(asked):
+        return machine.step_ms(asked) / asked.get("batch_size", 32)
+
+    times = []
+    for seed in range(10):
+        machine.random = np.random.default_rng(seed)
+        began = machine.now
+        tuned = tune(budget_s=60, seeds=1, final=False)
+        assert machine.now - began < 65
+        assert tuned.comparison is None
+        assert "times as fast in the races; no final proved it" in str(tuned)
+        times.append(example_ms(settings(tuned.chain)))
+    assert sum(time < 0.8 * example_ms({}) for time in times) >= 9

@@ -22,7 +22,7 @@ from tfopt.job.transform import Chain
 from tfopt.measure.bench_plan import LEAST_S, BenchPlan
 from tfopt.measure.children import visible_gpus
 from tfopt.measure.targets import Target
-from tfopt.recipes.bench_display import bench_and_show, tune_and_show
+from tfopt.recipes.bench_display import RECIPE, bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
     INTERRUPTED,
     Parser,
@@ -36,6 +36,7 @@ from tfopt.recipes.flags import (
     exit_code_of,
     names,
 )
+from tfopt.report.bench_figures import is_faster
 from tfopt.tune.tuned import Tuned
 
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
@@ -73,6 +74,7 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
             reports=output / "search",
             budget_s=options.budget or search_s,
             seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
+            final=False,  # and it is one
         )
         if tuned.interrupted:
             print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
@@ -92,7 +94,10 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
         tuned_parts=links.tuned_parts,
         remarks=links.remarks,
     )
-    return bench_and_show(plan, output)[1]
+    report, code = bench_and_show(plan, output)
+    if links.tuned_parts and not (report and any(map(is_faster, report.variants[1:2]))):
+        (output / RECIPE).unlink(missing_ok=True)  # what the search found is not proven
+    return code
 
 
 def _named_links(chain: Chain, options: argparse.Namespace) -> Links | None:

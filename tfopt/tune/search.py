@@ -94,6 +94,7 @@ class Wanted:
     space: Mapping[str, Sequence[Any]] | None = None
     seeds: int = 3
     max_drop: float = 0.5
+    final: bool = True
 
 
 class Search:
@@ -124,8 +125,10 @@ class Search:
             self._look()
             self._race_all()
             finalists = self._finalists()
-            if finalists:
+            if finalists and self.wanted.final:
                 self._final(finalists)
+            elif finalists:
+                self.chosen = finalists[0]
         except KeyboardInterrupt:
             if self.plain.racer.ready is None:
                 raise  # nothing was measured
@@ -309,12 +312,15 @@ class Search:
             # Of the job as it is, and of what is fast with each learning rate and each seed.
             quick = min(self.best.value, 1.0) * (self.wanted.seeds + 1)
             follows += self._trainings_s(self.wanted.seeds + quick)
-        share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), _MOST_RACES)
+        most = _MOST_RACES if self.wanted.final else 1.0
+        share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), most)
         return self._began + share * self.wanted.budget_s
 
     @property
     def _final_s(self) -> float:
         """Return about how long the least final takes; some start at once, none sooner than one."""
+        if not self.wanted.final:
+            return 0.0
         count = 2 * _LEAST_PROCESSES
         start_s = max(count * statistics.fmean(self._lasted_s), _BESIDE_OTHERS * self._alone_s)
         return start_s + self._engine.left_s([self.plain.racer] * count, _FINAL_ROUNDS)

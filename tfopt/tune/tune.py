@@ -34,13 +34,14 @@ def tune(
     space: Mapping[str, Sequence[Any]] | None = None,
     seeds: int = 3,
     max_drop: float = MAX_DROP,
+    final: bool = True,
     verbose: bool = True,
 ) -> Tuned:
     """Find the chain that trains a job fastest on this machine.
 
     Single changes of the job race at once, then combinations of what helped; the winner meets the
-    job as it is in a final of up to five new processes a side. Nothing is returned that is not
-    certainly faster. Interrupted (Ctrl-C), the search returns what is certain by then.
+    job as it is in a final of up to five new processes a side. With a final, nothing is returned
+    that is not certainly faster. Interrupted (Ctrl-C), the search returns what is certain by then.
 
     Example::
 
@@ -73,6 +74,7 @@ def tune(
         seeds: Whole trainings that confirm a chain that changes the weights; 0: it is returned
             unconfirmed, and the report says so.
         max_drop: Points of test accuracy that may be lost.
+        final: False returns the winner of the races unproven, to be measured by what follows.
         verbose: Show what runs, what was found, and what is left.
     """
     require_budget(budget_s)
@@ -83,6 +85,7 @@ def tune(
             received=repr(objective),
         )
     require_switch("exact", exact)
+    require_switch("final", final)
     require_switch("verbose", verbose)
     require_count("seeds", seeds, minimum=0)
     require_max_drop(max_drop)
@@ -105,7 +108,7 @@ def tune(
             name = reference_of(job, "tune")
             target, remark = Target(name, name, arguments=plain_arguments(arguments)), ""
         engine = stack.enter_context(Engine(display))
-        wanted = Wanted(target, float(budget_s), objective, exact, space, seeds, max_drop)
+        wanted = Wanted(target, float(budget_s), objective, exact, space, seeds, max_drop, final)
         search = Search(wanted, engine, display)
         if remark:
             search.remarks.append(remark)

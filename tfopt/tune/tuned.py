@@ -39,7 +39,7 @@ class Tuned:
     Attributes:
         chain: Empty where nothing was certainly faster than the job as it is.
         comparison: What was to be small, under the chain, as a share of that of the job as it is;
-            None for the empty chain.
+            None for the empty chain, and without a final.
         stopped: Why not everything was tried; empty where it was.
     """
 
@@ -136,7 +136,9 @@ def _report(search: Search, engine: Engine) -> BenchReport:
 
 
 def _brought(search: Search) -> str:
-    confirmed = search.confirmed
+    confirmed, chosen = search.confirmed, search.chosen
+    if confirmed is None and chosen is not search.plain:
+        return f"about {1 / chosen.value:.2f} times as fast in the races; no final proved it"
     if confirmed is None:
         return "nothing was shown to be faster than the job as it is"
     what = _WORDS[search.wanted.objective]
@@ -145,7 +147,7 @@ def _brought(search: Search) -> str:
     else:
         words = f"{fmt.speed_and_interval(confirmed)} as fast, by {what}"
     found = search.quality
-    if search.chosen.row.variant.exact:
+    if chosen.row.variant.exact:
         return f"{words}; the trained weights are the same"
     if isinstance(found, Quality):
         seeds = fmt.count(len(found.seeds), "seed")
