@@ -4,6 +4,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 
 from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
@@ -78,13 +79,12 @@ def test_the_last_layers_train_as_well_where_that_is_asked_for(cached):
 
 @pytest.mark.slow
 def test_a_folder_of_images(tmp_path):
-    from PIL import Image
-
     for label, shade in (("dark", 40), ("light", 200)):
         (tmp_path / "images" / label).mkdir(parents=True)
         for number in range(10):
             pixels = np.full((20, 24, 3), shade + number, np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.png")
+            image = tf.io.encode_png(pixels).numpy()
+            (tmp_path / "images" / label / f"{number}.png").write_bytes(image)
     described = job(
         data=str(tmp_path / "images"), network=SMALL, weights="none", batch_size=4, epochs=8
     )

@@ -201,6 +201,16 @@ class Starter:
                 start_new_session=True,  # Ctrl-C reaches only us
             )
 
+    @property
+    def is_alive(self) -> bool:
+        """Return whether it can start children: its end of the socket closes before it is gone."""
+        try:
+            return bool(self.control.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def start(self) -> tuple[int, Path, Connection]:
         """Start a child; return its process id, its log and the pipe to it."""
         self._count += 1
@@ -260,7 +270,7 @@ def _starter(settings: Mapping[str, str]) -> Starter:
     """Return the running starter with these settings; another one in another environment."""
     environment, key = {**_DEFAULTS, **os.environ, **settings}, frozenset(settings.items())
     found = _starters.get(key)
-    if found is not None and (found.environment != environment or found.process.poll() is not None):
+    if found is not None and (found.environment != environment or not found.is_alive):
         _starters.pop(key).end()
     if key not in _starters:
         _starters[key] = Starter(environment)

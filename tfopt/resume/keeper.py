@@ -235,6 +235,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         values = [values_of(each.variable) for each in variables]
         for named, each in zip(variables, values, strict=True):
             if named.trainable and not all(map(_finite, each)):
+                self._peers.meet()  # their weights are the same
                 raise UserError(
                     f"{named.name} has weights that are not finite at {self._at} (step "
                     f"{self._at.trained} of the training).",

@@ -37,6 +37,9 @@ class Alone:
     def decided(self, wish: str, ends: bool = False) -> str:
         return wish
 
+    def meet(self) -> None:
+        pass
+
 
 class Several:
     """One worker of several, in a cluster that ``tfopt.distribute`` has joined.
@@ -92,12 +95,15 @@ class Several:
         if wish and what != wish:
             self._written(turn + 1, wish)
         if ends or what == LEAVE:
-            # The chief, which has the store, may end after this: not before all have heard it.
-            self._exchange.meet("what tfopt.resume settles")
+            self.meet()
         if self.writes and turn and turn % _DELETED_TOGETHER == 0:
             earlier = turn // _DELETED_TOGETHER - 1
             self._exchange.store.delete_config_key_value(f"{self._key}/{earlier}")
         return "" if what == _NOTHING else what
+
+    def meet(self) -> None:
+        """Wait for the others: the chief, which has the store, may end after this."""
+        self._exchange.meet("what tfopt.resume settles")
 
     def _written(self, turn: int, wish: str) -> bool:
         import tensorflow as tf
