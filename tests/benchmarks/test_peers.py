@@ -92,7 +92,7 @@ def test_sides_take_turns_and_one_that_cannot_is_a_row(load, tmp_path, monkeypat
     assert told[3].endswith(" |  | 100 MiB |")
 
 
-@pytest.mark.parametrize("net", ["resnet50", "bert", "vit"])
+@pytest.mark.parametrize("net", [pytest.param("resnet50", marks=pytest.mark.slow), "bert", "vit"])
 def test_tfopts_side_speaks_the_same_protocol(load, net):
     peers, nets = load("peers"), load("nets")
 

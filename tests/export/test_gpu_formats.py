@@ -116,6 +116,7 @@ def test_without_a_gpu_nothing_is_measured_on_the_cpu_in_its_place(model, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_format_that_sees_no_gpu_is_a_row_with_its_reason(model, tmp_path, monkeypatch):
     """TensorFlow is taken to see a GPU; ONNX Runtime for CPUs is what is installed here."""
     optimize = importlib.import_module("tfopt.export.optimize")

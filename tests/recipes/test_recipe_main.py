@@ -102,6 +102,7 @@ def test_interrupted_it_says_whether_there_is_a_report(shown, machine, tmp_path)
     assert not read_bench_report(tmp_path / "bench.json").complete
 
 
+@pytest.mark.slow
 def test_a_real_interrupt_ends_the_processes_and_leaves_a_report(in_toy_folder):
     """SIGINT to a real process, while others take their turns."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -24,6 +24,7 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_it_learns_the_same_table_through_parquet_and_dask(tmp_path):
     through_parquet = tfopt.run(tabular.job(rows=4_000), FAST)
     through_dask = tfopt.run(tabular.job(rows=4_000, data="dask"), FAST)

@@ -14,6 +14,7 @@ FAST = chain(
 )
 
 
+@pytest.mark.slow
 def test_it_learns_what_no_guess_knows(tmp_path):
     described = job(data="synthetic", vocabulary=300, length=32, examples=1_000)
     outcome = run(described, FAST)

@@ -189,7 +189,7 @@ NETS = {
     ("net", "padding", "jit_compile"),
     [
         ("padded", None, False),
-        ("padded", "right", True),
+        pytest.param("padded", "right", True, marks=pytest.mark.slow),
         ("padded and causal", None, False),
         ("padded and causal", "right", False),
         ("grouped", None, False),

@@ -33,6 +33,7 @@ def in_a_process(folder, **environment):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_next_process_takes_the_programs_up_and_a_cut_off_one_is_made_again(tmp_path):
     found, folder, before, first, late = in_a_process(tmp_path)
     assert found == 12

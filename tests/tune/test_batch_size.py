@@ -167,6 +167,7 @@ def test_mistakes_are_refused_before_anything_is_started(machine, settings, word
 # On real trainings.
 
 
+@pytest.mark.slow
 def test_a_search_on_real_trainings(folder, capsys):
     assert main(["batch-size", "sizes_jobs:small", "--at-most", "16", "--output", "out"]) == 0
     assert "batch 16: trains" in capsys.readouterr().out
