@@ -42,7 +42,7 @@ from tfopt.tune.tuned import Tuned
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 _OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
 _SMALL = Quantize(precision="int8")
-_SEARCH_S, _MEASURE_S = 60.0, 72.0
+_SEARCH_S, _MEASURE_S = 55.0, 80.0
 # Before its first step a process opens the GPU and compiles.
 _SEARCH_GPU_S, _MEASURE_GPU_S = 90.0, 90.0
 _SEARCH_SEEDS = 1
