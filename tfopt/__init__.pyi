@@ -6,13 +6,13 @@ from . import report as report
 from . import train as train
 from .compress.cluster import Cluster as Cluster
 from .compress.cluster import cluster as cluster
-from .compress.hold import strip as strip
 from .compress.prune import Prune as Prune
 from .compress.prune import prune as prune
 from .compress.quantize_aware import QuantizeAware as QuantizeAware
 from .compress.quantize_aware import quantize_aware as quantize_aware
 from .compress.remove_channels import RemoveChannels as RemoveChannels
 from .compress.remove_channels import remove_channels as remove_channels
+from .compress.strip import strip as strip
 from .data.pipeline import Pipeline as Pipeline
 from .data.pipeline import pipeline as pipeline
 from .distribute.asynchronous.train import train_asynchronously as train_asynchronously

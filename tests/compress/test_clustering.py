@@ -7,7 +7,7 @@ from dense_nets import X, Y, assert_same, dense_model, fit, loaded, set_zeros, z
 from keras import layers
 
 from tfopt.compress.cluster import cluster, clustering_report
-from tfopt.compress.hold import strip
+from tfopt.compress.strip import strip
 
 
 def test_a_cluster_moves_by_the_mean_of_what_its_weights_would_have_moved():

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 from dense_nets import RNG, X, Y, assert_same, dense_model, fit, loaded, zeros_of
 
-from tfopt.compress.hold import hold, strip
 from tfopt.compress.patterns import scores_of
 from tfopt.compress.prune import prune, pruning_report
 from tfopt.compress.schedules import PolynomialSparsity
+from tfopt.compress.strip import hold, strip
 
 POLYNOMIAL = PolynomialSparsity(0.8, begin_step=2, end_step=6, frequency=2)
 

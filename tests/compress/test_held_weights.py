@@ -12,8 +12,8 @@ from keras import layers
 import tfopt
 from tfopt.compress import PolynomialSparsity, clustering_report, pruning_report
 from tfopt.compress.cluster import cluster
-from tfopt.compress.hold import strip
 from tfopt.compress.prune import prune
+from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 
 

@@ -7,11 +7,11 @@ import tensorflow as tf
 from dense_nets import loaded
 from keras import layers
 
-from tfopt.compress.hold import strip
 from tfopt.compress.kernels import find_sites
 from tfopt.compress.patterns import UNSTRUCTURED, Block, TwoOfFour, as_pattern
 from tfopt.compress.prune import prune, pruning_report, schedule_for
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compress.strip import strip
 from tfopt.compress.weight_mask import chosen_mask
 from tfopt.errors import UserError
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from dense_nets import RNG, X, Y, assert_pruned, dense_model, fit, loaded
 
-from tfopt.compress.hold import strip
 from tfopt.compress.prune import prune, pruning_report
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compress.strip import strip
 
 
 def test_a_plain_number_is_in_force_at_once_and_stays():

@@ -16,9 +16,9 @@ import pytest
 from keras import layers
 
 from tfopt.compress.cluster import cluster
-from tfopt.compress.hold import strip
 from tfopt.compress.prune import prune
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compress.strip import strip
 
 # Training tfmot's model in another process takes nearly a minute.
 pytestmark = [

@@ -196,7 +196,7 @@ def _variants(
 
 def _trained(job: Job, transform: Transform, model: keras.Model) -> keras.Model:
     """Return a copy of the model, trained further under a transform, as an ordinary float model."""
-    from tfopt.compress.hold import strip
+    from tfopt.compress.strip import strip
     from tfopt.job.rebuild import blueprint
     from tfopt.run import run
 

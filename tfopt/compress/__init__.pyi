@@ -1,10 +1,10 @@
 from .cluster import clustering_report as clustering_report
-from .hold import hold as hold
 from .prune import pruning_report as pruning_report
 from .quantize_aware import quantization_report as quantization_report
 from .remove_channels import ChannelOptions as ChannelOptions
 from .remove_channels import channels_report as channels_report
 from .schedules import ConstantSparsity as ConstantSparsity
 from .schedules import PolynomialSparsity as PolynomialSparsity
+from .strip import hold as hold
 from .weight_clusters import WeightClusters as WeightClusters
 from .weight_mask import WeightMask as WeightMask

@@ -11,18 +11,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.float_copy import require_finite_weights
-from tfopt.compress.hold import (
-    apply_final,
-    choose_sites,
-    remove,
-    require_free,
-    require_share,
-    training_steps,
-)
 from tfopt.compress.kernels import (
     Layers,
     Site,
     UnprunableLayer,
+    choose_sites,
     compile_pattern,
     find_kernels,
     find_sites,
@@ -36,9 +29,10 @@ from tfopt.compress.reports import (
     has_many_zeros,
     left_alone_note,
 )
-from tfopt.compress.schedules import ConstantSparsity
+from tfopt.compress.schedules import ConstantSparsity, require_share, training_steps
+from tfopt.compress.strip import apply_final, remove
 from tfopt.errors import keep_plain, require_count
-from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
+from tfopt.job.rebuild import is_keras2, require_keras3, require_weights
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count
 
@@ -73,8 +67,8 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
     layers that were left alone. Weights that are loaded later (``BackupAndRestore``,
     ``load_weights``) keep the clusters formed in them, where these are to be there already.
     """
-    from tfopt.compress.saved import as_model, save_constraints
-    from tfopt.job.rebuild import require_weights
+    from tfopt.compress.constraints import require_free
+    from tfopt.compress.saved import as_model, refresh_models
 
     clusters = require_count("clusters", clusters, minimum=2)
     begin_step = require_count("begin_step", begin_step, minimum=0)
@@ -98,8 +92,7 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
     for site in sites:
         if not site.obstacle():
             _constrain(site, clusters if site in chosen else None, begin_step)
-    save_constraints(model)
-    forget_compiled_steps(model)
+    refresh_models(model)
     return model
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
-from tfopt.compress.kernels import kernel_name
+from tfopt.compress.kernels import Site, kernel_name
+from tfopt.errors import UserError
 from tfopt.keras_internals import is_saving
 
 _log = logging.getLogger("tfopt")
@@ -95,6 +96,21 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
     def _fit_state(self, kernel: Any) -> None:
         with _outside_the_step(kernel) as local:
             self._fit(self._states[id(kernel)], tf.convert_to_tensor(local))
+
+
+def require_free(
+    name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
+) -> None:
+    """Refuse a model on whose kernels tfopt holds something else than what will be replaced."""
+    for site in sites:
+        held = site.constraint
+        if isinstance(held, Constraint) and not (replaced and isinstance(held, replaced)):
+            raise UserError(
+                f"Something is held on {name!r} already.",
+                expected="a model without masks or clusters",
+                received=f"{type(held).__name__} on {site.path}",
+                fix=f"call tfopt.strip(model) first: {then}",
+            )
 
 
 def setting_of(settings: Mapping[str, _Setting], kernel: Any) -> _Setting | None:

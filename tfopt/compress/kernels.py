@@ -6,7 +6,7 @@ Keras is recognised by class names, and imported only to tell variables from ten
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ class Site:
         """Return the constraint in force; None without one."""
         return self.kernels[0].variable.constraint if self.kernels else None
 
-    def hold(self, constraint: Any) -> None:
+    def constrain(self, constraint: Any) -> None:
         """Put a constraint (or None) wherever Keras looks for it."""
         for owner, attribute in self.holders:
             setattr(owner, attribute, constraint)
@@ -112,7 +112,7 @@ class Site:
         """Apply a constraint to the kernels, and put it wherever Keras looks for it."""
         for kernel in self.kernels:
             constraint.bind(kernel.variable)
-        self.hold(constraint)
+        self.constrain(constraint)
 
     def left_out(self, verb: str) -> str | None:
         """Return why this site is left alone unless ``layers=`` names it; None if it is not."""
@@ -287,4 +287,33 @@ def _chooses_nothing(name: str, received: object) -> UserError:
         expected="a regular expression, a layer class or a tuple of them, a function of a layer, "
         "or None for all",
         received=repr(received),
+    )
+
+
+def choose_sites(
+    model: Any,
+    matching: Sequence[Site],
+    obstacle: Callable[[Site], str | None],
+    *,
+    verb: str,
+    refusal: str,
+    expected: str,
+) -> list[Site]:
+    """Return the matching sites without an obstacle; refuse a choice that leaves none."""
+    reasons = [(site, obstacle(site)) for site in matching]
+    chosen = [site for site, reason in reasons if reason is None]
+    if chosen:
+        return chosen
+    if matching:
+        raise UserError(
+            refusal,
+            expected=expected,
+            received="; ".join(f"{site.path}: {reason}" for site, reason in reasons[:8]),
+        )
+    paths = [found.path for found in find_kernels(model)]
+    raise UserError(
+        f"There is no layer to {verb} in {model.name!r}: none with a kernel matches.",
+        expected="a layer with a kernel (Dense, Conv, Embedding, recurrent, attention ...)",
+        received=", ".join(dict.fromkeys(paths[:20])) or "a model without trainable weights",
+        fix="mend layers=, which is searched for in these paths",
     )

@@ -11,18 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.float_copy import require_finite_weights
-from tfopt.compress.hold import (
-    apply_final,
-    choose_sites,
-    remove,
-    require_free,
-    require_share,
-    training_steps,
-)
 from tfopt.compress.kernels import (
     Layers,
+    Matches,
     Site,
     UnprunableLayer,
+    choose_sites,
     compile_pattern,
     find_kernels,
     find_sites,
@@ -37,9 +31,16 @@ from tfopt.compress.reports import (
     left_alone_note,
     sparsity_of,
 )
-from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity, Schedule
+from tfopt.compress.schedules import (
+    ConstantSparsity,
+    PolynomialSparsity,
+    Schedule,
+    require_share,
+    training_steps,
+)
+from tfopt.compress.strip import apply_final, remove
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_keras3
+from tfopt.job.rebuild import is_keras2, require_keras3, require_weights
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count, few
 
@@ -213,7 +214,7 @@ def prune(
     Masks ranked across the model stay as they were when they come from a file: prune again after
     loading, with ``step``.
     """
-    from tfopt.compress.saved import as_model
+    from tfopt.compress.saved import as_model, refresh_models
 
     spec, matches = _spec(sparsity, pattern, criterion, across, step), matcher(layers)
     model = as_model(model)
@@ -221,15 +222,10 @@ def prune(
         from tfopt.compress import keras2
 
         return keras2.prune(model, spec.for_tfmot(), matches)
-    from tfopt.compress.saved import save_constraints
-    from tfopt.job.rebuild import require_weights
-
     require_weights(model)
     require_finite_weights(model)
-    sites = _choose(model, layers, spec)
-    spec.attach(sites)
-    save_constraints(model)
-    forget_compiled_steps(model)
+    spec.attach(_choose(model, matches, spec.pattern, named=layers is not None))
+    refresh_models(model)
     return model
 
 
@@ -252,16 +248,17 @@ def pruning_report(model: Any) -> SparsityReport:
     return SparsityReport(row for found in find_kernels(model) for row in _rows(found, pattern))
 
 
-def _choose(model: keras.Model, layers: Layers, spec: PruneSpec) -> list[Site]:
+def _choose(model: keras.Model, matches: Matches, pattern: Pattern, *, named: bool) -> list[Site]:
+    from tfopt.compress.constraints import require_free
     from tfopt.compress.weight_mask import WeightMask
 
-    sites, pattern, matches = find_sites(model), spec.pattern, matcher(layers)
+    sites = find_sites(model)
     require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
     by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern}"
     return choose_sites(
         model,
         [site for site in sites if matches(site.path, site.layer)],
-        lambda site: site.unfit(pattern) or (site.left_out("prune") if layers is None else None),
+        lambda site: site.unfit(pattern) or (None if named else site.left_out("prune")),
         verb="prune",
         refusal=f"None of the chosen layers can be pruned{by_pattern}.",
         expected="at least one built, trainable layer with a kernel that has the pattern",

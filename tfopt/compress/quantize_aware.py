@@ -19,16 +19,12 @@ from tfopt.compress.awareness import (
     is_hooked,
 )
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.hold import (
-    apply_final,
-    require_share,
-    take_awareness_off,
-    training_steps,
-    unconstrained_zeros,
-)
 from tfopt.compress.integers.plan import Point, plan
-from tfopt.compress.kernels import Layers, compile_pattern, matcher
+from tfopt.compress.kernels import Layers, compile_pattern, find_sites, matcher
 from tfopt.compress.model_graph import find, ports_of, require_numbers
+from tfopt.compress.reports import ZEROS_MEANT, count_zeros
+from tfopt.compress.schedules import require_share, training_steps
+from tfopt.compress.strip import apply_final, take_awareness_off
 from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_built_keras3
 from tfopt.job.roster import transform_class
@@ -166,7 +162,17 @@ def _settings(precision: object, begin_step: object, freeze_step: Any, momentum:
 
 
 def _warn_of_unconstrained_zeros(model: Any) -> None:
-    sparse = [f"{path} {share:.0%}" for path, share in unconstrained_zeros(model).items()]
+    from tfopt.compress.constraints import Constraint
+
+    sparse = []
+    for site in find_sites(model):
+        if site.obstacle() or isinstance(site.constraint, Constraint):
+            continue
+        for kernel in site.kernels:
+            weights, zeros = count_zeros(kernel.variable)
+            # One of zeros alone was initialised so.
+            if ZEROS_MEANT * weights <= zeros < weights:
+                sparse.append(f"{kernel.path} {zeros / weights:.0%}")
     if sparse:
         more = ", ..." if len(sparse) > 4 else ""
         warnings.warn(

@@ -25,7 +25,12 @@ from tfopt.compress.model_graph import plain_class
 from tfopt.compress.weight_clusters import WeightClusters
 from tfopt.compress.weight_mask import WeightMask
 from tfopt.errors import UserError, first_line
-from tfopt.job.rebuild import ONE_AT_A_TIME, has_weights, models_around
+from tfopt.job.rebuild import (
+    ONE_AT_A_TIME,
+    forget_compiled_steps,
+    has_weights,
+    models_around,
+)
 
 __all__ = ["CompressedModel", "WeightClusters", "WeightMask", "as_model", "read_model"]
 
@@ -131,7 +136,7 @@ def make_aware(model: Any, held: Awareness) -> None:
     with ONE_AT_A_TIME:
         held.put_on()
         model.quantization_awareness = held
-        _show(model)
+        _set_class(model)
 
 
 def make_plain(model: Any) -> None:
@@ -139,13 +144,15 @@ def make_plain(model: Any) -> None:
     with ONE_AT_A_TIME:
         model.quantization_awareness.remove()
         vars(model).pop("quantization_awareness")
-        _show(model)
+        _set_class(model)
+    forget_compiled_steps(model)
 
 
-def save_constraints(model: Any) -> None:
-    """Give a model, and those that it is part of, a class whose files hold what Keras's do not."""
+def refresh_models(model: Any) -> None:
+    """Let a model, and those that share layers with it, train and save with its constraints."""
     for each in models_around(model):
-        _show(each)
+        _set_class(each)
+        each.train_function = None
 
 
 def _awareness_on(model: Any) -> Awareness | None:
@@ -154,7 +161,7 @@ def _awareness_on(model: Any) -> Awareness | None:
     return held
 
 
-def _show(model: Any) -> None:
+def _set_class(model: Any) -> None:
     """Give a model the class that its file needs: its own, or one in front of that."""
     plain = plain_class(model)
     needed = _awareness_on(model) is not None or any(map(_is_made_anew, find_sites(model)))
@@ -167,10 +174,10 @@ def _put_back(model: Any, config: Mapping[str, Any]) -> Any:
     """Put what a file holds on the model that was built from it, and return the model."""
     sites = find_sites(model)
     for place, constraint in config["held"].items():
-        sites[int(place)].hold(keras.saving.deserialize_keras_object(constraint))
+        sites[int(place)].constrain(keras.saving.deserialize_keras_object(constraint))
     if "awareness" in config:
         make_aware(model, awareness_from_config(model, config["awareness"]))
-    _show(model)
+    _set_class(model)
     return model
 
 

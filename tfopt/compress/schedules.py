@@ -1,4 +1,4 @@
-"""Sparsity schedules: how much of a kernel is zero at which step of a training.
+"""Sparsity schedules: how much of a kernel is zero at which step of a training, and its steps.
 
 The arithmetic is that of tfmot's ``ConstantSparsity`` and ``PolynomialDecay``, in the same
 precision. Steps count batches from 1: what is due at step t is in force when batch t is trained.
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tfopt.errors import UserError, keep_plain, require_count, within
+from tfopt.errors import UserError, keep_plain, real, require_count, within
+from tfopt.job.parts import Facts
 
 # float32 counts whole numbers exactly up to here.
 _FLOAT32_EXACT = 2**24
@@ -155,3 +156,27 @@ def require_sparsity(name: str, value: object) -> None:
             expected="0 <= sparsity < 1, such as 0.8 for 80 %",
             received=repr(value),
         )
+
+
+def require_share(name: str, value: object) -> None:
+    """Refuse anything but a share of a training, the whole of it included."""
+    number = real(value)
+    if number is None or not 0 <= number <= 1:
+        raise UserError(
+            f"{name} is not a fraction of the training.",
+            expected="0 <= fraction <= 1",
+            received=repr(value),
+        )
+
+
+def training_steps(facts: Facts, transform: str, fix: str) -> int:
+    """Return the steps of a whole training; refuse one of unknown length."""
+    if facts.steps_per_epoch is None:
+        raise UserError(
+            f"{transform} needs to know how long the training is, and this job's data does not "
+            "tell.",
+            expected="a job with steps_per_epoch, or data of a known length",
+            received="steps_per_epoch=None",
+            fix=f"set Job.steps_per_epoch, or use {fix}",
+        )
+    return facts.steps_per_epoch * facts.epochs

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
-from tfopt.compress.hold import awareness_of
 from tfopt.compress.model_graph import ports_of
 from tfopt.compress.reports import count_zeros
+from tfopt.compress.strip import awareness_of
 from tfopt.errors import UserError, first_line
 from tfopt.export.litert import Traced, convert, serve, trace
 from tfopt.export.litert_file import LitertPredictor

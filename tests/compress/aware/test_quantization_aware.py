@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt import hooks
-from tfopt.compress.hold import strip
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
+from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)
