@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.kernels import (
     Layers,
     Site,
@@ -78,7 +77,6 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
 
         return keras2.cluster(model, clusters, begin_step, matches)
     require_weights(model)
-    require_finite_weights(model)
     sites = find_sites(model)
     require_free(model.name, sites, "its zeros stay zero, and few values stay what they are")
     chosen = choose_sites(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.errors import UserError
-from tfopt.job.rebuild import rebuild
+from tfopt.job.rebuild import rebuild, require_finite_weights
 from tfopt.keras_internals import layers_of
 
 if TYPE_CHECKING:
@@ -115,23 +114,6 @@ def require_plain_weights(model: keras.Model) -> None:
             fix="start from the float model",
         )
     require_finite_weights(model)
-
-
-def require_finite_weights(model: keras.Model) -> None:
-    """Raise for a model with weights that are not numbers: nothing of it could be compared."""
-    import keras
-    import numpy as np
-
-    for variable in model.weights:
-        if not keras.backend.is_float_dtype(variable.dtype):
-            continue
-        if lost := np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))):
-            raise UserError(
-                f"The weight {variable.path!r} holds NaN or infinite values.",
-                expected="a model whose training converged",
-                received=f"{lost} of {math.prod(variable.shape)}",
-                fix="train again with a lower learning rate, or load an earlier checkpoint",
-            )
 
 
 def _edited(item: Any, edit: Callable[[dict[str, Any]], Any]) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress.float_copy import require_finite_weights
 from tfopt.compress.kernels import (
     Layers,
     Matches,
@@ -223,7 +222,6 @@ def prune(
 
         return keras2.prune(model, spec.for_tfmot(), matches)
     require_weights(model)
-    require_finite_weights(model)
     spec.attach(_choose(model, matches, spec.pattern, named=layers is not None))
     refresh_models(model)
     return model

@@ -22,12 +22,12 @@ from tfopt.compress.channels.selection import (
     search,
 )
 from tfopt.compress.channels.surgery import masked, require_agreement, without
-from tfopt.compress.float_copy import require_finite_weights, scope_of_variables
+from tfopt.compress.float_copy import scope_of_variables
 from tfopt.compress.kernels import Layers, compile_pattern, matcher
 from tfopt.compress.strip import awareness_of
 from tfopt.errors import UserError, keep_plain, require_count, require_number, within
 from tfopt.job.from_model import compile_factory
-from tfopt.job.rebuild import require_built_keras3
+from tfopt.job.rebuild import require_built_keras3, require_finite_weights
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import by_reason, count, few, table
 

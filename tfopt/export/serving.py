@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
+from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import ports_of
 from tfopt.compress.reports import count_zeros
 from tfopt.compress.strip import awareness_of
@@ -29,6 +29,7 @@ from tfopt.export.operations import float_operations
 from tfopt.export.quantize import Quantized
 from tfopt.files import write_atomically
 from tfopt.job.parts import Artefact
+from tfopt.job.rebuild import require_built_keras3, require_finite_weights
 
 # Fewer zeros than this are biases that have not been trained.
 _SPARSE = 0.1
@@ -131,8 +132,6 @@ def _read(name: str, model: Any) -> ServingFile:
 
 
 def _of_keras(name: str, model: Any) -> ServingFile:
-    from tfopt.job.rebuild import require_built_keras3
-
     require_built_keras3(model)
     require_finite_weights(model)
     if awareness_of(model):

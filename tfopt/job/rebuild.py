@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import math
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -148,10 +149,11 @@ def has_weights(model: Any) -> bool:
 
 
 def require_weights(model: Any) -> None:
-    """Refuse what is not a Keras 3 model all of whose weights are there."""
+    """Refuse what is not a Keras 3 model all of whose weights are there, and finite."""
     require_keras3(model)
     if not has_weights(model):
         require_built_keras3(model)
+    require_finite_weights(model)
 
 
 def require_built_keras3(model: Any) -> None:
@@ -165,6 +167,23 @@ def require_built_keras3(model: Any) -> None:
             fix="add keras.Input(...) as its first layer, or call it once on a batch; of a model "
             "that only trains others give those",
         )
+
+
+def require_finite_weights(model: keras.Model) -> None:
+    """Raise for a model with weights that are not numbers: nothing of it could be compared."""
+    import keras
+    import numpy as np
+
+    for variable in model.weights:
+        if not keras.backend.is_float_dtype(variable.dtype):
+            continue
+        if lost := np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))):
+            raise UserError(
+                f"The weight {variable.path!r} holds NaN or infinite values.",
+                expected="a model whose training converged",
+                received=f"{lost} of {math.prod(variable.shape)}",
+                fix="train again with a lower learning rate, or load an earlier checkpoint",
+            )
 
 
 @contextmanager
