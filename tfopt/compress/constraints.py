@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt.compress.kernels import Site, kernel_name
+from tfopt.compress.kernels import Site
 from tfopt.errors import UserError
 from tfopt.keras_internals import is_saving
 
 _log = logging.getLogger("tfopt")
-_Setting = TypeVar("_Setting")
 
 
 def warn_needs_tfopt() -> None:
@@ -54,48 +53,51 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
 
     def bind(self, kernel: Any) -> None:
         """Make a kernel's state and apply it. Not for a compiled step."""
-        raise TypeError(f"{type(self).__name__} does not define bind(kernel)")
+        raise NotImplementedError
 
     def apply_final(self, kernel: Any) -> None:
         """Write the constrained values into the kernel."""
-        raise TypeError(f"{type(self).__name__} does not define apply_final(kernel)")
+        raise NotImplementedError
+
+    @property
+    def step(self) -> int:
+        """Return the number of the batch that will be trained next, counted from 1."""
+        raise NotImplementedError
 
     @property
     def unfinished(self) -> str | None:
         """Return what its schedule still waits for; None where it is through."""
         return None
 
-    def apply_final_to_all(self) -> None:
-        """Write the constrained values into all kernels, for a file that is about to be written."""
+    def get_config(self) -> dict[str, Any]:
+        """Write the constrained values into the kernels, and return what a file holds of it."""
         warn_needs_tfopt()
         for state in self._states.values():
             self.apply_final(state.kernel)
+        return {"inner": keras.constraints.serialize(self.inner), "step": self.step}
 
-    def _made(self, kernel: Any, local: Any) -> Any:
+    def _new_state(self, kernel: Any, local: Any) -> Any:
         """Return a new state for a kernel; ``local`` is one replica's variable."""
-        raise TypeError(f"{type(self).__name__} does not define _made(kernel, local)")
+        raise NotImplementedError
 
-    def _fit(self, state: Any, local: Any) -> None:
+    def _fit_state(self, state: Any, local: Any) -> None:
         """Fit a state to the weights that are there, if others were loaded since it was made."""
-        raise TypeError(f"{type(self).__name__} does not define _fit(state, local)")
+        raise NotImplementedError
 
     def _after_inner(self, kernel: Any) -> Any:
         return tf.convert_to_tensor(kernel if self.inner is None else self.inner(kernel))
 
     def _state(self, kernel: Any) -> Any:
-        if id(kernel) not in self._states:
-            _where_replicas_meet(lambda: self._add_state(kernel))
-        elif tf.inside_function():
-            _where_replicas_meet(lambda: self._fit_state(kernel))
+        if id(kernel) not in self._states or tf.inside_function():
+            _where_replicas_meet(lambda: self._update_state(kernel))
         return self._states[id(kernel)]
 
-    def _add_state(self, kernel: Any) -> None:
+    def _update_state(self, kernel: Any) -> None:
         with _outside_the_step(kernel) as local:
-            self._states[id(kernel)] = self._made(kernel, local)
-
-    def _fit_state(self, kernel: Any) -> None:
-        with _outside_the_step(kernel) as local:
-            self._fit(self._states[id(kernel)], tf.convert_to_tensor(local))
+            if id(kernel) in self._states:
+                self._fit_state(self._states[id(kernel)], tf.convert_to_tensor(local))
+            else:
+                self._states[id(kernel)] = self._new_state(kernel, local)
 
 
 def require_free(
@@ -111,13 +113,6 @@ def require_free(
                 received=f"{type(held).__name__} on {site.path}",
                 fix=f"call tfopt.strip(model) first: {then}",
             )
-
-
-def setting_of(settings: Mapping[str, _Setting], kernel: Any) -> _Setting | None:
-    """Return a kernel's setting: by name, where there are several."""
-    if len(settings) <= 1:
-        return next(iter(settings.values()), None)
-    return settings[kernel_name(kernel)]
 
 
 def replicated(value: Any, name: str) -> Any:

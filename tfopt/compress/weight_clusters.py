@@ -151,7 +151,7 @@ class WeightClusters(Constraint):
         """Return whether the clusters are still to be formed."""
         return self.step < self.begin_step
 
-    def _made(self, kernel: Any, local: Any) -> _State:
+    def _new_state(self, kernel: Any, local: Any) -> _State:
         step, waits = self.step, self.waits
         dtype = tf.uint8 if self.clusters <= 256 else tf.int32
         index = replicated(tf.zeros(prod(kernel.shape), dtype), "weight_clusters")
@@ -162,7 +162,7 @@ class WeightClusters(Constraint):
             (self._form if self._fresh else self._recover)(state, local)
         return state
 
-    def _fit(self, state: _State, local: Any) -> None:
+    def _fit_state(self, state: _State, local: Any) -> None:
         if not self.waits and not tf.reduce_all(state.project(local) == local):
             self._recover(state, local)
 
@@ -190,11 +190,9 @@ class WeightClusters(Constraint):
         state.shares.assign(share)
 
     def get_config(self) -> dict[str, Any]:
-        self.apply_final_to_all()
         return {
+            **super().get_config(),
             "clusters": self.clusters,
-            "inner": keras.constraints.serialize(self.inner),
-            "step": self.step,
             "begin_step": self.begin_step,
             "zeros": self.zeros,
         }

@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compress.constraints import Constraint, replicated, setting_of
+from tfopt.compress.constraints import Constraint, replicated
+from tfopt.compress.kernels import kernel_name
 from tfopt.compress.patterns import UNSTRUCTURED, Axes, Criterion, Pattern, as_pattern, scores_of
 from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
 
@@ -186,7 +187,6 @@ class WeightMask(Constraint):
 
     @property
     def step(self) -> int:
-        """Return the number of the batch that will be trained next, counted from 1."""
         for state in self._states.values():
             return int(state.step.numpy())
         return self._first_step
@@ -210,20 +210,18 @@ class WeightMask(Constraint):
 
         return tf.cond(self.schedule.due(step), choose, state.mask.read_value)
 
-    def _add_state(self, kernel: Any) -> None:
-        super()._add_state(kernel)
-        if self.shared is not None:
-            self.shared.add(
-                self._state(kernel), lambda: scores_of(self._after_inner(kernel), self.criterion)
-            )
-
-    def _made(self, kernel: Any, local: Any) -> _State:
-        step, inputs = self.step, setting_of(self.inputs, kernel)
-        mask = self._mask_at(local, step, inputs)
+    def _new_state(self, kernel: Any, local: Any) -> _State:
+        step, inputs = self.step, next(iter(self.inputs.values()), None)
+        if len(self.inputs) > 1:
+            inputs = self.inputs[kernel_name(kernel)]
+        mask = replicated(self._mask_at(local, step, inputs), "weight_mask")
         counter = replicated(tf.constant(step, tf.int64), "weight_mask_step")
-        return _State(kernel, inputs, replicated(mask, "weight_mask"), counter)
+        state = _State(kernel, inputs, mask, counter)
+        if self.shared is not None:
+            self.shared.add(state, lambda: scores_of(self._after_inner(kernel), self.criterion))
+        return state
 
-    def _fit(self, state: _State, local: Any) -> None:
+    def _fit_state(self, state: _State, local: Any) -> None:
         if tf.reduce_all(tf.logical_or(state.mask, tf.equal(local, 0))):
             return
         if self.shared is not None:
@@ -243,11 +241,9 @@ class WeightMask(Constraint):
         return chosen_mask(scores, self.schedule, now, self.pattern, inputs)
 
     def get_config(self) -> dict[str, Any]:
-        self.apply_final_to_all()
         return {
+            **super().get_config(),
             "schedule": asdict(self.schedule),
-            "inner": keras.constraints.serialize(self.inner),
-            "step": self.step,
             "pattern": str(self.pattern),
             "criterion": self.criterion,
             "inputs": {name: axes and list(axes) for name, axes in self.inputs.items()},
@@ -256,12 +252,9 @@ class WeightMask(Constraint):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WeightMask:
-        return cls(
-            schedule_from_config(config["schedule"]),
-            config["inner"],
-            config["step"],
-            pattern=as_pattern(config["pattern"]),
-            criterion=config["criterion"],
-            inputs={name: axes and tuple(axes) for name, axes in config["inputs"].items()},
-            stays=config["stays"],
-        )
+        read = {
+            "schedule": schedule_from_config(config["schedule"]),
+            "pattern": as_pattern(config["pattern"]),
+            "inputs": {name: axes and tuple(axes) for name, axes in config["inputs"].items()},
+        }
+        return cls(**{**config, **read})
