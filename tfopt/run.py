@@ -17,19 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.examples_checks import check_examples, require_finite, translate_fit_errors
-from tfopt.data.feeding import build_by, counted, evaluation_input, fit_input, lasting, readable
-from tfopt.data.fit_data import (
-    DEFAULT_BATCH,
-    Examples,
-    GeneratorExamples,
-    SourceExamples,
-    describe_data,
-    examples_of,
-    parts_of,
-)
-from tfopt.data.flow import build
+from tfopt.data.feeding import build_by, evaluation_input, fit_input, readable, training_input
+from tfopt.data.fit_data import DEFAULT_BATCH, Examples, describe_data, parts_of
 from tfopt.data.pipeline import Pipeline, refuse_unmade
-from tfopt.data.plan import Plan
 from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
@@ -393,22 +383,15 @@ def _facts(run: Run, *, yielded: int | None) -> Facts:
 
 def _training_input(run: Run, examples: Examples, epochs: int) -> Any:
     """Return the input for ``fit``, and add to the facts what only the input knows."""
-    made, job, batch = examples.given, run.job, run.facts.batch_size
+    made, facts = examples.given, run.facts
     for transform in run.acting():
         made = transform.data(run, made)
-    if made is not examples.given:
-        examples = examples_of(made)
-    if isinstance(examples, SourceExamples):
-        endless = job.steps_per_epoch is not None
-        dataset, _ = build(Plan(batch_size=batch), examples, seed=job.seed, endless=endless)
-        examples = examples_of(dataset)
-    if job.steps_per_epoch is not None:
-        steps = job.steps_per_epoch
-        return lasting(examples, steps=steps, epochs=epochs, batch=batch, seed=job.seed)
-    if isinstance(examples, GeneratorExamples):
-        examples = examples_of(counted(examples))
-    run.facts = replace(run.facts, steps_per_epoch=examples.steps(batch))
-    return examples.given
+    part = examples if made is examples.given else made
+    made, steps = training_input(
+        part, facts.steps_per_epoch, epochs=epochs, batch=facts.batch_size, seed=facts.seed
+    )
+    run.facts = replace(facts, steps_per_epoch=steps)
+    return made
 
 
 def _compile(run: Run, model: keras.Model) -> None:

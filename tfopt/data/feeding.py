@@ -21,6 +21,21 @@ from tfopt.data.flow import build
 from tfopt.data.plan import Plan
 
 
+def training_input(
+    part: Any, steps: int | None, *, epochs: int, batch: int | None, seed: int
+) -> tuple[Any, int | None]:
+    """Return what ``fit`` trains on, and the steps of an epoch: those asked for, or all."""
+    examples = examples_of(part)
+    if isinstance(examples, SourceExamples):
+        plan, endless = Plan(batch_size=batch), steps is not None
+        examples = examples_of(build(plan, examples, seed=seed, endless=endless)[0])
+    if steps is not None:
+        return lasting(examples, steps=steps, epochs=epochs, batch=batch, seed=seed), steps
+    if isinstance(examples, GeneratorExamples):
+        examples = examples_of(counted(examples))
+    return examples.given, examples.steps(batch)
+
+
 def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int) -> Any:
     """Return the training part where it lasts for all epochs; else one that begins again.
 
