@@ -10,7 +10,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tfopt.errors import UserError
@@ -37,7 +36,6 @@ from tfopt.recipes.flags import (
     names,
 )
 from tfopt.report.bench_figures import is_faster
-from tfopt.tune.tuned import Tuned
 
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 _OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
@@ -46,15 +44,7 @@ _SEARCH_S, _MEASURE_S = 55.0, 80.0
 # Before its first step a process opens the GPU and compiles.
 _SEARCH_GPU_S, _MEASURE_GPU_S = 90.0, 90.0
 _SEARCH_SEEDS = 1
-
-
-@dataclass(frozen=True)
-class Links:
-    """A chain to measure link by link; its first ``tuned_parts`` transforms are one link."""
-
-    chain: Chain
-    tuned_parts: int = 0
-    remarks: tuple[str, ...] = ()
+_NONE_FASTER = "Nothing that was tried was shown to train faster than the job as it is."
 
 
 def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int:
@@ -62,12 +52,12 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
     flags = {name: getattr(options, name) for name in _OF_THE_JOB}
     arguments = {name: value for name, value in flags.items() if value is not None}
     arguments |= assignments(options.set)
-    links = _named_links(chain, options)
+    measured, tuned_parts, remarks = _named_chain(chain, options), 0, tuple[str, ...]()
     output = prepare_folder(options.output)
     search_s, measure_s = (
         (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
     )
-    if links is None:
+    if measured is None:
         tuned = tune_and_show(
             Target(title, job, Chain(), arguments),
             output,
@@ -81,27 +71,28 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
             return INTERRUPTED
         print(tuned.chain)
         found = tuned.chain.parts
-        links = Links(Chain((*found, _SMALL)), len(found), _remarks(tuned))
+        measured, tuned_parts = Chain((*found, _SMALL)), len(found)
+        remarks = tuned.notes if found else (*tuned.notes, _NONE_FASTER)
     plan = BenchPlan(
         title=title,
         command=f"python -m {job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
-        kind="prefixes" if links.chain.parts else "single",
-        targets=(Target(title, job, links.chain, arguments),),
+        kind="prefixes" if measured.parts else "single",
+        targets=(Target(title, job, measured, arguments),),
         budget_s=measure_s,
         quick=True,
         whole=True,
         seed=options.seed,
-        tuned_parts=links.tuned_parts,
-        remarks=links.remarks,
+        tuned_parts=tuned_parts,
+        remarks=remarks,
     )
     report, code = bench_and_show(plan, output)
-    if links.tuned_parts and not (report and any(map(is_faster, report.variants[1:2]))):
+    if tuned_parts and not (report and any(map(is_faster, report.variants[1:2]))):
         (output / RECIPE).unlink(missing_ok=True)  # what the search found is not proven
     return code
 
 
-def _named_links(chain: Chain, options: argparse.Namespace) -> Links | None:
-    """Return the links that the flags name; None where the chain is to be found."""
+def _named_chain(chain: Chain, options: argparse.Namespace) -> Chain | None:
+    """Return the chain that the flags name; None where it is to be found."""
     selected = bool(options.transforms or options.skip)
     if (options.chain is not None) + selected + bool(options.budget) > 1:
         raise UserError(
@@ -110,16 +101,10 @@ def _named_links(chain: Chain, options: argparse.Namespace) -> Links | None:
             received=shlex.join(sys.argv[1:]),
         )
     if options.chain is not None:
-        return Links(read_recipe(options.chain, trust_functions=options.trust_functions).chain)
+        return read_recipe(options.chain, trust_functions=options.trust_functions).chain
     if selected or options.budget == 0:
-        return Links(_selected(chain, options.transforms or ["all"], options.skip))
+        return _selected(chain, options.transforms or ["all"], options.skip)
     return None
-
-
-def _remarks(tuned: Tuned) -> tuple[str, ...]:
-    """Return what the report says about the search."""
-    nothing = "Nothing that was tried was shown to train faster than the job as it is."
-    return (*tuned.notes, *(() if tuned.chain.parts else (nothing,)))
 
 
 def recipe_main(job: str, chain: Chain, *, title: str, data: str = "") -> int:

@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tfopt.errors import UserError
+from tfopt.job.plain_values import from_plain, show
 from tfopt.report.serving import Footprints
 from tfopt.report.statistics import Comparison
-from tfopt.report.strict import AboveZero, Count, FromZero, decode, require_reasons, show
-from tfopt.report.strict import Status as Status
+from tfopt.report.strict import AboveZero, Count, FromZero, Status, require_reasons
 from tfopt.report.timed_process import TimedProcess
 from tfopt.report.training import Training
 
@@ -273,7 +273,7 @@ class BenchReport:
         if schema != BenchReport.schema:
             raise UserError(f"Its schema is {show(schema)}.")
         content.pop("seal", None)  # a hash of the content, in files of version 0.1
-        return decode(BenchReport, content)
+        return from_plain(BenchReport, content)
 
 
 def read_bench_report(path: str | Path) -> BenchReport:

@@ -1,7 +1,4 @@
-"""Bound the numbers of a report.
-
-The bounds are checked where JSON is read: a report's file, and what a worker process has measured.
-"""
+"""Bound the numbers of a report; the bounds are checked where its file is read."""
 
 from __future__ import annotations
 
@@ -9,11 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
-
-from tfopt.job.plain_values import from_plain
-from tfopt.job.plain_values import show as show
-
-decode = from_plain
 
 Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
 # A time or a size is never truly 0: a 0 would be a figure that nobody measured.
