@@ -12,7 +12,6 @@ from tfopt.compress.patterns import UNSTRUCTURED, Block, TwoOfFour, as_pattern
 from tfopt.compress.prune import prune, pruning_report, schedule_for
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compress.strip import strip
-from tfopt.compress.weight_mask import chosen_mask
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -22,7 +21,7 @@ def kept(weights, pattern, sparsity=0.5, inputs=(0,), jit=False):
     schedule = ConstantSparsity(sparsity)
 
     def choose(values):
-        return chosen_mask(tf.abs(values), schedule, 0, pattern, inputs)
+        return pattern.choose(tf.abs(values), schedule, 0, inputs)
 
     return tf.function(choose, jit_compile=jit)(tf.constant(weights)).numpy()
 

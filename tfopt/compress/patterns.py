@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+from tfopt.compress.schedules import Schedule, kept_at
 from tfopt.errors import UserError
 
 Criterion = Literal["magnitude", "lamp"]
 Axes = tuple[int, ...]
-KeptCount = Callable[[int], Any]
-"""How many of so many stay, as a scalar tensor."""
 
 
 class Pattern:
@@ -26,8 +25,8 @@ class Pattern:
     sparsity: ClassVar[float | None] = None
     """The sparsity that the pattern itself means; None where a schedule says it."""
 
-    def choose(self, scores: Any, kept: KeptCount, inputs: Axes | None) -> Any:
-        """Return True for the weights that stay."""
+    def choose(self, scores: Any, schedule: Schedule, step: Any, inputs: Axes | None) -> Any:
+        """Return True for the weights that stay at a step."""
         raise NotImplementedError
 
     def obstacle(self, shape: Sequence[int], inputs: Axes | None) -> str | None:
@@ -51,8 +50,8 @@ class Unstructured(Pattern):
     def __str__(self) -> str:
         return "unstructured"
 
-    def choose(self, scores: Any, kept: KeptCount, inputs: Axes | None) -> Any:
-        return _highest(scores, kept)
+    def choose(self, scores: Any, schedule: Schedule, step: Any, inputs: Axes | None) -> Any:
+        return _highest(scores, schedule, step)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class TwoOfFour(Pattern):
     def __str__(self) -> str:
         return "2:4"
 
-    def choose(self, scores: Any, kept: KeptCount, inputs: Axes | None) -> Any:
+    def choose(self, scores: Any, schedule: Schedule, step: Any, inputs: Axes | None) -> Any:
         import keras
         import tensorflow as tf
 
@@ -112,7 +111,7 @@ class Block(Pattern):
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"
 
-    def choose(self, scores: Any, kept: KeptCount, inputs: Axes | None) -> Any:
+    def choose(self, scores: Any, schedule: Schedule, step: Any, inputs: Axes | None) -> Any:
         import tensorflow as tf
 
         assert inputs is not None
@@ -120,7 +119,7 @@ class Block(Pattern):
         turned = tf.transpose(scores, order)
         rows = math.prod(scores.shape[axis] for axis in inputs)
         matrix = tf.reshape(turned, [rows, -1])
-        stays = _highest(self._averages(matrix), kept)
+        stays = _highest(self._averages(matrix), schedule, step)
         whole = tf.repeat(tf.repeat(stays, self.height, axis=0), self.width, axis=1)
         cut = tf.reshape(whole[:rows, : matrix.shape[1]], turned.shape)
         return tf.transpose(cut, [order.index(axis) for axis in range(len(order))])
@@ -153,14 +152,14 @@ class Block(Pattern):
         return sums(matrix) / sums(tf.ones_like(matrix))
 
 
-def _highest(scores: Any, kept: KeptCount) -> Any:
-    """Return True for as many of the highest scores as are kept, at least one."""
+def _highest(scores: Any, schedule: Schedule, step: Any) -> Any:
+    """Return True for as many of the highest scores as stay at a step, at least one."""
     import tensorflow as tf
 
     flat = tf.reshape(scores, [-1])
     size = int(flat.shape[0])
     ordered, order = tf.math.top_k(flat, k=size)
-    last = tf.maximum(kept(size), 1) - 1
+    last = kept_at(schedule, step, size) - 1
     lowest = tf.gather(ordered, last)
     # Among equals top_k puts the lower index first, so the last one kept bounds the others.
     first_equals = tf.logical_and(flat == lowest, tf.range(size) <= tf.gather(order, last))

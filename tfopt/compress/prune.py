@@ -67,10 +67,10 @@ class PruneSpec:
 
         shared = SharedChoice(self.schedule) if self.across == "model" else None
         for site in sites:
-            held = mask_of(site)
+            before = _mask_of(site)
             mask = WeightMask(
                 self.schedule,
-                inner=site.constraint if held is None else held.inner,
+                inner=site.constraint if before is None else before.inner,
                 step=self.step + 1,
                 pattern=self.pattern,
                 criterion=self.criterion,
@@ -146,7 +146,7 @@ def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
     return schedule
 
 
-def mask_of(site: Site) -> Any:
+def _mask_of(site: Site) -> Any:
     """Return the mask that a site holds; None if it has none."""
     from tfopt.compress.weight_mask import WeightMask
 
@@ -241,7 +241,7 @@ def pruning_report(model: Any) -> SparsityReport:
 
         return SparsityReport(keras2.pruning_report(model))
     require_keras3(model)
-    masks = filter(None, map(mask_of, find_sites(model)))
+    masks = filter(None, map(_mask_of, find_sites(model)))
     pattern = next((mask.pattern for mask in masks), None)
     return SparsityReport(row for found in find_kernels(model) for row in _rows(found, pattern))
 
@@ -268,7 +268,7 @@ def _rows(found: Site | UnprunableLayer, pattern: Pattern | None) -> list[LayerS
     if isinstance(found, UnprunableLayer):
         weights, zeros = count_zeros(*found.weights)
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
-    mask = mask_of(found)
+    mask = _mask_of(found)
     if mask is None:
         unfit = found.obstacle() if pattern is None else found.unfit(pattern)
         remark = unfit or found.left_out("prune") or _without_mask(found, pattern)

@@ -1,4 +1,4 @@
-"""Sparsity schedules: how much of a kernel is zero at which step of a training, and its steps.
+"""Sparsity schedules: how much of a kernel is zero at which step, and how many steps there are.
 
 The arithmetic is that of tfmot's ``ConstantSparsity`` and ``PolynomialDecay``, in the same
 precision. Steps count batches from 1: what is due at step t is in force when batch t is trained.

@@ -21,17 +21,6 @@ from tfopt.compress.patterns import UNSTRUCTURED, Axes, Criterion, Pattern, as_p
 from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
 
 
-def chosen_mask(
-    scores: Any,
-    schedule: Schedule,
-    step: Any,
-    pattern: Pattern = UNSTRUCTURED,
-    inputs: Axes | None = None,
-) -> Any:
-    """Return True for the weights kept at ``step``, as a boolean tensor of the scores' shape."""
-    return pattern.choose(scores, lambda size: kept_at(schedule, step, size), inputs)
-
-
 @dataclass(frozen=True)
 class _State:
     """A kernel's mask, and the batch that will be trained next."""
@@ -204,7 +193,7 @@ class WeightMask(Constraint):
             if self.shared is not None:
                 chosen = self.shared.choose(state, scores, step)
             else:
-                chosen = chosen_mask(scores, self.schedule, step, self.pattern, state.inputs)
+                chosen = self.pattern.choose(scores, self.schedule, step, state.inputs)
             state.mask.assign(chosen)
             return chosen
 
@@ -238,7 +227,7 @@ class WeightMask(Constraint):
             return tf.ones(value.shape, tf.bool)
         scores = scores_of(tf.convert_to_tensor(value), self.criterion)
         now = tf.constant(latest, tf.int64)
-        return chosen_mask(scores, self.schedule, now, self.pattern, inputs)
+        return self.pattern.choose(scores, self.schedule, now, inputs)
 
     def get_config(self) -> dict[str, Any]:
         return {
