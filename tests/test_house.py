@@ -1,7 +1,9 @@
 """The walls of the house that import-linter and ruff do not see."""
 
 import ast
+import re
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +79,30 @@ def test_a_file_loads_tensorflow_when_imported_only_where_it_works_inside_a_step
     for name in importing:
         docstring = ast.get_docstring(TREES[name])
         assert "import" in docstring.lower(), f"{name} loads TensorFlow at import without saying so"
+
+
+def test_one_file_reads_what_keras_keeps_to_itself():
+    """Elsewhere no file has a name that Keras gives a private attribute or method."""
+    keras = Path(find_spec("keras").origin).parent / "src"
+    texts = [path.read_text("utf-8") for path in keras.rglob("*.py")]
+    private = {name for text in texts for name in re.findall(r"(?:def |self\.)(_[a-z]\w+)", text)}
+    # TensorFlow's, of datasets and variables, and a named tuple's.
+    private -= {"_aggregation", "_asdict", "_batch_size", "_inputs", "_type_spec", "_values"}
+    found = []
+    for name, tree in TREES.items():
+        nodes = list(ast.walk(tree))
+        ours = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        ours |= {node.attr for node in nodes if _is_own(node)}
+        read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        read |= {node.arg for node in nodes if isinstance(node, ast.keyword)}
+        found += [f"{name}: {each}" for each in sorted((read & private) - ours)]
+    assert {each.partition(":")[0] for each in found} == {"keras_internals.py"}, found
+
+
+def _is_own(node):
+    """Return whether an attribute is one that a class of tfopt's gives itself."""
+    of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    return of_self and node.value.id == "self"
 
 
 def test_every_file_opens_by_saying_what_it_is():

@@ -14,8 +14,9 @@ from functools import partial
 from threading import local
 from typing import Any, Literal
 
+from tfopt import keras_internals as internals
 from tfopt.compress.float_copy import scope_of_variables
-from tfopt.compress.integers.attention import METHOD, heads, is_attention_of_many_heads
+from tfopt.compress.integers.attention import heads, is_attention_of_many_heads
 from tfopt.compress.integers.fake_quant import (
     batch_range,
     fake_quantized,
@@ -33,9 +34,7 @@ from tfopt.compress.integers.plan import (
 from tfopt.compress.model_graph import find, kinds
 from tfopt.errors import UserError
 from tfopt.hooks import Hooks
-from tfopt.keras_internals import forget_weight, layers_of, training_of_call, unlocked
 
-_TRACKED = "tfopt_"
 KernelPrecision = Literal["int8", "int4"]
 
 
@@ -83,7 +82,7 @@ class Awareness:
     def put_on(self) -> None:
         """Give the model its ranges and put the points into force: all of it, or nothing."""
         try:
-            with unlocked(self._model), scope_of_variables(self._model):
+            with scope_of_variables(self._model):
                 self._step = self._add("quantization_step", (), "int32", "only_first_replica")
                 for point in self.points:
                     for place in _moving_places(point):
@@ -104,9 +103,9 @@ class Awareness:
             if point.acts:
                 self._hook(find(self._model, point.address), point)
         if self.settings.freeze_batchnorm_step is not None:
-            for layer in layers_of(self._model):
+            for layer in internals.layers_of(self._model):
                 if "BatchNormalization" in kinds(layer):
-                    self._hooks.replace(layer, "_moments", partial(self._frozen, layer))
+                    self._hooks.replace(layer, internals.MOMENTS, partial(self._frozen, layer))
 
     def unhook(self) -> None:
         """Take the points out of force; ranges and step stay."""
@@ -122,8 +121,7 @@ class Awareness:
         """Leave the model as it was before."""
         self.unhook()
         for variable in self._variables:
-            forget_weight(self._model, variable)
-            self._model._delete_tracking(f"{_TRACKED}{variable.name}")
+            internals.forget_weight(self._model, variable)
 
     def range_of(self, point: Point, place: str = "output") -> tuple[float, float] | None:
         """Return the range of a point; None: not rounded, or nothing seen yet."""
@@ -145,8 +143,9 @@ class Awareness:
         }
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: str, aggregation: str) -> Any:
-        variable = self._model.add_weight(
-            name=name,
+        variable = internals.add_weight_late(
+            self._model,
+            name,
             shape=shape,
             dtype=dtype,
             initializer="zeros",
@@ -154,8 +153,6 @@ class Awareness:
             autocast=False,
             aggregation=aggregation,
         )
-        # What is not an attribute is otherwise unknown to tf.saved_model.save and tf.train.
-        self._model._track_trackable(variable, name=f"{_TRACKED}{name}", overwrite=True)
         self._variables.append(variable)
         return variable
 
@@ -204,7 +201,7 @@ class Awareness:
             rounded = partial(self._rounded, point)
             if is_attention_of_many_heads(part):
                 _require_own_attention(part)
-                self._hooks.replace(part, METHOD, partial(heads, part, rounded))
+                self._hooks.replace(part, internals.ATTENTION, partial(heads, part, rounded))
             else:
                 plain = rounded_inside(part, rounded)
         kernels = kernels_under(part) if point.kernels else []
@@ -274,7 +271,7 @@ class Awareness:
         """Return a normalization's moments: the batch's, then the moving ones, which so stay."""
         import tensorflow as tf
 
-        batch = type(layer)._moments(layer, inputs, mask)
+        batch = getattr(type(layer), internals.MOMENTS)(layer, inputs, mask)
         frozen = self._step.value > self.settings.freeze_batchnorm_step
         moving = (layer.moving_mean, layer.moving_variance)
         return tuple(
@@ -283,7 +280,7 @@ class Awareness:
         )
 
     def _training(self) -> bool:
-        given = training_of_call()
+        given = internals.training_of_call()
         return self._in_step() if given is None else bool(given)
 
     def _in_step(self) -> bool:
@@ -291,7 +288,7 @@ class Awareness:
 
 
 def _require_own_attention(layer: Any) -> None:
-    if METHOD in vars(layer):
+    if internals.ATTENTION in vars(layer):
         raise UserError(
             f"Another function computes the attention of {layer.name!r} already.",
             expected="Keras's own, which is rounded from the inside",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.patterns import Axes, Pattern
 from tfopt.errors import UserError
-from tfopt.keras_internals import layers_inside, own_trainable_variables
+from tfopt.keras_internals import ATTENTION_CONSTRAINT, given_as_trainable, layers_inside
 
 if TYPE_CHECKING:
     import keras
@@ -61,7 +61,7 @@ _KERNELS: dict[str, tuple[tuple[str, str, _Inputs], ...]] = {
 
 # Layers that build EinsumDense layers of their own and save one constraint for all of them.
 _ATTENTION = {
-    "MultiHeadAttention": "_kernel_constraint",
+    "MultiHeadAttention": ATTENTION_CONSTRAINT,
     "GroupedQueryAttention": "kernel_constraint",
 }
 
@@ -206,9 +206,9 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
 
 def _own_variables(layer: Any) -> tuple[Any, ...]:
     """Return trainable variables, without those that the layer refers to inside another one."""
-    inside = [v for child in layers_inside(layer) for v in own_trainable_variables(child)]
+    inside = [v for child in layers_inside(layer) for v in given_as_trainable(child)]
     inner = set(map(id, inside))
-    return tuple(v for v in own_trainable_variables(layer) if id(v) not in inner)
+    return tuple(v for v in given_as_trainable(layer) if id(v) not in inner)
 
 
 def _keras_ancestry(layer: Any) -> list[str]:
@@ -226,11 +226,10 @@ def _variable(layer: Any, name: str) -> Any:
     """Return a kernel's variable; the public name may be a tensor computed from it (LoRA)."""
     import keras
 
-    for attribute in (f"_{name}", name):
-        value = getattr(layer, attribute, None)
-        if isinstance(value, keras.Variable):
-            return value
-    return None
+    value = getattr(layer, name, None)
+    if value is None or isinstance(value, keras.Variable):
+        return value
+    return next((each for each in layer.weights if each.name == name), None)
 
 
 def rebuilder(layer: Any, outer: str | None) -> str | None:

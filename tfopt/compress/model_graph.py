@@ -9,18 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.keras_internals import (
-    first_results,
-    functional_inside,
-    layers_inside,
-    nodes_by_depth,
-    operation_of,
-)
+from tfopt.keras_internals import functional_inside, layers_inside, nodes_by_depth
 
 if TYPE_CHECKING:
     import keras
@@ -92,12 +87,13 @@ def places(owner: Any) -> dict[int, Place] | None:
         return None
     before: dict[int, list[Any]] = {}
     after: dict[int, list[Any]] = {}
-    for nodes in nodes_by_depth(graph).values():
-        for node in nodes:
-            for parent in node.parent_nodes:
-                before.setdefault(id(node.operation), []).append(parent.operation)
-                after.setdefault(id(parent.operation), []).append(node.operation)
-    ends = {id(operation_of(tensor)) for tensor in graph.outputs}
+    outputs, ends = set(map(id, graph.outputs)), set[int]()
+    for node in chain.from_iterable(nodes_by_depth(graph).values()):
+        for parent in node.parent_nodes:
+            before.setdefault(id(node.operation), []).append(parent.operation)
+            after.setdefault(id(parent.operation), []).append(node.operation)
+        if not outputs.isdisjoint(map(id, node.outputs)):
+            ends.add(id(node.operation))
     return {
         id(part): Place(
             tuple(before.get(id(part), ())), tuple(after.get(id(part), ())), id(part) in ends
@@ -108,7 +104,10 @@ def places(owner: Any) -> dict[int, Place] | None:
 
 def result_tensors(part: Any) -> list[Any] | None:
     """Return the symbolic results of a part in its graph; None outside graphs."""
-    return first_results(part)
+    import keras
+
+    output = getattr(part, "output", None)
+    return None if output is None else keras.tree.flatten(output)
 
 
 def _graph(owner: Any) -> Any:

@@ -107,7 +107,7 @@ class CompressedModel:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a file, read by a class that can be imported."""
         plain: Any = super().__reduce__()
-        return keras.Model._unpickle_model, plain[1]
+        return getattr(keras.Model, plain[0].__name__), plain[1]
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:

@@ -18,14 +18,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfopt.distribute.whole_batch import (
-    all_reduce_sum,
-    drop_padding,
-    gather_rows,
-    mask_of,
-    shard_here,
-)
+from tfopt.distribute.whole_batch import all_reduce_sum, drop_padding, gather_rows, shard_here
 from tfopt.errors import UserError
+from tfopt.keras_internals import LOSSES, Put, mask_of, with_metadata
 
 # Ratios of sums over a whole batch, or comparisons of its examples with each other.
 _OF_WHOLE_BATCHES = ("dice", "tversky", "circle")
@@ -65,10 +60,7 @@ def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tup
 
     def ones(y_true: Any, y_pred: Any) -> Any:
         values = loss.call(y_true, y_pred)
-        found, mask = ops.ones_like(values), mask_of(values)
-        if mask is not None:
-            found._keras_mask = mask
-        return found
+        return with_metadata(ops.ones_like(values), mask_of(values))
 
     return numerator, _Sum(loss.dtype, ones)(y_true, y_pred)
 
@@ -154,10 +146,9 @@ class LossesOfReplica(threading.local, UserList[Any]):
         return self.data[at]
 
 
-def note_losses(put: Callable[[Any, str, Any], None], layer: Any) -> None:
+def note_losses(put: Put, layer: Any) -> None:
     """Let a layer keep what each replica adds, and tell what its activity regularizer has added."""
     losses = LossesOfReplica()
-    put(layer, "_losses", losses)
-    put(layer, "_loss_ids", set())
+    put(layer, LOSSES, losses)
     if layer.activity_regularizer is not None:
         put(layer, "activity_regularizer", losses.noting(layer.activity_regularizer))

@@ -21,13 +21,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfopt.distribute.shards import refuse_what_cannot_be_split, until_all_have_ended
-from tfopt.distribute.step import Step, has_own, split, unbuilt_parts
+from tfopt.distribute.step import Step, has_own, metrics_of, split, unbuilt_parts
 from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.distribute.worker_files import divided, saved
 from tfopt.distribute.workers import together
 from tfopt.errors import UserError
 from tfopt.hooks import Shared, replaced
+from tfopt.keras_internals import BUILD, dataset_of, stored
 from tfopt.resume.peers import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
@@ -74,7 +75,7 @@ class DistributedModel:
                 self._put(name, functools.partial(self._save, name))
         for name in _OWN:
             self._put(name, getattr(self, f"_{name}"))
-        self._put("_maybe_symbolic_build", self._build)
+        self._put(BUILD, self._build)
         object.__setattr__(self._model, _NAME, self)
 
     def _put(self, name: str, method: Callable[..., Any]) -> None:
@@ -132,7 +133,7 @@ class DistributedModel:
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(keras.Model.compile).bind(self._model, *args, **kwargs).arguments
-        _require_made_inside(self._model, self.strategy, given)
+        _require_made_inside(self._model, given)
         with self.strategy.scope():
             self.plain("compile", *args, **kwargs)
         self.proof = None
@@ -180,17 +181,13 @@ class DistributedModel:
             data_batch = _spec_of_a_part(iterator)
         known = {"iterator": iterator} if data_batch is None else {"data_batch": data_batch}
         try:
-            self.plain("_maybe_symbolic_build", **known)
+            self.plain(BUILD, **known)
         except UserError:
             raise
         except Exception:
             # A step of the user's own may call the model otherwise than Keras would.
-            metrics = model._compile_metrics
-            if (
-                not has_own(model, "train_step")
-                or unbuilt_parts(model)
-                or not (metrics is None or metrics.built)
-            ):
+            are_built = all(getattr(each, "built", True) for each in metrics_of(model))
+            if not has_own(model, "train_step") or unbuilt_parts(model) or not are_built:
                 raise
 
 
@@ -228,13 +225,13 @@ def _see_models() -> Iterator[None]:
     kind = keras.Model
     # Keras asks whether a model's compile is another one than this class's.
     compiles = next(each for each in kind.__mro__ if "compile" in vars(each))
-    made, compiled, built = kind.__init__, compiles.compile, kind._maybe_symbolic_build
+    made, compiled, built = kind.__init__, compiles.compile, getattr(kind, BUILD)
 
     @functools.wraps(made)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         for strategy, declared in reversed(_open):
-            if self._distribute_strategy is strategy and distributed(self) is None:
+            if self.distribute_strategy is strategy and distributed(self) is None:
                 DistributedModel(self, strategy, declared).attach()
                 break
 
@@ -248,7 +245,7 @@ def _see_models() -> Iterator[None]:
 
     with (
         replaced(kind, __init__=initialise),
-        replaced(kind, _maybe_symbolic_build=checked(built, "fit() or evaluate()")),
+        replaced(kind, **{BUILD: checked(built, "fit() or evaluate()")}),
         replaced(compiles, compile=checked(compiled, "compile()")),
         # On which this thread's scopes are kept: keras.backend.clear_session() may come inside.
         replaced(tf.compat.v1, reset_default_graph=lambda: None),
@@ -287,13 +284,13 @@ def _refuse_built_outside(model: Any, call: str) -> None:
     )
 
 
-def _require_made_inside(model: Any, strategy: Any, given: dict[str, Any]) -> None:
+def _require_made_inside(model: Any, given: dict[str, Any]) -> None:
     """Refuse optimizers and metrics that have their variables elsewhere."""
     outside = [
         f"{argument}={type(each).__name__}(...)"
         for argument in ("optimizer", "metrics", "weighted_metrics")
         for each in tree.flatten(given.get(argument))
-        if _is_made_elsewhere(each, strategy)
+        if _is_made_elsewhere(each)
     ]
     if outside:
         raise UserError(
@@ -306,17 +303,13 @@ def _require_made_inside(model: Any, strategy: Any, given: dict[str, Any]) -> No
         )
 
 
-def _is_made_elsewhere(each: Any, strategy: Any) -> bool:
-    if isinstance(each, keras.optimizers.Optimizer):
-        return each._distribution_strategy is not strategy
-    if isinstance(each, keras.metrics.Metric):
-        return not all(_is_mirrored(variable) for variable in each.variables)
-    return False
+def _is_made_elsewhere(each: Any) -> bool:
+    kinds = keras.optimizers.Optimizer | keras.metrics.Metric
+    return isinstance(each, kinds) and not all(map(_is_mirrored, each.variables))
 
 
 def _is_mirrored(variable: Any) -> bool:
-    # Not .value, which is a tensor where it is cast.
-    return isinstance(getattr(variable, "_value", variable), tf.distribute.DistributedValues)
+    return isinstance(stored(variable), tf.distribute.DistributedValues)
 
 
 def _require_trained_inside(model: Any) -> None:
@@ -359,6 +352,6 @@ def _spec_of_a_part(epochs: Any) -> Any:
         # Keras's own for what is not given, such as a generator's sample weights.
         return None if isinstance(spec, tf.OptionalSpec) else spec
 
-    specs = tree.map_structure(of_a_part, epochs._distributed_dataset.element_spec)
+    specs = tree.map_structure(of_a_part, dataset_of(epochs).element_spec)
     there = [each for each in tree.flatten(specs) if each is not None]
     return specs if all(each.shape.rank is not None for each in there) else None

@@ -17,17 +17,13 @@ from tensorflow.python.eager import context
 
 from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
 from tfopt.hooks import putting, replaced
+from tfopt.keras_internals import stored
 from tfopt.resume.random_state import capture_host, restore_host
 from tfopt.resume.variables import put_back, values_of
 from tfopt.resume.variables import variables_of as all_variables_of
 
 _SEED = (7, 7)
 _OF_A_DRAW = ("mean", "stddev", "minval", "maxval", "dtype")
-
-
-def shared_value(variable: Any) -> Any:
-    """Return TensorFlow's variable of all replicas."""
-    return getattr(variable, "_value", variable)  # not .value, which is a tensor where it is cast
 
 
 class SavedState:
@@ -58,7 +54,7 @@ class SavedState:
 
     def before(self, variable: Any) -> Any:
         """Return what the first copy of a variable was; None where it was not saved."""
-        _, values = self._saved.get(id(shared_value(variable)), (None, [None]))
+        _, values = self._saved.get(id(stored(variable)), (None, [None]))
         return values[0]
 
     def note_random_state(self) -> None:
@@ -81,7 +77,7 @@ class SavedState:
                 put_back(variable, [value + 1 for value in values])
 
     def _save(self, variables: list[Any]) -> None:
-        for variable in map(shared_value, variables):
+        for variable in map(stored, variables):
             if id(variable) not in self._saved:
                 self._saved[id(variable)] = (variable, values_of(variable))
 

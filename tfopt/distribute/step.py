@@ -15,12 +15,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops, tree
 
+from tfopt import keras_internals as internals
 from tfopt.distribute.losses import LossesOfReplica, WholeLoss, note_losses, undeclared
 from tfopt.distribute.whole_batch import (
     Shard,
@@ -36,10 +38,8 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 from tfopt.hooks import putting
-from tfopt.keras_internals import activity_losses_are_means, layers_inside, layers_of
 from tfopt.resume.untracked import kept_by
 
-Put = Callable[[Any, str, Any], None]
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
 _STATISTICS = (
     "moving_mean",
@@ -58,7 +58,7 @@ class Step:
         self.own_losses = own_losses
         self.exchange = exchange
         """What the workers of a cluster tell each other; None where one process trains."""
-        self._kind_of_activity = "mean" if activity_losses_are_means() else "sum"
+        self._kind_of_activity = "mean" if internals.activity_losses_are_means() else "sum"
 
     @property
     def strategy(self) -> Any:
@@ -208,15 +208,10 @@ class Step:
         """Replace the model's losses, metrics and optimizers while a step is traced."""
         model = self.model
         with putting() as put, ExitStack() as undo:
-            put(model, "_compute_loss", self._compute_loss)
-            put(model, "_losses_override", LossesOfReplica())
-            compiled = model._compile_loss
-            if compiled is not None and compiled.built:
-                losses = [
-                    each._replace(loss=WholeLoss(each.loss)) for each in compiled._flat_losses
-                ]
-                put(compiled, "_flat_losses", losses)
-            for layer in layers_of(model):
+            put(model, internals.COMPUTE_LOSS, self._compute_loss)
+            put(model, internals.LOSSES_OVERRIDE, LossesOfReplica())
+            internals.replace_losses(put, model, WholeLoss)
+            for layer in internals.layers_of(model):
                 self._put_on_layer(put, layer)
             for metric in metrics_of(model):
                 self._put_on_metric(put, metric)
@@ -243,44 +238,45 @@ class Step:
         if own:
             x, y, y_pred, sample_weight = gather_rows(drop_padding((x, y, y_pred, sample_weight)))
         shard.is_global_loss, shard.rows_are_whole = True, own
-        model._losses_override.extend(added)
+        override = getattr(model, internals.LOSSES_OVERRIDE)
+        override.extend(added)
         try:
-            loss = type(model)._compute_loss(model, x, y, y_pred, sample_weight, training)
+            plain = getattr(type(model), internals.COMPUTE_LOSS)
+            loss = plain(model, x, y, y_pred, sample_weight, training)
         finally:
-            model._losses_override.clear()
+            override.clear()
             shard.rows_are_whole = False
         return divide_gradient(loss)
 
     def _added(self, shard: Shard) -> list[Any]:
         """Return what regularizers and ``add_loss`` have added, of the whole batch."""
-        layers = layers_of(self.model)
         parts = []
-        for layer in layers:
-            for loss in layer._losses:
-                if layer._losses.is_of_activity(loss):
+        for layer in internals.layers_of(self.model):
+            losses = getattr(layer, internals.LOSSES)
+            for loss in losses:
+                if losses.is_of_activity(loss):
                     kind = self._kind_of_activity
                 else:
                     kind = self._declared(f"{layer.name!r} calls add_loss")
-                parts.append(shard.weigh(self.model._aggregate_additional_loss(loss), kind))
-        whole: list[Any] = []
-        for dtype in {each.dtype for each in parts}:
-            whole += tf.unstack(all_reduce_sum(tf.stack([p for p in parts if p.dtype == dtype])))
-        whole += self.model._get_regularization_losses()
-        return whole
+                total = ops.sum(ops.cast(loss, keras.config.floatx()))
+                parts.append(shard.weigh(total, kind))
+        whole = tf.unstack(all_reduce_sum(tf.stack(parts))) if parts else []
+        trained = self.model.trainable_weights
+        return whole + [v.regularizer(v) for v in trained if v.regularizer is not None]
 
     # What hangs on layers, metrics and optimizers
 
-    def _put_on_layer(self, put: Put, layer: Any) -> None:
+    def _put_on_layer(self, put: internals.Put, layer: Any) -> None:
         note_losses(put, layer)
-        if getattr(layer, "synchronized", False) and hasattr(layer, "_moments"):
-            plain = layer._moments
+        if getattr(layer, "synchronized", False) and hasattr(layer, internals.MOMENTS):
+            plain = getattr(layer, internals.MOMENTS)
 
             def moments(inputs: Any, mask: Any) -> Any:
                 return plain(*drop_padding((inputs, mask)))
 
-            put(layer, "_moments", moments)
+            put(layer, internals.MOMENTS, moments)
 
-    def _put_on_metric(self, put: Put, metric: Any) -> None:
+    def _put_on_metric(self, put: internals.Put, metric: Any) -> None:
         plain, result = metric.update_state, metric.result
 
         def of_rows(*args: Any, **kwargs: Any) -> Any:
@@ -343,17 +339,9 @@ class Step:
             return values / replicas_of(self.model.distribute_strategy)
         return shard.weigh(values, self.own_losses or "mean")
 
-    def _put_on_optimizer(self, put: Put, undo: ExitStack, optimizer: Any) -> None:
+    def _put_on_optimizer(self, put: internals.Put, undo: ExitStack, optimizer: Any) -> None:
         """Sum the gradients first; each replica then updates its own copies as one device would."""
-        inner = getattr(optimizer, "inner_optimizer", None)
-        for each in (optimizer, inner):
-            if each is not None:
-                kind = type(each)
-                undo.callback(object.__setattr__, each, "__class__", kind)
-                local = type(kind.__name__, (kind, _OnEachReplica), {})
-                object.__setattr__(each, "__class__", local)
-        if inner is not None:
-            put(optimizer, "_tf_apply", optimizer._common_apply)
+        internals.update_each_copy(put, undo, optimizer)
         apply = optimizer.apply
 
         def apply_to_whole(grads: Any, trainable_variables: Any = None) -> Any:
@@ -368,7 +356,7 @@ class Step:
 
         put(optimizer, "apply", apply_to_whole)
 
-    def _update_on_each(self, put: Put, variable: Any) -> None:
+    def _update_on_each(self, put: internals.Put, variable: Any) -> None:
         value = getattr(variable, "value", variable)
         if getattr(value, "_aggregation", _NONE) != _NONE:
             put(value, "_aggregation", _NONE)
@@ -406,31 +394,6 @@ class Step:
             variables, tf.split(whole, [f.shape[0] for f in flat]), strict=True
         ):
             variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
-
-
-class _OnEachReplica(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Between an optimizer's class and Keras's: what Keras does on one device."""
-
-    def _apply_weight_decay(self, variables: Any) -> None:
-        if self.weight_decay is None:
-            return
-        for variable in filter(self._use_weight_decay, variables):
-            rate = ops.cast(self.learning_rate, variable.dtype)
-            variable.assign(variable - variable * ops.cast(self.weight_decay, rate.dtype) * rate)
-
-    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
-        for grad, variable in zip(grads, trainable_variables, strict=True):
-            self.update_step(grad, variable, learning_rate)
-
-    def _backend_increment_gradient_accumulators(self, grads: Any, acc_grads: Any) -> None:
-        for grad, accumulated in zip(grads, acc_grads, strict=True):
-            accumulated.assign(grad + accumulated)
-
-    def _overwrite_model_variables_with_average_value(self, trainable_variables: Any) -> None:
-        averages = self._model_variables_moving_average
-        for variable, average in zip(trainable_variables, averages, strict=True):
-            if average is not None:
-                variable.assign(average)
 
 
 def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
@@ -471,7 +434,7 @@ def unsynchronized(model: Any) -> list[Any]:
     """Return the layers that normalize each replica's examples by themselves."""
     return [
         layer
-        for layer in layers_of(model)
+        for layer in internals.layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
         and not layer.synchronized
@@ -483,7 +446,7 @@ def unbuilt_parts(model: Any) -> list[str]:
     plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
     return [
         f"{layer.name} ({type(layer).__name__})"
-        for layer in layers_inside(model)
+        for layer in internals.layers_inside(model)
         if not layer.built and type(layer).build not in plain
     ]
 
@@ -505,14 +468,9 @@ def optimizers_of(model: Any) -> list[Any]:
 
 def metrics_of(model: Any) -> list[Any]:
     """Return all metrics of a model, those of its loss and of its layers too."""
-    compiled = model._compile_metrics
-    parts = [
-        *model.metrics,
-        *([model._loss_tracker] if hasattr(model, "_loss_tracker") else []),
-        *(compiled.metrics if compiled is not None and compiled.built else []),
-        *(getattr(model._compile_loss, "metrics", None) or []),
-        *(metric for layer in layers_of(model) for metric in layer._metrics),
-    ]
+    tracked = chain.from_iterable(map(internals.tracked_lists, internals.layers_of(model)))
+    # Keras's own list too, where a class has another.
+    parts = [*model.metrics, *keras.Model.metrics.fget(model), *chain.from_iterable(tracked)]
     found: dict[int, Any] = {}
     for part in parts:
         for metric in getattr(part, "metrics", None) or [part]:
@@ -529,7 +487,7 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 def counts_by_example(metric: Any) -> bool:
     """Return whether a metric is one of Keras's, whose state adds up over the examples."""
-    own = getattr(metric, "_fn", None)
+    own = internals.function_of(metric)
     parts = [type(metric), *([own] if own is not None else [])]
     return all(each.__module__.startswith("keras.src.") for each in parts)
 

@@ -31,7 +31,6 @@ from tfopt.distribute.proof_state import (
     functions_traced_anew,
     of_proof,
     same_for_each_example,
-    shared_value,
 )
 from tfopt.distribute.step import (
     Step,
@@ -44,7 +43,7 @@ from tfopt.distribute.step import (
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
 from tfopt.hooks import replaced
-from tfopt.keras_internals import layers_of
+from tfopt.keras_internals import BUILD, layers_of, stored
 from tfopt.resume.variables import put_back, values_of
 
 _LOG = logging.getLogger("tfopt")
@@ -149,7 +148,7 @@ def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
         if isinstance(found, Verdict):
             verdict = found
         else:
-            step.model._maybe_symbolic_build(data_batch=found.specs())
+            getattr(step.model, BUILD)(data_batch=found.specs())
             state.save()
             # In a thread of its own, where this one's scope is not open.
             with ThreadPoolExecutor(1) as outside:
@@ -317,8 +316,10 @@ class _Proof:
 
     def _logs_as_fit_shows(self, logs: Any) -> Any:
         """Return what ``fit`` shows: metrics, where an own step returns their names."""
-        own = has_own(self.model, "train_step")
-        return self.model._get_metrics_result_or_logs(logs) if own else logs
+        if not has_own(self.model, "train_step") or not isinstance(logs, dict):
+            return logs
+        shown = self.model.get_metrics_result()
+        return shown if shown.keys() == logs.keys() else logs
 
     def _variables(self, begun: dict[int, Any], number: int | None) -> Iterator[tuple[str, _Value]]:
         model = self.model
@@ -329,7 +330,7 @@ class _Proof:
         for place, (variable, group) in enumerate(found):
             before = begun.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
-                arrays = [_array(each) for each in values_of(shared_value(variable))[:number]]
+                arrays = [_array(each) for each in values_of(stored(variable))[:number]]
                 yield f"{place}", _Value(variable.path, arrays, _array(before), group)
 
     def _differences(
@@ -393,7 +394,7 @@ def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
 def _as_on_one_device(model: Any) -> Iterator[None]:
     """Let a metric have what its first copy counts, in place of the sum of all copies."""
     variables = [variable for metric in metrics_of(model) for variable in metric.variables]
-    values = [getattr(variable, "_value", variable) for variable in variables]
+    values = [stored(variable) for variable in variables]
     plain = [(value, value._aggregation) for value in values if hasattr(value, "_aggregation")]
     try:
         for value, _ in plain:
@@ -409,7 +410,7 @@ def _move_by(share: float, model: Any) -> dict[int, Any]:
     draw = np.random.default_rng(0)
     begun = {}
     for variable in model.trainable_variables:
-        value = shared_value(variable)
+        value = stored(variable)
         now = values_of(value)[0]
         moved = (now * (1 + share * draw.choice([-1.0, 1.0], now.shape))).astype(now.dtype)
         put_back(value, [moved])

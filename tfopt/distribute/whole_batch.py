@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfopt.errors import UserError
+from tfopt.keras_internals import mask_of, with_metadata
 
 _ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
 _of_this_thread = threading.local()  # each replica runs in a thread of its own
@@ -199,14 +200,7 @@ def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
     again = _ACTIVATIONS.get(operation.type) if operation is not None else None
     result = work(value) if again is None else again(work(operation.inputs[0]))
     mask = mask_of(value)
-    if mask is not None:
-        result._keras_mask = work(mask)
-    return result
-
-
-def mask_of(value: Any) -> Any:
-    """Return the mask that Keras has put on a tensor."""
-    return getattr(value, "_keras_mask", None)
+    return with_metadata(result, None if mask is None else work(mask))
 
 
 def _gathered(value: Any) -> Any:

@@ -65,24 +65,24 @@ def named_as_layers(model: Any) -> Iterator[None]:
     with ONE_AT_A_TIME, ExitStack() as around:
         around.callback(hooks.take_off)
         for layer in layers_of(model):
-            if hasattr(layer, "_open_name_scope"):
-                hooks.replace(layer, "_open_name_scope", _once(layer, layer._open_name_scope))
+            hooks.replace(layer, "call", _named(layer))
         yield
 
 
-def _once(layer: Any, plain: Callable[[], Any]) -> Callable[[], Any]:
+def _named(layer: Any) -> Callable[..., Any]:
     import tensorflow as tf
 
-    def opened() -> Any:
-        scope = plain()
-        around = tf.get_current_name_scope()
-        # A name that ends so is taken as it is.
-        name = f"{around}/{layer.name}/" if around else f"{layer.name}/"
-        if hasattr(scope, "_tf_name_scope"):
-            scope._tf_name_scope = tf.name_scope(name)
-        return scope
+    plain = layer.call
 
-    return opened
+    def call(*args: Any, **kwargs: Any) -> Any:
+        around, _, own = tf.get_current_name_scope().rpartition("/")
+        if own.removeprefix(layer.name).strip("_0123456789"):  # called without its own scope
+            return plain(*args, **kwargs)
+        # A name that ends so is taken as it is.
+        with tf.name_scope(f"{around}/{layer.name}/" if around else f"{layer.name}/"):
+            return plain(*args, **kwargs)
+
+    return call
 
 
 def trace(model: keras.Model, ports: Ports) -> Traced:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.integers.attention import METHOD, heads, hidden, is_attention_of_many_heads
+from tfopt.compress.integers.attention import heads, hidden, is_attention_of_many_heads
 from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.model_graph import computes_as_keras, kinds
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import ONE_AT_A_TIME
-from tfopt.keras_internals import array_functions, layers_of
+from tfopt.keras_internals import ATTENTION, array_functions, layers_of
 
 Form = Callable[..., Any]
 # A slice in LiteRT has no more axes.
@@ -44,8 +44,8 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
             if form is not None:
                 hooks.replace(layer, "call", form)
             if integers and is_attention_of_many_heads(layer):
-                form = partial(heads, layer, _not_rounded)
-                hooks.replace(layer, METHOD, partial(_where_masked, getattr(layer, METHOD), form))
+                plain, form = getattr(layer, ATTENTION), partial(heads, layer, _not_rounded)
+                hooks.replace(layer, ATTENTION, partial(_where_masked, plain, form))
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:

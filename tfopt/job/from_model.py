@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfopt import keras_internals as internals
 from tfopt.errors import UserError
 from tfopt.job.parts import Data
 from tfopt.job.rebuild import blueprint, require_compiled
-from tfopt.keras_internals import auto_jit_compile, compile_settings, learning_rate_of
 
 if TYPE_CHECKING:
     import keras
@@ -55,12 +55,12 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
     import keras
 
     require_compiled(model, "Job.from_model")
-    arguments = dict(compile_settings(model))
+    arguments = dict(internals.compile_settings(model))
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         # compile() wrapped it by a policy that the rebuilt model need not have.
         arguments["optimizer"] = model.optimizer
     # compile() resolved "auto" for the scope the model was born in; elsewhere it may differ.
-    if arguments.get("jit_compile") == auto_jit_compile(model):
+    if arguments.get("jit_compile") == internals.auto_jit_compile(model):
         arguments["jit_compile"] = "auto"
 
     def copied() -> dict[str, Any]:
@@ -78,11 +78,11 @@ def state_of(model: keras.Model) -> Callable[[keras.Model], None]:
     if source is None or not source.built:
         return lambda other: None  # it took no step
     learnt, scale = (tuple(each.numpy() for each in some) for some in _variables(source))
-    rate = learning_rate_of(_unscaled(source))
+    rate = internals.learning_rate_of(_unscaled(source))
 
     def restore(other: keras.Model) -> None:
         optimizer = other.optimizer
-        now = learning_rate_of(_unscaled(optimizer))
+        now = internals.learning_rate_of(_unscaled(optimizer))
         if isinstance(now, keras.optimizers.schedules.LearningRateSchedule) and now is not rate:
             return
         if not optimizer.built:
@@ -111,7 +111,8 @@ def _unscaled(optimizer: Any) -> Any:
 def _variables(optimizer: Any) -> tuple[list[Any], list[Any]]:
     """Return what the optimizer has learnt, without its rate, and those of its loss scaling."""
     inner = _unscaled(optimizer)
-    learnt = [variable for variable in inner.variables if variable is not learning_rate_of(inner)]
+    rate = internals.learning_rate_of(inner)
+    learnt = [variable for variable in inner.variables if variable is not rate]
     scaled = inner is not optimizer
     return learnt, [optimizer.step_counter, optimizer.dynamic_scale] if scaled else []
 
@@ -139,13 +140,11 @@ def _copy_optimizer(optimizer: Any) -> Any:
     import keras
 
     # A schedule is shared: a pure function, which would have to be registered to be copied.
-    rate = learning_rate_of(optimizer)
+    rate = internals.learning_rate_of(optimizer)
     shares = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     copy = _from_own_config(optimizer, **({"learning_rate": rate} if shares else {}))
     # Of exclude_from_weight_decay the names go over; variables are this very model's.
-    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    if pattern is not None:
-        copy.exclude_from_weight_decay(var_names=[pattern.pattern])
+    copy.exclude_from_weight_decay(var_names=internals.names_without_decay(optimizer))
     return copy
 
 
@@ -153,8 +152,8 @@ def _from_own_config(value: Any, **changes: Any) -> Any:
     import keras
 
     custom = {type(value).__name__: type(value)}
-    function = getattr(value, "fn", None) or getattr(value, "_fn", None)
-    if function is not None and hasattr(function, "__name__"):
+    function = internals.function_of(value)
+    if hasattr(function, "__name__"):
         custom[function.__name__] = function
     try:
         with keras.saving.custom_object_scope(custom):

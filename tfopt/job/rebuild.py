@@ -40,7 +40,7 @@ def models_around(model: Any) -> list[Any]:
     alive = [each for each in gc.get_referrers(*classes) if type(each) in kinds]
     mine = {id(layer) for layer in layers_of(model)}
     # A constructor that is not through yet has not made what Keras looks layers up in.
-    whole = [each for each in alive if "_layers" in vars(each) and each is not model]
+    whole = [each for each in alive if hasattr(each, "layers") and each is not model]
     sharing = [each for each in whole if not mine.isdisjoint(map(id, layers_of(each)))]
     return [model, *sharing]
 

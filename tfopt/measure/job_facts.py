@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import INFINITE, Arrays, Kind
 from tfopt.data.pipeline import Pipeline
-from tfopt.keras_internals import layers_of
+from tfopt.keras_internals import compile_settings, layers_of, learning_rate_of
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
 from tfopt.train.attention import serves
@@ -136,7 +136,7 @@ def _optimizer_of(model: Any) -> tuple[str, float | None]:
 
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     schedule = keras.optimizers.schedules.LearningRateSchedule
-    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
+    scheduled = isinstance(learning_rate_of(optimizer), schedule)
     return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
 
 
@@ -154,7 +154,6 @@ def _has_accuracy(model: Any) -> bool:
     """Return whether a metric of compile() is an accuracy, by its name."""
     import keras
 
-    compiled = getattr(model, "_compile_metrics", None)
-    given = [] if compiled is None else keras.tree.flatten(compiled._user_metrics)
+    given = keras.tree.flatten(compile_settings(model).get("metrics"))
     names = (getattr(each, name, each) for each in given for name in ("name", "__name__"))
     return any(is_accuracy(name) for name in names if isinstance(name, str))

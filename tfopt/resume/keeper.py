@@ -24,7 +24,7 @@ import keras
 import numpy as np
 
 from tfopt.errors import UserError, keep_plain, real, require_count, within
-from tfopt.keras_internals import begin_at, last_step
+from tfopt.keras_internals import FIRST_EPOCH, KNOWN_BATCHES, LOGS_OF_EPOCH, last_step
 from tfopt.resume import random_state
 from tfopt.resume.callback_memory import Memory
 from tfopt.resume.folder import take
@@ -104,7 +104,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, settings: Settings, fit: Fit, others: list[Any]) -> None:
         super().__init__()
         self._settings = settings
-        self._data = fit.epoch_iterator
+        self._data, self._shuffles = fit.epoch_iterator, fit.shuffles
         self._others = others
         self._at = _Position(fit.first_epoch, fit.first_epoch)
         self._saved_at = 0
@@ -125,7 +125,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _begin(self) -> None:
         build_all(self.model, self._data)
-        again = again_in(self._data)
+        again = again_in(self._data, self._shuffles)
         peers = self._peers = peers_of(self.model)
         self._variables = variables_of(self.model)
         data = data_facts(self._data)
@@ -153,7 +153,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._go_on(*found)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        begin_at(self.model, None)
+        setattr(self.model, FIRST_EPOCH, None)
         state, self._half_epoch = self._half_epoch, None
         self._at.epoch, self._at.step, self._logs = epoch, 0, {}
         if state is None:
@@ -166,9 +166,9 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         # Not the state itself, which has all weights in it.
         random, last_logs = state["random"], state["logs"]
         start_at(self._data, self._at.step, lambda: random_state.restore_host(random))
-        plain = self.model._get_metrics_result_or_logs
+        plain = getattr(self.model, LOGS_OF_EPOCH)
         # Where no batch is left in this epoch, Keras has no logs of one to report.
-        self.model._get_metrics_result_or_logs = lambda given: plain(given or last_logs)
+        setattr(self.model, LOGS_OF_EPOCH, lambda given: plain(given or last_logs))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         trained = last_step(self.model, batch) + 1
@@ -187,7 +187,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.__dict__.pop("_get_metrics_result_or_logs", None)
+        self.model.__dict__.pop(LOGS_OF_EPOCH, None)
         self._at.epoch, self._at.step, self._logs = epoch + 1, 0, {}
         self._at.stopped = bool(self.model.stop_training)
         self._save()
@@ -196,7 +196,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
-        begin_at(self.model, None)
+        setattr(self.model, FIRST_EPOCH, None)
         self._open.close()
 
     def _wish_by_time(self) -> str:
@@ -210,12 +210,12 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._at = _Position(**{part: state[part] for part in _POSITION})
         self._saved_at = self._at.trained
         self._random_at_epoch = state["random_at_epoch"]
-        self._data._num_batches = state["batches_known"]
+        setattr(self._data, KNOWN_BATCHES, state["batches_known"])
         _log.info("going on from %s: %s", name, self._at)
         for left in self._put_back(state):
             _warn(f"{name} remembers {left}, which no callback here has as it was.")
         epochs = self.params["epochs"]
-        begin_at(self.model, epochs if self._at.stopped else self._at.epoch)
+        setattr(self.model, FIRST_EPOCH, epochs if self._at.stopped else self._at.epoch)
         if self._at.stopped or self._at.epoch >= epochs:
             _warn(f"Nothing is left to train after epoch {self._at.epoch}, says {name}.")
         elif self._at.step:
@@ -254,7 +254,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         return {
             "identity": {**self._identity, "variables": [each.facts for each in variables]},
             **asdict(self._at),
-            "batches_known": self._data._num_batches,
+            "batches_known": getattr(self._data, KNOWN_BATCHES),
             "logs": self._logs,
             "variables": values,
             "callbacks": self._memory.read(),

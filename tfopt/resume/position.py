@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.keras_internals import STEPS_OF_EPOCH, dataset_of
 from tfopt.resume.tf_data_order import again_for
 
 # What TensorFlow takes for its seed where none is set.
@@ -31,7 +32,7 @@ def data_facts(epoch_iterator: Any) -> dict[str, Any]:
     }
 
 
-def again_in(epoch_iterator: Any) -> str:
+def again_in(epoch_iterator: Any, shuffles: bool) -> str:
     """Return what has to happen again for each epoch before the one that a training goes on in.
 
     "nothing", "iterators" where each epoch's iterator is to be made, "methods" where a PyDataset's
@@ -42,7 +43,8 @@ def again_in(epoch_iterator: Any) -> str:
     adapter = epoch_iterator.data_adapter
     kind, again = type(adapter).__name__, "reading"
     if kind == "ArrayDataAdapter":
-        _require_seed(adapter)
+        if shuffles:
+            _require_seed()
         # With a seed each epoch's iterator draws the same order.
         again = "nothing"
     elif kind == "TFDatasetAdapter":
@@ -55,10 +57,10 @@ def again_in(epoch_iterator: Any) -> str:
     return again if epoch_iterator.steps_per_epoch is None else "reading"
 
 
-def _require_seed(adapter: Any) -> None:
+def _require_seed() -> None:
     import tensorflow as tf
 
-    if adapter._shuffle and tf.compat.v1.get_seed(1)[0] == _NO_SEED:
+    if tf.compat.v1.get_seed(1)[0] == _NO_SEED:
         raise UserError(
             "fit() shuffles these arrays by TensorFlow's seed, and none is set: the order could "
             "not come back.",
@@ -72,11 +74,12 @@ def _require_seed(adapter: Any) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """The running ``fit``: its data, its callbacks, and the epoch that it was asked to begin."""
+    """The running ``fit``: its data and callbacks, and the epoch and shuffle that it was given."""
 
     epoch_iterator: Any
     callbacks: Any
     first_epoch: int
+    shuffles: bool
 
 
 def running_fit(model: Any) -> Fit:
@@ -89,7 +92,8 @@ def running_fit(model: Any) -> Fit:
         values = frame.f_locals
         mine = frame.f_code.co_name == "fit" and values.get("self") is model
         if mine and "epoch_iterator" in values:
-            return Fit(values["epoch_iterator"], values["callbacks"], int(values["initial_epoch"]))
+            first, shuffles = int(values["initial_epoch"]), bool(values["shuffle"])
+            return Fit(values["epoch_iterator"], values["callbacks"], first, shuffles)
         frame = frame.f_back  # type: ignore[assignment]
     raise UserError(
         "resume() works in model.fit() on TensorFlow, and is not in one here.",
@@ -104,22 +108,22 @@ def go_through(epoch_iterator: Any, epochs: int, again: str) -> None:
     for _ in range(epochs):
         if again == "methods":
             adapter.py_dataset.on_epoch_begin()
-            adapter.py_dataset.on_epoch_end()
+            adapter.on_epoch_end()  # which counts epochs in Keras 3.16
         elif again == "iterators":
-            iter(epoch_iterator._get_iterator())
+            iter(dataset_of(epoch_iterator))
             # At an epoch's end Keras makes one more, where it knows the number of batches.
             if adapter.num_batches is not None:
-                iter(epoch_iterator._get_iterator())
+                iter(dataset_of(epoch_iterator))
         elif again == "reading":
             _read_epoch(epoch_iterator)
 
 
 def start_at(epoch_iterator: Any, step: int, arrived: Callable[[], None]) -> None:
     """Make the next epoch begin at a step; ``arrived`` is called before that one is trained."""
-    plain = epoch_iterator._enumerate_iterator
+    plain = getattr(epoch_iterator, STEPS_OF_EPOCH)
 
     def without_those_trained() -> Iterator[tuple[Any, ...]]:
-        del epoch_iterator._enumerate_iterator  # for this epoch alone
+        delattr(epoch_iterator, STEPS_OF_EPOCH)  # for this epoch alone
         there = False
         # Keras 3.15 yields the last step of an execution too, 3.8 does not.
         for begin, *end, iterator in plain():
@@ -133,7 +137,7 @@ def start_at(epoch_iterator: Any, step: int, arrived: Callable[[], None]) -> Non
         if not there:
             arrived()
 
-    epoch_iterator._enumerate_iterator = without_those_trained
+    setattr(epoch_iterator, STEPS_OF_EPOCH, without_those_trained)
 
 
 def _read_epoch(epoch_iterator: Any) -> None:

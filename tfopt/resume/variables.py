@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.keras_internals import build_by_shapes, layers_inside
+from tfopt.keras_internals import build_by_shapes, dataset_of, layers_inside
 from tfopt.resume.untracked import kept_by, kept_in
 
 
@@ -108,7 +108,7 @@ def build_all(model: Any, epoch_iterator: Any) -> None:
     Nothing is drawn from random state that training would not draw, and no batch is read.
     """
     try:
-        build_by_shapes(model, epoch_iterator._distributed_dataset.element_spec)
+        build_by_shapes(model, dataset_of(epoch_iterator).element_spec)
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} cannot be built from the shapes of its data: what it makes at "

@@ -16,7 +16,7 @@ from tfopt.errors import UserError
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import layers_of
+from tfopt.keras_internals import ATTENTION, ATTENTION_MASK, asks_for_scores, layers_of
 from tfopt.report.format import count
 from tfopt.train.fused_call import MASKED, FusedCall, fused
 
@@ -198,11 +198,11 @@ class FusedLayer:
         self.name: str = layer.path or layer.name
         self.reason: str | None = "it was not called in training"
         self._layer = layer
-        self._keras_attention = layer._compute_attention
-        self._keras_mask = layer._compute_attention_mask
-        hooks.replace(layer, "_compute_attention", partial(self._attention))
+        self._keras_attention = getattr(layer, ATTENTION)
+        self._keras_mask = getattr(layer, ATTENTION_MASK)
+        hooks.replace(layer, ATTENTION, partial(self._attention))
         if padding == "right" and layer.get_config().get("sliding_window") is None:
-            hooks.replace(layer, "_compute_attention_mask", partial(self._mask))
+            hooks.replace(layer, ATTENTION_MASK, partial(self._mask))
 
     def _mask(self, query: Any, value: Any, *_: Any, **masks: Any) -> Any:
         """Return what Keras does; with the lengths, where all that it masks is padding."""
@@ -238,27 +238,15 @@ class FusedLayer:
             while len(mask.shape) < 4:
                 mask = tf.expand_dims(mask, -3)
         reason = refusal(query, key, value, mask=mask)
-        if any(scores) or named.get("return_attention_scores") or _asked_for_scores(self._layer):
+        if any(scores) or named.get("return_attention_scores") or asks_for_scores(self._layer):
             reason = "its scores are asked for"
         if training:
             if reason is not None and reason != self.reason:
                 logger.warning("%s is computed as Keras does: %s", self.name, reason)
             self.reason = reason
         if reason is None:
-            scale = _scale_of(self._layer)
-            return _fused(query, key, value, None, mask, lengths, scale, causal), None
+            return _fused(query, key, value, None, mask, lengths, None, causal), None
         return self._keras_attention(query, key, value, attention_mask, training, *scores, **named)
-
-
-def _asked_for_scores(layer: Any) -> bool:
-    """Return whether a call asked for scores in the way of ``GroupQueryAttention``."""
-    return bool(getattr(layer, "_return_attention_scores", False))
-
-
-def _scale_of(layer: Any) -> float:
-    """Return what the layer multiplies its scores with."""
-    names = ("_inverse_sqrt_key_dim", "_inverse_sqrt_head_dim")
-    return float(next(getattr(layer, name) for name in names if hasattr(layer, name)))
 
 
 class FusedLayers(Hooks):
@@ -391,9 +379,9 @@ def _layer_refusal(layer: Any) -> str | None:
 def _kind_refusal(layer: Any) -> str | None:
     """Return why a layer's attention cannot be fused in any precision, or None."""
     settings = layer.get_config()
-    if type(layer)._compute_attention not in [kind._compute_attention for kind in _kinds()]:
-        return f"{type(layer).__name__} has a _compute_attention of its own"
-    if "_compute_attention" in vars(layer):
+    if getattr(type(layer), ATTENTION) not in [getattr(kind, ATTENTION) for kind in _kinds()]:
+        return f"{type(layer).__name__} has a {ATTENTION} of its own"
+    if ATTENTION in vars(layer):
         return "another function has its attention already, as quantize_aware has"
     if settings.get("dropout"):
         return f"it has dropout on its scores ({settings['dropout']:g})"

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UserError
+from tfopt.keras_internals import stored
 
 
 class State(keras.StatelessScope):  # type: ignore[misc]
@@ -60,12 +61,12 @@ class State(keras.StatelessScope):  # type: ignore[misc]
             variable.assign(self.state_mapping[key])
 
     def _outside(self, variable: Any) -> Any:
-        if variable._value is None:
+        if stored(variable) is None:
             _initialise_waiting()
         if isinstance(self.original_scope, State):
             return self.original_scope.get_current_value(variable)
         with self._own_graph():
-            return tf.convert_to_tensor(variable._value)
+            return tf.convert_to_tensor(stored(variable))
 
     def _own_graph(self) -> Any:
         return self._graph.as_default() if self._inside_another_graph() else nullcontext()  # type: ignore[union-attr]
@@ -81,7 +82,7 @@ def _as_read(variable: Any, value: Any) -> Any:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def read() -> Any:
-        tf.convert_to_tensor(variable._value)  # for what looks whose gradient is wanted
+        tf.convert_to_tensor(stored(variable))  # for what looks whose gradient is wanted
 
         def gradient(upstream: Any, variables: Any = None) -> Any:
             return [], [upstream]

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfopt.compress.channels.label_graph import graph_of
 from tfopt.hooks import Hooks, putting
-from tfopt.keras_internals import layers_of, mask_of, nodes_by_depth
+from tfopt.keras_internals import LOSSES, RUN_GRAPH, layers_of, mask_of, nodes_by_depth
 from tfopt.keras_internals import with_metadata as marked
 from tfopt.train.graph_memory import bytes_given
 from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, replacements
@@ -44,7 +44,7 @@ def activations_of(graph: Any, batch_size: int) -> list[int]:
 
     def measure(graph: Any) -> None:
         nodes = _nodes(graph)
-        put(graph, "_run_through_graph", _through(graph, [partial(measured, n) for n in nodes]))
+        put(graph, RUN_GRAPH, _through(graph, [partial(measured, n) for n in nodes]))
         for inner in filter(None, map(_inside, nodes)):
             measure(inner)
 
@@ -76,7 +76,7 @@ def run_on(graph: Any, device_of: Mapping[int, str], hooks: Hooks) -> None:
         else:
             used = [t for node in nodes if node not in own for t in node.input_tensors]
             parts.append(_part(where, own, {*map(id, [*used, *graph.outputs])}))
-    hooks.replace(graph, "_run_through_graph", _through(graph, parts))
+    hooks.replace(graph, RUN_GRAPH, _through(graph, parts))
 
 
 def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
@@ -88,7 +88,7 @@ def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
     needed = {id(tensor) for node in nodes for tensor in node.input_tensors}.difference(made)
     operations = [node.operation for node in nodes]
     of_layers = [layers_of(each) for each in operations if isinstance(each, keras.Layer)]
-    layers = [layer for group in of_layers for layer in group]
+    losses_of = [getattr(layer, LOSSES) for group in of_layers for layer in group]
 
     def run(values: Values, operation_fn: Any) -> None:
         given = {key: values[key] for key in needed}
@@ -97,7 +97,7 @@ def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def compute(*inputs: Any) -> Any:
-            own, known = dict(given), [(layer, len(layer._losses)) for layer in layers]
+            own, known = dict(given), [(added, len(added)) for added in losses_of]
             with tf.GradientTape() as tape:
                 tape.watch(inputs)
                 for key, value in zip(floats, inputs, strict=True):
@@ -105,10 +105,10 @@ def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
                 for node in nodes:
                     _call(node, own, operation_fn)
             outputs.update((key, own[key]) for key in made if key in used)
-            for layer, before in known:
-                losses.extend((layer, place) for place in range(before, len(layer._losses)))
-            added = [layer._losses[place] for layer, place in losses]
-            results = differentiable_of([*outputs.values()], added)
+            for added, before in known:
+                losses.extend((added, place) for place in range(before, len(added)))
+            own_losses = [added[place] for added, place in losses]
+            results = differentiable_of([*outputs.values()], own_losses)
 
             def gradient(*upstream: Any, variables: Sequence[Any] = ()) -> Any:
                 with tf.device(device):
@@ -121,15 +121,15 @@ def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
         with tf.device(device):
             found = iter(compute(*(given[key] for key in floats)))
         values.update(zip(outputs, replacements([*outputs.values()], found), strict=True))
-        for (layer, place), loss in zip(losses, found, strict=True):
-            layer._losses[place] = loss
+        for (added, place), loss in zip(losses, found, strict=True):
+            added[place] = loss
 
     return run
 
 
 def _through(graph: Any, parts: Sequence[Step]) -> Callable[..., Any]:
     """Return what stands for the graph's own way through its calls."""
-    plain = graph._run_through_graph
+    plain = getattr(graph, RUN_GRAPH)
 
     def run_through_graph(inputs: Any, operation_fn: Any = lambda x: x, call_fn: Any = None) -> Any:
         if call_fn is not None or is_symbolic(inputs):

@@ -13,14 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.keras_internals import (
-    call_state,
-    in_call_state,
-    logits_of,
-    mask_of,
-    training_of_call,
-    with_metadata,
-)
+from tfopt import keras_internals as internals
 from tfopt.train.call_state import State
 
 
@@ -51,7 +44,7 @@ def _trains(args: Any, kwargs: Any) -> bool:
     if is_symbolic((args, kwargs)):
         return False
     training = kwargs.get("training")
-    return (training_of_call() if training is None else training) is not False
+    return (internals.training_of_call() if training is None else training) is not False
 
 
 class _Call:
@@ -63,8 +56,8 @@ class _Call:
         self._leaves = keras.tree.flatten(self._given)
         self._floats = [place for place, leaf in enumerate(self._leaves) if is_float(leaf)]
         # MultiHeadAttention takes the masks off the tensors that it is given.
-        self._masks = [mask_of(leaf) for leaf in self._leaves]
-        self._context = call_state()
+        self._masks = [internals.mask_of(leaf) for leaf in self._leaves]
+        self._context = internals.call_state()
         self._state: Any = None
         self._structure: Any = None
         self._first: list[Any] = []
@@ -104,7 +97,7 @@ class _Call:
             for key, (variable, value) in self._state.before.items()
         }
         args, kwargs = self._arguments([_after(late, leaf) for leaf in self._leaves], inputs)
-        with in_call_state(self._context), State(self._layer, before) as state:
+        with internals.in_call_state(self._context), State(self._layer, before) as state:
             result = self._plain(*args, **kwargs)
         return differentiable_of(keras.tree.flatten(result), state.losses)
 
@@ -113,7 +106,7 @@ class _Call:
         for place, value in zip(self._floats, inputs, strict=True):
             values[place] = value
         pairs = zip(values, self._masks, strict=True)
-        marked = [with_metadata(value, mask) for value, mask in pairs]
+        marked = [internals.with_metadata(value, mask) for value, mask in pairs]
         return keras.tree.pack_sequence_as(self._given, marked)
 
 
@@ -123,8 +116,8 @@ def differentiable_of(flat: list[Any], losses: list[Any]) -> tuple[Any, ...]:
     for leaf in flat:
         if is_float(leaf):
             found.append(leaf)
-        if logits_of(leaf) is not None:
-            found.append(logits_of(leaf))
+        if internals.logits_of(leaf) is not None:
+            found.append(internals.logits_of(leaf))
     return (*found, *losses)
 
 
@@ -133,8 +126,8 @@ def replacements(flat: list[Any], found: Iterator[Any]) -> list[Any]:
     results = []
     for leaf in flat:
         result = next(found) if is_float(leaf) else leaf
-        logits = next(found) if logits_of(leaf) is not None else None
-        results.append(with_metadata(result, mask_of(leaf), logits))
+        logits = next(found) if internals.logits_of(leaf) is not None else None
+        results.append(internals.with_metadata(result, internals.mask_of(leaf), logits))
     return results
 
 

@@ -16,7 +16,7 @@ from tfopt.errors import UserError, hashable, require_count
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import auto_jit_compile
+from tfopt.keras_internals import WEIGHT_DECAY, auto_jit_compile, store
 from tfopt.report.format import count
 from tfopt.train.memory_estimate import bytes_of
 from tfopt.train.out_of_memory import room_on
@@ -152,7 +152,8 @@ def _require_one_way(model: Any) -> None:
     """Refuse what is run in another way, or lies somewhere already."""
     import tensorflow as tf
 
-    if tf.distribute.has_strategy() or model._distribute_strategy is not None:
+    now = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() or model.distribute_strategy is not now:
         raise _cannot(model, "it is under a strategy, which copies it to all devices")
     if model.compiled and model.jit_compile and not auto_jit_compile(model):
         raise _cannot(model, _XLA)
@@ -226,13 +227,13 @@ class _OnDevices(Hooks):
             return
         for name in ("add_variable_from_reference", "update_step"):
             self.replace(inner, name, _on(None, getattr(inner, name)))
-        decay = _on(None, inner._apply_weight_decay)
+        decay = _on(None, getattr(inner, WEIGHT_DECAY))
 
         def apply_weight_decay(variables: Sequence[Any]) -> None:
             for variable in variables:
                 decay([variable])
 
-        self.replace(inner, "_apply_weight_decay", apply_weight_decay)
+        self.replace(inner, WEIGHT_DECAY, apply_weight_decay)
 
 
 def _on(device: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,7 +260,7 @@ def _move(variable: Any, device: str) -> None:
     old, names = variable.value, ("trainable", "aggregation", "synchronization")
     with tf.device(device):
         settings = {name: getattr(old, name) for name in names}
-        variable._initialize(tf.Variable(old, name=variable.name, **settings))
+        store(variable, tf.Variable(old, name=variable.name, **settings))
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,10 +9,11 @@ import tensorflow as tf
 from keras import layers
 
 import tfopt
-from tfopt.compress.integers.attention import METHOD, heads, hidden
+from tfopt.compress.integers.attention import heads, hidden
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
 from tfopt.compress.integers.plan import places_inside
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
+from tfopt.keras_internals import ATTENTION
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(128, 10, 24)).astype("float32")
@@ -48,7 +49,7 @@ def test_the_heads_are_those_of_keras(make, dropout, causal):
     mask[:, np.arange(10), np.arange(10)] |= np.arange(8)[:, None] > 0
     how = {"attention_mask": keras.ops.convert_to_tensor(mask), "use_causal_mask": causal}
     wanted = layer(x, x, **how).numpy()
-    vars(layer)[METHOD] = partial(heads, layer, as_they_are)
+    vars(layer)[ATTENTION] = partial(heads, layer, as_they_are)
     found = layer(x, x, **how).numpy()
     assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
 

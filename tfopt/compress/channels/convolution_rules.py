@@ -38,10 +38,10 @@ def _convolution(analysis: Analysis, call: Call) -> list[Flow]:
         makes = _grouped(analysis, call, takes)
     else:
         makes = analysis.make(call, layer.filters, "filters")
-        analysis.cut(call, layer._kernel, -2, takes, "takes")
-        analysis.cut(call, layer._kernel, -1, makes, "makes")
+        analysis.cut(call, layer.kernel, -2, takes, "takes")
+        analysis.cut(call, layer.kernel, -1, makes, "makes")
         analysis.change(call, lambda kept: {"filters": kept(makes)})
-    analysis.multiplies(layer._kernel, call.positions(axis))
+    analysis.multiplies(layer.kernel, call.positions(axis))
     return _given(analysis, call, axis, makes, "makes")
 
 
@@ -54,15 +54,15 @@ def _grouped(analysis: Analysis, call: Call, takes: Array) -> Array:
         # Many narrow groups: whole groups go, with their inputs and outputs.
         analysis.labels.unite(of_group[:, :1], of_group, whole)
         makes = np.repeat(of_group[:, 0], layer.filters // groups)
-        analysis.cut(call, layer._kernel, -1, makes, "follows")
+        analysis.cut(call, layer.kernel, -1, makes, "follows")
         groups_left = of_group[:, 0]
         analysis.change(call, lambda kept: {"groups": kept(groups_left), "filters": kept(makes)})
         return makes
     # Few wide groups: each loses the same of its channels.
     analysis.labels.unite(of_group[:1], of_group, whole)
     makes = np.tile(analysis.make(call, layer.filters // groups, "filters a group"), groups)
-    analysis.cut(call, layer._kernel, -2, of_group[0], "takes")
-    analysis.cut(call, layer._kernel, -1, makes, "makes")
+    analysis.cut(call, layer.kernel, -2, of_group[0], "takes")
+    analysis.cut(call, layer.kernel, -1, makes, "makes")
     analysis.change(call, lambda kept: {"filters": kept(makes)})
     return makes
 

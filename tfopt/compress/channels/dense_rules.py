@@ -13,11 +13,11 @@ from tfopt.compress.channels.labels import Analysis, Call, Flow
 def _dense(analysis: Analysis, call: Call) -> list[Flow]:
     layer, (flow,) = call.layer, call.inputs
     makes = analysis.make(call, layer.units, "units")
-    analysis.cut(call, layer._kernel, 0, analysis.along(call, flow, -1), "takes")
-    analysis.cut(call, layer._kernel, 1, makes, "makes")
+    analysis.cut(call, layer.kernel, 0, analysis.along(call, flow, -1), "takes")
+    analysis.cut(call, layer.kernel, 1, makes, "makes")
     analysis.cut(call, layer.bias, 0, makes, "makes")
     analysis.change(call, lambda kept: {"units": kept(makes)})
-    analysis.multiplies(layer._kernel, call.positions(-1))
+    analysis.multiplies(layer.kernel, call.positions(-1))
     return [after_activation(analysis, call, Flow.on_axis(call.shapes[0], -1, makes))]
 
 
@@ -26,7 +26,7 @@ def _embedding(analysis: Analysis, call: Call) -> list[Flow]:
     for flow in call.inputs:
         analysis.pin(flow, f"{call.title} looks rows up by their values")
     makes = analysis.make(call, layer.output_dim, "output_dim")
-    analysis.cut(call, layer._embeddings, 1, makes, "makes")
+    analysis.cut(call, layer.embeddings, 1, makes, "makes")
     analysis.change(call, lambda kept: {"output_dim": kept(makes)})
     return [Flow.on_axis(call.shapes[0], -1, makes)]
 
@@ -42,20 +42,20 @@ def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
         (layer.value_dense, value),
     ]
     for dense, flow in projections:
-        analysis.cut(call, dense._kernel, 0, analysis.along(call, flow, -1), "takes")
-        analysis.cut(call, dense._kernel, 1, heads, "makes")
+        analysis.cut(call, dense.kernel, 0, analysis.along(call, flow, -1), "takes")
+        analysis.cut(call, dense.kernel, 1, heads, "makes")
         analysis.cut(call, dense.bias, 0, heads, "makes")
-        analysis.multiplies(dense._kernel, call.positions(-1, of=flow))
+        analysis.multiplies(dense.kernel, call.positions(-1, of=flow))
     out = layer.output_dense
-    analysis.cut(call, out._kernel, 0, heads, "takes")
-    analysis.multiplies(out._kernel, call.positions(-1, of=query))
+    analysis.cut(call, out.kernel, 0, heads, "takes")
+    analysis.multiplies(out.kernel, call.positions(-1, of=query))
     if len(call.shapes) > 1:
         analysis.labels.pin(heads, f"{call.title} gives its scores away, head by head")
     rest = [Flow.plain(shape) for shape in call.shapes[1:]]
-    if layer._output_shape:
+    if layer.get_config()["output_shape"]:
         return [Flow.plain(call.shapes[0]), *rest]
     width = analysis.along(call, query, -1)
-    analysis.cut(call, out._kernel, -1, width, "makes")
+    analysis.cut(call, out.kernel, -1, width, "makes")
     analysis.cut(call, out.bias, 0, width, "makes")
     return [Flow.on_axis(call.shapes[0], -1, width), *rest]
 

@@ -18,7 +18,7 @@ from tfopt.compress.channels.labels import Analysis, Call, Flow
 from tfopt.compress.channels.shape_rules import SHAPE_RULES
 from tfopt.compress.kernels import Matches
 from tfopt.errors import UserError
-from tfopt.keras_internals import functional_inside, nodes_by_depth, operation_of
+from tfopt.keras_internals import functional_inside, nodes_by_depth
 
 if TYPE_CHECKING:
     import keras
@@ -177,14 +177,14 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
             inner = Flow.plain(inner.shape)
         reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
         analysis.same((id(call.layer), number), inner, reason)
-        _resize_input(analysis, call, tensor, inner)
+        (layer,) = (each for each in graph.operations if getattr(each, "output", None) is tensor)
+        _resize_input(analysis, layer, inner)
         inputs.append(inner)
     found = _walk(analysis, graph, inputs, call.path)
     return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, found, strict=True)]
 
 
-def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> None:
-    layer = operation_of(tensor)
+def _resize_input(analysis: Analysis, layer: Any, flow: Flow) -> None:
     analysis.changes.append((layer, lambda kept: {"batch_shape": analysis.shape_after(flow, kept)}))
 
 

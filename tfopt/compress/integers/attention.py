@@ -12,9 +12,8 @@ from typing import Any
 
 from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.model_graph import Place, kinds
+from tfopt.keras_internals import ATTENTION, layers_inside
 
-METHOD = "_compute_attention"
-"""Keras's own, which :func:`heads` stands for."""
 PLACES = ("query", "scores", "hidden", "context")
 """Where LiteRT rounds inside attention of many heads, the softmax apart, which is a layer."""
 
@@ -27,9 +26,10 @@ _MANY_HEADS = frozenset({"MultiHeadAttention", "GroupedQueryAttention"})
 
 def is_attention_of_many_heads(layer: Any) -> bool:
     """Return whether its heads are computed by Keras's own method, along one axis."""
-    if not kinds(layer) & _MANY_HEADS or len(getattr(layer, "_attention_axes", None) or [1]) > 1:
+    axes = tuple(getattr(layer, "attention_axes", None) or (1,))
+    if not kinds(layer) & _MANY_HEADS or axes != (1,):
         return False
-    own = next((c for c in type(layer).__mro__ if METHOD in vars(c)), object)
+    own = next((c for c in type(layer).__mro__ if ATTENTION in vars(c)), object)
     return own.__module__.startswith("keras.")
 
 
@@ -58,26 +58,27 @@ def heads(
 
     mask = attention_mask
     if use_causal_mask:
-        causal = layer._compute_causal_mask(query, value)
+        places = (ops.arange(ops.shape(each)[1]) for each in (query, value))
+        causal = ops.greater_equal(*ops.meshgrid(*places, indexing="ij"))
         mask = causal if mask is None else ops.logical_and(ops.cast(mask, "bool"), causal)
-    grouped = "GroupedQueryAttention" in kinds(layer)
-    scale = layer._inverse_sqrt_head_dim if grouped else layer._inverse_sqrt_key_dim
-    query = rounded(ops.multiply(query, ops.cast(scale, query.dtype)), "query")
-    dropout = layer.dropout if grouped else layer._dropout
-    pair = (query, key) if grouped else (key, query)
-    scores = rounded(ops.einsum(layer._dot_product_equation, *pair), "scores")
+    inner = {type(each).__name__: each for each in layers_inside(layer, recursive=False)}
+    scale = ops.cast(1 / math.sqrt(query.shape[-1]), query.dtype)
+    query = rounded(ops.multiply(query, scale), "query")
+    more = "xyz"[: len(query.shape) - 4]  # axes that are not attended over
+    scores = rounded(ops.einsum(f"bs{more}nh,bt{more}nh->b{more}nts", key, query), "scores")
     if mask is None:
-        shares = layer._softmax(scores)
+        shares = inner["Softmax"](scores)
     else:
         while len(mask.shape) < len(scores.shape):
             mask = ops.expand_dims(mask, -3)
         kept = ops.cast(mask, "bool")
-        shares = layer._softmax(rounded(hidden(scores, kept), "hidden"))
+        shares = inner["Softmax"](rounded(hidden(scores, kept), "hidden"))
         # Of a row that is hidden as a whole Keras takes the mean, or nothing, as it has two ways.
-        if dropout > 0 or return_attention_scores:
+        if layer.dropout > 0 or return_attention_scores:
             shares = ops.where(kept, shares, 0.0)
-    used = layer._dropout_layer(shares, training=training) if dropout > 0 else shares
-    return rounded(ops.einsum(layer._combine_equation, used, value), "context"), shares
+    used = inner["Dropout"](shares, training=training) if layer.dropout > 0 else shares
+    context = ops.einsum(f"b{more}nts,bs{more}nh->bt{more}nh", used, value)
+    return rounded(context, "context"), shares
 
 
 def hides_scores(part: Any, place: Place) -> bool:

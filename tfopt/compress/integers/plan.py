@@ -187,7 +187,7 @@ def _of_inputs(model: Any) -> Point:
         dtypes = [str(tensor.dtype) for tensor in model.inputs]
     else:
         shapes: list[Any] = []
-        given = getattr(model, "_build_shapes_dict", None) or {}
+        given = model.get_build_config() or {}
         keras.tree.map_shape_structure(shapes.append, given)
         dtypes = ["float32"] * len(shapes)
     floats = tuple(n for n, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat")))

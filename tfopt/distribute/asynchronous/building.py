@@ -13,6 +13,7 @@ from typing import Any
 
 from tfopt.distribute.shards import reads_python
 from tfopt.errors import UserError
+from tfopt.keras_internals import build_by_shapes
 from tfopt.resume.untracked import kept_by
 
 _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -96,7 +97,7 @@ def build_variables(model: Any, element_spec: Any) -> None:
 
     if type(model).call is not keras.Model.call:
         try:
-            model._symbolic_build(data_batch=element_spec)
+            build_by_shapes(model, element_spec)
         except Exception as error:
             raise UserError(
                 f"{type(model).__name__} cannot be built from the shapes of its data.",

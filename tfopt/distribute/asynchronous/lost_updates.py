@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfopt.hooks import replaced
+from tfopt.keras_internals import DIRECT_ASSIGN, store, stored
 
 # As long as a tensor goes through these it is the same number.
 _SAME = frozenset({"Cast", "EnsureShape", "Identity", "Reshape", "StopGradient"})
@@ -69,7 +70,7 @@ class Readings:
     """The shared variables of a step that is being traced, as the step has read them."""
 
     def __init__(self, variables: Iterable[Any]) -> None:
-        self._shared = {id(each): (each, each._value) for each in variables}
+        self._shared = {id(each): (each, stored(each)) for each in variables}
         self._read: dict[int, list[Any]] = defaultdict(list)
 
     def shared(self, variable: Any) -> Any:
@@ -84,19 +85,19 @@ class Readings:
             shared = self.shared(variable)
             if shared is not None:
                 with tf.device(shared.device):  # so what is computed there stays there
-                    variable._value = shared.read_value()
-                self._read[id(variable)].append(variable._value)
+                    store(variable, shared.read_value())
+                self._read[id(variable)].append(stored(variable))
 
     @contextmanager
     def afresh(self, variables: Iterable[Any]) -> Iterator[None]:
         """Read anew for a while: the readings of a branch are of no use outside it."""
-        before = [(each, each._value) for each in variables if self.shared(each) is not None]
+        before = [(each, stored(each)) for each in variables if self.shared(each) is not None]
         self.take(variable for variable, _ in before)
         try:
             yield
         finally:
             for variable, value in before:
-                variable._value = value
+                store(variable, value)
 
     def assign(self, variable: Any, value: Any) -> None:
         """Add the difference to what was read, or put the value."""
@@ -105,17 +106,17 @@ class Readings:
         shared, read = self.shared(variable), self._read[id(variable)]
         value = tf.cast(value, shared.dtype)
         if adds_to(value, read):
-            shared.assign_add(value - variable._value)
+            shared.assign_add(value - stored(variable))
         else:
             shared.assign(value)
         # What a branch has made is known in that branch alone.
-        if value.graph is variable._value.graph:
-            variable._value = value
+        if value.graph is stored(variable).graph:
+            store(variable, value)
             read.append(value)
 
     def give_back(self) -> None:
         for variable, shared in self._shared.values():
-            variable._value = shared
+            store(variable, shared)
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def kept_updates(variables: Iterable[Any]) -> Iterator[Readings]:
     import keras
 
     readings = Readings(variables)
-    plain = keras.Variable._direct_assign
+    plain = getattr(keras.Variable, DIRECT_ASSIGN)
 
     def direct_assign(self: Any, value: Any) -> Any:
         if readings.shared(self) is None:
@@ -134,7 +135,7 @@ def kept_updates(variables: Iterable[Any]) -> Iterator[Readings]:
     ways = {name: _of_optimizer(name, readings) for name in ("assign", "assign_add", "assign_sub")}
     with (
         replaced(keras.optimizers.Optimizer, **ways),
-        replaced(keras.Variable, _direct_assign=direct_assign),
+        replaced(keras.Variable, **{DIRECT_ASSIGN: direct_assign}),
     ):
         try:
             yield readings
@@ -160,7 +161,7 @@ def _of_optimizer(name: str, readings: Readings) -> Callable[..., Any]:
         if isinstance(value, tf.IndexedSlices):  # TensorFlow updates some rows in one piece
             getattr(shared, rows[name])(tf.cast(value, shared.dtype))
             return readings.take([variable])
-        now = variable._value
+        now = stored(variable)
         value = tf.cast(value, now.dtype)
         whole = {"assign": value, "assign_add": now + value}.get(name, now - value)
         return readings.assign(variable, whole)

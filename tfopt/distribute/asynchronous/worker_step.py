@@ -13,7 +13,7 @@ from tfopt.distribute.asynchronous.building import optimizers_of
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
 from tfopt.hooks import putting
-from tfopt.keras_internals import layers_of
+from tfopt.keras_internals import given_as_trainable, layers_of, learning_rate_of
 
 
 class Arrivals:
@@ -123,9 +123,9 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
 
 def _shared(model: Any, optimizers: list[Any]) -> list[Any]:
     """Return what is read once in a step and added to; not weights: gradients are of variables."""
-    apart = {id(getattr(each, "_learning_rate", None)) for each in optimizers}
+    apart = {id(learning_rate_of(each)) for each in optimizers}
     for optimizer in optimizers:
-        apart |= {id(each) for each in getattr(optimizer, "_trainable_variables", ())}
+        apart |= {id(each) for each in given_as_trainable(optimizer)}
     variables = [
         *model.non_trainable_variables,
         *_metrics_variables(model),
