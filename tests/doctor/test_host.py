@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from nvml_stand_in.library import gpu
 
+from tfopt import keras_internals
 from tfopt.doctor import host_checks as host
 from tfopt.doctor.check import Subject
 
@@ -21,6 +22,17 @@ def in_group(root, **files):
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("0::/job\n")
     return Subject(root=root, environment={})
+
+
+def test_names_that_keras_has_no_longer_are_told_with_what_needs_them(monkeypatch):
+    before = len([*host.versions(Subject())])
+    more = "resume: _gone_with_the_next_keras\nsplit: _value _gone_with_the_next_keras\n"
+    monkeypatch.setattr(keras_internals, "NEEDED_BY", keras_internals.NEEDED_BY + more)
+    *others, check = host.versions(Subject())
+    assert len(others) == before
+    assert check.verdict == "warning"
+    assert "_gone_with_the_next_keras" in check.told
+    assert check.told.endswith("does not work: resume, split")
 
 
 def test_cores_against_a_quota(tmp_path, monkeypatch):

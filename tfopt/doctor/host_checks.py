@@ -10,6 +10,7 @@ import psutil
 from tfopt.doctor.check import Check, Subject
 from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limit_gib
 from tfopt.job.versions import unsupported
+from tfopt.keras_internals import lacking
 from tfopt.measure.provenance import package_versions
 from tfopt.monitor.nvml import gpu_memories
 
@@ -21,7 +22,7 @@ _FREE_DISK_GIB = 2.0
 
 
 def versions(subject: Subject) -> Iterable[Check]:
-    """Tell the versions of TensorFlow, Keras and the others, and what tfopt does not run on."""
+    """Tell the versions of TensorFlow, Keras and the others, and what does not work with them."""
     found = package_versions()
     evidence = tuple(f"{name} {version}" for name, version in found.items())
     names = [name for name in ("python", "tensorflow", "keras", "numpy") if name in found]
@@ -30,6 +31,10 @@ def versions(subject: Subject) -> Iterable[Check]:
     for error in unsupported():
         told = f"{error.what} Found: {error.received}"
         yield Check("host", "versions", "failure", told, (), error.fix)
+    for name, functions in lacking().items() if "keras" in found else ():
+        told = f"Keras has no {name} here, without which this does not work: {functions}"
+        fix = "pip install 'keras~=3.15.0', which has it, or a newer tfopt"
+        yield Check("host", "versions", "warning", told, (), fix)
 
 
 def cores(subject: Subject) -> Iterable[Check]:
