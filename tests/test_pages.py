@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 import tfopt
 from tfopt.commands.cli import _parser
 from tfopt.commands.launch import cut_command
+from tfopt.distribute import replicas
 from tfopt.job.roster import ROSTER
 
 ROOT = Path(__file__).parent.parent
@@ -154,9 +155,9 @@ def test_every_file_that_is_named_is_there(page):
 
 
 def rows():
-    """Return the README's table: names of functions and commands, transform, exact, link."""
+    """Return the README's table: names of functions and commands, transform, exact, Keras, link."""
     table = re.findall(
-        r"^\| (`.*) \| (?:`(\w+)`)? ?\| .* \| (\w*).* ?\| \[.*\]\((.*)\) \|$",
+        r"^\| (`.*) \| (?:`(\w+)`)? ?\| .* \| (\w*)[^|]*\| ([\d.]*) ?\| \[.*\]\((.*)\) \|$",
         (ROOT / "README.md").read_text("utf-8"),
         flags=re.MULTILINE,
     )
@@ -174,7 +175,7 @@ def is_exact(module, name):
 
 def test_the_readme_has_a_row_for_each_transform():
     homes = [home.split(":") for home in ROSTER.values()]
-    assert sorted((transform, exact) for _, transform, exact, _ in rows() if transform) == sorted(
+    assert sorted((transform, exact) for _, transform, exact, *_ in rows() if transform) == sorted(
         (name, "yes" if is_exact(module, name) else "no") for module, name in homes
     )
 
@@ -188,6 +189,15 @@ def test_the_readme_has_a_row_for_each_function_and_command():
     named = {name for names, *_ in rows() for name in names}
     named |= {transform for _, transform, *_ in rows() if transform}
     assert named == {*tfopt.__all__} - NO_ROW | {f"tfopt {name}" for name in commands}
+
+
+def test_the_readme_says_which_function_needs_a_newer_keras(monkeypatch):
+    told = {names[0]: keras for names, _, _, keras, _ in rows() if keras}
+    monkeypatch.setattr("keras.__version__", "3.8.0")
+    with pytest.raises(tfopt.UserError) as refused:
+        replicas._require_metrics_of_replicas()
+    assert refused.value.expected == f"Keras {told.pop('distribute')} or newer"
+    assert told == {}
 
 
 def test_a_block_calls_each_function():
