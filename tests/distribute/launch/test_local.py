@@ -9,6 +9,7 @@ import sys
 import pytest
 from on_workers import LIMIT_S
 
+from tfopt.distribute.launch import attempt
 from tfopt.distribute.launch.communication import shared_out, visible_gpus
 from tfopt.distribute.launch.local import LocalJob, launch_here, tasks_here
 from tfopt.errors import UserError
@@ -16,12 +17,14 @@ from tfopt.errors import UserError
 from .conftest import tfopt_launch, wait_until
 
 
-def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
+def test_each_task_finds_its_place_and_its_gpus_and_its_lines_are_marked(launcher):
     code, out, err = launcher.run(
         "--workers 2",
+        environment={"CUDA_VISIBLE_DEVICES": "3,GPU-aa,1,0", "NCCL_DEBUG": "TRACE"},
         code="""
             import os, sys
             print(os.environ["TF_CONFIG"], os.environ["TFOPT_RESTART"])
+            print("gpus", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["NCCL_DEBUG"])
             sys.stderr.write("warning\\nno end of line")
             os.write(1, b"\\xff bytes as they are\\r\\n10%\\r20%\\r\\n")
             os.write(1, b"last line")
@@ -43,7 +46,11 @@ def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
     lines = err.splitlines()
     assert {"[worker 1] warning", "[worker 1] no end of line"} <= set(lines)
     ends = [text for mark, _, text in marked if mark == "[worker 0"][1:]
-    assert ends == [r"\xff bytes as they are", "10%", "20%", "last line"]
+    assert ends[0] == "gpus 3,GPU-aa TRACE"
+    assert ends[1:] == [r"\xff bytes as they are", "10%", "20%", "last line"]
+    assert "[worker 1] gpus 1,0 TRACE" in out
+    assert "TF_GPU_THREAD_MODE=gpu_private" in err
+    assert "NCCL_DEBUG" not in err
 
 
 def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
@@ -67,10 +74,10 @@ def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
     assert launcher.living() == []
 
 
-def launched(*command, workers=2, ps=0):
+def launched(*command, workers=2, **settings):
     """Run a job in this process; return what the launcher and its tasks say."""
     out, err = io.BytesIO(), io.BytesIO()
-    code = launch_here(LocalJob(command, workers, ps), out, err, dict(os.environ))
+    code = launch_here(LocalJob(command, workers, **settings), out, err, dict(os.environ))
     return code, out.getvalue().decode(), err.getvalue().decode()
 
 
@@ -174,17 +181,17 @@ def test_a_parameter_server_job_is_over_when_its_chief_is(launcher):
     assert launcher.living() == []
 
 
-def test_a_worker_that_fails_with_no_restart_left_ends_the_job(launcher):
-    code, _, err = launcher.run(
-        "--workers 1 --ps 1 --restarts 1 --grace 5",
-        code="""
-            if task["type"] == "worker":
-                raise SystemExit(7)
-            forever()
-        """,
-    )
+def test_a_worker_that_fails_with_no_restart_left_ends_the_job(launcher, monkeypatch):
+    monkeypatch.setattr(attempt, "_PAUSE", 0.1)
+    monkeypatch.chdir(launcher.folder)
+    script = launcher.script("""
+        if task["type"] == "worker":
+            raise SystemExit(7)
+        forever()
+    """)
+    code, _, err = launched(sys.executable, script, workers=1, ps=1, restarts=1, grace=5.0)
     assert code == 7
-    assert "worker 0 ended by exit code 7: starting it again in 5 s (1 of 1 restarts)" in err
+    assert "worker 0 ended by exit code 7: starting it again in 0.1 s (restart 1)" in err
     assert "worker 0 failed first: exit code 7" in err
     assert "starting again" not in err
 
@@ -198,18 +205,6 @@ def test_no_task_outlives_a_launcher_that_is_killed(launcher):
     wait_until(lambda: launcher.living() == [])
 
 
-def test_gpus_are_shared_out(launcher):
-    code, out, err = launcher.run(
-        "--workers 2",
-        code="import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['NCCL_DEBUG'])",
-        environment={"CUDA_VISIBLE_DEVICES": "3,GPU-aa,1,0", "NCCL_DEBUG": "TRACE"},
-    )
-    assert code == 0, err
-    assert sorted(out.splitlines()) == ["[worker 0] 3,GPU-aa TRACE", "[worker 1] 1,0 TRACE"]
-    assert "TF_GPU_THREAD_MODE=gpu_private" in err
-    assert "NCCL_DEBUG" not in err
-
-
 def test_the_rules_of_sharing_gpus(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev").mkdir(exist_ok=True)
@@ -221,39 +216,24 @@ def test_the_rules_of_sharing_gpus(tmp_path):
     assert shared_out(("0", "1", "2"), 3, None) == [("0",), ("1",), ("2",)]
     assert shared_out(("0",), 2, 0) == [(), ()]
     assert shared_out((), 2, None) is None
-    chief, worker, ps = tasks_here(1, 1, [("0",)])
-    assert [task.environment["CUDA_VISIBLE_DEVICES"] for task in (chief, worker, ps)] == [
-        "-1",
-        "0",
-        "-1",
-    ]
+    tasks = [each.environment for each in tasks_here(1, 1, [("0",)])]  # chief, worker, ps
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in tasks] == ["-1", "0", "-1"]
     for visible, workers, each in (((), 2, 1), (("0",), 2, None), (("0", "1", "2"), 2, 2)):
         with pytest.raises(UserError, match="too few GPUs"):
             shared_out(visible, workers, each)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_what_is_wrong_is_said_before_anything_starts():
+    for fields, words in (
         ({"workers": 0}, "--workers is not a count"),
         ({"gpus_per_worker": -1}, "--gpus-per-worker is not a count"),
         ({"command": ()}, "no command"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_starts(fields, words):
-    with pytest.raises(UserError, match=words):
-        LocalJob(**{"command": ("python",), "workers": 2} | fields)
+    ):
+        with pytest.raises(UserError, match=words):
+            LocalJob(**{"command": ("python",), "workers": 2} | fields)
 
 
-def test_the_launcher_does_not_load_tensorflow():
-    traced = tfopt_launch("--workers", "1", "--", "true", python=("-X", "importtime"))
-    assert traced.returncode == 0
-    assert "tfopt.distribute.launch.attempt" in traced.stderr
-    assert "tensorflow" not in traced.stderr
-    assert "keras" not in traced.stderr
-
-
-def test_command_lines_that_say_too_little():
+def test_command_lines_that_say_too_little_and_what_the_launcher_loads():
     unsaid = tfopt_launch("--", "python", "train.py")
     assert (unsaid.returncode, "How many workers" in unsaid.stderr) == (2, True)
     misplaced = tfopt_launch("--workers", "2", "true")
@@ -261,5 +241,9 @@ def test_command_lines_that_say_too_little():
     assert "a command without two dashes in front of it, or a flag" in misplaced.stderr
     assert "-- python train.py" in misplaced.stderr
     # What stands behind the dashes is the command's, whatever it is.
-    debug = tfopt_launch("--workers", "1", "--", "echo", "--debug", "--", "--workers")
-    assert (debug.returncode, debug.stdout) == (0, "[worker 0] --debug -- --workers\n")
+    command = ("--workers", "1", "--", "echo", "--debug", "--", "--workers")
+    traced = tfopt_launch(*command, python=("-X", "importtime"))
+    assert (traced.returncode, traced.stdout) == (0, "[worker 0] --debug -- --workers\n")
+    assert "tfopt.distribute.launch.attempt" in traced.stderr
+    assert "tensorflow" not in traced.stderr
+    assert "keras" not in traced.stderr

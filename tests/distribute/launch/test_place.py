@@ -40,13 +40,13 @@ def test_the_place_among_workers_alone_and_no_place():
 
 
 def test_a_parameter_server_job_has_one_rank_for_each_task():
-    cluster = {"ps": ["p:1"], "chief": ["c:1"], **TWO, "evaluator": []}
+    cluster = {"ps": ["p:1"], "chief": ["c:1"], **TWO}
     places = [
         place_in_cluster(tf_config(cluster, *task))
-        for task in (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0))
+        for task in (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
     ]
-    assert [place.rank for place in places] == [0, 1, 2, 3, 4]
-    assert [place.is_chief for place in places] == [True, False, False, False, False]
+    assert [place.rank for place in places] == [0, 1, 2, 3]
+    assert [place.is_chief for place in places] == [True, False, False, False]
     assert {place.workers for place in places} == {3}
     assert places[-1].cluster == {"chief": ("c:1",), "worker": ("a:2222", "b:2222"), "ps": ("p:1",)}
 
@@ -61,7 +61,7 @@ def test_a_parameter_server_job_has_one_rank_for_each_task():
         (tf_config(TWO, index=2), "index below 2"),
         (tf_config(TWO, index=None), "with its index"),
         (tf_config(TWO, kind="ps"), '"ps" in cluster'),
-        (tf_config(TWO, kind="master"), "not one of chief, worker"),
+        (tf_config(TWO, kind="evaluator"), "not one of chief, worker, ps"),
         (tf_config({"worker": ["a", "b:1"]}), "host:port"),
         (tf_config({"worker": ["a:70000"]}), "host:port"),
         (tf_config({"worker": ["grpc://a:2222"]}), "without http"),

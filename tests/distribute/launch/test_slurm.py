@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from on_workers import LIMIT_S
@@ -15,6 +14,8 @@ from tfopt.distribute.launch import task
 from tfopt.distribute.launch.local import free_ports
 from tfopt.distribute.launch.slurm import SlurmJob
 from tfopt.errors import UserError
+
+from .conftest import wait_until
 
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
 needs_slurm = pytest.mark.skipif(
@@ -54,18 +55,15 @@ def test_the_batch_file_asks_for_what_was_asked():
         assert f"  {python} -m tfopt.distribute.launch.task -- " in text
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_what_cannot_be_written_is_refused():
+    for fields, words in (
         ({"nodes": 0}, "--nodes is not a count"),
         ({"name": "two words"}, "--name cannot be written"),
         ({"partition": "gpu\n#SBATCH --mail-user=x"}, "--partition cannot be written"),
         ({"command": ()}, "no command"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(fields, words):
-    with pytest.raises(UserError, match=words):
-        SlurmJob(**{"command": ("python", "train.py"), "nodes": 2} | fields)
+    ):
+        with pytest.raises(UserError, match=words):
+            SlurmJob(**{"command": ("python", "train.py"), "nodes": 2} | fields)
 
 
 def test_a_task_takes_its_own_gpus_of_the_nodes(tmp_path):
@@ -135,7 +133,7 @@ class Slurm:
             with (self.folder / f"{command[-1]}.out").open("w") as log:
                 how = {"env": self.environment, "stdout": log, "stderr": log, "cwd": self.folder}
                 self.daemons.append(subprocess.Popen([*command, "-D"], **how))
-        self.wait_until(self._is_ready)
+        wait_until(self._is_ready)
 
     def _is_ready(self):
         logs = {path.name: path.read_text() for path in self.folder.glob("*.out")}
@@ -175,23 +173,13 @@ class Slurm:
         shown = self.ask("scontrol", "--oneliner", "show", "job", number)
         return dict(part.partition("=")[::2] for part in shown.split())
 
-    def wait_until(self, holds):
-        deadline = time.monotonic() + LIMIT_S
-        while not holds():
-            assert time.monotonic() < deadline, self.ask("scontrol", "show", "job")
-            time.sleep(0.2)
-
     def stop(self):
         if self.daemons and self.daemons[0].poll() is None:
             self.ask("scancel", "--user=root")
             self.ask("scancel", "--signal=KILL", "--user=root")
         for daemon in reversed(self.daemons):
             daemon.terminate()
-            try:
-                daemon.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            daemon.wait(timeout=LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -224,19 +212,19 @@ print("worker", place.index, "of", place.workers, "restart", restart, flush=True
 time.sleep(0 if restart == "1" else 600)
 """
     number = slurm.submit(script, "preempted", "--requeue")
-    slurm.wait_until(lambda: slurm.said("preempted").count("restart 0") == 2)
+    wait_until(lambda: slurm.said("preempted").count("restart 0") == 2)
     assert "0: worker 0 of 2 restart 0" in slurm.said("preempted")
     assert "1: worker 1 of 2 restart 0" in slurm.said("preempted")
     # What Slurm does before the time limit, by --signal=B:TERM@120.
     slurm.ask("scancel", "--signal=TERM", "--batch", number)
-    slurm.wait_until(lambda: slurm.job(number).get("Restarts") == "1")
+    wait_until(lambda: slurm.job(number).get("Restarts") == "1")
     assert "0: saved 0" in slurm.said("preempted")
     assert "1: saved 1" in slurm.said("preempted")
-    slurm.wait_until(lambda: slurm.job(number)["JobState"] == "PENDING")
+    wait_until(lambda: slurm.job(number)["JobState"] == "PENDING")
     # Else Slurm waits for two minutes. Not at once: in the second in which the nodes let the job go
     # they take it for that one ("Job credential revoked").
     slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now+5")
-    slurm.wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED")
+    wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED")
     assert slurm.said("preempted").count("restart 1") == 2
 
 
@@ -254,12 +242,12 @@ sys.exit(3)
 """
     number = slurm.submit(script, "failed", "--requeue", nodes=len(slurm.nodes))
     count = 2 * len(slurm.nodes)
-    slurm.wait_until(lambda: slurm.said("failed").count(" on ") == count)
+    wait_until(lambda: slurm.said("failed").count(" on ") == count)
     lines = sorted(line.split() for line in slurm.said("failed").splitlines() if " on " in line)
     assert [int(words[2]) for words in lines] == list(range(count))
     assert all(words[4] == words[5].partition(":")[0] for words in lines)
     assert {words[4] for words in lines} == set(slurm.nodes)
     (slurm.folder / "go").touch()
-    slurm.wait_until(lambda: slurm.job(number)["JobState"] == "FAILED")
+    wait_until(lambda: slurm.job(number)["JobState"] == "FAILED")
     assert "task 1: Exited with exit code 3" in slurm.said("failed")
     assert slurm.job(number)["Restarts"] == "0"

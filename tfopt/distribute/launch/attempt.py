@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -139,8 +139,6 @@ class Ending:
     code: int
     stopped: bool = False
     """Whether a signal has stopped the launcher."""
-    restarts: int = 0
-    """How many single tasks were started again."""
 
 
 @dataclass
@@ -173,10 +171,9 @@ class Attempt:
     signals: Signals
     streams: tuple[IO[bytes], IO[bytes]]
     tell: Callable[[str], None]
-    restarts: range
+    restarts: Iterator[int]
     """The numbers of those that are left, for TFOPT_RESTART."""
 
-    _restarted: int = field(default=0, init=False)
     _environment: Mapping[str, str] = field(default_factory=dict, init=False)
     _to_start: list[tuple[float, Task, int]] = field(default_factory=list, init=False)
     _lines: list[MarkedLines] = field(default_factory=list, init=False)
@@ -261,13 +258,12 @@ class Attempt:
 
     def _comes_back(self, ended: _Running) -> bool:
         """Return whether a task that failed will be started again alone."""
-        if not ended.task.can_come_back or self._restarted == len(self.restarts):
+        number = next(self.restarts, None) if ended.task.can_come_back else None
+        if number is None:
             return False
-        number = self.restarts[self._restarted]
-        self._restarted += 1
         self.tell(
             f"{ended.task.place.name} ended by {_how(ended.code or 0)}: starting it again in "
-            f"{_PAUSE:g} s ({number} of {self.restarts.stop - 1} restarts)"
+            f"{_PAUSE:g} s (restart {number})"
         )
         self._to_start.append((time.monotonic() + _PAUSE, ended.task, number))
         return True
@@ -335,7 +331,7 @@ class Attempt:
             self.tell(f"stopped by {self._stopped_by.name}")
             return Ending(code, stopped=True)
         if self._failed is None:
-            return Ending(0, restarts=self._restarted)
+            return Ending(0)
         code, label = self._failed.code or 0, self._failed.task.place.name
         if code == PREEMPTED:
             self.tell(f"{label} asks to be started again (exit code {PREEMPTED})")
@@ -344,7 +340,7 @@ class Attempt:
             self.tell(f"{label} failed first: {_how(code)}. {last}")
             for line in self._failed.last:
                 self.tell(f"    {line}")
-        return Ending(code, restarts=self._restarted)
+        return Ending(code)
 
 
 def _how(code: int) -> str:

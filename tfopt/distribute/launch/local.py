@@ -84,13 +84,12 @@ def launch_here(
         joined = Path(marks) / "joined"
         base[JOINED] = str(joined)
         workers = f"{job.workers} worker{'s' if job.workers > 1 else ''}"
-        restarts = 0
+        restarts = iter(range(1, job.restarts + 1))
+        base["TFOPT_RESTART"] = "0"
         while True:
             tasks = tasks_here(job.workers, job.ps, gpus)
             tell("starting " + (f"a chief, {workers}, {job.ps} ps" if job.ps else workers))
-            base["TFOPT_RESTART"] = str(restarts)
-            left = range(restarts + 1, job.restarts + 1)
-            attempt = Attempt(job.command, job.grace, signals, (out, err), tell, left)
+            attempt = Attempt(job.command, job.grace, signals, (out, err), tell, restarts)
             ending = attempt.run(tasks, base)
             if ending.code == 0 and not joined.exists() and (job.workers > 1 or job.ps):
                 call = "train_asynchronously" if job.ps else "distribute"
@@ -98,11 +97,11 @@ def launch_here(
                     f"no task has called tfopt.{call}(): unless they found each other otherwise, "
                     "each has trained a model of its own"
                 )
-            restarts += ending.restarts
-            if ending.code == 0 or ending.stopped or restarts == job.restarts:
+            number = None if ending.code == 0 or ending.stopped else next(restarts, None)
+            if number is None:
                 return ending.code
-            restarts += 1
-            tell(f"starting again ({restarts} of {job.restarts} restarts)")
+            base["TFOPT_RESTART"] = str(number)
+            tell(f"starting again ({number} of {job.restarts} restarts)")
 
 
 def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> list[Task]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tfopt.errors import UserError
 
-KINDS = ("chief", "worker", "ps", "evaluator")
+KINDS = ("chief", "worker", "ps")
 _KINDS = ", ".join(KINDS)
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -32,7 +32,7 @@ class ClusterPlace:
     """One task of a cluster, and where the others are."""
 
     kind: str
-    """"chief", "worker", "ps" or "evaluator"."""
+    """"chief", "worker" or "ps"."""
     index: int
     """The number among those of its kind, from 0."""
     cluster: Mapping[str, tuple[str, ...]]
@@ -54,13 +54,13 @@ class ClusterPlace:
 
     @property
     def rank(self) -> int:
-        """Return the number among all tasks: the chief, the workers, the ps, the evaluators."""
+        """Return the number among all tasks: the chief, the workers, the ps."""
         before = KINDS[: KINDS.index(self.kind)]
         return sum(len(self.cluster.get(kind, ())) for kind in before) + self.index
 
     @property
     def address(self) -> str:
-        """Return its ``host:port``; an evaluator that the cluster does not list has none."""
+        """Return its ``host:port``."""
         return self.cluster[self.kind][self.index]
 
     @property
@@ -110,8 +110,7 @@ def _from_tf_config(text: str) -> ClusterPlace:
     if kind not in KINDS or index is None:
         raise _wrong(f"TF_CONFIG's task is not one of {_KINDS}, with its index.", repr(task))
     count = len(cluster.get(kind, ()))
-    # TensorFlow leaves it to the user whether the evaluator stands in the cluster.
-    if index >= count and not (kind == "evaluator" and count == 0):
+    if index >= count:
         raise UserError(
             f"TF_CONFIG says that this is {kind} {index}, and its cluster has {count} {kind}(s).",
             expected=f"an index below {count}, counted from 0" if count else f'"{kind}" in cluster',
