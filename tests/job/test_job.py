@@ -5,7 +5,6 @@ import pytest
 import tfopt
 from tfopt import Execution, Job, LearningRate, MixedPrecision, Pipeline, Place, UserError, chain
 from tfopt.data import PipelineOptions
-from tfopt.errors import CannotCombine
 
 
 def a_job(**changes):
@@ -33,27 +32,15 @@ def test_data_is_written_without_its_examples():
     assert repr(data) == "Data(name='digits', note='')"
 
 
-def test_a_transform_cannot_be_in_a_chain_twice():
-    with pytest.raises(CannotCombine, match="twice"):
-        chain(Place(), MixedPrecision(), Place("none"))
-
-
 def test_chain_takes_transforms_only():
     with pytest.raises(UserError, match="takes transforms"):
         chain(Place(), "execution")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"batch_size": 0}, "batch_size"),
-        ({"epochs": 1.5}, "epochs"),
-        ({"steps_per_epoch": -1}, "steps_per_epoch"),
-    ],
-)
-def test_a_job_refuses_what_is_not_a_count(changes, words):
-    with pytest.raises(UserError, match=words):
-        a_job(**changes)
+def test_a_job_refuses_what_is_not_a_count():
+    for name, value in {"batch_size": 0, "epochs": 1.5, "steps_per_epoch": -1}.items():
+        with pytest.raises(UserError, match=rf"Job\.{name} is not a count"):
+            a_job(**{name: value})
 
 
 class Model:
@@ -82,21 +69,17 @@ def test_with_refuses_an_unknown_field_and_lists_the_known():
     assert a_job().with_(epochs=3).epochs == 3
 
 
-@pytest.mark.parametrize(
-    ("transform", "bad"),
-    [
-        (LearningRate, {"peak": 0}),
-        (LearningRate, {"peak": "cubic"}),
-        (LearningRate, {"warmup": 1.0}),
-        (LearningRate, {"decay": "step"}),
-        (Execution, {"jit_compile": "yes"}),
-        (Execution, {"steps_per_execution": 0}),
-    ],
-)
-def test_a_transform_refuses_nonsense(transform, bad):
-    with pytest.raises(UserError) as caught:
-        transform(**bad)
-    assert transform.__name__ in caught.value.what or next(iter(bad)) in caught.value.what
+def test_a_transform_refuses_nonsense():
+    for transform, name, value in (
+        (LearningRate, "peak", 0),
+        (LearningRate, "peak", "cubic"),
+        (LearningRate, "warmup", 1.0),
+        (LearningRate, "decay", "step"),
+        (Execution, "jit_compile", "yes"),
+        (Execution, "steps_per_execution", 0),
+    ):
+        with pytest.raises(UserError, match=f"{transform.__name__}|{name}"):
+            transform(**{name: value})
 
 
 def test_a_function_that_wants_arguments_is_refused_with_what_it_should_be():

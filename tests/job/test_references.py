@@ -133,7 +133,7 @@ NOT_THESE = "{} cannot be called with these arguments: "
     ("name", "arguments", "what", "rest"),
     [
         ("jbo", {}, "ref_pkg.train has no 'jbo'.", {"fix": "did you mean job?"}),
-        ("ready", {"epochs": 2}, "{} is a Job, which takes no arguments.", {"received": "epochs"}),
+        ("ready", {"epochs": 2}, NOT_THESE, {"expected": "no arguments", "received": "epochs"}),
         ("job", {"epoch": 2}, NOT_THESE, {"expected": "epochs, width, title", "received": "epoch"}),
         ("needy", {"epochs": 2}, NOT_THESE, {"expected": "path, epochs"}),
         ("nothing", {}, "{} returned no Job.", {"received": "NoneType"}),

@@ -12,7 +12,7 @@ from one_transform import EXAMPLES, example
 import tfopt
 from tfopt import Data, Job, chain, run
 from tfopt.data import PipelineOptions
-from tfopt.errors import CannotCombine, UserError
+from tfopt.errors import CannotCombine
 from tfopt.job.roster import ROSTER, transform_class, transform_name
 
 RNG = np.random.default_rng(0)
@@ -123,9 +123,3 @@ def test_those_that_say_they_are_exact_train_the_weights_of_the_plain_job():
     changed = run(a_job(), chain(*exact, in_order)).model.get_weights()
     for expected, got in zip(plain, changed, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-6)
-
-
-def test_an_unknown_transform_lists_the_known():
-    with pytest.raises(UserError, match="prune") as caught:
-        transform_class("prunning")
-    assert "prunning" in str(caught.value)

@@ -122,29 +122,23 @@ def _copy(value: Any) -> Any:
 
     if isinstance(value, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(
-            _copy_optimizer(value.inner_optimizer),
+            _copy(value.inner_optimizer),
             initial_scale=value.initial_scale,
             dynamic_growth_steps=value.dynamic_growth_steps,
             name=value.name,
         )
-    if isinstance(value, keras.optimizers.Optimizer):
-        return _copy_optimizer(value)
     if isinstance(value, keras.metrics.Metric):
         _require_whole_configuration(value)
         return _from_own_config(value)
-    # Losses hold no state, and some (Huber) lose their arguments in get_config().
-    return value
-
-
-def _copy_optimizer(optimizer: Any) -> Any:
-    import keras
-
+    if not isinstance(value, keras.optimizers.Optimizer):
+        # Losses hold no state, and some (Huber) lose their arguments in get_config().
+        return value
     # A schedule is shared: a pure function, which would have to be registered to be copied.
-    rate = internals.learning_rate_of(optimizer)
+    rate = internals.learning_rate_of(value)
     shares = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    copy = _from_own_config(optimizer, **({"learning_rate": rate} if shares else {}))
+    copy = _from_own_config(value, **({"learning_rate": rate} if shares else {}))
     # Of exclude_from_weight_decay the names go over; variables are this very model's.
-    copy.exclude_from_weight_decay(var_names=internals.names_without_decay(optimizer))
+    copy.exclude_from_weight_decay(var_names=internals.names_without_decay(value))
     return copy
 
 
@@ -184,11 +178,6 @@ def _require_whole_configuration(metric: Any) -> None:
 
 def _is_train_and_test(data: Any, model: keras.Model) -> bool:
     """Return whether this is what load_data() returns, and not two inputs with two targets."""
-    is_pair_of_pairs = isinstance(data, tuple) and len(data) == 2 and all(map(_is_x_and_y, data))
+    pairs = [data, *data] if isinstance(data, tuple) else [data]
+    is_pair_of_pairs = all(isinstance(each, tuple) and len(each) == 2 for each in pairs)
     return is_pair_of_pairs and len(getattr(model, "inputs", None) or [None]) == 1
-
-
-def _is_x_and_y(part: Any) -> bool:
-    is_pair = isinstance(part, tuple) and len(part) == 2
-    lengths = [tuple(getattr(array, "shape", ()))[:1] for array in part] if is_pair else [()]
-    return lengths[0] != () and lengths[0] == lengths[-1]

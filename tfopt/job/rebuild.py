@@ -90,7 +90,9 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
             if layer.trainable != trains:
                 layer.trainable = trains
             if source is not None and layer is not made:
-                _carry_assets(source, layer)
+                with tempfile.TemporaryDirectory() as folder:
+                    source.save_assets(folder)
+                    layer.load_assets(folder)
             if hasattr(layer, "finalize_state"):
                 # Normalization computes with constants that it derives from its weights.
                 layer.finalize_state()
@@ -219,12 +221,6 @@ def _own_parts(layer: Any) -> Iterator[Any]:
         part = value if hasattr(value, "__name__") else type(value)
         if not (part.__module__ or "").startswith(("keras.", "builtins", "tensorflow.")):
             yield part
-
-
-def _carry_assets(source: Any, target: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        source.save_assets(folder)
-        target.load_assets(folder)
 
 
 @contextmanager

@@ -33,14 +33,27 @@ def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | Non
     """
     target = _resolve(reference)
     if not isinstance(target, Job):
-        target = _made(reference, target, arguments, seed)
-    elif arguments:
+        _require_says_job(reference, target)
+    function = (lambda: target) if isinstance(target, Job) else target
+    signature = inspect.signature(function)
+    if seed is not None and "seed" in signature.parameters:
+        arguments = {**arguments, "seed": seed}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
         raise UserError(
-            f"{reference} is a Job, which takes no arguments.",
-            expected="a function returning a Job, where there are arguments",
-            received=", ".join(arguments),
+            f"{reference} cannot be called with these arguments: {error}.",
+            expected=", ".join(signature.parameters) or "no arguments",
+            received=", ".join(arguments) or "no arguments",
+            fix="mend [arguments] in the recipe file, or --set on the command line",
+        ) from error
+    job = function(**arguments)
+    if not isinstance(job, Job):
+        raise UserError(
+            f"{reference} returned no Job.",
+            expected="a tfopt.Job; of a compiled model: Job.from_model(model, data)",
+            received=type(job).__name__,
         )
-    job: Job = target
     return job if seed is None else job.with_(seed=seed)
 
 
@@ -104,8 +117,8 @@ def _resolve(reference: str) -> Any:
     return getattr(module, name)
 
 
-def _made(reference: str, target: Any, arguments: Mapping[str, Any], seed: int | None) -> Job:
-    """Call the function that makes a Job, and says so."""
+def _require_says_job(reference: str, target: Any) -> None:
+    """Refuse what is not annotated as returning a Job."""
     # The annotation is read, and never evaluated: under the __future__ import it is text.
     said = getattr(inspect.unwrap(target), "__annotations__", {}).get("return")
     if said is not Job and not (isinstance(said, str) and _NAMES_JOB.fullmatch(said)):
@@ -115,23 +128,3 @@ def _made(reference: str, target: Any, arguments: Mapping[str, Any], seed: int |
             received=type(target).__name__ if said is None else f"-> {said}",
             fix="if it makes a Job, write -> tfopt.Job before the colon of that line",
         )
-    signature = inspect.signature(target)
-    if seed is not None and "seed" in signature.parameters:
-        arguments = {**arguments, "seed": seed}
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise UserError(
-            f"{reference} cannot be called with these arguments: {error}.",
-            expected=", ".join(signature.parameters) or "no arguments",
-            received=", ".join(arguments) or "no arguments",
-            fix="mend [arguments] in the recipe file, or --set on the command line",
-        ) from error
-    job = target(**arguments)
-    if not isinstance(job, Job):
-        raise UserError(
-            f"{reference} returned no Job.",
-            expected="a tfopt.Job; of a compiled model: Job.from_model(model, data)",
-            received=type(job).__name__,
-        )
-    return job
