@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 
+PROGRAMS = {"python": [sys.executable], "tfopt": [sys.executable, "-m", "tfopt"]}
+
 
 def launched(folder, words):
-    """What ``tfopt launch ...`` printed, with this Python. Nothing of it outlives the call."""
-    assert words[:2] == ["tfopt", "launch"]
-    words = [sys.executable if word == "python" else word for word in words[1:]]
+    """What a command printed, with this Python. Nothing of it outlives the call."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "tfopt", *words],
+        [part for word in words for part in PROGRAMS.get(word, [word])],
         cwd=folder,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         stdout=subprocess.PIPE,

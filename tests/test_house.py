@@ -45,6 +45,10 @@ def imported_at_top(tree):
             yield node.module.split(".")[0]
 
 
+# What the chief of an asynchronous training works with: ``train`` imports it in the call.
+ASYNCHRONOUS = ("building", "chief", "connection", "lost_updates", "saved_progress", "worker_step")
+
+
 def test_only_run_fits():
     # Whoever reads a training's scores asks run's own Prepared to fit.
     fitting = {name for name, tree in TREES.items() if "fit" in method_calls(tree)}
@@ -60,6 +64,7 @@ def test_a_file_loads_tensorflow_when_imported_only_where_it_works_inside_a_step
         "compress/substitution.py",
         "compress/weight_clusters.py",
         "compress/weight_mask.py",
+        *(f"distribute/asynchronous/{name}.py" for name in ASYNCHRONOUS),
         "distribute/models.py",
         "distribute/losses.py",
         "distribute/proof_data.py",

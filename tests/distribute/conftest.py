@@ -14,18 +14,14 @@ CALLED = Path(__file__).with_name("called.py")
 class Called:
     """A process that has loaded TensorFlow, in which functions of test modules are called."""
 
-    def __init__(self, forks, folder, environment=None):
+    def __init__(self, forks, folder):
         self._forks = forks
         self._log = folder / "log"
         with Listener(str(folder / "socket")) as listener:
             self._pid = forks(
                 script=str(CALLED),
                 log=str(self._log),
-                environment={
-                    "SOCKET": listener.address,
-                    "ROOT": str(CALLED.parents[2]),
-                    **(environment or {}),
-                },
+                environment={"SOCKET": listener.address, "ROOT": str(CALLED.parents[2])},
             )
             self._connection = listener.accept()
 
@@ -55,35 +51,9 @@ def two_devices():
 
 
 @pytest.fixture(scope="session")
-def _shared(forks, tmp_path_factory):
-    made = []
-
-    def shared():
-        if not made:
-            made.append(Called(forks, tmp_path_factory.mktemp("replicas")))
-            made[0](two_devices)
-        return made[0]
-
-    yield shared
-    for each in made:
-        each.end()
-
-
-@pytest.fixture
-def replicas(_shared):
+def replicas(forks, tmp_path_factory):
     """Call a function in the process that all tests share, that has two logical CPU devices."""
-    return _shared()
-
-
-@pytest.fixture
-def alone(forks, tmp_path_factory):
-    """Call a function in a process where nothing has happened before."""
-    made = []
-
-    def call(function, *given, environment=None):
-        made.append(Called(forks, tmp_path_factory.mktemp("alone"), environment))
-        return made[-1](function, *given)
-
-    yield call
-    for each in made:
-        each.end()
+    called = Called(forks, tmp_path_factory.mktemp("replicas"))
+    called(two_devices)
+    yield called
+    called.end()

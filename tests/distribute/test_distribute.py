@@ -1,30 +1,18 @@
 """Distribution over logical CPU devices: equal to one device, explicit batches, clear refusals."""
 
 import json
-from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from one_transform import effect_of, run_of
 
-from tfopt import (
-    Data,
-    Distribute,
-    Job,
-    Pipeline,
-    UserError,
-    chain,
-    distribute,
-    run,
-)
+from tfopt import Data, Distribute, Job, Pipeline, UserError, chain, distribute, run
 from tfopt.errors import CannotCombine
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 6)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
-WEIGHTS = RNG.random(93).astype("float32")
 
 
 def build():
@@ -52,48 +40,22 @@ def on_one_device_and_on_two():
     def optimizer():
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(clipnorm=0.1))
 
-    one = run(job(optimizer), Pipeline(shuffle=False))
+    # Without GPUs there is one replica.
+    one = run(job(optimizer), chain(Distribute(), Pipeline(shuffle=False)))
     two = run(job(optimizer), chain(Distribute(logical_cpus=2), Pipeline(shuffle=False)))
     losses = one.evaluation["loss"], two.evaluation["loss"]
-    return gap(one, two), losses, two.effects[0][1].note
+    (_, alone), (_, together) = one.effects[0], two.effects[0]
+    return gap(one, two), losses, alone.acted, alone.note, together.note
 
 
 def test_two_replicas_train_the_weights_of_one_device(replicas):
-    difference, (one, two), note = replicas(on_one_device_and_on_two)
+    difference, (one, two), acted, alone, together = replicas(on_one_device_and_on_two)
     assert difference < 2e-6
     assert two == pytest.approx(one, rel=1e-4)
-    assert "2 replicas" in note
-    assert "global batch 16, 8 per replica" in note
-
-
-def fitted_in_the_scope():
-    with distribute(logical_cpus=2, verify=False, per_replica_batch=12) as scope:
-        model = build()
-        model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0)
-    counts = scope.count, scope.global_batch, scope.per_replica_batch
-    return (
-        *counts,
-        int(model.optimizer.iterations.numpy()),
-        isinstance(model.distribute_strategy, tf.distribute.MirroredStrategy),
-    )
-
-
-def test_the_function_is_a_scope_with_explicit_batches(replicas):
-    *counts, is_mirrored = replicas(fitted_in_the_scope)
-    assert counts == [2, 24, 12, 4]
-    assert is_mirrored
-
-
-def effect_on_one_device():
-    outcome = run(job(epochs=1), Distribute())
-    return outcome.effects[0][1].acted, outcome.effects[0][1].note
-
-
-def test_without_gpus_there_is_nothing_to_distribute_over(replicas):
-    acted, note = replicas(effect_on_one_device)
     assert not acted
-    assert "nothing to distribute over" in note
+    assert "nothing to distribute over" in alone
+    assert "2 replicas" in together
+    assert "global batch 16, 8 per replica" in together
 
 
 def too_late():
@@ -103,19 +65,12 @@ def too_late():
         pass
 
 
-def too_late_among_workers():
-    tf.zeros(1) + 1.0
-    try:
-        with distribute():
-            pass
-    except UserError as error:
-        return str(error)
-
-
-def test_a_scope_that_comes_too_late_is_refused_without_waiting_for_the_others(alone):
+def test_a_scope_that_comes_too_late_is_refused_without_waiting_for_the_others(monkeypatch):
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
-    said = alone(too_late_among_workers, environment={"TF_CONFIG": json.dumps(cluster)})
-    assert "came too late to join the other workers" in said
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    tf.zeros(1) + 1.0
+    with pytest.raises(UserError, match="came too late to join the other workers"), distribute():
+        pass
 
 
 def of_datasets(size):
@@ -162,56 +117,31 @@ def test_what_cannot_be_distributed_is_refused(replicas, name):
         assert words in message
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"gpus": (0, 0)},
-        {"gpus": ()},
-        {"logical_cpus": 0},
-        {"gpus": (0,), "logical_cpus": 2},
-        {"global_batch": 8, "per_replica_batch": 4},
-    ],
-)
-def test_nonsense_is_refused(bad):
-    with pytest.raises(UserError):
-        Distribute(**bad)
+def test_nonsense_is_refused():
+    for bad, words in (
+        ({"gpus": (0, 0)}, "each GPU once"),
+        ({"gpus": ()}, "each GPU once"),
+        ({"logical_cpus": 0}, "logical_cpus is not a count"),
+        ({"gpus": (0,), "logical_cpus": 2}, "gpus and logical_cpus both say"),
+        ({"global_batch": 8, "per_replica_batch": 4}, "global_batch and per_replica_batch both"),
+    ):
+        with pytest.raises(UserError, match=words):
+            Distribute(**bad)
 
 
-def test_a_model_is_refused_at_the_call():
+def test_a_model_is_refused_at_the_call_and_a_scope_without_with_warns():
     with pytest.raises(UserError, match=r"takes GPU indices, and no model"):
         distribute(build())
-
-
-def test_a_scope_without_with_warns():
     with pytest.warns(RuntimeWarning, match=r"without `with`, and nothing is distributed"):
         distribute()
 
 
-@pytest.mark.parametrize(
-    "link",
-    [
-        Distribute(logical_cpus=2, global_batch=8),
-        Distribute(logical_cpus=2, per_replica_batch=4),
-        Distribute(gpus=(0, 1), per_replica_batch=4),
-    ],
-)
-def test_two_batch_sizes_are_refused_by_both_names_in_either_order(link):
-    for both in ([link, Pipeline(batch_size=6)], [Pipeline(batch_size=6), link]):
-        with pytest.raises(CannotCombine, match="different batches") as caught:
-            chain(*both)
-        for word in ("Pipeline", "Distribute", "6 by", "8 by"):
-            assert word in str(caught.value)
-    assert chain(link, Pipeline(batch_size=8)).batch_asked == 8
-
-
-@pytest.mark.parametrize(("device", "jit"), [("GPU", False), ("GPU", True), ("CPU", False)])
-def test_several_gpus_without_xla_are_told_so(device, jit):
-    # Keras takes XLA on one GPU and leaves it off under a strategy.
-    extended = SimpleNamespace(worker_devices=(f"/device:{device}:0", f"/device:{device}:1"))
-    strategy = SimpleNamespace(extended=extended)
-    model = SimpleNamespace(distribute_strategy=strategy, jit_compile=jit)
-    run = run_of(Distribute(), replicas=2)
-    Distribute().attach(run, model)
-    told = effect_of(run).note
-    assert told.startswith("global batch 16, 8 per replica")
-    assert ("without XLA" in told) == (device == "GPU" and not jit)
+def test_two_batch_sizes_are_refused_by_both_names_in_either_order():
+    for how in ({"logical_cpus": 2, "global_batch": 8}, {"gpus": (0, 1), "per_replica_batch": 4}):
+        link, other = Distribute(**how), Pipeline(batch_size=6)
+        for both in ([link, other], [other, link]):
+            with pytest.raises(CannotCombine, match="different batches") as caught:
+                chain(*both)
+            for word in ("Pipeline", "Distribute", "6 by", "8 by"):
+                assert word in str(caught.value)
+        assert chain(link, Pipeline(batch_size=8)).batch_asked == 8

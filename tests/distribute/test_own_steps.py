@@ -145,5 +145,5 @@ def test_one_that_is_not_declared_is_refused_before_a_weight_moves(replicas):
     assert trains.startswith("The train_step of Own ")
     assert 'own_losses="mean"' in trains
     assert "The test_step of Guide returns 'odd'" in shows
-    assert "calls add_loss" in adds
+    assert "adds a loss" in adds
     assert moved == 0

@@ -11,21 +11,7 @@ from keras import ops
 
 import tfopt
 
-from .training import (
-    Case,
-    K,
-    L,
-    O,
-    check,
-    compared,
-    dense,
-    labels,
-    largest,
-    net,
-    rng,
-    x,
-    y,
-)
+from .training import Case, K, L, O, check, compared, dense, labels, largest, net, rng, x, y
 
 images = rng.normal(size=(65, 8, 8, 3)).astype("float32")
 weights = rng.uniform(size=69).astype("float32")
@@ -95,22 +81,16 @@ CASES = {
     ),
     "not reduced": lambda: Case(net(loss=L.MeanSquaredError(reduction=None)), evaluate=False),
     "said to add up": lambda: Case(net(lambda: [K.Dense(3, "softmax")], loss=focal), (x, labels)),
-    "synchronized": lambda: Case(net(lambda: [K.BatchNormalization(synchronized=True), *dense()])),
     "shown by a layer": lambda: Case(net(lambda: dense(Shared())), own="mean"),
-    "accumulated steps": lambda: Case(
-        net(optimizer=lambda: O.Adam(gradient_accumulation_steps=3), steps_per_execution=4)
-    ),
-    "scaled": lambda: Case(net(optimizer=lambda: O.LossScaleOptimizer(O.SGD(0.1, clipnorm=0.5)))),
-    "compiled": lambda: Case(net(optimizer=O.Adam, jit_compile=True, metrics=["mae"])),
     "validated": lambda: Case(
         net(metrics=["mae"]),
         fit={"validation_data": (x[:19], y[:19]), "validation_batch_size": 6},
         evaluate=False,
     ),
 }
+# Others are in ``test_equal_to_one_device``, as accumulation, scaled losses and XLA are.
 OPTIMIZERS = (
-    *(O.Adadelta, O.Adafactor, O.Adagrad, O.Adam, O.Adamax, O.AdamW, O.Ftrl, O.Lamb, O.Lion),
-    *(O.Nadam, O.RMSprop, O.SGD),
+    *(O.Adadelta, O.Adafactor, O.Adagrad, O.Adamax, O.Ftrl, O.Lion, O.Nadam, O.RMSprop),
     *([O.Muon] if hasattr(O, "Muon") else ()),  # Keras 3.8 has none
 )
 CASES |= {

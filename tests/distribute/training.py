@@ -84,12 +84,8 @@ def compared(cases, count=2, run=trained):
 
 def check(found, weights=1e-5, shown=2e-5):
     """Assert that all differences are those of rounding."""
-    apart = {name: gaps for name, gaps in found.items() if not _is_within(gaps, weights, shown)}
-    assert not apart, apart
-
-
-def _is_within(gaps, weights, shown):
-    return gaps[0] < weights and gaps[1] < shown
+    within = {name: one < weights and other < shown for name, (one, other) in found.items()}
+    assert all(within.values()), found
 
 
 def error_of(action, *given, **named):

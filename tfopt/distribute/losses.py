@@ -20,7 +20,7 @@ from keras import ops
 
 from tfopt.distribute.whole_batch import all_reduce_sum, drop_padding, gather_rows, shard_here
 from tfopt.errors import UserError
-from tfopt.keras_internals import LOSSES, Put, mask_of, with_metadata
+from tfopt.keras_internals import mask_of, with_metadata
 
 # Ratios of sums over a whole batch, or comparisons of its examples with each other.
 _OF_WHOLE_BATCHES = ("dice", "tversky", "circle")
@@ -115,40 +115,6 @@ class LossesOfReplica(threading.local, UserList[Any]):
     def __init__(self) -> None:
         super().__init__()
         self.data: list[Any] = []
-        self._of_activity: list[Any] = []
-        self._is_activity = False
-
-    def noting(self, regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return an activity regularizer whose losses are known as such."""
-
-        def noted(outputs: Any) -> Any:
-            self._is_activity = True
-            return regularizer(outputs)
-
-        return noted
-
-    def is_of_activity(self, loss: Any) -> bool:
-        """Return whether a loss is what an activity regularizer has added."""
-        return any(loss is each for each in self._of_activity)
-
-    def extend(self, losses: Any) -> None:
-        super().extend(losses)
-        if self._is_activity:
-            self._of_activity.extend(losses)
-        self._is_activity = False
-
-    def clear(self) -> None:
-        super().clear()
-        self._of_activity.clear()
-        self._is_activity = False  # in a stateless scope the loss went elsewhere
 
     def __getitem__(self, at: Any) -> Any:
         return self.data[at]
-
-
-def note_losses(put: Put, layer: Any) -> None:
-    """Let a layer keep what each replica adds, and tell what its activity regularizer has added."""
-    losses = LossesOfReplica()
-    put(layer, LOSSES, losses)
-    if layer.activity_regularizer is not None:
-        put(layer, "activity_regularizer", losses.noting(layer.activity_regularizer))

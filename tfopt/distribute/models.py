@@ -21,7 +21,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfopt.distribute.shards import refuse_what_cannot_be_split, until_all_have_ended
-from tfopt.distribute.step import Step, has_own, metrics_of, split, unbuilt_parts
+from tfopt.distribute.step import (
+    Step,
+    has_own,
+    metrics_of,
+    require_built_parts,
+    split,
+    unbuilt_parts,
+)
 from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.distribute.worker_files import divided, saved
@@ -33,14 +40,7 @@ from tfopt.resume.peers import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _SAVES = ("save", "save_weights", "export")
-_OWN = (
-    "compile",
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-    "predict_on_batch",
-    "predict_step",
-)
+_OWN = ("compile", "make_predict_function", "predict_on_batch", "predict_step")
 _NAME = "_distributed"  # among a model's attributes, unseen by Keras
 
 
@@ -75,6 +75,8 @@ class DistributedModel:
                 self._put(name, functools.partial(self._save, name))
         for name in _OWN:
             self._put(name, getattr(self, f"_{name}"))
+        for kind in ("train", "test"):
+            self._put(f"make_{kind}_function", functools.partial(self._make_function, kind))
         self._put(BUILD, self._build)
         object.__setattr__(self._model, _NAME, self)
 
@@ -138,13 +140,7 @@ class DistributedModel:
             self.plain("compile", *args, **kwargs)
         self.proof = None
 
-    def _make_train_function(self, force: bool = False) -> Any:
-        return self._function_of("train", force)
-
-    def _make_test_function(self, force: bool = False) -> Any:
-        return self._function_of("test", force)
-
-    def _function_of(self, kind: str, force: bool) -> Any:
+    def _make_function(self, kind: str, force: bool = False) -> Any:
         name = f"{kind}_function"
         if force or getattr(self._model, name) is None:
             setattr(self._model, name, self.step.function(f"{kind}_step"))
@@ -175,7 +171,7 @@ class DistributedModel:
         model = self._model
         _require_trained_inside(model)
         if type(model).call is keras.Model.call:  # parts and a train_step, as a VAE of the guides
-            _require_built_parts(model)
+            require_built_parts(model, "inside the scope")
             return
         if iterator is not None:
             data_batch = _spec_of_a_part(iterator)
@@ -325,18 +321,6 @@ def _require_trained_inside(model: Any) -> None:
             received=f"{', '.join(outside[:5])}{more}, made outside",
             fix="build or load these parts inside the scope; a part that is only read (a teacher, "
             "a frozen base) may come from outside: part.trainable = False",
-        )
-
-
-def _require_built_parts(model: Any) -> None:
-    unbuilt = unbuilt_parts(model)
-    if unbuilt:
-        raise UserError(
-            f"{type(model).__name__} has no call(), and parts of it are not built yet.",
-            expected="under several replicas, weights that are made inside tfopt.distribute()",
-            received=", ".join(unbuilt[:10]),
-            fix="begin these parts with keras.Input(shape), or call them once on a batch inside "
-            "the scope, or give the model a call()",
         )
 
 

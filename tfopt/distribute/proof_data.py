@@ -33,18 +33,11 @@ class Batches:
     is_fixed: bool
     """Whether the number of examples is part of their shape."""
 
-    def leaves(self, place: int) -> tuple[Any, ...]:
-        """Return the arrays of one batch, without what is not given, such as sample weights."""
-        return tuple(leaf for leaf in tree.flatten(self.all[place]) if leaf is not None)
-
     def specs(self) -> Any:
         """Return the specs of a batch."""
-        return self.pack(self._specs())
+        return tree.map_structure(self._spec, *self.all)
 
-    def _specs(self) -> tuple[Any, ...]:
-        return tuple(map(self._spec, zip(*map(self.leaves, range(len(self.all))), strict=True)))
-
-    def _spec(self, values: tuple[Any, ...]) -> Any:
+    def _spec(self, *values: Any) -> Any:
         """Return the spec of one leaf in all batches, whose texts may differ in length."""
         sizes = [set(each) for each in zip(*(value.shape for value in values), strict=True)]
         shape = [next(iter(each)) if len(each) == 1 else None for each in sizes]
@@ -55,14 +48,13 @@ class Batches:
         """Return a dataset of the leaves of all batches."""
         return tf.data.Dataset.from_generator(
             # Copies, since TensorFlow writes into what it is given.
-            lambda: (tuple(map(np.array, self.leaves(n))) for n in range(len(self.all))),
-            output_signature=self._specs(),
+            lambda: (tuple(map(np.array, tree.flatten(each))) for each in self.all),
+            output_signature=tuple(tree.flatten(self.specs())),
         )
 
     def pack(self, leaves: Any) -> Any:
         """Return leaves in the structure of a batch."""
-        left = iter(leaves)
-        return tree.map_structure(lambda v: None if v is None else next(left), self.all[0])
+        return tree.pack_sequence_as(self.all[0], list(leaves))
 
 
 def of_the_chief(found: Batches, exchange: Any, strategy: Any) -> Batches:
@@ -84,10 +76,10 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
     So one device needs no more memory for a whole one than for its part of a step of ``fit``.
     """
     found = [_arrays(batch) for batch in _first(arguments, steps)]
-    if not found or not len(_leaves(found[0])[0]):
+    if not found or not len(tree.flatten(found[0])[0]):
         raise CannotRead("there is no data")
     is_fixed = _is_fixed(arguments.get("x"), model)
-    size = min(len(_leaves(batch)[0]) for batch in found)
+    size = min(len(tree.flatten(batch)[0]) for batch in found)
     if not is_fixed:
         even = max(size // replicas, min(size, 2 * replicas + 2))
         uneven = min(size, max(even - 3, replicas + 1))
@@ -96,8 +88,7 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
     else:
         sizes = [size] * steps
     cut = [
-        tree.map_structure(lambda v, n=n: None if v is None else v[:n], found[k % len(found)])
-        for k, n in enumerate(sizes)
+        tree.map_structure(lambda v, n=n: v[:n], found[k % len(found)]) for k, n in enumerate(sizes)
     ]
     return Batches(cut, is_fixed)
 
@@ -128,7 +119,7 @@ def _of_arrays(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
     if tree.is_nested(y) and weights is not None and not tree.is_nested(weights):
         weights = tree.map_structure(lambda _: weights, y)
     data = keras.utils.pack_x_y_sample_weight(x, y, weights)
-    leaves = _leaves(data)
+    leaves = tree.flatten(data)
     for leaf in leaves:
         _require_dense(leaf)
     number = len(leaves[0])
@@ -137,7 +128,7 @@ def _of_arrays(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
     for begin in range(0, min(number, steps * size), size):
 
         def rows(value: Any, first: int = begin) -> Any:
-            return None if value is None else _as_floatx(np.asarray(value[first : first + size]))
+            return _as_floatx(np.asarray(value[first : first + size]))
 
         yield tree.map_structure(rows, data)
 
@@ -192,25 +183,22 @@ def _weighed(batch: Any, class_weight: Any) -> Any:
 
 def _arrays(batch: Any) -> Any:
     arrays = tree.map_structure(_array, batch)
-    if any(leaf.ndim == 0 for leaf in _leaves(arrays)):
+    if any(leaf.ndim == 0 for leaf in tree.flatten(arrays)):
         raise CannotRead("a part of each batch is a single number")
-    if len({len(leaf) for leaf in _leaves(arrays)}) != 1:
+    if len({len(leaf) for leaf in tree.flatten(arrays)}) != 1:
         raise CannotRead("the parts of a batch are not of one length")
     return arrays
 
 
 def _array(value: Any) -> Any:
     _require_dense(value)
-    return None if value is None else np.asarray(value)
+    return np.asarray(value)
 
 
 def _require_dense(value: Any) -> None:
-    if isinstance(value, tf.RaggedTensor | tf.SparseTensor) or hasattr(value, "tocsr"):
+    is_sparse = isinstance(value, tf.RaggedTensor | tf.SparseTensor) or hasattr(value, "tocsr")
+    if value is None or is_sparse:
         raise CannotRead(f"a {type(value).__name__} is not cut into examples")
-
-
-def _leaves(batch: Any) -> list[Any]:
-    return [leaf for leaf in tree.flatten(batch) if leaf is not None]
 
 
 def _is_fixed(x: Any, model: Any) -> bool:

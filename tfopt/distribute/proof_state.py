@@ -47,7 +47,7 @@ class SavedState:
         self._save([each.variable for each in all_variables_of(self._model)])
         for metric in metrics_of(self._model):  # also those that an own ``metrics`` leaves out
             self._save(metric.variables)
-        for optimizer in optimizers_of(self._model):
+        for optimizer in optimizers_of(self._model).values():
             for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
                 if each is not None and not each.built:
                     self._save_once_built(each)

@@ -173,7 +173,7 @@ def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
 def _training_place() -> ClusterPlace | None:
     """Return the place among several workers; None where this process trains by itself."""
     place = place_in_cluster()
-    if place is None or place.kind == "evaluator":
+    if place is None:
         return None
     if "ps" in place.cluster:
         raise UserError(
@@ -320,7 +320,7 @@ class Distribute(Transform):
         said = "batches as the data yields them"
         if total is not None:
             said = f"global batch {total}, {each} per replica"
-        run.note(f"{said}{_without_xla(model)}")
+        run.note(said)
 
     def finish(self, run: Run, model: Any) -> None:
         """Say what ``verify`` has found."""
@@ -329,14 +329,6 @@ class Distribute(Transform):
         found = distributed(model) if run.facts.replicas > 1 else None
         if found is not None and found.proof is not None:
             run.note(str(found.proof))
-
-
-def _without_xla(model: Any) -> str:
-    """Return that several GPUs do without XLA: a step of ResNet-50 took 6.5 times as long."""
-    devices = model.distribute_strategy.extended.worker_devices
-    if model.jit_compile or not any("GPU" in device for device in devices):
-        return ""
-    return ", without XLA, which Keras takes on one GPU (Execution(jit_compile=True) asks for it)"
 
 
 def _said(replicas: Replicas) -> str:

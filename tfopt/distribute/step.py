@@ -23,7 +23,7 @@ import tensorflow as tf
 from keras import ops, tree
 
 from tfopt import keras_internals as internals
-from tfopt.distribute.losses import LossesOfReplica, WholeLoss, note_losses, undeclared
+from tfopt.distribute.losses import LossesOfReplica, WholeLoss, undeclared
 from tfopt.distribute.whole_batch import (
     Shard,
     all_reduce_sum,
@@ -41,13 +41,6 @@ from tfopt.hooks import putting
 from tfopt.resume.untracked import kept_by
 
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
-_STATISTICS = (
-    "moving_mean",
-    "moving_variance",
-    "moving_stddev",
-    "renorm_mean",
-    "renorm_stddev",
-)
 
 
 class Step:
@@ -215,7 +208,7 @@ class Step:
                 self._put_on_layer(put, layer)
             for metric in metrics_of(model):
                 self._put_on_metric(put, metric)
-            for optimizer in optimizers_of(model):
+            for optimizer in optimizers_of(model).values():
                 self._put_on_optimizer(put, undo, optimizer)
             yield
 
@@ -252,12 +245,11 @@ class Step:
         """Return what regularizers and ``add_loss`` have added, of the whole batch."""
         parts = []
         for layer in internals.layers_of(self.model):
-            losses = getattr(layer, internals.LOSSES)
-            for loss in losses:
-                if losses.is_of_activity(loss):
+            for loss in getattr(layer, internals.LOSSES):
+                if _adds_activity_alone(layer):
                     kind = self._kind_of_activity
                 else:
-                    kind = self._declared(f"{layer.name!r} calls add_loss")
+                    kind = self._declared(f"{layer.name!r} adds a loss")
                 total = ops.sum(ops.cast(loss, keras.config.floatx()))
                 parts.append(shard.weigh(total, kind))
         whole = tf.unstack(all_reduce_sum(tf.stack(parts))) if parts else []
@@ -267,7 +259,7 @@ class Step:
     # What hangs on layers, metrics and optimizers
 
     def _put_on_layer(self, put: internals.Put, layer: Any) -> None:
-        note_losses(put, layer)
+        put(layer, internals.LOSSES, LossesOfReplica())
         if getattr(layer, "synchronized", False) and hasattr(layer, internals.MOMENTS):
             plain = getattr(layer, internals.MOMENTS)
 
@@ -381,18 +373,15 @@ class Step:
 
     def _average_statistics(self, shard: Shard) -> None:
         """Let every replica have the mean of all replicas' moving statistics, by their examples."""
-        layers = unsynchronized(self.model)
-        found = [getattr(layer, name, None) for layer in layers for name in _STATISTICS]
-        variables = [each for each in found if each is not None]
+        found = [v for layer in unsynchronized(self.model) for v in layer.non_trainable_variables]
+        variables = [each for each in found if keras.backend.is_float_dtype(each.dtype)]
         if not variables:
             return
         flat = [
             shard.weigh(tf.cast(tf.reshape(v.value, [-1]), tf.float32), "mean") for v in variables
         ]
-        whole = all_reduce_sum(tf.concat(flat, axis=0))
-        for variable, mean in zip(
-            variables, tf.split(whole, [f.shape[0] for f in flat]), strict=True
-        ):
+        means = tf.split(all_reduce_sum(tf.concat(flat, axis=0)), [f.shape[0] for f in flat])
+        for variable, mean in zip(variables, means, strict=True):
             variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
 
 
@@ -441,6 +430,25 @@ def unsynchronized(model: Any) -> list[Any]:
     ]
 
 
+def _adds_activity_alone(layer: Any) -> bool:
+    """Return whether a layer adds no loss but that of its activity regularizer."""
+    is_of_keras = type(layer).call.__module__.startswith("keras.src.")
+    return is_of_keras and layer.activity_regularizer is not None
+
+
+def require_built_parts(model: Any, where: str) -> None:
+    """Refuse a model that makes weights in its first step; ``where`` its parts can be built."""
+    unbuilt = unbuilt_parts(model)
+    if unbuilt:
+        raise UserError(
+            f"{type(model).__name__} makes weights in its first step.",
+            expected="parts that are built before",
+            received=f"not built: {', '.join(unbuilt[:10])}",
+            fix="begin these parts with keras.Input(shape), or call them once on a batch "
+            f"{where}, or give the model a call()",
+        )
+
+
 def unbuilt_parts(model: Any) -> list[str]:
     """Return the parts that have yet to make their weights."""
     plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
@@ -458,12 +466,16 @@ def has_own(model: Any, method: str) -> bool:
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
-def optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers that a model and its parts hold: its own, those of a GAN."""
-    kept = [thing for _, _, thing in kept_by(model)]
-    found = [each for each in kept if isinstance(each, keras.optimizers.Optimizer)]
-    inner = {id(getattr(each, "inner_optimizer", None)) for each in found}
-    return [each for each in found if id(each) not in inner]
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """Return the optimizers that a model and its parts hold, by their place: those of a GAN."""
+    found: dict[str, Any] = {}
+    for layer, where, thing in kept_by(model):
+        if isinstance(thing, keras.optimizers.Optimizer):
+            place = where if layer is model else f"{layer.name}/{where}"
+            # Layers of two parts may have one name.
+            found[f"{place} {len(found)}" if place in found else place] = thing
+    inner = {id(getattr(each, "inner_optimizer", None)) for each in found.values()}
+    return {where: each for where, each in found.items() if id(each) not in inner}
 
 
 def metrics_of(model: Any) -> list[Any]:

@@ -173,7 +173,7 @@ def _refusal(step: Step, verdict: Verdict) -> UserError:
 def _read(step: Step, arguments: dict[str, Any]) -> Batches | Verdict:
     """Return the batches to prove with, the same on all workers; else why there are none."""
     model, strategy = step.model, step.strategy
-    counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(model)]
+    counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(model).values()]
     steps = min(max([2, *counts]), _MOST_STEPS)
     found, reason = None, ""
     try:
@@ -325,8 +325,8 @@ class _Proof:
         model = self.model
         trained = {id(v) for v in model.trainable_variables}
         found = [(v, "trained" if id(v) in trained else "weights") for v in model.weights]
-        for place, optimizer in enumerate(optimizers_of(model)):
-            found += [(v, f"{place} {_slot(v)}") for v in variables_of(optimizer)]
+        for where, optimizer in optimizers_of(model).items():
+            found += [(v, f"{where} {_slot(v)}") for v in variables_of(optimizer)]
         for place, (variable, group) in enumerate(found):
             before = begun.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):

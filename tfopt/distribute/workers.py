@@ -26,14 +26,12 @@ from contextlib import contextmanager, suppress
 from itertools import chain, count, islice
 from typing import Any
 
-from tfopt.distribute.launch.place import (
-    ClusterPlace,
-    host_and_port,
-)
+from tfopt.distribute.launch.place import ClusterPlace, host_and_port
 from tfopt.distribute.shards import all_of, is_names, policy_of, reads_python, shuffle_seeds
 from tfopt.errors import UserError, WorkerMissing, first_line
 from tfopt.resume.identity import identity_of
 from tfopt.resume.random_state import capture_host, restore_host
+from tfopt.subprocesses import in_time
 
 calls: list[str] = []
 """The calls that have begun and not ended well, the outer ones first."""
@@ -259,10 +257,8 @@ class Exchange:
                 for name in waiting:
                     self.left(f"knows/{name}", _ASKED_S)
 
-        # The store itself may not answer.
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(2 * _ASKED_S * self.place.workers)
+        with suppress(TimeoutError):  # the store itself may not answer
+            in_time(2 * _ASKED_S * self.place.workers, ask)
         return dict(waiting)
 
     def log_late(self) -> None:

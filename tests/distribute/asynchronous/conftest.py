@@ -103,9 +103,3 @@ def clusters(forks, folder):
 def cluster_of(forks, tmp_path):
     with clusters(forks, tmp_path) as make:
         yield make
-
-
-@pytest.fixture(scope="module")
-def module_cluster_of(forks, tmp_path_factory):
-    with clusters(forks, tmp_path_factory.mktemp("clusters")) as make:
-        yield make

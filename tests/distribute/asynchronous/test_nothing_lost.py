@@ -6,6 +6,8 @@ The variables are on two ps.
 import numpy as np
 import pytest
 
+from .conftest import clusters
+
 pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
 
@@ -13,12 +15,13 @@ STEPS = 200  # an epoch's: 1,600 examples in batches of 8
 
 
 @pytest.fixture(scope="module")
-def facts(module_cluster_of):
+def facts(forks, tmp_path_factory):
     """One cluster that trains many models; what its chief has noted of each."""
-    cluster = module_cluster_of("parts.py", ps=2)
-    cluster.start("ps 0", "ps 1", "worker 0", "worker 1", "chief 0")
-    assert cluster.status("chief 0") == 0, cluster.logs()
-    return {each.pop("name"): each for each in cluster.facts()}
+    with clusters(forks, tmp_path_factory.mktemp("parts")) as cluster_of:
+        cluster = cluster_of("parts.py", ps=2)
+        cluster.start("ps 0", "ps 1", "worker 0", "worker 1", "chief 0")
+        assert cluster.status("chief 0") == 0, cluster.logs()
+        return {each.pop("name"): each for each in cluster.facts()}
 
 
 def test_every_step_is_counted_and_every_example(facts):

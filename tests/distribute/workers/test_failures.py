@@ -115,9 +115,9 @@ def test_a_worker_that_is_late_is_named_in_the_log(workers):
         COMMON
         + """
     from tfopt.distribute import workers
-    workers._LATE_S, workers._ASKED_S = 1, 5
+    workers._LATE_S, workers._ASKED_S = 1, 2
     fit(2, peer_timeout_s=60, on_train_batch_end=lambda batch, logs:
-        time.sleep(14) if rank == 1 and batch == 2 else None)
+        time.sleep(8) if rank == 1 and batch == 2 else None)
     """
     )
     assert (first.code, second.code) == (0, 0)
@@ -133,7 +133,7 @@ def test_a_worker_that_stands_still_is_no_hang(workers):
     from tfopt.distribute import workers
     workers._ASKED_S = 2
     fit(10**6, peer_timeout_s=8, on_train_batch_end=lambda batch, logs:
-        time.sleep(30) if rank == 1 and batch == 5 else None)
+        time.sleep(22) if rank == 1 and batch == 5 else None)
     """
     )
     assert "did not come to a step that worker 0 waited in" in first["error"]

@@ -2,6 +2,8 @@
 
 Each worker goes round its own share for ever; an epoch is as many steps as all shares have batches,
 taken by whoever is ready. So an example is seen about once an epoch, not exactly once.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -11,32 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from tfopt.distribute.shards import reads_python
+from tfopt.distribute.step import optimizers_of, require_built_parts
 from tfopt.errors import UserError
 from tfopt.keras_internals import build_by_shapes
-from tfopt.resume.untracked import kept_by
 
 _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
-def optimizers_of(model: Any) -> dict[str, Any]:
-    """Return every optimizer that a compiled model keeps, by its place.
-
-    One that is elsewhere is not found: ``worker_step`` refuses a step that applies it.
-    """
-    import keras
-
-    return {
-        where if layer is model else f"{layer.name}/{where}": thing
-        for layer, where, thing in kept_by(model)
-        if isinstance(thing, keras.optimizers.Optimizer)
-    }
-
-
 def check_model(model: Any) -> None:
     """Refuse what ``build`` has given where it is no model that can be trained here."""
-    import keras
-
     if not isinstance(model, keras.Model) or not model.compiled or model.optimizer is None:
         raise UserError(
             "build() gave no compiled Keras 3 model.",
@@ -67,8 +56,6 @@ def _reasons(model: Any) -> Iterable[str]:
 
 def check_callbacks(callbacks: Any) -> None:
     """Refuse callbacks that would wait for batches: those are many workers' and have no order."""
-    import keras
-
     plain = keras.callbacks.Callback
     for callback in callbacks:
         per_batch = [
@@ -91,10 +78,6 @@ def build_variables(model: Any, element_spec: Any) -> None:
 
     A model without a call() has to be built by the function that makes it.
     """
-    import keras
-
-    from tfopt.distribute.step import unbuilt_parts
-
     if type(model).call is not keras.Model.call:
         try:
             build_by_shapes(model, element_spec)
@@ -105,14 +88,7 @@ def build_variables(model: Any, element_spec: Any) -> None:
                 received=f"{type(error).__name__}: {error}",
                 fix="mend what Keras says, or call the model on a batch in build()",
             ) from error
-    unbuilt = unbuilt_parts(model)
-    if unbuilt:
-        raise UserError(
-            f"{type(model).__name__} makes variables in its first step.",
-            expected="a model whose variables can be made before its first step",
-            received=f"not built: {', '.join(unbuilt[:10])}",
-            fix="begin its parts with keras.Input(shape), or call each on a batch in build()",
-        )
+    require_built_parts(model, "in build()")
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     for name, optimizer in optimizers_of(model).items():
@@ -136,10 +112,8 @@ class Share:
 
 def shares_of(data: Callable[[Share], Any], count: int) -> tuple[Any, Any, int]:
     """Return a function that makes a worker's dataset on it, its spec, and an epoch's steps."""
-    import tensorflow as tf
-
     shares = [data(Share(index, count)) for index in range(count)]
-    steps = sum(_batches(tf, share, index) for index, share in enumerate(shares))
+    steps = sum(_batches(share, index) for index, share in enumerate(shares))
     first = shares[0].element_spec
     for index, share in enumerate(shares):
         if share.element_spec != first:
@@ -162,7 +136,7 @@ def shares_of(data: Callable[[Share], Any], count: int) -> tuple[Any, Any, int]:
     return tf.function(of_this_worker).get_concrete_function(), first, steps
 
 
-def _batches(tf: Any, share: Any, index: int) -> int:
+def _batches(share: Any, index: int) -> int:
     if not isinstance(share, tf.data.Dataset):
         raise UserError(
             f"data() gave no tf.data.Dataset for worker {index}.",

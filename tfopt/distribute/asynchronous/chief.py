@@ -1,4 +1,7 @@
-"""Be the chief: build the model on the parameter servers, run the epochs, return a local model."""
+"""Be the chief: build the model on the parameter servers, run the epochs, return a local model.
+
+Importing this module imports TensorFlow and Keras.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 from tfopt.distribute.asynchronous.building import build_variables, check_model, shares_of
 from tfopt.distribute.asynchronous.connection import Connection
@@ -88,8 +94,6 @@ def _fetched(step: Any) -> dict[str, Any]:
     The result is first on its worker. Where that dies before it is here, TensorFlow sees the same
     error and has the step done again, and the same object then holds the result of that.
     """
-    import tensorflow as tf
-
     while True:
         try:
             result: dict[str, Any] = step.fetch()
@@ -119,8 +123,6 @@ class Chief:
         staleness: int | None,
         folder: Path | None,
     ) -> None:
-        import tensorflow as tf
-
         self._connection = connection
         self._local = build()
         check_model(self._local)
@@ -144,8 +146,6 @@ class Chief:
 
     def train(self, epochs: int, validation_data: Any, callbacks: Sequence[Any]) -> tuple[Any, Any]:
         """Run the epochs that are not yet done; return the local model and Keras's History."""
-        import keras
-
         model = self._model
         following = keras.callbacks.CallbackList(
             list(callbacks),
@@ -204,8 +204,6 @@ class Chief:
         }
 
     def _validated(self, validation_data: Any) -> dict[str, float]:
-        import keras
-
         copy(self._model, self._local)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
         logs = self._local.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)

@@ -1,6 +1,6 @@
 """Connect the chief to its cluster, notice who is lost, and end all tasks with the training.
 
-No wait in here is without bound.
+No wait in here is without bound. Importing this module imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import time
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD
 from tfopt.distribute.launch.place import ClusterPlace
@@ -23,24 +26,10 @@ _LOOKS = 3  # at a ps that does not answer, before it counts as lost
 _GO_ON = "with checkpoint=FOLDER it goes on behind its last finished epoch"
 
 
-def let_go() -> None:
-    """Make this process one without a cluster again; its remote tensors are no more."""
-    from tensorflow.python.eager import context
-
-    described = deepcopy(context.get_server_def())
-    for job in list(described.cluster.job):
-        if job.name != described.job_name:
-            described.cluster.job.remove(job)
-    described.ClearField("cluster_device_filters")
-    context.context().update_server_def(described)
-
-
 class Connection:
     """A connected cluster: every ps and every worker."""
 
     def __init__(self, place: ClusterPlace, patience_s: float) -> None:
-        import tensorflow as tf
-
         self.place = place
         self.patience_s = patience_s
         self._ps = _named("ps", place)
@@ -71,22 +60,18 @@ class Connection:
 
     def explained(self, error: Exception) -> Exception:
         """Return the error of a step, or of the lost ps that has caused it."""
-        import tensorflow as tf
-
         if not isinstance(error, tf.errors.OpError):
             return error
         lost = silent(self._ps)
-        if lost:
-            return self._ps_lost(lost)
-        # One that is there again has other resources, or none.
-        broken = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
-        of_ps = {name: name.replace(" ", "/replica:0/task:") for name in self._ps}
-        named = [name for name, task in of_ps.items() if f"/job:{task}" in str(error)]
-        unexplained: Exception = error
-        return self._ps_lost(named) if broken and named else unexplained
+        if not lost and isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
+            # One that is there again has other resources, or none.
+            tasks = {name: name.replace(" ", "/replica:0/task:") for name in self._ps}
+            lost = [name for name, task in tasks.items() if f"/job:{task}" in str(error)]
+        cause: Exception = self._ps_lost(lost) if lost else error
+        return cause
 
     def _ps_lost(self, names: list[str]) -> UserError:
-        where = ", ".join(f"{name} at {self._ps[name]}" for name in names or self._ps)
+        where = ", ".join(f"{name} at {self._ps[name]}" for name in names)
         return UserError(
             f"Lost, with the weights kept there: {where}.",
             expected="parameter servers that live as long as the training",
@@ -97,9 +82,8 @@ class Connection:
     def end(self, word: str) -> None:
         """End every task that can be reached, with the reason."""
         ending = [
-            threading.Thread(target=_end, args=(f"/job:{kind}/task:{index}", word), daemon=True)
-            for kind, names in (("ps", self._ps), ("worker", self._workers))
-            for index in range(len(names))
+            threading.Thread(target=_end, args=(name, word), daemon=True)
+            for name in (*self._ps, *self._workers)
         ]
         for thread in ending:
             thread.start()
@@ -111,12 +95,17 @@ class Connection:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Free what is left of the remote variables while their tasks still listen."""
+        """Free the remote variables while their tasks still listen, and be without a cluster."""
         del self.coordinator, self.strategy
 
         def tidy() -> None:
             gc.collect()
-            let_go()
+            described = deepcopy(context.get_server_def())
+            for job in list(described.cluster.job):
+                if job.name != described.job_name:
+                    described.cluster.job.remove(job)
+            described.ClearField("cluster_device_filters")
+            context.context().update_server_def(described)
 
         with suppress(Exception):
             in_time(_GOODBYE_S, tidy)
@@ -126,23 +115,19 @@ def _named(kind: str, place: ClusterPlace) -> dict[str, str]:
     return {f"{kind} {index}": each for index, each in enumerate(place.cluster[kind])}
 
 
-def _end(device: str, word: str) -> None:
-    import tensorflow as tf
-
+def _end(name: str, word: str) -> None:
     # To make a tensor on a task that stands still would stop all threads of this process.
     with tf.device("/job:chief/task:0/device:CPU:0"):
-        name, text = tf.constant(LAST_WORD), tf.constant(word)
+        path, text = tf.constant(LAST_WORD), tf.constant(word)
     try:
-        with tf.device(device):
-            tf.io.write_file(name, text)
+        with tf.device(f"/job:{name.replace(' ', '/task:')}"):
+            tf.io.write_file(path, text)
     except tf.errors.OpError:
         pass  # It is gone, or sees for itself that the chief has gone.
 
 
 def _connected(place: ClusterPlace, patience_s: float) -> Any:
     """Return the strategy; TensorFlow would wait for ever for another program that answers."""
-    import tensorflow as tf
-
     addresses = {kind: list(place.cluster[kind]) for kind in ("chief", "worker", "ps")}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type="chief", task_id=0, rpc_layer="grpc"

@@ -8,14 +8,19 @@ While a step is traced inside ``kept_updates()`` each shared variable is read on
 assignment of what comes from the reading adds its difference, which the parameter server does in
 one piece. What is put in a variable, such as a maximum, a flag or a pointer that wraps round, is
 assigned as before: there a difference would be wrong.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 from tfopt.hooks import replaced
 from tfopt.keras_internals import DIRECT_ASSIGN, store, stored
@@ -70,17 +75,15 @@ class Readings:
     """The shared variables of a step that is being traced, as the step has read them."""
 
     def __init__(self, variables: Iterable[Any]) -> None:
-        self._shared = {id(each): (each, stored(each)) for each in variables}
+        self._shared = {id(each): stored(each) for each in variables}
         self._read: dict[int, list[Any]] = defaultdict(list)
 
     def shared(self, variable: Any) -> Any:
         """Return TensorFlow's variable on its parameter server; None of what is not shared."""
-        return self._shared.get(id(variable), (None, None))[1]
+        return self._shared.get(id(variable))
 
     def take(self, variables: Iterable[Any]) -> None:
         """Read anew those of these variables that are shared."""
-        import tensorflow as tf
-
         for variable in variables:
             shared = self.shared(variable)
             if shared is not None:
@@ -88,21 +91,8 @@ class Readings:
                     store(variable, shared.read_value())
                 self._read[id(variable)].append(stored(variable))
 
-    @contextmanager
-    def afresh(self, variables: Iterable[Any]) -> Iterator[None]:
-        """Read anew for a while: the readings of a branch are of no use outside it."""
-        before = [(each, stored(each)) for each in variables if self.shared(each) is not None]
-        self.take(variable for variable, _ in before)
-        try:
-            yield
-        finally:
-            for variable, value in before:
-                store(variable, value)
-
     def assign(self, variable: Any, value: Any) -> None:
         """Add the difference to what was read, or put the value."""
-        import tensorflow as tf
-
         shared, read = self.shared(variable), self._read[id(variable)]
         value = tf.cast(value, shared.dtype)
         if adds_to(value, read):
@@ -114,16 +104,10 @@ class Readings:
             store(variable, value)
             read.append(value)
 
-    def give_back(self) -> None:
-        for variable, shared in self._shared.values():
-            store(variable, shared)
-
 
 @contextmanager
-def kept_updates(variables: Iterable[Any]) -> Iterator[Readings]:
+def kept_updates(variables: Sequence[Any]) -> Iterator[Readings]:
     """Trace a step inside whose assignments to ``variables`` add up over the workers."""
-    import keras
-
     readings = Readings(variables)
     plain = getattr(keras.Variable, DIRECT_ASSIGN)
 
@@ -136,17 +120,15 @@ def kept_updates(variables: Iterable[Any]) -> Iterator[Readings]:
     with (
         replaced(keras.optimizers.Optimizer, **ways),
         replaced(keras.Variable, **{DIRECT_ASSIGN: direct_assign}),
+        ExitStack() as undo,
     ):
-        try:
-            yield readings
-        finally:
-            readings.give_back()
+        for variable in variables:
+            undo.callback(store, variable, stored(variable))
+        readings.take(variables)
+        yield readings
 
 
 def _of_optimizer(name: str, readings: Readings) -> Callable[..., Any]:
-    import keras
-    import tensorflow as tf
-
     plain = getattr(keras.optimizers.Optimizer, name)
     rows = {"assign": "scatter_update", "assign_add": "scatter_add", "assign_sub": "scatter_sub"}
 

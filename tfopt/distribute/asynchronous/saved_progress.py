@@ -1,7 +1,8 @@
 """Keep a training at epochs' ends in a folder, to go on from.
 
-A checkpoint holds the epoch, the model and all its optimizers together; what another model,
-optimizer or loss has kept is refused. A disk that is full is a warning, and the training goes on.
+A checkpoint holds the epoch, the model and its optimizers; that of another training is refused.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.asynchronous.building import optimizers_of
+import tensorflow as tf
+
 from tfopt.errors import UserError
 from tfopt.resume.folder import take
-from tfopt.resume.identity import identity_of, require_the_same, settings_of
+from tfopt.resume.identity import identity_of, require_the_same
 from tfopt.resume.store import Store
 from tfopt.resume.variables import Named, put_back, values_of, variables_of
 
@@ -31,10 +33,9 @@ def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
 
 
 class Progress:
-    """The checkpoints of one training."""
+    """The checkpoints of one training, that of ``local``, a built model, on such elements."""
 
     def __init__(self, folder: Path, local: Any, element_spec: Any) -> None:
-        """Identify the training by ``local``, the model as ``build`` made it with all variables."""
         self.folder = folder
         self._store = Store(folder, _KEPT)
         self._identity = _identity(local, element_spec)
@@ -81,15 +82,7 @@ def _variables(model: Any) -> list[Named]:
 
 def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
     """Return what must be the same to go on: not how many workers there are."""
-    import tensorflow as tf
-
     examples = [
         [str(each.shape[1:]), each.dtype.name] for each in tf.nest.flatten(element_spec, True)
     ]
-    identity = identity_of(model, _variables(model), {"examples": examples}, workers=1)
-    others = {
-        name: settings_of(each)
-        for name, each in optimizers_of(model).items()
-        if each is not model.optimizer
-    }
-    return {**identity, "optimizer": {**identity["optimizer"], **others}}
+    return identity_of(model, _variables(model), {"examples": examples}, workers=1)

@@ -15,8 +15,7 @@ _GONE_AFTER = 10
 # The memory file system of a process: the chief writes there through TensorFlow's own channel.
 LAST_WORD = "ram://tfopt/asynchronous/last_word"
 DONE = "done"
-_LOOK_S = 1.0
-_LINGER_S = 1.0
+_PAUSE_S = 1.0
 
 
 def serve(place: ClusterPlace, patience_s: float) -> None:
@@ -54,9 +53,9 @@ def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
             with tf.io.gfile.GFile(LAST_WORD) as file:
                 word = str(file.read())
             # The chief still frees what it has here; without an answer it would complain.
-            time.sleep(_LINGER_S)
+            time.sleep(_PAUSE_S)
             return word
-        time.sleep(_LOOK_S)
+        time.sleep(_PAUSE_S)
         there = answers(chief)
         seen = seen or there
         silent = 0 if there else silent + 1

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.server import DONE, serve
 from tfopt.distribute.launch.place import ClusterPlace, place_in_cluster
 from tfopt.distribute.launch.task import leave_mark
@@ -37,24 +36,21 @@ def train_asynchronously(
 
     Each worker reads the weights, computes the gradients of its next batch and applies them, while
     others do the same: a gradient may be of weights some steps old. The history tells how old
-    (``staleness_mean``, ``staleness_max``), and each worker's examples per second. No update of a
-    weight, a momentum, a moving statistic, a metric or a count is lost; their order is not
-    reproducible. A worker may die and come back: its step is done by another, and where it had been
-    applied already it counts twice (``steps_repeated``). A ps must live: with it go its weights. At
-    every epoch's end the workers wait for the chief.
+    (``staleness_mean``, ``staleness_max``), and each worker's examples per second. No update is
+    lost; their order is not reproducible. A worker may die and come back: its step is done by
+    another, and counts twice where it had been applied (``steps_repeated``). A ps must live: with
+    it go its weights. At every epoch's end the workers wait for the chief.
 
     A ``train_step`` of the model's own may apply several optimizers, as those of a GAN, which
-    ``build`` has built. A worker computes on one device, its first GPU where it has any, and
-    without XLA; GPUs were not tried. Every wait ends, but for that of TensorFlow for a ps that
-    stands still while the chief makes or reads weights.
+    ``build`` has built; not in a ``tf.cond``, nor in a ``tf.function`` of its own. A worker
+    computes on one device, its first GPU where it has any, without XLA; GPUs were not tried.
 
     Args:
         build: Makes and compiles the model. It is called on the chief alone, twice: once on the
             parameter servers and once for the local copy that validates and is returned.
         data: Makes a batched ``tf.data.Dataset`` for a worker, given its ``Share``: ``index`` and
             ``count``. It is called on the chief; the dataset's graph runs on the worker, so files
-            must be there, and arrays travel in the graph, of 2 GiB at most. An epoch is as many
-            steps as all shares have batches: an example is seen about once.
+            must be there, and arrays travel in the graph, of 2 GiB at most.
         epochs: How many.
         validation_data: What ``evaluate`` takes: ``(x, y)`` or a dataset, on the chief.
         callbacks: Keras callbacks that act at the ends of epochs.
@@ -73,6 +69,7 @@ def train_asynchronously(
         raise SystemExit(0)
     from tfopt.distribute.asynchronous.building import check_callbacks
     from tfopt.distribute.asynchronous.chief import Chief
+    from tfopt.distribute.asynchronous.connection import Connection
     from tfopt.distribute.asynchronous.saved_progress import take_folder
 
     connection = Connection(place, patience_s)
@@ -119,7 +116,7 @@ def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any
 def _place() -> ClusterPlace:
     place = place_in_cluster()
     kinds = () if place is None else place.cluster
-    if place is not None and {"chief", "ps", "worker"} <= {*kinds} and place.kind != "evaluator":
+    if place is not None and {"chief", "ps", "worker"} <= {*kinds}:
         return place
     raise UserError(
         "Asynchronous training needs a cluster with parameter servers.",

@@ -2,6 +2,8 @@
 
 The model's own ``train_step`` is what runs. The weights are read when the batch is there and not
 before, and the state of each optimizer when the gradients are there.
+
+Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
@@ -9,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfopt.distribute.asynchronous.building import optimizers_of
+import keras
+import tensorflow as tf
+from keras import tree
+
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
+from tfopt.distribute.step import optimizers_of
 from tfopt.errors import UserError
 from tfopt.hooks import putting
 from tfopt.keras_internals import given_as_trainable, layers_of, learning_rate_of
@@ -25,32 +31,32 @@ class Arrivals:
     def __init__(self, arrived: Any) -> None:
         self._arrived = arrived
         self._begun = arrived.read_value()
-        self._graph = self._begun.graph
         self._before: Any = None
-        self.is_applied = False
-        """Whether gradients were given to an optimizer of the model's, also in a branch."""
 
     def note(self) -> None:
-        """Note that gradients are there; not in a branch, whose tensors are of no use outside."""
-        import tensorflow as tf
-
-        if self._before is not None or tf.compat.v1.get_default_graph() is not self._graph:
-            return
-        self._before = self._arrived.read_value()
-        with tf.control_dependencies([self._before]):
-            self._arrived.assign_add(1, read_value=False)
+        """Note that gradients are there."""
+        if tf.compat.v1.get_default_graph() is not self._begun.graph:
+            raise UserError(
+                "The train_step applies an optimizer in a branch, or in a tf.function of its own.",
+                expected="optimizers that are applied in the train_step itself",
+                fix="apply it outside of tf.cond and tf.while_loop, and take @tf.function off: the "
+                "whole step is compiled",
+            )
+        if self._before is None:
+            self._before = self._arrived.read_value()
+            with tf.control_dependencies([self._before]):
+                self._arrived.assign_add(1, read_value=False)
 
     @property
     def staleness(self) -> Any:
         """Return how many steps came between reading the weights and the gradients."""
-        if not self.is_applied:
+        if self._before is None:
             raise UserError(
                 "The train_step applies none of the model's optimizers.",
                 expected="optimizers that the model keeps, whose state can go to the parameter "
                 "servers and into the checkpoint",
                 fix="keep it as an attribute of the model, or in a list or a dict that is one",
             )
-        self.note()
         return self._before - self._begun
 
 
@@ -58,37 +64,26 @@ def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[
     plain = optimizer.apply
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        import tensorflow as tf
-
         grads = list(grads)
         with tf.control_dependencies(tensors_in(grads)):
             arrivals.note()
-            arrivals.is_applied = True
-            with readings.afresh(optimizer.variables):
-                return plain(grads, trainable_variables)
+            readings.take(optimizer.variables)
+            return plain(grads, trainable_variables)
 
     return apply
 
 
 def tensors_in(values: list[Any]) -> list[Any]:
     """Return the tensors of values that may be sparse or None."""
-    import tensorflow as tf
-
     flat = [part for each in values if each is not None for part in tf.nest.flatten(each, True)]
     return [part for part in flat if tf.is_tensor(part)]
 
 
 def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
-    """Return the step as a function of a worker's iterator.
+    """Return the step as a function of a worker's iterator of this type.
 
-    Args:
-        model: A compiled model whose variables and those of its optimizers are all there.
-        iterator_spec: The type of the workers' iterators.
-        arrived: A variable on a ps that counts the steps.
+    All variables of the model and of its optimizers must be there.
     """
-    import tensorflow as tf
-    from keras import tree
-
     optimizers = list(optimizers_of(model).values())
     shared = _shared(model, optimizers)
     # What Keras itself asks for the logs of an epoch.
@@ -106,7 +101,6 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
             putting() as put,
         ):
             arrivals = Arrivals(arrived)
-            readings.take(shared)
             for optimizer in optimizers:
                 put(optimizer, "apply", _noting(optimizer, arrivals, readings))
             logs = model.train_step(batch)
@@ -115,7 +109,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
             "worker": tf.cast(worker, tf.int64),
             "examples": tf.cast(length, tf.int64),
             "staleness": arrivals.staleness,
-            "logs": {} if set(logs) == metric_names else _numbers(tf, logs),
+            "logs": {} if set(logs) == metric_names else _numbers(logs),
         }
 
     return tf.function(step, autograph=False).get_concrete_function(iterator_spec)
@@ -126,22 +120,16 @@ def _shared(model: Any, optimizers: list[Any]) -> list[Any]:
     apart = {id(learning_rate_of(each)) for each in optimizers}
     for optimizer in optimizers:
         apart |= {id(each) for each in given_as_trainable(optimizer)}
+    # A model leaves out the metrics of a compiled model inside it.
+    models = [each for each in layers_of(model) if isinstance(each, keras.Model)]
     variables = [
         *model.non_trainable_variables,
-        *_metrics_variables(model),
+        *(variable for each in models for variable in each.metrics_variables),
         *(each for optimizer in optimizers for each in optimizer.variables),
     ]
     return list({id(each): each for each in variables if id(each) not in apart}.values())
 
 
-def _metrics_variables(model: Any) -> list[Any]:
-    """Return those of compiled models inside the model too, which Keras leaves out."""
-    import keras
-
-    models = [each for each in layers_of(model) if isinstance(each, keras.Model)]
-    return [variable for each in (model, *models) for variable in each.metrics_variables]
-
-
-def _numbers(tf: Any, logs: dict[str, Any]) -> dict[str, Any]:
+def _numbers(logs: dict[str, Any]) -> dict[str, Any]:
     tensors = {name: tf.convert_to_tensor(each) for name, each in logs.items()}
     return {name: each for name, each in tensors.items() if each.shape.rank == 0}
