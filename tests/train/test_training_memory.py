@@ -61,7 +61,8 @@ def test_each_way_to_save_memory_shows():
         for name, model in models.items()
     }
     assert mib["remat"] < 0.7 * mib["plain"]
-    assert mib["half"] < 0.9 * mib["plain"]
+    # Normalization keeps float32, and more of it in Keras 3.16: the rest of two layers is halved.
+    assert mib["half"] < mib["plain"] - 7
 
 
 # A process of its own, which prints by how many MiB a step made it grow, and the estimate.
