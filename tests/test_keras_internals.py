@@ -339,6 +339,13 @@ def test_attention_of_groups_says_whether_its_scores_are_asked_for(asked):
     assert internals.asks_for_scores(layer) is asked
 
 
+@pytest.mark.parametrize(
+    "layer", [L.MultiHeadAttention(2, 4), L.GroupQueryAttention(4, 2, 1)], ids=["many", "grouped"]
+)
+def test_scores_have_the_scale_of_their_layer(layer):
+    assert internals.scale_of(layer) == 0.5
+
+
 def test_a_variable_has_another_of_tensorflow():
     variable, other = keras.Variable(1.0), tf.Variable(2.0)
     assert isinstance(internals.stored(variable), tf.Variable)

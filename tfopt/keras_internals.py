@@ -44,7 +44,8 @@ every function that takes a model: _flatten_layers
 prune, cluster, quantize_aware: _kernel_constraint _trainable_variables id_to_config_map
 quantize_aware: _moments _track_trackable _tracker _untrack_variable
 quantize_aware, remat: autocast_scope current_call_ctx
-quantize_aware, export, fused_attention: _compute_attention
+quantize_aware, export, fused_attention: _compute_attention _inverse_sqrt_head_dim
+quantize_aware, export, fused_attention: _inverse_sqrt_key_dim
 quantize_aware, export, remove_channels, split: _functional _nodes_by_depth
 export: numpy
 remat, split, distribute: _keras_logits _keras_mask
@@ -227,6 +228,12 @@ def asks_for_scores(attention: Any) -> bool:
     GroupedQueryAttention is, and MultiHeadAttention of Keras 3.8.
     """
     return bool(getattr(attention, "_return_attention_scores", False))
+
+
+def scale_of(attention: Any) -> float:
+    """Return what an attention layer multiplies its scores with; somebody may have set it."""
+    names = ("_inverse_sqrt_key_dim", "_inverse_sqrt_head_dim")
+    return float(next(getattr(attention, name) for name in names if hasattr(attention, name)))
 
 
 def mask_of(tensor: Any) -> Any:

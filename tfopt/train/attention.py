@@ -16,7 +16,7 @@ from tfopt.errors import UserError
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import ATTENTION, ATTENTION_MASK, asks_for_scores, layers_of
+from tfopt.keras_internals import ATTENTION, ATTENTION_MASK, asks_for_scores, layers_of, scale_of
 from tfopt.report.format import count
 from tfopt.train.fused_call import MASKED, FusedCall, fused
 
@@ -245,7 +245,8 @@ class FusedLayer:
                 logger.warning("%s is computed as Keras does: %s", self.name, reason)
             self.reason = reason
         if reason is None:
-            return _fused(query, key, value, None, mask, lengths, None, causal), None
+            scale = scale_of(self._layer)
+            return _fused(query, key, value, None, mask, lengths, scale, causal), None
         return self._keras_attention(query, key, value, attention_mask, training, *scores, **named)
 
 

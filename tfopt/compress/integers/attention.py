@@ -12,7 +12,7 @@ from typing import Any
 
 from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.model_graph import Place, kinds
-from tfopt.keras_internals import ATTENTION, layers_inside
+from tfopt.keras_internals import ATTENTION, layers_inside, scale_of
 
 PLACES = ("query", "scores", "hidden", "context")
 """Where LiteRT rounds inside attention of many heads, the softmax apart, which is a layer."""
@@ -62,7 +62,7 @@ def heads(
         causal = ops.greater_equal(*ops.meshgrid(*places, indexing="ij"))
         mask = causal if mask is None else ops.logical_and(ops.cast(mask, "bool"), causal)
     inner = {type(each).__name__: each for each in layers_inside(layer, recursive=False)}
-    scale = ops.cast(1 / math.sqrt(query.shape[-1]), query.dtype)
+    scale = ops.cast(scale_of(layer), query.dtype)
     query = rounded(ops.multiply(query, scale), "query")
     more = "xyz"[: len(query.shape) - 4]  # axes that are not attended over
     scores = rounded(ops.einsum(f"bs{more}nh,bt{more}nh->b{more}nts", key, query), "scores")
