@@ -1,15 +1,40 @@
-"""Replace attributes of instances, classes and modules for a time."""
+"""Replace attributes of instances, classes and modules for a time; warn of a forgotten ``with``."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, update_wrapper
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+Entered = TypeVar("Entered", covariant=True)
 _NOTHING = object()
+
+
+class Scope(AbstractContextManager[Entered]):
+    """A context that warns, once it is dropped, where its ``with`` was forgotten.
+
+    Example:
+        >>> return Scope(entered(), "lent()", "nothing is lent: with lent() as book: read(book)")
+    """
+
+    def __init__(self, inside: AbstractContextManager[Entered], call: str, undone: str) -> None:
+        self._inside, self._is_used = inside, False
+        self._warning = f"{call} was called without `with`, and {undone}"
+
+    def __enter__(self) -> Entered:
+        self._is_used = True
+        return self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inside.__exit__(*error)
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            warnings.warn(self._warning, RuntimeWarning, stacklevel=2)
 
 
 @contextmanager

@@ -133,6 +133,11 @@ def test_a_run_says_what_there_was():
         raise UserError("compiled")
 
 
+def test_a_forgotten_with_warns():
+    with pytest.warns(RuntimeWarning, match=r"without `with`, and nothing is explained"):
+        explain_out_of_memory()
+
+
 def conv():
     layers = [keras.Input((32, 32, 4)), L.Conv2D(16, 3, padding="same")]
     block = [keras.Input((32, 32, 16)), L.Conv2D(16, 3, padding="same"), L.BatchNormalization()]

@@ -7,7 +7,6 @@ up again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tfopt.errors import (
     require_count,
     within,
 )
+from tfopt.hooks import Scope
 from tfopt.job.transform import Run, Transform, require_one_batch
 from tfopt.resume.peers import exchange_of
 
@@ -111,31 +111,11 @@ def distribute(
     settings = Distribute(
         gpus, logical_cpus, global_batch, per_replica_batch, own_losses, bool(verify)
     )
-    return _Scope(settings, peer_timeout_s)
-
-
-class _Scope(AbstractContextManager[Replicas]):
-    """What ``distribute`` returns: it does nothing until its ``with``."""
-
-    def __init__(self, settings: Distribute, peer_timeout_s: float) -> None:
-        self._entered = _entered(settings, peer_timeout_s)
-        self._is_used = False
-
-    def __enter__(self) -> Replicas:
-        self._is_used = True
-        return self._entered.__enter__()
-
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._entered.__exit__(*error)
-
-    def __del__(self) -> None:
-        if not self._is_used:
-            warnings.warn(
-                "distribute() was called without `with`, and nothing is distributed: "
-                "with tfopt.distribute() as replicas: model = build()",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    return Scope(
+        _entered(settings, peer_timeout_s),
+        "distribute()",
+        "nothing is distributed: with tfopt.distribute() as replicas: model = build()",
+    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.data.stages import batch_size_of
 from tfopt.errors import UserError, first_line
-from tfopt.hooks import Hooks
+from tfopt.hooks import Hooks, Scope
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.train.memory_estimate import TrainingMemory, training_memory
 from tfopt.train.memory_message import Asked, read
@@ -76,8 +76,7 @@ class Watched:
         return keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_test_begin=validate)
 
 
-@contextmanager
-def explain_out_of_memory(model: keras.Model | None = None) -> Iterator[Watched]:
+def explain_out_of_memory(model: keras.Model | None = None) -> Scope[Watched]:
     """Turn an out-of-memory error inside the block into one that says what would fit.
 
         with tfopt.explain_out_of_memory(model):
@@ -86,6 +85,7 @@ def explain_out_of_memory(model: keras.Model | None = None) -> Iterator[Watched]
     It ends as :class:`OutOfMemory`, a ``UserError``, with the original as its cause: what was asked
     for, in which step, what the device has, and which batch would fit by ``tfopt.training_memory``
     (tracing some steps, which takes seconds for a large model). ``tfopt.run`` does the same.
+    Without ``with`` nothing is explained, and a warning says so.
 
     Afterwards end the process: a step that failed half-way may have updated some weights, and
     after one that XLA compiled for the CPU TensorFlow 2.21 aborts when the process ends.
@@ -93,6 +93,15 @@ def explain_out_of_memory(model: keras.Model | None = None) -> Iterator[Watched]
     Args:
         model: The model whose ``fit`` is watched; None where it is made inside the block.
     """
+    return Scope(
+        _explaining(model),
+        "explain_out_of_memory()",
+        "nothing is explained: with tfopt.explain_out_of_memory(model): model.fit(...)",
+    )
+
+
+@contextmanager
+def _explaining(model: keras.Model | None) -> Iterator[Watched]:
     watched = Watched()
     try:
         if model is not None:
