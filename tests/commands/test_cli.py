@@ -82,6 +82,11 @@ def test_an_error_names_the_flags_of_its_command():
         "set Job.steps_per_epoch, or turns=3": "set Job.steps_per_epoch, or turns=3",
     }.items():
         assert in_flags(python, tune) == flags
+    optimize = parsers()["optimize"]
+    assert in_flags("batch is not a count.", optimize) == "--batch-size is not a count."
+    # A variable of a program is what the flag's help calls its value.
+    given = "pass calibration=x_train, or examples=x_test[:64]"
+    assert in_flags(given, parsers()["export"]) == "pass --calibration DATA, or --examples DATA"
 
 
 @pytest.mark.parametrize(
@@ -121,13 +126,20 @@ def test_a_mistake_is_one_message(tmp_path, monkeypatch, capsys, arguments, word
 def test_an_unknown_command_and_flag_are_refused_with_what_was_meant(recipe, capsys):
     for arguments, words in (
         (["bensh"], "did you mean bench?"),
-        (["bench", "any.toml", "--trust"], "--trust"),
+        (["bench", "any.toml", "--trust"], "did you mean --trust-functions?"),
         (["gate", "a.json"], "invalid choice"),
+        # A flag of one command is none of another's.
+        (["export", "a.keras", "--format", "litert"], "did you mean --formats?"),
+        (["doctor", "--only", "gpus"], "did you mean gpu?"),
+        (["launch", "slurm", "--", "true"], "tfopt launch slurm: error: "),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        main(["doctor", "a:job", "--budget=5m"])
+    assert "did you mean" not in capsys.readouterr().err
     with pytest.raises(SystemExit):
         recipe("--bach_size=3")
     assert "did you mean --batch-size?" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from tfopt.commands.arguments import add_command, drop_output
-from tfopt.errors import UserError
+from tfopt.errors import UserError, require_count
 from tfopt.recipes.flags import duration
 
 _DESCRIPTION = """\
@@ -111,7 +111,7 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         )
 
     setattr(parser, "error", error)  # noqa: B010 (mypy: a method)
-    elsewhere = parser.add_subparsers(metavar="elsewhere")
+    elsewhere = parser.add_subparsers(metavar="elsewhere", prog="tfopt launch")
     _add_slurm(elsewhere, common)
     _add_kubernetes(elsewhere, common)
 
@@ -254,6 +254,7 @@ def _serve(options: argparse.Namespace) -> int:
             received="a training beside it",
             fix="start it by itself, and give the training the address: service='grpc://host:port'",
         )
+    require_count("--data-workers", options.data_workers)
     with serving(options.data_workers, port=options.port, host=options.host) as address:
         print(address, flush=True)
         threading.Event().wait()

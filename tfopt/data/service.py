@@ -114,7 +114,7 @@ def serving(workers: int, *, port: int = 0, host: str | None = None) -> Iterator
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("", port))
         dispatcher = service.DispatchServer(service.DispatcherConfig(port=port))
-    except (OSError, tf.errors.OpError) as error:
+    except (OSError, OverflowError, tf.errors.OpError) as error:
         raise UserError(
             f"The data service cannot listen on port {port}.",
             expected="a port that is free, or 0",

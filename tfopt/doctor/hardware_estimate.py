@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfopt.errors import require_count
 from tfopt.job.job import Job
 from tfopt.job.transform import Transform
 from tfopt.keras_internals import layers_inside
@@ -115,6 +116,8 @@ def hardware_estimate(
         job = tfopt.Job.from_model(model, (x, y))
         print(tfopt.hardware_estimate(job, batch_size=256))
     """
+    if batch_size is not None:
+        require_count("batch_size", batch_size)
     from tfopt.measure.input_ways import first_batch
     from tfopt.run import prepared
     from tfopt.train.memory_estimate import training_memory

@@ -126,7 +126,8 @@ def _of_file(text: str, arguments: Mapping[str, Any], trust_functions: bool) -> 
         raise UserError(
             f"{text} names no job.",
             expected='job = "package.module:name" in the file',
-            fix=f"give your job, and this file as its chain: package.module:job --chain {text}",
+            fix="write it into the file, or give your job, package.module:job (commands that take "
+            f"a chain: with --chain {text})",
         )
     name = recipe.title or Path(text).stem
     return Target(name, recipe.job, recipe.chain, {**recipe.arguments, **arguments})
@@ -142,6 +143,6 @@ def _of_module(text: str, arguments: Mapping[str, Any]) -> Target:
             f"{text} is not a recipe module.",
             expected="a module with job and CHAIN = tfopt.chain(...)",
             received=f"job = {job!r}, CHAIN = {chain!r}",
-            fix=f"name the job itself: {text}:job, with a recipe file by --chain",
+            fix=f"name the job itself: {text}:job",
         )
     return Target(text.rpartition(".")[2], f"{text}:job", chain, arguments)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,25 +32,27 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is left over here, where the flags of the command are known."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
-        wrong = re.findall(r"(?<!\S)--?[\w-]+|(?<=invalid choice: ')[\w-]+", message)
-        known = [*_words_of(self)]
-        # A flag of another command is known, and not what was meant.
-        unknown = [word for word in wrong if word not in known]
-        close = [match for word in unknown for match in get_close_matches(word, known, n=1)]
+        wrong, _, choices = message.partition("invalid choice: ")
+        if choices:
+            given, *meant = re.findall(r"[\w-]+", choices.replace("choose from", ""))
+            close = get_close_matches(given, meant, n=1)
+        else:
+            actions = [action for action in self._actions if action.help != argparse.SUPPRESS]
+            known = [flag for action in actions for flag in action.option_strings]
+            close = []
+            for word in sorted({*re.findall(r"(?<!\S)--?[\w-]+", wrong)} - {*known}):
+                alike = [flag for flag in known if flag.startswith(word) or word.startswith(flag)]
+                close += (alike or get_close_matches(word, known, cutoff=0.75))[:1]
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         super().error(f"{message}{hint}")
-
-
-def _words_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the flags and the commands of a parser and of those below it."""
-    for action in parser._actions:
-        if action.help != argparse.SUPPRESS:
-            yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices
-            for below in action.choices.values():
-                yield from _words_of(below)
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
@@ -171,11 +173,12 @@ def exit_code_of(
         return INTERRUPTED
 
 
-# An argument of a Python function: `max_drop=1`, `max_drop` in backticks, or a word such as
-# budget_s; not in quotes, in front of a call, or as the value of a flag.
+# An argument of a Python function: `max_drop=1`, `max_drop` in backticks, a word such as budget_s,
+# or "samples is not"; not in quotes, in front of a call, or as the value of a flag.
 _ARGUMENT = re.compile(
     r"""(?<![\w.'"-])(?<!--set\ )(?<!--try\ )
-    (?:(?P<given>\w+)=(?P<value>[\w.+"'-]+)|`(?P<quoted>\w+)`|(?P<word>[a-z]+(?:_[a-z]+)+)(?![\w(.=]))
+    (?:(?P<given>\w+)=(?P<value>[\w.+"'-]+(?:\[[\w:]*\])?)|`(?P<quoted>\w+)`
+    |(?P<word>[a-z]+(?:_[a-z]+)+(?![\w(.=])|^[a-z]+(?=\ is\ not\ )))
     """,
     re.VERBOSE,
 )
@@ -202,7 +205,12 @@ def in_flags(text: str, parser: argparse.ArgumentParser) -> str:
             return f"`{flag}`" if found["quoted"] else flag
         if found["value"] in ("False", "None"):
             return f"no {flag}"
-        return flag if action.nargs == 0 else f"{flag} {found['value'].strip(chr(34) + chr(39))}"
+        if action.nargs == 0:
+            return flag
+        value = found["value"].strip("\"'")
+        # A variable of a program, or what its reader puts in.
+        is_named = value == found["value"] and not re.match(r"[\d.+-]*\d", value)
+        return f"{flag} {action.metavar if is_named and action.metavar else value}"
 
     lines = text.split("\n")
     return "\n".join(
