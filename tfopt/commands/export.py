@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
-from tfopt.recipes.flags import add_output, names, points
+from tfopt.recipes.flags import add_output, in_flags, names, points
 
 if TYPE_CHECKING:
     import keras
@@ -30,6 +31,8 @@ Writes a saved Keras model in all formats that are installed and all their preci
 scores each file, measures one call of it in turns with the others, and leaves the best. Prints
 the table, and the code that loads the winner without tfopt."""
 
+# TensorFlow would report the GPU that is not here as an error.
+_NO_LOG = ("TF_CPP_MIN_LOG_LEVEL", "3")
 _DATA = (
     "package.module:name of a function that returns (x, y), a data set, or "
     "tfopt.Data(train=..., test=...); or a .npz file with x and y"
@@ -128,6 +131,7 @@ def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str 
 
 
 def _export(options: argparse.Namespace, given: list[str]) -> int:
+    os.environ.setdefault(*_NO_LOG)
     from tfopt.export.export import export
 
     with arguments.json_alone(options):
@@ -140,11 +144,14 @@ def _export(options: argparse.Namespace, given: list[str]) -> int:
             examples=_read(options.examples),
             max_drop=options.max_drop,
         )
+    notes = tuple(in_flags(note, options.parser) for note in exported.notes)
+    exported = replace(exported, notes=notes)
     _print(exported, options, f"{exported}\nin {exported.folder.resolve()}")
     return 1 if exported.refused else 0
 
 
 def _optimize(options: argparse.Namespace, given: list[str]) -> int:
+    os.environ.setdefault(*_NO_LOG)
     from tfopt.export.optimize import optimize
 
     with arguments.json_alone(options):
@@ -215,6 +222,8 @@ def _read(text: str | None) -> Any:
         return _arrays(Path(text).expanduser())
     from tfopt.job.references import resolve_function
 
+    if ":" not in text:
+        raise UserError("The data cannot be read.", expected=_DATA, received=text)
     return resolve_function(text)()
 
 

@@ -33,6 +33,7 @@ from tfopt.export.parity import Parity, compare, require_drop
 from tfopt.export.reference import Given, Reference, ScoredBy, make_reference
 from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cgroup import usable_cores
+from tfopt.job.plain_values import did_you_mean
 from tfopt.job.rebuild import require_built_keras3
 from tfopt.subprocesses import Child, ChildEnded
 
@@ -213,8 +214,8 @@ def validate_settings(
         raise UserError(
             f"Precision {asked[0]!r} needs examples to find its ranges.",
             expected="a few hundred examples of the training data",
-            received="calibration=None",
-            fix="pass calibration=x_train (only `samples` of them are used)",
+            received="no calibration data",
+            fix="pass calibration=x_train",
         )
 
 
@@ -304,6 +305,7 @@ def known_names(what: str, given: str | Sequence[str], known: Collection[str]) -
             f"The {what} is unknown.",
             expected=", ".join(known),
             received=", ".join(map(repr, unknown)) or "none",
+            fix=did_you_mean(str(unknown[0]), [*known]) if unknown else None,
         )
     return names
 
