@@ -159,7 +159,8 @@ def remove_channels(
 
     Args:
         model: A built Sequential or Functional model of Keras 3, or a .keras file of one.
-        fraction: How much to remove of the target, in (0, 1).
+        fraction: How much to remove of the target, in (0, 1). Of "channels" it is not the share of
+            the parameters: a kernel loses channels on both sides, and 0.3 leaves it 0.7 x 0.7.
         target: "channels", of each group's; "parameters" or "flops", of the whole model's; or a
             function of a model, such as a latency, which is called on some ten smaller models.
         score: What goes first: the smallest "norm" of its weights, "batchnorm" scale, or effect on

@@ -123,7 +123,7 @@ def prove(step: Step, arguments: dict[str, Any]) -> Verdict:
     verdict = verify(step, arguments)
     if verdict.kind == "different":
         raise _refusal(step, verdict)
-    if verdict.kind == "equal" or verdict.is_rest_equal:
+    if verdict.kind == "equal":
         _LOG.info("%s: %s", step.model.name, verdict)
     else:
         warnings.warn(f"{step.model.name}: {verdict}", RuntimeWarning, stacklevel=2)
