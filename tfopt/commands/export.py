@@ -144,8 +144,7 @@ def _export(options: argparse.Namespace, given: list[str]) -> int:
             examples=_read(options.examples),
             max_drop=options.max_drop,
         )
-    notes = tuple(in_flags(note, options.parser) for note in exported.notes)
-    exported = replace(exported, notes=notes)
+    exported = replace(exported, notes=tuple(in_flags(n, options.parser) for n in exported.notes))
     _print(exported, options, f"{exported}\nin {exported.folder.resolve()}")
     return 1 if exported.refused else 0
 
