@@ -18,8 +18,9 @@ from keras import layers
 
 import tfopt
 from tfopt.commands.cli import main
-from tfopt.compress.model_graph import Port
+from tfopt.compress.model_graph import Port, ports_of
 from tfopt.errors import UserError, require_count
+from tfopt.export.calibration_scale import scale_notes
 from tfopt.export.formats.format import Signature
 from tfopt.export.formats.litert import quantized, recipe
 from tfopt.export.formats.roster import FORMATS
@@ -49,7 +50,7 @@ def trained(digits):
             layers.BatchNormalization(),
             layers.Flatten(),
             layers.Dense(32, activation="gelu"),
-            layers.Dense(10, activation="softmax"),
+            layers.Dense(10, activation="softmax", name="digit"),
         ],
         name="digits",
     )
@@ -85,6 +86,7 @@ def test_each_file_answers_as_the_model(served, name, precision):
     assert file.parity.argmax_agreement > 0.95
     assert served.score == pytest.approx(file.score, abs=0.03)
     assert file.scored_by == "accuracy"
+    assert file.signature.outputs == ("digit",)
     assert file.path.exists()
 
 
@@ -125,6 +127,37 @@ def test_the_code_of_a_file_runs_without_tfopt(served, digits):
         assert np.asarray(names["y"]).shape == (1, 10)
         assert "tfopt" not in file.code().replace(str(file.folder), "")
         assert file.code().startswith("# x: float32 (any, 8, 8, 1)\n")
+
+
+@pytest.mark.filterwarnings("ignore:the calibration examples:RuntimeWarning")
+def test_calibration_examples_on_another_scale_are_told(trained, digits):
+    (x, _), _ = digits
+    ports = ports_of(trained)
+    for rows, others, told in (
+        (x, x, ""),
+        (x[:300] * 3, x[300:], ""),
+        (x * 255, x, "255 times as large as the examples for 'image'"),
+        (x / 255, x, "only 0.0039 of the examples for 'image'"),
+        # Of the training the BatchNormalization knows.
+        (x * 1000, x * 1000, "of the training, in front of 'batch_normalization"),
+        (x[:9] * 1000, x[:9] * 1000, ""),
+    ):
+        notes = scale_notes(trained, ports, [rows], [others])
+        assert told in "".join(notes) if told else not notes
+    adapted = layers.Normalization()
+    adapted.adapt(7 + 50 * x[:, 0, :, 0])
+    model = keras.Sequential([keras.Input((8,)), adapted, layers.Dense(3)])
+    rows = 7 + 50 * x[:, 0, :, 0]
+    assert not scale_notes(model, ports_of(model), [rows], [rows])
+    (note,) = scale_notes(model, ports_of(model), [rows / 100], [rows / 100])
+    assert "of those of the training, in front of 'normalization" in note
+
+
+def test_a_wrong_scale_is_a_warning_and_a_note(trained, digits):
+    (x, _), _ = digits
+    with pytest.warns(RuntimeWarning, match="or ranges are wrong"):
+        small = tfopt.quantize(trained, calibration=1000 * x[:64])
+    assert "of the training, in front of" in str(small)
 
 
 def test_what_was_measured_is_beside_the_files(served):

@@ -221,13 +221,23 @@ def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
     import keras
 
     count = len(keras.tree.flatten(result))
+    graph = _graph(model)
+    known = {} if graph is None else {part.name: part for part in graph.operations}
+    makers = [] if graph is None else [known[name] for name in graph.output_names]
     if isinstance(result, Mapping) and len(result) == count:
         names = [str(key) for key in sorted(result)]
-    elif len(getattr(model, "output_names", None) or ()) == count > 1:
-        names = list(model.output_names)
+    elif len(makers) == count and (count > 1 or not _is_numbered(makers[0])):
+        names = [maker.name for maker in makers]
     else:
         names = ["output"] * count
     return unique_names([_tidy(name, "output") for name in names])
+
+
+def _is_numbered(part: Any) -> bool:
+    """Return whether Keras named it: by its class, numbered through the life of the process."""
+    name = re.sub(r"_\d+$", "", part.name)
+    classes = {each.__name__.replace("_", "").lower() for each in type(part).__mro__}
+    return name.replace("_", "") in classes
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, first_line
+from tfopt.export.calibration_scale import scale_notes
 from tfopt.export.formats.format import Array, Format, Graph, Graphs, Precision, Signature
 from tfopt.export.litert import convert, save, serve, trace
 from tfopt.export.litert_file import accuracy
@@ -156,6 +157,7 @@ def _make(
         kept = folder / "calibration.npz"
         columns: dict[str, Any] = {f"input_{n}": a for n, a in enumerate(given.calibration)}
         np.savez(kept, **columns)
+        notes += scale_notes(model, given.ports, given.calibration, given.examples)
     return Reference(
         given=given,
         graphs=Graphs(Signature(given.ports.inputs, plain.outputs), forms, kept),
