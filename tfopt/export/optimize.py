@@ -37,7 +37,7 @@ from tfopt.export.parity import require_drop
 from tfopt.export.reference import Given, Reference, make_reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
-from tfopt.report.format import factor, speed_and_interval, table
+from tfopt.report.format import by_reason, factor, speed_and_interval, table
 from tfopt.report.statistics import LEAST, Comparison, compare_pairs
 from tfopt.subprocesses import Child
 
@@ -115,6 +115,8 @@ class Optimized:
         head = ("", "KiB", "ms a call", f"faster than {self.reference}", "score", "verdict")
         lines = table(head, map(_row, self.candidates))
         lines += [f"{each.name}: not made: {each.reason}" for each in self.refused]
+        files = [each.file for each in self.candidates]
+        lines += by_reason((file.name, note) for file in files for note in file.notes)
         if self.score is not None:
             lines.append(f"The Keras model's score: {self.score:.4g}.")
         again = "" if self.target == "size" else "; the fastest in three processes each"
@@ -325,7 +327,7 @@ def _wanted(
         raise UserError(
             "There is nothing to try.",
             expected=f"formats for {device} in precisions that they have",
-            received=f"formats={formats!r}, precision={precision!r}",
+            received=f"{', '.join(names)} in {', '.join(asked)}",
         )
     return wanted, missing
 

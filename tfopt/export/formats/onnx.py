@@ -52,9 +52,13 @@ class Onnx(Format):
         """Convert the graph, then quantize the file."""
         target = folder / self.filename
         target.parent.mkdir(parents=True)
-        _WRITERS[precision](converted(graphs.forms[form]), target, graphs)
+        plain = converted(graphs.forms[form])
+        _WRITERS[precision](plain, target, graphs)
         (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
-        return ["convolutions stay in float"] if precision == "dynamic" else []
+        notes = ["convolutions stay in float"] if precision == "dynamic" else []
+        if target.stat().st_size > plain.stat().st_size:
+            notes.append("larger than in float32: scales take more than so few weights save")
+        return notes
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Run:
         """Open the file in ONNX Runtime."""
