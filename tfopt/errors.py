@@ -16,7 +16,14 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: what happened, expected, received, the fix."""
+    """A mistake the user can mend: what happened, expected, received, the fix.
+
+    Example:
+        try:
+            tfopt.prune(model, 1.5)
+        except tfopt.UserError as error:
+            print(error.what, error.expected, error.fix)
+    """
 
     def __init__(
         self,

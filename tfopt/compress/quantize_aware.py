@@ -215,6 +215,10 @@ _FILENAME = "model_qat_int8.tflite"
 class QuantizeAware(Transform):
     """Trains for integers, and adds an int8 LiteRT file of the trained model.
 
+    Example:
+        outcome = run(job, QuantizeAware(begin=0.2))
+        outcome.save("out")  # the model, and its int8 file
+
     Attributes:
         precision: "int8", or "int4", which the file holds in 8 bits: it only compresses better.
         begin: The fraction of the training until which the model computes in float.

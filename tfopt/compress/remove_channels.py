@@ -121,6 +121,9 @@ Target = Literal["channels", "parameters", "flops"] | Callable[["keras.Model"], 
 class ChannelOptions:
     """How channels are chosen.
 
+    Example:
+        small = tfopt.remove_channels(model, 0.5, options=ChannelOptions(multiple=16))
+
     Attributes:
         ranking: "layer" takes the same fraction of every group; "global" those that matter least
             in the whole model.
@@ -381,6 +384,9 @@ class RemoveChannels(Transform):
 
     It is for a model that is trained already, as ``Job.from_model`` describes it: the scores of
     random weights say little.
+
+    Example:
+        outcome = run(job, RemoveChannels(0.5))
 
     Attributes:
         fraction: How much to remove of the target.

@@ -95,6 +95,9 @@ class PolynomialSparsity(Schedule):
 
     Unlike tfmot's, it reaches its target also where ``frequency`` does not divide the window:
     ``end_step`` is always a step at which masks are chosen.
+
+    Example:
+        tfopt.prune(model, PolynomialSparsity(0.8, begin_step=0, end_step=1000))
     """
 
     initial_sparsity: float = 0.0

@@ -105,6 +105,9 @@ class Pipeline(Transform):
 
     ``augment`` names a function that returns Keras's random layers. With ``augment_in="model"``
     they run in front of the model, on its device; the trained model holds them, inactive.
+
+    Example:
+        outcome = run(job, Pipeline(batch_size=256, cache="memory"))
     """
 
     source: str | None = None

@@ -29,6 +29,9 @@ FILE = "file:"
 class PipelineOptions:
     """What few pipelines need.
 
+    Example:
+        tfopt.pipeline(data, batch_size=64, options=PipelineOptions(drop_remainder=True))
+
     Attributes:
         buffer: Examples among which a stream is shuffled; arrays are shuffled whole.
         drop_remainder: Leave out a last batch that is smaller, so that every step has one shape.

@@ -72,6 +72,7 @@ def distribute(
 ) -> AbstractContextManager[Replicas]:
     """Return a scope in which to build and compile a model that trains on several replicas.
 
+    Example:
         with tfopt.distribute(global_batch=64) as replicas:
             model = build()
             model.compile("adam", "mse")
@@ -256,7 +257,8 @@ def _split_cpu(tf: Any, count: int) -> None:
 class Distribute(Transform):
     """Train on all visible GPUs, or on those given, or on logical CPU devices.
 
-    run(job, chain(Distribute(per_replica_batch=64), MixedPrecision()))
+    Example:
+        outcome = run(job, chain(Distribute(per_replica_batch=64), MixedPrecision()))
     """
 
     spreads = True

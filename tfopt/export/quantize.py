@@ -189,6 +189,10 @@ def _target(path: str | os.PathLike[str]) -> Path:
 class Quantize(Transform):
     """Adds a quantized copy of the trained model.
 
+    Example:
+        outcome = run(job, Quantize("int8"))
+        outcome.save("out")  # the model, and its int8 file
+
     Attributes:
         precision: As in :func:`tfopt.quantize`.
         samples: How many training examples set the ranges and are compared; from arrays they are

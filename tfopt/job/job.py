@@ -26,6 +26,14 @@ class Job:
     are born inside it, since one cannot serve two models. ``batch_size`` None is the size of the
     batches that the data yields, or Keras's 32 for arrays. ``tuned_batch_size`` is the batch
     for which its learning rate was chosen.
+
+    Example:
+        job = Job(
+            build=build,  # returns a model, not compiled
+            data=lambda: Data(train=(x, y), test=(x_test, y_test)),
+            compile=lambda: {"optimizer": "adam", "loss": "mse"},
+        )
+        job = Job.from_model(model, (x, y), epochs=10)  # or of a compiled model
     """
 
     build: Callable[[], keras.Model]

@@ -9,7 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Effect:
-    """What a transform did when its moment came: a row of the report is never silent."""
+    """What a transform did when its moment came: a row of the report is never silent.
+
+    Example:
+        for transform, effect in run(job, chain(Place(), Prune(0.8))).effects:
+            print(transform, effect.acted, effect.note)
+    """
 
     acted: bool
     note: str
@@ -21,6 +26,10 @@ class Facts:
 
     ``batch_size`` and ``steps_per_epoch`` are those that ``fit`` gets, which updates the weights
     once in ``accumulate`` steps.
+
+    Example:
+        def data(self, run, train):  # a method of a transform
+            return train.take(run.facts.steps_per_epoch)
     """
 
     replicas: int
@@ -66,7 +75,12 @@ class Data:
 
 @dataclass(frozen=True, repr=False)
 class Artefact:
-    """A file that a step after ``fit`` made: its content, and what was measured on it."""
+    """A file that a step after ``fit`` made: its content, and what was measured on it.
+
+    Example:
+        for artefact in run(job, Quantize()).artefacts:
+            print(artefact.filename, artefact.metrics)
+    """
 
     filename: str
     content: bytes

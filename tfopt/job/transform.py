@@ -186,6 +186,10 @@ def require_one_batch(asking: Transform, size: int | None, other: Transform) -> 
 class Run:
     """The training that a transform takes part in, and where it says what it did.
 
+    Example:
+        def attach(self, run, model):  # a method of a transform
+            run.note(f"{len(model.layers)} layers of {run.job.name}")
+
     Attributes:
         job: What is trained.
         chain: The transforms that take part.

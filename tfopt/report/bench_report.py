@@ -224,6 +224,10 @@ class BenchReport:
     """One measurement; the first variant is the reference; ``created`` is ISO-8601 in UTC.
 
     ``serving`` compares what variants would serve, where a transform is there for that.
+
+    Example:
+        report = tfopt.report.Report.read("perf").found
+        print(report.provenance.cpu, report.reference.step_ms)
     """
 
     title: str

@@ -110,7 +110,11 @@ def _optimizer(model: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class Accumulate(Transform):
-    """Train each batch in ``steps`` micro-batches, which need less memory."""
+    """Train each batch in ``steps`` micro-batches, which need less memory.
+
+    Example:
+        outcome = run(job, Accumulate(4))  # a batch of 32 in micro-batches of 8
+    """
 
     steps: int
 

@@ -393,6 +393,9 @@ def _kind_refusal(layer: Any) -> str | None:
 class FusedAttention(Transform):
     """Compute attention by cuDNN's fused kernels while the model trains.
 
+    Example:
+        outcome = run(job, chain(MixedPrecision("mixed_bfloat16"), FusedAttention()))
+
     Attributes:
         padding: "right" declares that padding comes after the tokens.
     """

@@ -58,6 +58,9 @@ def execution(
 class Execution(Transform):
     """XLA compilation, steps per execution, and XLA's own flags.
 
+    Example:
+        outcome = run(job, Execution(jit_compile=True, steps_per_execution=16))
+
     Attributes:
         xla: Flags such as "--xla_gpu_enable_triton_gemm=false", for the whole process from its
             start on. They change how XLA compiles, not whether it does.

@@ -48,7 +48,11 @@ def keep_host_memory() -> Effect:
 
 @dataclass(frozen=True, repr=False)
 class KeepHostMemory(Transform):
-    """Keep freed host memory in the job's process."""
+    """Keep freed host memory in the job's process.
+
+    Example:
+        outcome = run(job, KeepHostMemory())
+    """
 
     def attach(self, run: Run, model: Any) -> None:
         # Here the devices are chosen, and no step was taken yet.

@@ -39,6 +39,9 @@ class LearningRate(Transform):
 
     A schedule of the job's own is never overwritten: such a job is refused.
 
+    Example:
+        outcome = run(job, chain(LearningRate("sqrt", warmup=0.1), Pipeline(batch_size=256)))
+
     Attributes:
         peak: A rate, or the rule that scales the job's own rate with its batch: "linear"
             (SGD), "sqrt" (Adam and its kin), or None for the job's own rate.

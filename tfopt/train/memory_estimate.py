@@ -31,6 +31,10 @@ class TrainingMemory:
     ``activations_mib`` is what is there at the fullest moment beside the weights, the optimizer's
     variables, the batch and the gradients: what the forward pass keeps for the backward pass, and
     what both work on. ``peak_mib`` is all that is there at that moment.
+
+    Example:
+        memory = tfopt.training_memory(model, (x, y), batch_size=64)
+        print(memory.peak_mib, memory.activations_mib)
     """
 
     batch_size: int

@@ -26,7 +26,14 @@ _OTHERWISE = "tfopt.remat(model), tfopt.mixed_precision(model), or tfopt.find_ba
 
 
 class OutOfMemory(UserError):
-    """Memory ran out: ``asked`` for by what, and in which ``phase``."""
+    """Memory ran out: ``asked`` for by what, and in which ``phase``.
+
+    Example:
+        try:
+            outcome = tfopt.run(job)
+        except OutOfMemory as error:
+            print(error)  # for which tensor, and which batch would fit
+    """
 
     def __init__(self, asked: Asked, phase: str, **details: Any) -> None:
         super().__init__(f"Memory ran out in {phase}.", **details)
@@ -79,6 +86,7 @@ class Watched:
 def explain_out_of_memory(model: keras.Model | None = None) -> Scope[Watched]:
     """Turn an out-of-memory error inside the block into one that says what would fit.
 
+    Example:
         with tfopt.explain_out_of_memory(model):
             model.fit(x, y, batch_size=4096)
 

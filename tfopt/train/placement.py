@@ -67,7 +67,11 @@ def place(
 
 @dataclass(frozen=True, repr=False)
 class Place(Transform):
-    """Choose GPUs and their memory mode before the job's process initialises TensorFlow."""
+    """Choose GPUs and their memory mode before the job's process initialises TensorFlow.
+
+    Example:
+        outcome = run(job, Place("most_free", compile_cache=True))
+    """
 
     gpus: str | int | tuple[int | str, ...] = "all"
     memory_growth: bool = True

@@ -239,7 +239,11 @@ def half_precision() -> Policy | None:
 
 @dataclass(frozen=True, repr=False)
 class MixedPrecision(Transform):
-    """Run the layers in half precision; ``tf32`` switches TensorFloat-32 for the float32 rest."""
+    """Run the layers in half precision; ``tf32`` switches TensorFloat-32 for the float32 rest.
+
+    Example:
+        outcome = run(job, MixedPrecision("mixed_bfloat16"))
+    """
 
     policy: Policy = "auto"
     tf32: bool | None = None

@@ -126,6 +126,9 @@ def _inside(layer: Any, recursive: bool = False) -> list[Any]:
 class Remat(Transform):
     """Keep fewer activations while the model trains, and compute them again.
 
+    Example:
+        outcome = run(job, Remat("encoder/block"))
+
     Attributes:
         layers: A regular expression searched for in layer paths; None: the layers that have layers
             inside.

@@ -267,6 +267,9 @@ def _move(variable: Any, device: str) -> None:
 class Split(Transform):
     """Train a model that is larger than one card, its layers spread over several devices.
 
+    Example:
+        outcome = run(job, Split(("GPU:0", "GPU:1")))
+
     Attributes:
         devices: Names such as "GPU:0"; None: all GPUs, or without one all logical CPU devices.
     """

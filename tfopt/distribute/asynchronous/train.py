@@ -26,6 +26,7 @@ def train_asynchronously(
 ) -> tuple[Any, Any]:
     """Train on parameter servers; the script is started once for each task of TF_CONFIG.
 
+    Example:
         def data(share):
             return dataset.shard(share.count, share.index).batch(64)
 
