@@ -1,7 +1,7 @@
 """The README and the pages of docs/ are run and read as a reader would.
 
-A ``python`` block runs as it stands, in a fresh process and folder; a ``py`` block is a part of a
-script and only has to compile. A block that opens with its file's name is a script for a launcher,
+A ``python`` block runs as it stands, in a fresh process and folder, those of the README behind its
+first one; a ``py`` block is a part of a script and only has to compile. A block that opens with its file's name is a script for a launcher,
 which the test of its page runs (``SCRIPTS``). Lines for a shell are parsed, links followed.
 """
 
@@ -23,14 +23,18 @@ from tfopt.distribute import replicas
 from tfopt.job.roster import ROSTER
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
+]
+TABLE = "docs/reference/functions.md"
 LINKED = [*PAGES, "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md"]
 SCRIPTS = {
     "docs/export.md": "tests/export/test_servers.py",
     "docs/distributed_training.md": "tests/distribute/test_distributed_page.py",
     "docs/from_horovod.md": "tests/distribute/test_distributed_page.py",
 }
-# What has no row in the README's table: the rooms, and what a job is made of.
+# What has no row in the table of functions: the rooms, and what a job is made of.
 NO_ROW = {"Data", "Job", "UserError", "chain", "compress", "data", "job", "report", "train"}
 
 
@@ -52,6 +56,20 @@ def is_script(block):
     return re.match(r"# \w+\.py\n", block) is not None
 
 
+def runnable(page):
+    """Return the blocks that run as they stand; the README's first one is in front of its others."""
+    blocks = [each for each in fences(page, "python") if not is_script(each)]
+    return [blocks[0] + each for each in blocks[1:]] if page == "README.md" else blocks
+
+
+def takes_long(page, number):
+    """Return whether a block searches or measures, or is not a page's first one."""
+    block = runnable(page)[number - 1]
+    return re.search(r"tfopt\.(tune|optimize)\(", block) is not None or (
+        number > 1 and page != "README.md"
+    )
+
+
 def numbered(blocks_of, slow=lambda page, number: False):
     """Return each page's blocks with their place, page:number, as a test's name."""
     return [
@@ -67,10 +85,7 @@ def numbered(blocks_of, slow=lambda page, number: False):
 
 @pytest.mark.parametrize(
     "block",
-    numbered(
-        lambda page: [each for each in fences(page, "python") if not is_script(each)],
-        slow=lambda page, number: page == "docs/tune.md" or (number > 1 and page != "README.md"),
-    ),
+    numbered(runnable, slow=takes_long),
 )
 def test_a_block_runs_as_it_stands(block, run_page_block):
     assert len(block.strip().splitlines()) <= 20
@@ -155,10 +170,10 @@ def test_every_file_that_is_named_is_there(page):
 
 
 def rows():
-    """Return the README's table: names of functions and commands, transform, exact, Keras, link."""
+    """Return the table: names of functions and commands, transform, exact, Keras, link."""
     table = re.findall(
         r"^\| (`.*) \| (?:`(\w+)`)? ?\| .* \| (\w*)[^|]*\| ([\d.]*) ?\| \[.*\]\((.*)\) \|$",
-        (ROOT / "README.md").read_text("utf-8"),
+        (ROOT / TABLE).read_text("utf-8"),
         flags=re.MULTILINE,
     )
     return [(re.findall("`(.*?)`", names), *rest) for names, *rest in table]
@@ -173,14 +188,14 @@ def is_exact(module, name):
     return next((each.value.value for each in assigned if each.target.id == "exact"), True)
 
 
-def test_the_readme_has_a_row_for_each_transform():
+def test_the_table_has_a_row_for_each_transform():
     homes = [home.split(":") for home in ROSTER.values()]
     assert sorted((transform, exact) for _, transform, exact, *_ in rows() if transform) == sorted(
         (name, "yes" if is_exact(module, name) else "no") for module, name in homes
     )
 
 
-def test_the_readme_has_a_row_for_each_function_and_command():
+def test_the_table_has_a_row_for_each_function_and_command():
     (commands,) = (
         action.choices
         for action in _parser()._actions
@@ -191,7 +206,7 @@ def test_the_readme_has_a_row_for_each_function_and_command():
     assert named == {*tfopt.__all__} - NO_ROW | {f"tfopt {name}" for name in commands}
 
 
-def test_the_readme_says_which_function_needs_a_newer_keras(monkeypatch):
+def test_the_table_says_which_function_needs_a_newer_keras(monkeypatch):
     told = {names[0]: keras for names, _, _, keras, _ in rows() if keras}
     monkeypatch.setattr("keras.__version__", "3.8.0")
     with pytest.raises(tfopt.UserError) as refused:
@@ -207,16 +222,30 @@ def test_a_block_calls_each_function():
     functions = {name for names, *_ in rows() for name in names if name.isidentifier()}
     assert functions - called == {
         "compile_cache",
-        "doctor",
         "find_batch_size",
         "fused_attention",
         "hardware_estimate",
         "measure",
-        "optimize",
     }
 
 
-def test_the_readme_is_short_and_links_to_each_page():
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 160
-    linked = {token.attrs.get("href") for token in inline("README.md")}
-    assert {*PAGES} - {"README.md"} <= linked
+def test_the_readme_is_short_and_links_to_each_page_of_a_task():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 110
+    linked = {token.attrs.get("href", "").partition("#")[0] for token in inline("README.md")}
+    tasks = {page for page in PAGES if re.fullmatch(r"docs/\w+\.md", page)}
+    assert tasks - {"docs/index.md", "docs/how_to.md"} <= linked
+
+
+def test_the_readme_shows_three_lines_for_each_of_six_wishes():
+    assert [len(each.splitlines()) <= 3 for each in fences("README.md", "python")[1:]] == [True] * 6
+
+
+def test_each_page_has_a_block_that_runs():
+    """Pages of the reference that are made from docstrings, and lists of pages, need none."""
+    without = {
+        page
+        for page in PAGES
+        if not fences(page, "python") and not fences(page, "sh") and not fences(page, "{eval-rst}")
+    }
+    lists = {"docs/how_to.md", "docs/reference/index.md", "docs/explanation/index.md"}
+    assert without == lists | {TABLE, "docs/reference/glossary.md"}

@@ -64,7 +64,7 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
     None and the model has no blocks, a warning says so and the model is as it was.
 
     Example:
-        tfopt.remat(model, layers="encoder/block")
+        tfopt.remat(model, layers="block")
         model.fit(x, y, batch_size=256)
     """
     no_gain = _put_on(model, layers)
@@ -127,7 +127,7 @@ class Remat(Transform):
     """Keep fewer activations while the model trains, and compute them again.
 
     Example:
-        outcome = run(job, Remat("encoder/block"))
+        outcome = run(job, Remat("block"))
 
     Attributes:
         layers: A regular expression searched for in layer paths; None: the layers that have layers

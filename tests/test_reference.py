@@ -1,0 +1,165 @@
+"""Every public name is in the reference, with a docstring that shows a call.
+
+``make docs`` turns the pages into a site, where a warning, such as a link into nothing, is an error.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("tfopt", "tfopt.compress", "tfopt.data", "tfopt.job", "tfopt.report", "tfopt.train")
+PUBLIC = {
+    f"{room}.{name}": value
+    for room in ROOMS
+    for name in import_module(room).__all__
+    if not inspect.ismodule(value := getattr(import_module(room), name))
+}
+ONCE = {id(value): name for name, value in reversed(PUBLIC.items())}
+NAMES = sorted(ONCE.values())
+
+
+def examples(docstring):
+    """Return the blocks below Example, without the prompts of a doctest."""
+    found = re.findall(r"^Example:+\n((?:(?: {4}.*)?\n?)+)", docstring, flags=re.MULTILINE)
+    blocks = (textwrap.dedent(each).strip() for each in found)
+    return [re.sub(r"^(>>>|\.\.\.) ?", "", each, flags=re.MULTILINE) for each in blocks]
+
+
+def documented():
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        names = re.findall(
+            r"^\.\. auto(?:function|class):: ([\w.]+)$", page.read_text("utf-8"), flags=re.MULTILINE
+        )
+        for name in names:
+            module, _, attribute = name.rpartition(".")
+            yield id(getattr(import_module(module), attribute))
+
+
+def test_every_public_name_is_in_the_reference_once():
+    found = [*documented()]
+    assert len(found) == len(set(found))
+    assert sorted(name for key, name in ONCE.items() if key not in found) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_docstring_shows_a_call_that_exists(name):
+    docstring = inspect.getdoc(PUBLIC[name])
+    blocks = examples(docstring)
+    assert blocks, f"{name} has no example"
+    if inspect.isfunction(PUBLIC[name]):
+        assert f"{name.rpartition('.')[2]}(" in "".join(blocks), f"{name} is not called"
+    for node in ast.walk(ast.parse("\n".join(blocks))):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "tfopt":
+            assert node.attr in tfopt.__all__
+
+
+def test_what_a_function_does_to_its_model_is_said_at_once():
+    takers = {
+        name: inspect.getdoc(value)
+        for name, value in PUBLIC.items()
+        if inspect.isfunction(value)
+        and next(iter(inspect.signature(value).parameters), "") == "model"
+    }
+    unsaid = {
+        name
+        for name, told in takers.items()
+        if not re.search(r"in place|new|not changed|nothing is changed", told.partition("\n")[0])
+    }
+    # What they return is no model, and they read theirs.
+    assert unsaid == {
+        "tfopt.compress.clustering_report",
+        "tfopt.compress.pruning_report",
+        "tfopt.compress.quantization_report",
+        "tfopt.explain_out_of_memory",
+        "tfopt.export",
+        "tfopt.optimize",
+        "tfopt.training_memory",
+    }
+
+
+def test_the_readme_names_every_extra():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    readme = (ROOT / "README.md").read_text("utf-8").partition("Extras")[2]
+    assert {f"`{name}`" for name in settings["optional-dependencies"]} <= {
+        *re.findall(r"`[\w-]+`", readme)
+    }
+
+
+# Examples that do not run beside each other in one process, by what they need.
+ELSEWHERE = {
+    "devices that are not there": "Distribute FusedAttention Split fused_attention",
+    "a process of its own": "Place compile_cache distribute place split",
+    "tasks of a cluster": "train_asynchronously",
+    "a module with the job": "doctor find_batch_size measure tune",
+    "minutes": "optimize",
+    "files": "pipeline data.ArrowTable data.Csv data.Dask data.DaskArrays data.HuggingFace "
+    "data.ImageFolder data.Parquet data.Spark data.TFDS data.TFRecord report.BenchReport "
+    "report.Report",
+    "a transform around it": "job.Facts job.Run job.Transform",
+}
+RUN = {*NAMES} - {f"tfopt.{name}" for names in ELSEWHERE.values() for name in names.split()}
+
+
+def build(nested=False):
+    hidden = keras.layers.Dense(16, "relu", name="hidden")
+    if nested:
+        hidden = keras.Sequential([keras.Input((6,)), hidden], name="block")
+    return keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(2, name="out")])
+
+
+def compile():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return {"optimizer": "adam", "loss": loss, "metrics": ["accuracy"]}
+
+
+def names_of_an_example(block):
+    """Return what examples take for granted: a model, its data, a job, and tfopt's own names."""
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    y = (x.sum(axis=1) > 0).astype("int64")
+    model = build(nested='"block"' in block)
+    model.compile(**compile())
+    return {
+        **{name.rpartition(".")[2]: value for name, value in PUBLIC.items()},
+        **{"tfopt": tfopt, "keras": keras, "build": build, "compile": compile, "model": model},
+        **{"x": x, "y": y, "x_test": x, "y_test": y},
+        "data": tf.data.Dataset.from_tensor_slices((x, y)).batch(32),
+        "layer": keras.layers.Dense(4),
+        "weight": model.get_layer("out").kernel,
+        "gradient": 0.0,
+        "job": tfopt.Job(
+            build=lambda: build(nested='"block"' in block),
+            data=lambda: tfopt.Data(train=(x, y), test=(x, y)),
+            compile=compile,
+        ),
+    }
+
+
+# The schedule of a real training has an end that four steps do not reach.
+@pytest.mark.filterwarnings("ignore:.*before its time")
+# Keras warns of its own default where a dataset goes in.
+@pytest.mark.filterwarnings("ignore:.*shuffle=True")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RUN))
+def test_an_example_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block = "\n".join(examples(inspect.getdoc(PUBLIC[name])))
+    names = names_of_an_example(block)
+    if name == "tfopt.compress.quantization_report":
+        tfopt.quantize_aware(names["model"])
+    if name == "tfopt.load":
+        tfopt.export(
+            names["model"], "served", formats="litert", precision="int8", calibration=names["x"]
+        )
+    exec(block, names)
