@@ -45,7 +45,7 @@ def asked(monkeypatch, tmp_path):
 
 def test_the_chain_is_found_and_int8_comes_behind(asked, monkeypatch):
     heard = asked("--set", "width=8")
-    assert (heard.code, heard.search["budget_s"]) == (0, 60)
+    assert (heard.code, heard.search["budget_s"]) == (0, 55)
     assert heard.plan.targets[0].chain.parts == (*FOUND, Quantize())
     assert (heard.plan.kind, heard.plan.tuned_parts, heard.plan.remarks) == ("prefixes", 2, (LEFT,))
     assert (heard.plan.whole, heard.plan.quick) == (True, True)
