@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from tfopt.errors import UserError
 from tfopt.job.transform import Chain
+from tfopt.report.table import Cell, Column, Row, Table, Tone
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # What a function compiled by TensorFlow puts before the message: two lines a frame.
@@ -49,6 +51,28 @@ class Check:
     told: str
     evidence: tuple[str, ...] = ()
     fix: str | None = None
+
+
+class Checks(tuple[Check, ...]):
+    """The checks in the order in which they were made, as a tuple that a notebook shows."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """Return a row for each check as a table for a notebook, failures first."""
+        from tfopt.report.notebook import as_fragment
+
+        tones: dict[Verdict, Tone] = {"failure": "worse", "warning": "worse"}
+        rows = []
+        for check in sorted(self, key=lambda check: VERDICTS.index(check.verdict)):
+            told = Cell("\n".join((check.told, *check.evidence)))
+            verdict = Cell(check.verdict, tone=tones.get(check.verdict, "plain"))
+            name = f"{check.theme}: {check.name}"
+            rows.append(Row(name, (verdict, told, Cell(check.fix or ""))))
+        columns = (Column("Verdict"), Column("What was found"), Column("Fix"))
+        counts = Counter(check.verdict for check in self)
+        title = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+        return as_fragment(title, Table(columns, tuple(rows)))
 
 
 @dataclass(frozen=True)

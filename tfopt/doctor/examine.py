@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfopt.doctor import cluster_checks, compute_checks, gpu_checks, host_checks, job_checks
-from tfopt.doctor.check import THEMES, VERDICTS, Check, Subject, in_one_line
+from tfopt.doctor.check import THEMES, VERDICTS, Check, Checks, Subject, in_one_line
 from tfopt.errors import UserError, within
 from tfopt.job.references import check_reference
 from tfopt.job.transform import Transform, as_chain
@@ -63,7 +63,7 @@ def doctor(
     only: Collection[str] = (),
     listen_s: float = 0.0,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> tuple[Check, ...]:
+) -> Checks:
     """Check this machine, its cluster and a job before hours are spent on them.
 
     It takes half a minute, longer with GPUs: what is computed runs in processes of their own, each
@@ -114,7 +114,7 @@ def doctor(
         listen_s=listen_s,
     )
     chosen = [each for each in INSPECTIONS if not only or each.theme in only]
-    return tuple(examined(chosen, subject, on_progress))
+    return Checks(examined(chosen, subject, on_progress))
 
 
 def examined(

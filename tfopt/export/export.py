@@ -35,6 +35,8 @@ from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.plain_values import did_you_mean
 from tfopt.job.rebuild import require_built_keras3
+from tfopt.report.format import by_reason
+from tfopt.report.table import Cell, Column, Row, Table, absent, figure
 from tfopt.subprocesses import Child, ChildEnded
 
 if TYPE_CHECKING:
@@ -143,6 +145,35 @@ class Exported:
         if self.score is not None:
             lines.append(f"The Keras model: {self.files[0].scored_by} {self.score:.4g}")
         return "\n".join([*lines, *(f"note: {each}" for each in self.notes)])
+
+    def _repr_html_(self) -> str:
+        """Return the files as a table for a notebook."""
+        from tfopt.report.notebook import as_fragment
+
+        columns = [
+            Column("KiB", make=lambda file: figure(file.kib, "")),
+            Column("Against the model", make=lambda file: Cell(file.parity.tell())),
+        ]
+        score = ""
+        if self.score is not None:
+            scored_by = self.files[0].scored_by or "score"
+            columns.append(Column(scored_by, make=score_cell))
+            score = f"The Keras model: {scored_by} {self.score:.4g}"
+        made = Table.of(columns, ((file.name, file) for file in self.files))
+        rows = (*made.rows, *map(refused_row, self.refused))
+        notes = (*by_reason((f.name, note) for f in self.files for note in f.notes), *self.notes)
+        table = replace(made, rows=rows, notes=notes)
+        return as_fragment(f"Files in {self.folder}", table, lines=(score,))
+
+
+def score_cell(file: ExportedFile) -> Cell:
+    """Return the cell of a file's score."""
+    return absent("no labels were given") if file.score is None else Cell(f"{file.score:.4g}")
+
+
+def refused_row(file: Refused) -> Row:
+    """Return a file that was not made as a row with its reason."""
+    return Row(file.name, (), status="refused", story=(file.reason,))
 
 
 def in_words(file: ExportedFile) -> str:

@@ -25,8 +25,10 @@ from tfopt.export.export import (
     in_words,
     known_names,
     read_file,
+    refused_row,
     require_exportable,
     require_gpu,
+    score_cell,
     write_facts,
     write_files,
 )
@@ -37,8 +39,9 @@ from tfopt.export.parity import require_drop
 from tfopt.export.reference import Given, Reference, make_reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
-from tfopt.report.format import by_reason, factor, speed_and_interval, table
+from tfopt.report.format import NOTHING, by_reason, factor, speed_and_interval, table
 from tfopt.report.statistics import LEAST, Comparison, compare_pairs
+from tfopt.report.table import Cell, Column, Table, figure, speed
 from tfopt.subprocesses import Child
 
 if TYPE_CHECKING:
@@ -119,15 +122,52 @@ class Optimized:
         lines += by_reason((file.name, note) for file in files for note in file.notes)
         if self.score is not None:
             lines.append(f"The Keras model's score: {self.score:.4g}.")
-        again = "" if self.target == "size" else "; the fastest in three processes each"
         lines += [
-            f"Calls of {self.batch} example{'s' if self.batch > 1 else ''}, "
-            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns{again}.",
+            self._how(),
             *(f"note: {each}" for each in self.notes),
             f"{self.winner.name}: {self.winner.path}",
             self.code(),
         ]
         return "\n".join(lines)
+
+    def _how(self) -> str:
+        again = "" if self.target == "size" else "; the fastest in three processes each"
+        return (
+            f"Calls of {self.batch} example{'s' if self.batch > 1 else ''}, "
+            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns{again}."
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the candidates as a table for a notebook, and the code that loads the winner."""
+        from tfopt.report.notebook import as_fragment
+
+        made = Table.of(
+            _columns(self.reference), ((c.file.name, c) for c in self.candidates), self.winner.name
+        )
+        files = [each.file for each in self.candidates]
+        notes = (*by_reason((f.name, note) for f in files for note in f.notes), *self.notes)
+        rows = (*made.rows, *map(refused_row, self.refused))
+        score = "" if self.score is None else f"The Keras model's score: {self.score:.4g}."
+        title = f"{self.winner.name}: {self.winner.path}"
+        return as_fragment(
+            title,
+            replace(made, rows=rows, notes=notes),
+            lines=(score, self._how()),
+            code=self.code(),
+        )
+
+
+def _columns(reference: str) -> tuple[Column, ...]:
+    return (
+        Column("KiB", make=lambda each: figure(each.file.kib, "")),
+        Column("ms a call", make=lambda each: figure(each.latency_ms, "not measured")),
+        Column(
+            f"Faster than {reference}",
+            make=lambda each: speed(each.latency) if each.latency else Cell(NOTHING),
+        ),
+        Column("Score", make=lambda each: score_cell(each.file)),
+        Column("Verdict", make=lambda each: Cell(each.lost or "best")),
+    )
 
 
 def optimize(

@@ -6,9 +6,13 @@ why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from statistics import fmean
 from typing import Any, Literal
+
+from tfopt.report.format import NOTHING, count, quantity
+from tfopt.report.table import Cell, Column, Row, Table, absent
 
 
 def _metric(description: str, *, is_counter: bool = False) -> Any:
@@ -173,3 +177,40 @@ class Recording:
     steps: tuple[StepMark, ...] = ()
     trained: StepMark | None = None
     host_missing: Mapping[str, str] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """Return the metrics of the host and of each GPU, with their curves, for a notebook."""
+        from tfopt.report.notebook import as_fragment
+
+        hosts = [sample.host for sample in self.samples]
+        tables = [_over_time("Host", hosts, HOST_METRICS, self.host_missing)]
+        for place, gpu in enumerate(self.gpus):
+            # A driver that has just gone away leaves a sample without GPUs.
+            readings = [each.gpus[place] for each in self.samples if place < len(each.gpus)]
+            title = f"GPU {place} {gpu.name}"
+            tables.append(_over_time(title, readings, GPU_METRICS, gpu.missing))
+        seconds = self.samples[-1].at_s - self.samples[0].at_s if self.samples else 0.0
+        lines = [f"No GPU: {self.no_gpu_reason}." if self.no_gpu_reason else ""]
+        if self.trained and self.trained.steps and self.trained.seconds:
+            step_ms = 1000 * self.trained.seconds / self.trained.steps
+            lines.append(f"{self.trained.steps:,} steps of {quantity(step_ms)} ms")
+        title = f"{count(len(self.samples), 'sample')} in {quantity(seconds)} s"
+        return as_fragment(title, *tables, lines=lines)
+
+
+def _over_time(
+    title: str, readings: Sequence[Any], metrics: Sequence[Field[Any]], missing: Mapping[str, str]
+) -> Table:
+    """Return a row for each metric; one that only grows is left out."""
+    rows = []
+    for name in (metric.name for metric in metrics if not metric.metadata["is_counter"]):
+        values = [value for each in readings if (value := getattr(each, name)) is not None]
+        if values:
+            figures = (values[-1], fmean(values), max(values))
+            cells = (*(Cell(quantity(value)) for value in figures), Cell("", curve=tuple(values)))
+        else:
+            nothing = Cell(NOTHING)
+            cells = (absent(missing.get(name, "not known in any sample")), *3 * (nothing,))
+        rows.append(Row(name, cells))
+    columns = (Column("Newest"), Column("Mean"), Column("Highest"), Column("Over time, from 0"))
+    return Table(columns, tuple(rows), title)

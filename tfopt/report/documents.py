@@ -56,6 +56,14 @@ class Report:
 
         return as_text(view_of(self.found), _WIDTH).rstrip()
 
+    def _repr_html_(self) -> str:
+        """Return the headline and the tables for a notebook."""
+        from tfopt.report.notebook import as_fragment
+
+        view = view_of(self.found)
+        lines = (view.warning, view.headline, view.brought or view.as_it_is, *view.notes)
+        return as_fragment(view.title, *view.tables, lines=lines, code=view.keep)
+
     def save(self, folder: str | Path) -> Path:
         """Leave bench.json, bench.md and bench.html in a folder, and return it."""
         place = prepare_folder(folder)

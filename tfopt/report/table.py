@@ -29,6 +29,7 @@ class Cell:
         tone: Of the second figure and the verdict, and of the first where it stands alone.
         reason: Why a figure is not there.
         comparison: Of times, which a page draws as a bar.
+        curve: Values over time, which a notebook draws.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Cell:
     badge: str = ""
     reason: str = ""
     comparison: Comparison | None = None
+    curve: tuple[float, ...] = ()
 
 
 def absent(reason: str) -> Cell:

@@ -17,6 +17,7 @@ from tfopt.measure.rows import row_report
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation
 from tfopt.report.statistics import Comparison
+from tfopt.report.view import view_of
 from tfopt.run import Outcome, run
 from tfopt.tune.search import INTERRUPTED, Search
 
@@ -66,6 +67,15 @@ class Tuned:
         assert advice is not None
         lines = [repr(self.chain), f"  {advice.brought}", *(f"  {note}" for note in self.notes)]
         return "\n".join([*lines, *(f"  not: {why}" for why in advice.dropped)])
+
+    def _repr_html_(self) -> str:
+        """Return the chain, what it brought and everything tried, for a notebook."""
+        from tfopt.report.notebook import as_fragment
+
+        view, advice = view_of(self.report), self.report.recommendation
+        assert advice is not None
+        lines = (view.warning, advice.brought, *view.notes)
+        return as_fragment(view.title, *view.tables, lines=lines, code=repr(self.chain))
 
     def fit(self, model: keras.Model, data: Any, **settings: Any) -> Outcome:
         """Train a compiled model under the chain, and return the outcome with the trained model.
