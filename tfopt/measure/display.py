@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -12,18 +13,23 @@ _SOON_S, _SILENT_S = 5.0, 30.0
 
 
 class Display(Progress):
-    """A progress line for what runs, and a line for what is done; nothing unless ``verbose``."""
+    """A progress line for what runs, and a line for what is done; nothing unless ``verbose``.
+
+    A notebook without ipywidgets, with which rich draws there, gets the lines alone.
+    """
 
     def __init__(self, *, verbose: bool = True) -> None:
+        console = Console(quiet=not verbose)
+        is_drawn = not console.is_jupyter or find_spec("ipywidgets") is not None
         super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
-            console=Console(quiet=not verbose),
+            console=console,
             transient=True,
             refresh_per_second=_DRAWN_A_SECOND,
-            disable=not verbose,
+            disable=not (verbose and is_drawn),
         )
         self._said = ""
         self._last_line = time.monotonic()
