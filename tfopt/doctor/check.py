@@ -65,8 +65,9 @@ class Checks(tuple[Check, ...]):
         tones: dict[Verdict, Tone] = {"failure": "worse", "warning": "worse"}
         rows = []
         for check in sorted(self, key=lambda check: VERDICTS.index(check.verdict)):
-            told = Cell("\n".join((check.told, *check.evidence)))
-            verdict = Cell(check.verdict, tone=tones.get(check.verdict, "plain"))
+            tone = tones.get(check.verdict, "plain")
+            evidence = () if tone == "plain" else check.evidence  # as in the terminal
+            verdict, told = Cell(check.verdict, tone=tone), Cell("\n".join((check.told, *evidence)))
             name = f"{check.theme}: {check.name}"
             rows.append(Row(name, (verdict, told, Cell(check.fix or ""))))
         columns = (Column("Verdict"), Column("What was found"), Column("Fix"))
