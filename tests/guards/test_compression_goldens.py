@@ -143,7 +143,7 @@ def test_int8_files_are_as_small_and_agree_as_much(goldens, fresh_python):
     assert files.keys() == {net.__name__ for net in NETS}
     for name, found in files.items():
         golden = goldens[name]
-        assert found["bytes"] == pytest.approx(golden["bytes"], rel=0.01), name
+        assert found["bytes"] <= 1.01 * golden["bytes"], name
         # Four of 200 examples: drawn weights leave classes close together.
         assert found["agreement"] >= golden["agreement"] - 0.02, name
         assert found["relative_error"] <= 1.25 * golden["relative_error"], name

@@ -19,6 +19,7 @@ from tfopt import (
 from tfopt.measure.bench import KEPT, bench, leave_files
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
+from tfopt.measure.rows import _NOT_TRAINED
 from tfopt.measure.targets import Target
 from tfopt.report.bench_report import BenchReport
 
@@ -117,6 +118,15 @@ def test_an_ablation_leaves_each_link_out(measured):
     with pytest.raises(UserError, match="There is nothing to leave out") as caught:
         measured(FAST, Place(), kind="ablation")
     assert "Place is on" in caught.value.received
+
+
+def test_another_job_is_not_said_to_train_the_same_weights(measured):
+    """Two functions may make jobs of other batches: a chain of neither says anything about it."""
+    job = Target("a", "toy:job")
+    other = rows(measured(kind="pair", targets=(job, Target("b", "toy:other"))))["b"]
+    assert (other.exact, other.unavailable["quality"]) == (False, _NOT_TRAINED)
+    same = rows(measured(kind="pair", targets=(job, Target("b", "toy:job", FAST))))["b"]
+    assert same.exact
 
 
 def test_all_must_have_the_same_data(measured, machine):

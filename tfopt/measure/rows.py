@@ -110,7 +110,8 @@ def row_report(
     """
     before = _NONE_BEFORE if previous is None else row.compared(previous) or TOO_FEW
     found: dict[str, Any] = _timings(row, reference) | {"against_previous": before}
-    found["quality"] = _quality(row, plain, max_drop)
+    exact = row.variant.exact and _same_job(row, reference)
+    found["quality"] = _quality(row, plain, max_drop, exact=exact)
     if row.status != "measured":
         found = dict.fromkeys(found, row.reason)
     unavailable = {name: each for name, each in found.items() if isinstance(each, str)}
@@ -121,7 +122,7 @@ def row_report(
         arguments={key: repr(value) for key, value in variant.arguments.items()},
         transform=", ".join(map(repr, variant.changed)) or None,
         chain=repr(variant.chain),
-        exact=variant.exact,
+        exact=exact,
         status=row.status,
         reason=row.reason,
         changed=_notes(variant, trainings.notes or {}) or row.notes,
@@ -144,10 +145,16 @@ def _timings(row: Row, reference: Row) -> dict[str, Comparison | str]:
     return {**found, "against_reference": row.compared(reference) or TOO_FEW}
 
 
-def _quality(row: Row, plain: Trainings | None, max_drop: float) -> Quality | str:
+def _same_job(row: Row, reference: Row) -> bool:
+    """Return whether two rows are one job: another one may train other weights without a chain."""
+    one, other = row.variant, reference.variant
+    return (one.job, one.arguments) == (other.job, other.arguments)
+
+
+def _quality(row: Row, plain: Trainings | None, max_drop: float, *, exact: bool) -> Quality | str:
     if row.trainings is plain:
         return IS_REFERENCE
-    if row.variant.exact:
+    if exact:
         return EXACT
     if plain is None or not (row.trainings.done or row.trainings.reason):
         return _NOT_TRAINED

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from tfopt.report.statistics import LEAST
+
 if TYPE_CHECKING:
     from tfopt.report.bench_report import Quality
     from tfopt.report.statistics import Comparison
@@ -103,6 +105,8 @@ def points(value: float) -> str:
 
 def points_interval(quality: Quality) -> str:
     """Return the 95 % interval of a difference in points: -0.05 to +0.25."""
+    if len(quality.seeds) < LEAST:
+        return "unknown from one seed"
     return f"{signed_points(quality.low)} to {signed_points(quality.high)}"
 
 
