@@ -313,3 +313,13 @@ def test_mistakes_beyond_the_first_batch_are_refused():
         run(late("y", 7))
     assert "label 7" in str(caught.value)
     assert "from 0 to 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(("examples", "says"), [(40, ["16 examples and the last one 8"]), (32, [])])
+def test_a_smaller_last_batch_under_xla_is_said_before_the_training(examples, says, caplog):
+    compiled = {"loss": "sparse_categorical_crossentropy", "jit_compile": True}
+    data = Data(train=(X[:examples], Y[:examples]))
+    run(a_job(data=lambda: data, compile=lambda: compiled))
+    found = [line for line in caplog.messages if "compiles the step a second time" in line]
+    assert len(found) == len(says)
+    assert all(word in line for word, line in zip(says, found, strict=True))

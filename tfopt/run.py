@@ -8,6 +8,7 @@ they were, whether or not an exception passes through.
 from __future__ import annotations
 
 import gc
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,8 @@ from tfopt.train.out_of_memory import explain_out_of_memory
 
 if TYPE_CHECKING:
     import keras
+
+_log = logging.getLogger("tfopt")
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,6 +187,34 @@ class Prepared:
         """Return what each transform has done so far."""
         return self.run.effects
 
+    @property
+    def epoch_examples(self) -> int | None:
+        """Return the examples of an epoch; None without a length."""
+        steps, batch = self.facts.steps_per_epoch, self.facts.batch_size
+        if steps is None or batch is None:
+            return None
+        train, most = self.examples["train"], steps * batch
+        alone = None if train.keeps_batches else train.steps(1)
+        return alone if alone is not None and most - alone < batch else most
+
+    @property
+    def last_batch(self) -> int | None:
+        """Return the examples of an epoch's last batch, which may be smaller; None if unknown."""
+        examples, steps, batch = (
+            self.epoch_examples,
+            self.facts.steps_per_epoch,
+            self.facts.batch_size,
+        )
+        if examples is None or steps is None or batch is None:
+            return None
+        return min(examples - (steps - 1) * batch, batch)
+
+    @property
+    def compiles_twice(self) -> bool:
+        """Return whether XLA compiles the step again, for an epoch's smaller last batch."""
+        last = self.last_batch
+        return bool(self.model.jit_compile) and last is not None and last != self.facts.batch_size
+
     def is_idle(self, transform: Transform) -> bool:
         """Return whether this transform, so far, has changed nothing on this machine."""
         own = [effect for applied, effect in self.effects if applied == transform]
@@ -194,6 +225,14 @@ class Prepared:
     ) -> Outcome:
         """Train, take the steps after ``fit``, and evaluate on the test part."""
         run = self.run
+        if self.compiles_twice:
+            _log.warning(
+                "XLA compiles the step a second time at the end of the first epoch: batches have "
+                "%d examples and the last one %d. A batch size that divides the examples, or "
+                "PipelineOptions(drop_remainder=True), avoids it.",
+                self.facts.batch_size,
+                self.last_batch,
+            )
         history = self.train(callbacks=callbacks, verbose=verbose)
         for transform in run.acting(sorted(run.chain.parts, key=_finishes)):
             transform.finish(run, self.model)

@@ -108,7 +108,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         steps_per_epoch=facts.steps_per_epoch,
         epochs=facts.epochs,
         examples=examples,
-        epoch_examples=epoch_examples(ready),
+        epoch_examples=ready.epoch_examples,
         rebatch=train.keeps_batches and not any(isinstance(t, Pipeline) for t in chain.parts),
         accumulate=facts.accumulate,
         optimizer=optimizer,
@@ -138,16 +138,6 @@ def _optimizer_of(model: Any) -> tuple[str, float | None]:
     schedule = keras.optimizers.schedules.LearningRateSchedule
     scheduled = isinstance(learning_rate_of(optimizer), schedule)
     return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
-
-
-def epoch_examples(ready: Prepared) -> int | None:
-    """Return those of an epoch; of arrays exactly, whose last batch may be smaller."""
-    steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
-    if steps is None or batch is None:
-        return None
-    train, most = ready.examples["train"], steps * batch
-    alone = None if train.keeps_batches else train.steps(1)
-    return alone if alone is not None and most - alone < batch else most
 
 
 def _has_accuracy(model: Any) -> bool:

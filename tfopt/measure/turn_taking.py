@@ -20,7 +20,7 @@ from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
 from tfopt.keras_internals import last_step
-from tfopt.measure.job_facts import JobFacts, epoch_examples, facts_of
+from tfopt.measure.job_facts import JobFacts, facts_of
 from tfopt.measure.memory import gpu_states, gpus_in_use, peak_gpu_mib, peak_host_mib
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.report.timed_process import GpuState
@@ -158,7 +158,7 @@ def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
         notes={repr(transform): effect.note for transform, effect in ready.effects},
         idle=frozenset(repr(each) for each in ready.run.chain.parts if ready.is_idle(each)),
         facts=facts_of(ready) if facts else None,
-        compiles_rest=bool(ready.model.jit_compile) and _rest(ready) < 1,
+        compiles_rest=ready.compiles_twice,
     )
 
 
@@ -201,11 +201,8 @@ def _filled_s(ready: Prepared) -> float:
 
 def _rest(ready: Prepared) -> float:
     """Return how full the last batch of an epoch is, as a share."""
-    steps, batch = ready.facts.steps_per_epoch, ready.facts.batch_size
-    examples = epoch_examples(ready)
-    if steps is None or not batch or examples is None:
-        return 1.0
-    return examples / batch - (steps - 1)
+    last, batch = ready.last_batch, ready.facts.batch_size
+    return 1.0 if last is None or not batch else last / batch
 
 
 def _programs(ready: Prepared) -> frozenset[str] | str:
