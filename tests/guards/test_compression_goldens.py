@@ -149,10 +149,13 @@ def test_int8_files_are_as_small_and_agree_as_much(goldens, fresh_python):
         assert found["relative_error"] <= 1.25 * golden["relative_error"], name
 
 
-def test_accuracy_stays(goldens):
-    for name, accuracy in accuracies().items():
+def test_what_compression_costs_in_accuracy_stays(goldens):
+    golden, now = goldens["accuracy"], accuracies()
+    # How well Keras trains the plain net is not ours: another Keras trains it to another accuracy.
+    for name in golden.keys() - {"plain"}:
         # Over three seeds the accuracy of one way spans 0.5 to 1.5 points on these 2,000 digits.
-        assert accuracy == pytest.approx(goldens["accuracy"][name], abs=0.015), name
+        points = golden[name] - golden["plain"]
+        assert now[name] - now["plain"] == pytest.approx(points, abs=0.015), name
 
 
 if __name__ == "__main__":
