@@ -5,9 +5,11 @@ is read. Examples in docstrings, which are indented blocks, become code blocks.
 """
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,7 +21,11 @@ SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Example):+$")
 def setup(app: Any) -> dict[str, bool]:
     """Connect to Sphinx, which calls this."""
     app.connect("source-read", fill)
+    app.connect("autodoc-before-process-signature", import_types)
+    # Before autodoc puts the types into the list of parameters.
+    app.connect("object-description-transform", shorten_types, priority=400)
     # Before napoleon, which reads the sections.
+    app.connect("autodoc-process-docstring", add_inherited, priority=90)
     app.connect("autodoc-process-docstring", mark_code, priority=100)
     return {"parallel_read_safe": True}
 
@@ -30,6 +36,42 @@ def fill(_app: Any, _name: str, source: list[str]) -> None:
     source[0] = re.sub(
         r"<!-- made: (\w+) -->", lambda found: "\n".join(parts[found[1]]()), source[0]
     )
+
+
+def import_types(_app: Any, function: Any, _bound: bool) -> None:
+    """Import what a module imports for annotations alone, so that these can be read."""
+    names = getattr(function, "__globals__", {})
+    if not names.get("__name__", "").startswith("tfopt"):
+        return
+    for node in ast.parse(inspect.getsource(sys.modules[names["__name__"]])).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            exec(ast.unparse(node.body), names)
+
+
+def shorten_types(app: Any, *_: Any) -> None:
+    """Write the types of parameters by their last names; leave out Any, which says nothing."""
+    for annotations in app.env.current_document.autodoc_annotations.values():
+        for name, kind in [*annotations.items()]:
+            annotations[name] = re.sub(r"~(?!tfopt)(?:\w+\.)+", "", kind)
+            if kind in ("Any", "~typing.Any", "None"):
+                del annotations[name]
+
+
+def add_inherited(_app: Any, _what: str, _name: str, value: Any, _options: Any, lines: Any) -> None:
+    """Add the fields of a dataclass that its base describes."""
+    if not dataclasses.is_dataclass(value):
+        return
+    told = _meanings("\n".join(lines))
+    bases = [_meanings(inspect.getdoc(base) or "") for base in value.__mro__[1:]]
+    for field in dataclasses.fields(value):
+        meaning = next((base[field.name] for base in bases if field.name in base), None)
+        if field.init and meaning and field.name not in told:
+            if not any(line.startswith("Attributes:") for line in lines):
+                lines += ["", "Attributes:"]
+            at = next(i for i, line in enumerate(lines) if line.startswith("Attributes:")) + 1
+            while at < len(lines) and lines[at].startswith("    "):
+                at += 1
+            lines.insert(at, f"    {field.name}: {meaning}")
 
 
 def mark_code(*arguments: Any) -> None:
