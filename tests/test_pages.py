@@ -8,6 +8,7 @@ which the test of its page runs (``SCRIPTS``). Lines for a shell are parsed, lin
 import argparse
 import ast
 import importlib.util
+import inspect
 import re
 import shlex
 from functools import cache
@@ -211,6 +212,7 @@ def test_the_table_says_which_function_needs_a_newer_keras(monkeypatch):
     monkeypatch.setattr("keras.__version__", "3.8.0")
     with pytest.raises(tfopt.UserError) as refused:
         replicas._require_metrics_of_replicas()
+    assert f"Keras is older than {told['distribute']}" in inspect.getdoc(tfopt.distribute)
     assert refused.value.expected == f"Keras {told.pop('distribute')} or newer"
     assert told == {}
 

@@ -1,4 +1,4 @@
-"""Every public name is in the reference, with a docstring that shows a call.
+"""Every public name is in the reference, with a call, its parameters and its errors.
 
 ``make docs`` turns the pages into a site, where a warning, such as a link into nothing, is an error.
 """
@@ -37,6 +37,24 @@ def examples(docstring):
     return [re.sub(r"^(>>>|\.\.\.) ?", "", each, flags=re.MULTILINE) for each in blocks]
 
 
+def described(section, docstring):
+    """Return the names below a section of a docstring, such as Args, that are followed by a text."""
+    found = re.findall(rf"^{section}:\n((?:(?: {{4}}.*)?\n?)+)", docstring, flags=re.MULTILINE)
+    return {*re.findall(r"^ {4}(\w+): \S", "".join(found), flags=re.MULTILINE)}
+
+
+def undescribed(kind):
+    """Return the parameters of a class that neither its docstring nor one of its bases' describes."""
+    if "he fields are the arguments of ``" in inspect.getdoc(kind):
+        return set()
+    texts = [inspect.getdoc(base) or "" for base in inspect.getmro(kind)]
+    told = {name for text in texts for name in re.findall(r"``(\w+)``", text)}
+    told |= {name for text in texts for name in described("(?:Args|Attributes)", text)}
+    parameters = inspect.signature(kind).parameters.values()
+    names = {each.name for each in parameters if each.kind != each.VAR_KEYWORD}
+    return {name for name in names - told if not name.startswith("_")}
+
+
 def documented():
     for page in (ROOT / "docs" / "reference").glob("*.md"):
         names = re.findall(
@@ -63,6 +81,23 @@ def test_a_docstring_shows_a_call_that_exists(name):
     for node in ast.walk(ast.parse("\n".join(blocks))):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "tfopt":
             assert node.attr in tfopt.__all__
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if inspect.isfunction(PUBLIC[name])])
+def test_a_function_describes_its_parameters_and_errors(name):
+    docstring = inspect.getdoc(PUBLIC[name])
+    parameters = set(inspect.signature(PUBLIC[name]).parameters)
+    missing = parameters - described("Args", docstring)
+    assert not missing, f"{name} has no Args of {', '.join(sorted(missing))}"
+    # What takes anything refuses something.
+    raised = described("Raises", docstring)
+    assert not parameters or raised & {"UserError", "OutOfMemory"}, f"{name} has no Raises"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if inspect.isclass(PUBLIC[name])])
+def test_a_class_describes_its_fields(name):
+    missing = undescribed(PUBLIC[name])
+    assert not missing, f"{name} has no Attributes of {', '.join(sorted(missing))}"
 
 
 def test_what_a_function_does_to_its_model_is_said_at_once():

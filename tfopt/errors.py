@@ -23,6 +23,12 @@ class UserError(ValueError):
             tfopt.prune(model, 1.5)
         except tfopt.UserError as error:
             print(error.what, error.expected, error.fix)
+
+    Attributes:
+        what: What happened, in one sentence.
+        expected: What would have been right.
+        received: What was given.
+        fix: What to do.
     """
 
     def __init__(

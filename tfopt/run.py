@@ -88,6 +88,11 @@ def run(
         callbacks: Further Keras callbacks, after those of the job and the chain.
         verbose: As in ``model.fit``.
 
+    Raises:
+        UserError: A function of the job returns something else than it should, or a transform
+            refuses the job.
+        OutOfMemory: Memory ran out; the error says which batch would fit.
+
     Example:
         outcome = run(job, chain(MixedPrecision(), Prune(0.8)))
         outcome.save("out")

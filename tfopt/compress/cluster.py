@@ -61,6 +61,10 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
         begin_step: The step, counted from here, at which the clusters are formed, for a model
             that is not trained yet.
 
+    Raises:
+        UserError: The model is not built, ``clusters`` is below 2, or none of the chosen layers can
+            have so many.
+
     Where a tenth or more of a kernel is zero, its clusters are formed at once, and its zeros stay
     as one of them; kernels that get no clusters keep theirs too. ``clustering_report`` lists the
     layers that were left alone. Weights that are loaded later (``BackupAndRestore``,
@@ -120,6 +124,12 @@ def clustering_report(model: Any) -> ClustersReport:
     """Return values and clusters, kernel by kernel, with a row for every layer left alone.
 
     Rows have ``path``, ``weights``, ``values``, ``clusters`` and ``remark``.
+
+    Args:
+        model: A Keras model, before or after ``strip``.
+
+    Raises:
+        UserError: It is no Keras model.
 
     Example:
         print(tfopt.compress.clustering_report(model))  # a table

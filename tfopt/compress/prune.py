@@ -201,6 +201,10 @@ def prune(
             once its weights are restored. The schedule continues there. ``tfopt.resume`` keeps
             masks and their step; ``BackupAndRestore`` keeps neither.
 
+    Raises:
+        UserError: The model is not built, a setting is unknown or contradicts the pattern, or none
+            of the chosen layers can be pruned.
+
     Weights that are written by hand (``set_weights``) get their zeros with the next step;
     ``tfopt.compress.hold(model)`` puts them back at once.
 
@@ -232,6 +236,12 @@ def pruning_report(model: Any) -> SparsityReport:
 
     A tuple of rows with ``path``, ``weights``, ``zeros``, ``target`` and ``remark``; printed, a
     table.
+
+    Args:
+        model: A Keras model, before or after ``strip``.
+
+    Raises:
+        UserError: It is no Keras model.
 
     Example:
         print(tfopt.compress.pruning_report(model))
@@ -310,6 +320,7 @@ class Prune(Transform):
         sparsity: The fraction of each kernel that is zero in the end.
         schedule: "polynomial" rises to it from ``initial_sparsity`` with the third power;
             "constant" is there at once.
+        initial_sparsity: Where the rise begins.
         begin: The fraction of the training after which masks are first chosen.
         end: The fraction after which they stay; what is left of the training recovers accuracy.
         frequency: Steps from one choice to the next; None: twenty choices in all.

@@ -78,6 +78,10 @@ def quantize_aware(
         layers: Which layers: a regular expression searched for in each path, a layer class or a
             tuple of them, or a function of the layer. None: all.
 
+    Raises:
+        UserError: The model is not built, a setting is out of range, or none of the chosen layers
+            can be quantized.
+
     Masks and clusters that are on the model stay in force, so zeros stay zeros and few values few:
     call this before ``strip``, which would take them off. ``strip`` takes this off too.
     ``tfopt.load`` reads a file saved before that.
@@ -122,6 +126,12 @@ def quantization_report(model: Any) -> QuantizationReport:
 
     A tuple of rows with ``path``, ``kind``, ``precision``, ``output`` and ``remark``; printed, a
     table.
+
+    Args:
+        model: A quantization-aware model, before ``strip``.
+
+    Raises:
+        UserError: The model is not quantization-aware.
 
     Example:
         >>> print(tfopt.compress.quantization_report(model))

@@ -174,6 +174,10 @@ def remove_channels(
         options: ``ChannelOptions``: ranking and rounding. By default widths become multiples of 8,
             so that half of 20 channels is 8.
 
+    Raises:
+        UserError: The model is neither Sequential nor Functional, masks or clusters are on it,
+            ``fraction`` is not between 0 and 1, or no channel would go.
+
     Frozen layers lose channels like others, and stay frozen. Channels that anything unknown
     depends on stay whole: ``channels_report`` takes the same arguments and says what goes, and
     why the rest stays.
@@ -228,6 +232,18 @@ def channels_report(
     """Return what ``remove_channels`` would do with the same arguments; nothing is changed.
 
     Printed, a table of the channels that go together, and the reasons of those that stay.
+
+    Args:
+        model: As for ``remove_channels``.
+        fraction: As for ``remove_channels``.
+        target: As for ``remove_channels``.
+        score: As for ``remove_channels``.
+        layers: As for ``remove_channels``.
+        data: As for ``remove_channels``.
+        options: As for ``remove_channels``.
+
+    Raises:
+        UserError: As for ``remove_channels``.
 
     Example:
         >>> print(tfopt.compress.channels_report(model, 0.5))

@@ -98,6 +98,9 @@ class PolynomialSparsity(Schedule):
 
     Example:
         tfopt.prune(model, PolynomialSparsity(0.8, begin_step=0, end_step=1000))
+
+    Attributes:
+        initial_sparsity: The fraction of zeros at ``begin_step``.
     """
 
     initial_sparsity: float = 0.0

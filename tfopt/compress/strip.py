@@ -23,6 +23,12 @@ def hold(model: Any) -> None:
     that call as a step. A ``tf.function`` that was traced before something was held on the model
     must be made anew, as Keras's own steps are.
 
+    Args:
+        model: The model whose weights were written.
+
+    Raises:
+        UserError: It is no Keras 3 model.
+
     Example:
         weight.assign_sub(0.05 * gradient)
         tfopt.compress.hold(model)
@@ -42,10 +48,16 @@ def hold(model: Any) -> None:
 def strip(model: Any) -> Any:
     """Take masks, clusters and quantization awareness off a model, in place, and return it.
 
+    Args:
+        model: A Keras model, or a .keras file of one.
+
+    Raises:
+        UserError: It is no Keras model, or a quantization-aware one of tf_keras.
+
     Example:
         tfopt.strip(model).save("plain.keras")
 
-    Their values are written into the weights. Call it after training and before saving or
+    What they make of the weights is written into them. Call it after training and before saving or
     exporting: the file is a plain one, which loads without tfopt. Where a schedule has not reached
     its end yet, a warning says so.
 

@@ -81,6 +81,9 @@ class WeightClusters(Constraint):
         layer.kernel_constraint = WeightClusters(16)
 
     Args:
+        clusters: The most values that a kernel may have.
+        inner: The constraint that the layer has already.
+        step: The batch, counted from 1, that is trained next.
         begin_step: The batch, counted from 1, at which the clusters are formed; 0: at once.
         zeros: Whether zeros stay, as one of the clusters.
     """

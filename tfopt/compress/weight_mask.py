@@ -130,10 +130,16 @@ class WeightMask(Constraint):
         layer.kernel_constraint = WeightMask(ConstantSparsity(0.8))
 
     Args:
+        schedule: How much of the kernel is zero at which step.
+        inner: The constraint that the layer has already.
+        step: The batch, counted from 1, that is trained next.
+        pattern: Which weights are zero together.
+        criterion: What makes a weight worth keeping, as in ``prune``.
         inputs: Which axes of each kernel are summed over, by the kernel's name; a pattern is
             along them.
         shared: The choice that this mask makes together with the model's others. It does not go
             into a file: a mask loaded from there stays as it is until ``prune`` is called again.
+        stays: Whether the mask stays as it is, whatever the schedule says.
     """
 
     def __init__(

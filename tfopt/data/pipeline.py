@@ -71,6 +71,10 @@ def pipeline(
         seed: Decides the orders.
         options: What few pipelines need: see ``PipelineOptions``.
 
+    Raises:
+        UserError: Two settings contradict each other, or the data cannot be read as they say, such
+            as a column that is not there.
+
     Example:
         model.fit(tfopt.pipeline((x, y), batch_size=64, cache="memory", map=scaled), epochs=5)
         model.fit(tfopt.pipeline("data/train.parquet", label="y", batch_size=256), epochs=5)

@@ -102,6 +102,11 @@ def distribute(
             is said.
         peer_timeout_s: In a cluster, how long this worker waits for another one, at the start
             and in a step of ``fit``, before it ends with an error that names it.
+
+    Raises:
+        UserError: Two settings contradict each other, a GPU is not there, another strategy is in
+            force, or Keras is older than 3.10; in ``fit``, the replicas differ from one device, or
+            a worker is lost.
     """
     if not within(peer_timeout_s, 1, 86401):
         raise UserError(
@@ -256,6 +261,8 @@ def _split_cpu(tf: Any, count: int) -> None:
 @dataclass(frozen=True, repr=False)
 class Distribute(Transform):
     """Train on all visible GPUs, or on those given, or on logical CPU devices.
+
+    The fields are the arguments of ``tfopt.distribute``.
 
     Example:
         outcome = run(job, chain(Distribute(per_replica_batch=64), MixedPrecision()))

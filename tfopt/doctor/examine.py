@@ -80,6 +80,10 @@ def doctor(
             to reach them; they must run at the same time.
         on_progress: Called with the name of each check before it begins.
 
+    Raises:
+        UserError: A theme is unknown, or ``job`` is not the name of one. What the checks find is
+            returned.
+
     Example:
         for check in tfopt.doctor("my_package.train:job", only=["gpu", "job"]):
             print(check.verdict, check.told, check.fix)

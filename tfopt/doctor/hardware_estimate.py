@@ -112,6 +112,9 @@ def hardware_estimate(
         chain: Under what it is trained, such as ``MixedPrecision("mixed_float16")``.
         batch_size: Another number of examples a step.
 
+    Raises:
+        UserError: ``batch_size`` is not a count, or the job cannot be built under the chain.
+
     Example:
         job = tfopt.Job.from_model(model, (x, y))
         print(tfopt.hardware_estimate(job, batch_size=256))

@@ -216,7 +216,8 @@ def export(
         An :class:`Exported`; printed, it is a table.
 
     Raises:
-        UserError: No file could be made; the reasons are in the error.
+        UserError: The model is not built, a format or a precision is unknown, integers have no
+            ``calibration``, or no file could be made; the reasons are in the error.
 
     Example:
         >>> print(tfopt.export(model, "served", formats="litert", precision="int8", calibration=x))

@@ -54,6 +54,10 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
         A ``keras.Model``, with the masks, clusters and ranges that were held on it; or a
         :class:`Served`: called with arrays, it returns a list of outputs.
 
+    Raises:
+        UserError: There is no such file, the folder has several, or the file's engine is missing or
+            cannot open it.
+
     Example:
         >>> classify = tfopt.load("served/litert_int8")
         >>> (probabilities,) = classify(x)

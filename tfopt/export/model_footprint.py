@@ -42,6 +42,9 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
         turns: How often each is measured, after one turn that does not count.
         threads: CPU threads of LiteRT.
 
+    Raises:
+        UserError: ``models`` has no models by name, or one of them cannot be converted.
+
     Printed, it is a table: the file, gzipped, and with sparse kernels stored as such, in KiB; and
     the latency of one example as a share of the first model's, with its 95 % interval. Each model
     is converted first, which may take some seconds.

@@ -209,6 +209,10 @@ def optimize(
             with fewer channels; one that raises a UserError is left out, and a note says so.
         progress: Called with a line on each file that was tried, and on what comes next.
 
+    Raises:
+        UserError: A setting is unknown, or no file keeps to ``max_drop``; the reasons are in the
+            error.
+
     Example:
         >>> best = tfopt.optimize("model.keras", (x_test, y_test), max_drop=0.5)
         >>> print(best)

@@ -126,6 +126,10 @@ def quantize(
         integer_io: Precision "int8" only: inputs and outputs are int8 too, with scale and zero
             point in the file; otherwise they are float32.
 
+    Raises:
+        UserError: The model is not built or still quantization-aware, integers have no
+            ``calibration``, or the file loses more than ``max_drop``.
+
     What comes back is printed in a line, and has ``accuracy(x, y)``, ``predict(x)``, ``kib``,
     ``fully_integer``, ``left_float``, ``content`` and ``path``. Whether the file is faster is for
     ``tfopt.footprint`` to measure: in integers small models are often slower on a desktop's CPU.

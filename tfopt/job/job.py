@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 class Job:
     """Describes one training: everything ``run`` needs, nothing done yet.
 
-    ``compile`` is a function returning the keyword arguments of ``model.compile``; optimizers
-    are born inside it, since one cannot serve two models. ``batch_size`` None is the size of the
-    batches that the data yields, or Keras's 32 for arrays. ``tuned_batch_size`` is the batch
-    for which its learning rate was chosen.
-
     Example:
         job = Job(
             build=build,  # returns a model, not compiled
@@ -34,6 +29,20 @@ class Job:
             compile=lambda: {"optimizer": "adam", "loss": "mse"},
         )
         job = Job.from_model(model, (x, y), epochs=10)  # or of a compiled model
+
+    Attributes:
+        build: A function that returns the model, not compiled.
+        data: A function that returns a ``Data``.
+        compile: A function that returns the keyword arguments of ``model.compile``. Optimizers
+            are made inside it, since one cannot serve two models.
+        name: What reports call the job.
+        batch_size: Examples a step; None: those of the data's own batches, or 32 of arrays.
+        tuned_batch_size: The batch for which the learning rate was chosen; None: ``batch_size``.
+        epochs: As in ``fit``.
+        steps_per_epoch: As in ``fit``.
+        seed: Of the weights and of the order of examples.
+        callbacks: Functions that return a Keras callback.
+        restore: A function that puts state, such as the optimizer's, into the compiled model.
     """
 
     build: Callable[[], keras.Model]
@@ -48,7 +57,6 @@ class Job:
 
     callbacks: tuple[Callable[[], keras.callbacks.Callback], ...] = ()
     restore: Callable[[keras.Model], None] | None = None
-    """Puts carried-over state (the optimizer's) back after ``compile``."""
 
     def __post_init__(self) -> None:
         keep_plain(self)

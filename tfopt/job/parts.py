@@ -14,6 +14,10 @@ class Effect:
     Example:
         for transform, effect in run(job, chain(Place(), Prune(0.8))).effects:
             print(transform, effect.acted, effect.note)
+
+    Attributes:
+        acted: False where it could do nothing here.
+        note: What it did, or why it could not, in one sentence.
     """
 
     acted: bool
@@ -30,6 +34,15 @@ class Facts:
     Example:
         def data(self, run, train):  # a method of a transform
             return train.take(run.facts.steps_per_epoch)
+
+    Attributes:
+        replicas: Over how many devices each batch is divided.
+        batch_size: Examples in a batch; None where it is not known.
+        tuned_batch_size: The batch for which the learning rate was chosen.
+        steps_per_epoch: None where the data has no known length.
+        epochs: As in ``fit``.
+        seed: The job's.
+        accumulate: Steps for one update of the weights.
     """
 
     replicas: int
@@ -57,6 +70,15 @@ class Data:
 
     Example:
         Data(train="data/train.parquet", test="data/test.parquet", label="y")
+
+    Attributes:
+        train: What is trained on.
+        test: What accuracy is measured on; without it none is.
+        validation: What ``fit`` evaluates after every epoch.
+        name: What reports call the data.
+        note: What reports say of it, such as where it comes from.
+        label: The column of a path that becomes y.
+        features: The columns of a path that become x, as in ``tfopt.pipeline``.
     """
 
     train: Any = field(repr=False)
@@ -80,6 +102,11 @@ class Artefact:
     Example:
         for artefact in run(job, Quantize()).artefacts:
             print(artefact.filename, artefact.metrics)
+
+    Attributes:
+        filename: The name under which ``Outcome.save`` writes it.
+        content: What is in it.
+        metrics: What was measured on it, by name.
     """
 
     filename: str

@@ -145,6 +145,13 @@ class Chain(Transform):
 def chain(*transforms: Transform) -> Chain:
     """Compose transforms; the result is a Transform. Its prefixes are a report's rows.
 
+    Args:
+        transforms: Values such as ``Prune(0.8)``, and chains; they act in this order.
+
+    Raises:
+        UserError: A value is no transform, or two of them cannot run together; the error names
+            both.
+
     Example:
         outcome = run(job, chain(MixedPrecision(), Prune(0.8)))
     """

@@ -114,6 +114,10 @@ def measure(
         seeds: Whole trainings of each.
         ablate: Measure the chain without each link, in place of its prefixes.
         verbose: Show what is measured now, the time left, and what was found.
+
+    Raises:
+        UserError: The job cannot be imported or trained in another process, or no round of turns
+            fits into the budget.
     """
     for name, value in {"whole": whole, "ablate": ablate, "verbose": verbose}.items():
         require_switch(name, value)

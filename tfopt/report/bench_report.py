@@ -221,13 +221,24 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """One measurement; the first variant is the reference; ``created`` is ISO-8601 in UTC.
-
-    ``serving`` compares what variants would serve, where a transform is there for that.
+    """One measurement: what was asked, and a row for each variant.
 
     Example:
         report = tfopt.report.Report.read("perf").found
         print(report.provenance.cpu, report.reference.step_ms)
+
+    Attributes:
+        title: What was measured.
+        command: The command or call that measured it.
+        created: When, as ISO-8601 in UTC.
+        provenance: Machine and versions.
+        asked: The settings of the measurement.
+        data: What was trained on.
+        variants: A row for each; the first one is the reference.
+        recommendation: The chain to keep; None where it was interrupted, or had none to choose.
+        complete: False where it was interrupted.
+        notes: What to know about it.
+        serving: Size and latency of what variants would serve; None without a transform for that.
     """
 
     title: str

@@ -24,6 +24,9 @@ class Report:
         >>> report = Report.read("cnn_mnist_report")
         >>> print(report)
         >>> report["kept"].step_ms
+
+    Attributes:
+        found: What was measured, as data.
     """
 
     found: BenchReport

@@ -58,6 +58,10 @@ def resume(
         every_seconds: Save after so many seconds too; None: never by time.
         keep: How many checkpoints stay.
 
+    Raises:
+        UserError: A setting is not a count; in ``fit``, the checkpoints are another model's,
+            optimizer's or loss's, a shuffle has no seed, or weights are not finite.
+
     Example:
         model.fit(data, epochs=10, callbacks=[tfopt.resume("checkpoints")])
     """

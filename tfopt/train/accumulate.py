@@ -56,6 +56,10 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
         model: A compiled Keras 3 model.
         steps: Micro-batches for each update, at least 2. Compile the model anew to take it off.
 
+    Raises:
+        UserError: The model is not compiled, ``steps`` is below 2, or the optimizer averages its
+            weights (``use_ema``) or accumulates already.
+
     Example:
         tfopt.accumulate(model, 4)
         model.fit(x, y, batch_size=8)
@@ -114,6 +118,9 @@ class Accumulate(Transform):
 
     Example:
         outcome = run(job, Accumulate(4))  # a batch of 32 in micro-batches of 8
+
+    Attributes:
+        steps: Micro-batches for each update, at least 2; a divisor of the batch.
     """
 
     steps: int

@@ -301,7 +301,7 @@ def fused_attention(model: keras.Model, *, padding: Padding = None) -> keras.Mod
             of what it pools and of its loss, as Keras's layers that take masks do.
 
     Raises:
-        UserError: No layer of the model can be served on this machine.
+        UserError: No layer of the model can be served on this machine; the reason is in the error.
 
     Example:
         model = tfopt.mixed_precision(model, "mixed_bfloat16")

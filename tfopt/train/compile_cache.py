@@ -38,6 +38,9 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
         folder: None: ``~/.cache/tfopt``. Versions, GPUs and flags have a folder each inside.
         limit_mib: How much all of it may take; the oldest programs go first.
 
+    Raises:
+        UserError: TensorFlow has listed its devices already, or the folder has a space in its name.
+
     Example:
         tfopt.compile_cache()
         model.fit(x, y)

@@ -36,6 +36,9 @@ def execution(
         steps_per_execution: Training steps per call from Python. Batch callbacks are called
             once per execution. None keeps what is set.
 
+    Raises:
+        UserError: The model is not compiled, or a value is none of the above.
+
     Example:
         model.compile("adam", "mse")
         tfopt.execution(model, jit_compile=True, steps_per_execution=10)
@@ -62,7 +65,10 @@ class Execution(Transform):
         outcome = run(job, Execution(jit_compile=True, steps_per_execution=16))
 
     Attributes:
-        xla: Flags such as "--xla_gpu_enable_triton_gemm=false", for the whole process from its
+        jit_compile: Whether XLA compiles the step: True, False or "auto" (Keras's own choice);
+            None keeps what is set.
+        steps_per_execution: Training steps per call from Python; None keeps what is set.
+        xla: Flags such as ``--xla_gpu_enable_triton_gemm=false``, for the whole process from its
             start on. They change how XLA compiles, not whether it does.
     """
 

@@ -18,6 +18,15 @@ _RULES = ("linear", "sqrt")
 def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rule) -> float:
     """Return the rate for ``batch`` by the linear or square-root rule, from one tuned for another.
 
+    Args:
+        rate: The learning rate that was tuned.
+        tuned_batch: The batch for which it was.
+        batch: The batch to train with.
+        rule: "linear" for SGD, "sqrt" for Adam and its kin.
+
+    Raises:
+        UserError: A batch is not a count, or the rule is unknown.
+
     Example:
         scaled_learning_rate(0.1, tuned_batch=32, batch=128, rule="linear")  # 0.4
     """

@@ -28,13 +28,19 @@ _MIB = 1024**2
 class TrainingMemory:
     """The parts of one training step's memory.
 
-    ``activations_mib`` is what is there at the fullest moment beside the weights, the optimizer's
-    variables, the batch and the gradients: what the forward pass keeps for the backward pass, and
-    what both work on. ``peak_mib`` is all that is there at that moment.
-
     Example:
         memory = tfopt.training_memory(model, (x, y), batch_size=64)
         print(memory.peak_mib, memory.activations_mib)
+
+    Attributes:
+        batch_size: Examples in the step.
+        parameters_mib: The weights.
+        optimizer_mib: The optimizer's variables.
+        input_mib: The batch.
+        gradients_mib: The gradients of the weights.
+        activations_mib: The rest at the fullest moment: what the forward pass keeps for the
+            backward pass, and what both work on.
+        peak_mib: All that is there at that moment.
     """
 
     batch_size: int
@@ -65,6 +71,10 @@ def training_memory(
         model: A built and compiled Keras 3 model, made outside of strategies.
         batch: ``(x, y)`` or ``(x, y, sample_weight)``, of which only shapes and types count.
         batch_size: Another number of examples than those in ``batch``.
+
+    Raises:
+        UserError: The model is not built and compiled, or is a strategy's; or ``batch`` is not what
+            ``fit`` gives to a step.
 
     Example:
         print(tfopt.training_memory(model, (x[:1], y[:1]), batch_size=256))

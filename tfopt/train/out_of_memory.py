@@ -100,6 +100,9 @@ def explain_out_of_memory(model: keras.Model | None = None) -> Scope[Watched]:
 
     Args:
         model: The model whose ``fit`` is watched; None where it is made inside the block.
+
+    Raises:
+        OutOfMemory: Memory ran out inside the block.
     """
     return Scope(
         _explaining(model),

@@ -48,6 +48,10 @@ def place(
     Returns:
         What was done, in words; ``acted`` is False on a machine without a GPU.
 
+    Raises:
+        UserError: There is no such GPU, two settings contradict each other, or TensorFlow has
+            initialised its devices.
+
     Example:
         tfopt.place("most_free", memory_growth=True)
     """
@@ -68,6 +72,8 @@ def place(
 @dataclass(frozen=True, repr=False)
 class Place(Transform):
     """Choose GPUs and their memory mode before the job's process initialises TensorFlow.
+
+    The fields are the arguments of ``tfopt.place``.
 
     Example:
         outcome = run(job, Place("most_free", compile_cache=True))

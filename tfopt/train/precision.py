@@ -196,6 +196,14 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
     all GPUs have tensor cores for it, else float32; with nothing to change, the given model itself
     comes back.
 
+    Args:
+        model: A built Keras 3 model, compiled or not.
+        policy: "auto", "mixed_float16", "mixed_bfloat16" or "float32".
+
+    Raises:
+        UserError: The policy is unknown, or a layer of the model cannot be made again from its
+            ``get_config()``.
+
     Example:
         model = tfopt.mixed_precision(model, "mixed_bfloat16")
     """
@@ -243,6 +251,10 @@ class MixedPrecision(Transform):
 
     Example:
         outcome = run(job, MixedPrecision("mixed_bfloat16"))
+
+    Attributes:
+        policy: "auto", "mixed_float16", "mixed_bfloat16" or "float32".
+        tf32: Whether float32 products may round to TF32; None keeps TensorFlow's setting.
     """
 
     policy: Policy = "auto"

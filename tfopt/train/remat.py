@@ -57,6 +57,9 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
             for in each layer's path ("encoder/block_1"), a layer class or a tuple of them, or a
             function of the layer. Of layers inside each other the outer one.
 
+    Raises:
+        UserError: The model is not built, or ``layers`` chooses none of its layers.
+
     Layers are computed a second time: they must draw random numbers by ``keras.random``, assign
     only Keras's variables, and call no Python. Refused with a ``UserError`` when the step is
     traced are trained weights that ``call`` assigns (SpectralNormalization), and assignments inside

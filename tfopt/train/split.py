@@ -48,6 +48,10 @@ def split(
             devices. (): the model runs as before again, with its weights where they are.
         batch_size: The examples of a step, for which activations are weighed.
 
+    Raises:
+        UserError: The model is neither Sequential nor Functional, there are fewer than two devices,
+            or a layer is larger than its device.
+
     Example:
         tfopt.split(model, batch_size=64)
         model.compile("adam", "mse")

@@ -69,6 +69,9 @@ def find_batch_size(
         at_most: None larger; never more than there are examples to train on.
         budget_s: After so long, no further trial begins.
         verbose: Show what is tried now, and what came of it.
+
+    Raises:
+        UserError: The job cannot be imported or built in another process, or no batch trains.
     """
     reference = reference_of(job, "find_batch_size")
     target = Target(reference, reference, as_chain(under), plain_arguments(arguments))

@@ -76,6 +76,10 @@ def tune(
         max_drop: Points of test accuracy that may be lost.
         final: False returns the winner of the races unproven, to be measured by what follows.
         verbose: Show what runs, what was found, and what is left.
+
+    Raises:
+        UserError: The job cannot be imported or built in another process, a model comes without
+            data, or a setting is unknown.
     """
     require_budget(budget_s)
     if objective not in get_args(Objective):

@@ -18,6 +18,9 @@ class ArrowTable(Table):
 
     Example:
         data = tfopt.pipeline(ArrowTable(pandas_frame, label="y"), batch_size=256)
+
+    Attributes:
+        table: Of pyarrow, pandas, polars or duckdb, for example.
     """
 
     table: Any

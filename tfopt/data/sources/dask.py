@@ -110,6 +110,11 @@ class DaskArrays(Source):
 
     Example:
         data = tfopt.pipeline(DaskArrays(images, labels), batch_size=64)
+
+    Attributes:
+        x: An array of examples.
+        y: An array of their labels; None: there are none.
+        ahead: Chunks that are computed before they are needed.
     """
 
     x: Any

@@ -61,6 +61,10 @@ def train_asynchronously(
             A training that finds it there goes on from it, also with other workers or more epochs;
             another model's, optimizer's or loss's is refused. A full disk is a warning.
         patience_s: How long to wait for tasks that do not answer, and for a step of any worker.
+
+    Raises:
+        UserError: TF_CONFIG has no parameter servers, ``build`` or ``data`` is not a function, a
+            task does not answer, or the checkpoint is another model's.
     """
     _checked(build, data, epochs, staleness, patience_s)
     place = _place()
