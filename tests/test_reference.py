@@ -3,6 +3,7 @@
 ``make docs`` turns the pages into a site, where a warning, such as a link into nothing, is an error.
 """
 
+import argparse
 import ast
 import inspect
 import re
@@ -17,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
+from tfopt.commands.cli import _parser
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("tfopt", "tfopt.compress", "tfopt.data", "tfopt.job", "tfopt.report", "tfopt.train")
@@ -98,6 +100,19 @@ def test_a_function_describes_its_parameters_and_errors(name):
 def test_a_class_describes_its_fields(name):
     missing = undescribed(PUBLIC[name])
     assert not missing, f"{name} has no Attributes of {', '.join(sorted(missing))}"
+
+
+def without_help(parser, command):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from without_help(below, f"{command} {name}")
+        elif not action.help:
+            yield f"{command} {'/'.join(action.option_strings) or action.dest}"
+
+
+def test_every_flag_of_every_command_has_a_help():
+    assert [*without_help(_parser(), "tfopt")] == []
 
 
 def test_what_a_function_does_to_its_model_is_said_at_once():

@@ -87,7 +87,7 @@ def output_folder(options: argparse.Namespace, target: Target, ending: str) -> P
 
 
 def add_max_drop(
-    parser: argparse.ArgumentParser, text: str = "loss of accuracy that counts as none"
+    parser: argparse.ArgumentParser, text: str = "points of accuracy that may be lost"
 ) -> None:
     """Add ``--max-drop``; ``text`` says what may be lost."""
     parser.add_argument(
@@ -95,7 +95,7 @@ def add_max_drop(
         type=points,
         default=0.5,
         metavar="POINTS",
-        help=f"{text}, in hundredths (default: 0.5)",
+        help=f"{text} (default: 0.5)",
     )
 
 

@@ -33,7 +33,7 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_DESCRIPTION,
     )
     arguments.add_job(parser, chain=True)
-    parser.add_argument("--at-most", type=int, metavar="N", help="no larger batch")
+    parser.add_argument("--at-most", type=int, metavar="N", help="the largest batch to try")
     parser.add_argument(
         "--budget",
         type=duration,

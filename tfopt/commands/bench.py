@@ -41,18 +41,18 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--ablate",
         action="store_true",
-        help="the whole chain against the chain without each of its links",
+        help="compare the chain with the chain without each of its transforms",
     )
     what.add_argument(
         "--only",
         nargs=2,
         metavar=("A", "B"),
-        help="two jobs against each other, each under its whole chain, in the place of JOB",
+        help="compare two jobs, each under its whole chain, in the place of JOB",
     )
     what.add_argument(
         "--input",
         action="store_true",
-        help="find what binds the input of one job: its stages drained, and changes to it tried",
+        help="find what slows the input of one job: time its stages, and try changes to it",
     )
     time = parser.add_mutually_exclusive_group()
     time.add_argument(
@@ -67,26 +67,29 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--whole",
         action="store_true",
-        help="train every variant for its accuracy, and compare whole trainings; the files of the "
-        "chain to keep are left with the report",
+        help="train every variant to the end, and compare accuracy and whole trainings; leave "
+        "the files of the chain to keep with the report",
     )
     parser.add_argument(
         "--seeds",
         type=count,
         default=3,
         metavar="N",
-        help="trainings of each of those, and of what trains other weights; 0: none (default: 3)",
+        help="whole trainings of a variant, where its accuracy is measured; 0: none (default: 3)",
     )
     arguments.add_max_drop(parser)
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the order of the turns, and of the first training"
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the order of turns, and of the first training (default: 0)",
     )
     arguments.add_json(parser)
     parser.add_argument(
         "--trace",
         type=Path,
         metavar="FOLDER",
-        help="leave traces of some steps of the job and of the chain to keep, for TensorBoard",
+        help="write traces of some steps for TensorBoard: of the job, and of the chain to keep",
     )
     add_output(parser, "NAME_bench")
 

@@ -52,13 +52,18 @@ def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("first", type=Path, metavar="A", help="a bench.json, or its folder")
     parser.add_argument(
-        "second", type=Path, metavar="B", nargs="?", help="another; without it A holds both"
+        "second", type=Path, metavar="B", nargs="?", help="a second report; without it A has both"
     )
     parser.add_argument(
-        "--max-slowdown", type=share, metavar="SHARE", help="slower by how much: 3%% or 0.03"
+        "--max-slowdown", type=share, metavar="SHARE", help="the slowdown that fails: 3%% or 0.03"
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=("terminal", "md"), default="terminal")
+    form.add_argument(
+        "--format",
+        choices=("terminal", "md"),
+        default="terminal",
+        help="a table for the terminal, or Markdown (default: terminal)",
+    )
     arguments.add_json(form)
 
 

@@ -52,12 +52,14 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
     export.add_argument("model", type=Path, help="a .keras file")
     _add_choices(export, "saved_model and litert, where they have the precision", "float32")
     export.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
-    export.add_argument("--examples", metavar="DATA", help=f"what files are compared on: {_DATA}")
+    export.add_argument(
+        "--examples", metavar="DATA", help=f"to compare the files with the model on: {_DATA}"
+    )
     export.add_argument(
         "--max-drop",
         type=points,
         metavar="POINTS",
-        help="what a file may lose, in percent of changed classes or of a relative error "
+        help="how much a file may lose, in percent of changed classes or of a relative error "
         "(default: 0.1 for float32, 1 for float16, 10 for the others)",
     )
     arguments.add_json(export)
@@ -76,10 +78,10 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         "--target",
         choices=("cpu-latency", "gpu-latency", "size"),
         default="cpu-latency",
-        help="what is to be small (default: cpu-latency)",
+        help="what to minimize (default: cpu-latency)",
     )
     arguments.add_max_drop(
-        optimize, "allowed loss of accuracy, or percent of the mean absolute error"
+        optimize, "points of accuracy, or percent of the mean absolute error, that may be lost"
     )
     _add_choices(optimize, "all that are installed", None)
     optimize.add_argument(

@@ -26,7 +26,9 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_DESCRIPTION,
     )
     arguments.add_job(parser, chain=True)
-    parser.add_argument("--batch-size", type=int, metavar="N", help="another number of examples")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="examples a step (default: the job's)"
+    )
     arguments.add_json(parser)
 
 

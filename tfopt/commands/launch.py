@@ -63,37 +63,43 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_DESCRIPTION,
         epilog=_CODES,
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="how many workers")
-    parser.add_argument("--ps", type=int, default=0, metavar="M", help="how many parameter servers")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of workers")
+    parser.add_argument(
+        "--ps", type=int, default=0, metavar="M", help="number of parameter servers (default: 0)"
+    )
     parser.add_argument(
         "--data-workers",
         type=int,
         metavar="D",
-        help="how many data workers prepare batches for Pipeline(service=...), in place of COMMAND",
+        help="number of processes that prepare batches for Pipeline(service=...); no COMMAND",
     )
     parser.add_argument(
-        "--port", type=int, default=0, metavar="P", help="of data workers: the dispatcher's port"
+        "--port",
+        type=int,
+        default=0,
+        metavar="P",
+        help="with --data-workers: its port (default: a free one)",
     )
-    parser.add_argument("--host", help="of data workers: by which name others reach this host")
+    parser.add_argument("--host", help="with --data-workers: the name of this host for others")
     parser.add_argument(
         "--restarts",
         type=int,
         default=0,
         metavar="R",
-        help="start the job again after a failure or exit code 75, at most so often",
+        help="how often to start the job again, after a failure or exit code 75 (default: 0)",
     )
     parser.add_argument(
         "--gpus-per-worker",
         type=int,
         metavar="G",
-        help="how many of the visible GPUs each worker gets (default: all, shared out evenly)",
+        help="visible GPUs for each worker (default: all, shared out evenly)",
     )
     parser.add_argument(
         "--grace",
         type=duration,
         default=30.0,
         metavar="TIME",
-        help="how long a task may take to save and end (default: 30s)",
+        help="time for a task to save and end (default: 30s)",
     )
     # argparse would take a command without its dashes for another kind of launcher.
     plain: Callable[[str], NoReturn] = parser.error
@@ -128,20 +134,28 @@ def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         "tasks get SIGTERM before the time limit and at a preemption; where they end\n"
         "with exit code 75, --requeue queues the job again.",
     )
-    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="how many nodes")
-    parser.add_argument("--workers-per-node", type=int, default=1, metavar="W")
-    parser.add_argument("--gpus-per-worker", type=int, default=0, metavar="G")
-    parser.add_argument("--cpus-per-worker", type=int, default=1, metavar="C")
-    parser.add_argument("--name", default="train", help="the job's name")
-    parser.add_argument("--partition", help="as the site calls it")
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
+    parser.add_argument(
+        "--workers-per-node", type=int, default=1, metavar="W", help="tasks on a node (default: 1)"
+    )
+    parser.add_argument(
+        "--gpus-per-worker", type=int, default=0, metavar="G", help="GPUs of a task (default: 0)"
+    )
+    parser.add_argument(
+        "--cpus-per-worker", type=int, default=1, metavar="C", help="cores of a task (default: 1)"
+    )
+    parser.add_argument("--name", default="train", help="the job's name (default: train)")
+    parser.add_argument("--partition", help="the partition, as the site calls it")
     parser.add_argument("--time", help="the time limit as Slurm writes it, such as 1-12:00:00")
-    parser.add_argument("--requeue", action="store_true", help="go on when preempted")
+    parser.add_argument(
+        "--requeue", action="store_true", help="queue the job again after a preemption"
+    )
     parser.add_argument(
         "--grace",
         type=_whole_seconds,
         default=120,
         metavar="TIME",
-        help="how long before the time limit the tasks are told to save (default: 2m)",
+        help="time to save before the time limit (default: 2m)",
     )
     _add_output(parser)
 
@@ -160,24 +174,41 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         "failure.",
     )
     parser.add_argument("--name", default="train", help="the job's name (default: train)")
-    parser.add_argument("--image", required=True, help="the image that holds the script")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="how many pods")
-    parser.add_argument("--gpus-per-worker", type=int, default=0, metavar="G")
-    parser.add_argument("--cpus-per-worker", metavar="QUANTITY", help="asked for, such as 8")
-    parser.add_argument("--memory", metavar="QUANTITY", help="the limit of a pod, such as 64Gi")
-    parser.add_argument("--shared-memory", default="8Gi", metavar="QUANTITY", help="of that memory")
+    parser.add_argument("--image", required=True, help="the container image with the script")
     parser.add_argument(
-        "--claim", metavar="NAME:/PATH", help="a volume claim for checkpoints, and where it appears"
+        "--workers", type=int, default=1, metavar="N", help="number of pods (default: 1)"
     )
     parser.add_argument(
-        "--restarts", type=int, default=0, metavar="R", help="failures of the whole job to bear"
+        "--gpus-per-worker", type=int, default=0, metavar="G", help="GPUs of a pod (default: 0)"
+    )
+    parser.add_argument(
+        "--cpus-per-worker", metavar="QUANTITY", help="cores to request for a pod, such as 8"
+    )
+    parser.add_argument("--memory", metavar="QUANTITY", help="memory limit of a pod, such as 64Gi")
+    parser.add_argument(
+        "--shared-memory",
+        default="8Gi",
+        metavar="QUANTITY",
+        help="how much of that may be shared memory (default: 8Gi)",
+    )
+    parser.add_argument(
+        "--claim",
+        metavar="NAME:/PATH",
+        help="a volume claim for checkpoints, and its mount path",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="R",
+        help="how often to start the job again after a failure (default: 0)",
     )
     parser.add_argument(
         "--grace",
         type=_whole_seconds,
         default=120,
         metavar="TIME",
-        help="to save and end (default: 2m)",
+        help="time for a pod to save and end (default: 2m)",
     )
     _add_output(parser)
 
@@ -187,7 +218,7 @@ def _whole_seconds(text: str) -> int:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", metavar="FILE", help="where to write it (default: print it)")
+    parser.add_argument("--output", metavar="FILE", help="the file to write (default: print it)")
 
 
 def _slurm(options: argparse.Namespace, given: list[str]) -> int:

@@ -59,28 +59,31 @@ def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
         type=duration,
         default=1.0,
         metavar="TIME",
-        help="from one sample to the next, 0.1s to 1h (default: 1s)",
+        help="time between two samples, 0.1s to 1h (default: 1s)",
     )
-    parser.add_argument("--once", action="store_true", help="show it once and end")
+    parser.add_argument("--once", action="store_true", help="show one sample, and end")
     parser.add_argument(
         "--pid", type=int, metavar="N", help="a process whose CPU and memory are watched too"
     )
-    parser.add_argument("--json", action="store_true", help="an object a line for each sample")
-    parser.add_argument("--csv", metavar="FILE", help="write the samples there as well")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON object a line, one for each sample"
+    )
+    parser.add_argument("--csv", metavar="FILE", help="also write the samples to this file")
     parser.add_argument(
         "--prometheus",
         type=int,
         metavar="PORT",
-        help="serve the newest sample there, to this machine only (0: any free port)",
+        help="serve the newest sample on this port, to this machine only (0: any free port)",
     )
     parser.add_argument(
         "--prometheus-host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="the address to serve it on; others than loopback show it to the network",
+        help="the address to serve it on; any but loopback shows it to the network "
+        "(default: 127.0.0.1)",
     )
     parser.add_argument(
-        "--dashboard", metavar="FILE", help="write a dashboard for Grafana there, and end"
+        "--dashboard", metavar="FILE", help="write a dashboard for Grafana to this file, and end"
     )
 
 

@@ -22,7 +22,12 @@ def add_report(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a bench.json, or its folder")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=("terminal", "md", "html"), default="terminal")
+    form.add_argument(
+        "--format",
+        choices=("terminal", "md", "html"),
+        default="terminal",
+        help="tables for the terminal, Markdown, or a page (default: terminal)",
+    )
     arguments.add_json(form)
 
 

@@ -43,10 +43,10 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         "--objective",
         choices=("training", "step", "memory", "energy", "time-to-accuracy"),
         default="training",
-        help="what is to be small (default: the time of the whole training)",
+        help="what to minimize (default: training, the time of a whole training)",
     )
     parser.add_argument(
-        "--exact", action="store_true", help="only what trains the weights of the job as it is"
+        "--exact", action="store_true", help="try only what leaves the trained weights as they are"
     )
     parser.add_argument(
         "--try",
@@ -55,7 +55,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         dest="space",
         metavar="SETTING=VALUE,VALUE",
-        help="values of a setting in the place of those found for the job, such as "
+        help="values to try of a setting, in the place of those chosen for the job, such as "
         "batch_size=64,128; SETTING= alone leaves it out; may be repeated",
     )
     parser.add_argument(
@@ -63,7 +63,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         type=count,
         default=3,
         metavar="N",
-        help="trainings that confirm other weights; 0: none, unconfirmed (default: 3)",
+        help="whole trainings that confirm the accuracy of a chain; 0: none (default: 3)",
     )
     arguments.add_max_drop(parser)
     arguments.add_json(parser)
