@@ -6,6 +6,7 @@ The engine, the trainings and the search are the real ones; what a child would t
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -79,6 +80,7 @@ class Machine:
         self.before = lambda child: None
         self.random = np.random.default_rng(0)
         self.children = []
+        monkeypatch.setitem(sys.modules, "toy", SimpleNamespace(job=None))
         given = {
             "Child": partial(MadeChild, self),
             "time": SimpleNamespace(monotonic=lambda: self.now),

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 
 from tfopt.errors import UserError, in_short
@@ -45,6 +46,14 @@ def prepared_folder(folder: str | Path) -> Iterator[Path]:
         with suppress(OSError):
             for each in created:
                 each.rmdir()
+
+
+def nearest_path(path: Path) -> str:
+    """Return the fix for a path that does not exist: a similar name, or the folder that exists."""
+    folder = next(each for each in path.parents if each.is_dir())
+    missing = path.relative_to(folder).parts[0]
+    similar = get_close_matches(missing, os.listdir(folder), n=1)
+    return f"did you mean {folder / similar[0]}?" if similar else f"look in {folder.resolve()}"
 
 
 def target_of(path: object) -> Path:

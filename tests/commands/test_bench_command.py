@@ -32,6 +32,9 @@ def folder(tmp_path, monkeypatch):
         (["toy_jobs:job", "--ablate"], "`--ablate` leaves links out of a chain"),
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain is for one job"),
         (["toy_jobs:job", "--input", "--trace", "t"], "--trace is of steps that are compared"),
+        (["toy_job:job"], "There is no module 'toy_job'"),
+        (["toy_jobs:jbo"], "did you mean job?"),
+        (["ones.toml"], "did you mean one.toml?"),
         (["toy_jobs:job", "--set", "sample=3"], "unexpected keyword argument 'sample'"),
     ],
 )
@@ -52,15 +55,15 @@ def shown(monkeypatch):
 
     heard = []
 
-    def bench_and_show(plan, output, *, verbose):
-        heard.append((plan, output, verbose))
+    def bench_and_show(plan, output, display):
+        heard.append((plan, output, not display.console.quiet))
         print("a table")
         return single(title=plan.title), 0
 
-    def tune_and_show(target, output, **settings):
-        heard.append((target, output, settings))
+    def tune_and_show(wanted, output, display):
+        heard.append((wanted, output, not display.console.quiet))
         print("a table")
-        return SimpleNamespace(report=single(title=target.name), interrupted=False)
+        return SimpleNamespace(report=single(title=wanted.target.name), interrupted=False)
 
     monkeypatch.setattr(bench_display, "bench_and_show", bench_and_show)
     monkeypatch.setattr(bench_display, "tune_and_show", tune_and_show)
@@ -103,10 +106,10 @@ def test_json_is_one_document_and_nothing_else(folder, shown, capsys):
     assert main(["tune", "toy_jobs:job", *flags]) == 0
     said = capsys.readouterr()
     assert (json.loads(said.out)["title"], said.err) == ("toy_jobs:job", "a table\n")
-    _, output, settings = shown.pop()
+    wanted, output, verbose = shown.pop()
     assert output.name == "toy_jobs_job_tuned"
-    assert (settings["budget_s"], settings["max_drop"], settings["verbose"]) == (120, 0.5, False)
-    assert settings["space"] == {"batch_size": [64, 128], "jit_compile": [True]}
+    assert (wanted.budget_s, wanted.max_drop, verbose) == (120, 0.5, False)
+    assert wanted.space == {"batch_size": [64, 128], "jit_compile": [True]}
 
 
 @pytest.mark.slow

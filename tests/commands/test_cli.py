@@ -174,4 +174,4 @@ def test_report_in_each_form(tmp_path, capsys):
     assert main(["report", str(tmp_path / "bench.json"), "--json"]) == 0
     assert capsys.readouterr().out == written
     assert main(["report", str(tmp_path.parent)]) == 2
-    assert "no whole report" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_json_of_this_machine_is_nothing_but_json(capsys):
         (["--set", "a=1"], "--set and --chain are for a job"),
         (["--only", "job"], "No job is named"),
         (["train:py:job"], "The reference is malformed"),
-        (["a:b", "--chain", "no.toml"], "The recipe file no.toml cannot be read"),
+        (["toy_jobs:job", "--chain", "no.toml"], "The recipe file no.toml does not exist"),
         (["--listen", "2h"], "--listen is not a time to wait"),
     ],
 )

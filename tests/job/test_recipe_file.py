@@ -101,9 +101,7 @@ def test_a_mistake_is_told_with_its_file_and_key(tmp_path, text, what, fix):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    error = refused(tmp_path / "x.toml")
-    assert "x.toml cannot be read" in error.what
-    assert "FileNotFoundError" in error.received
+    assert "x.toml does not exist" in refused(tmp_path / "x.toml").what
     path = tmp_path / "x.toml"
     written(tmp_path, "[[chain]]\nx = True")
     assert "at line 2" in refused(path).received

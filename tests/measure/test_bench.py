@@ -276,8 +276,8 @@ def test_measure_returns_a_report(machine):
     [
         ({"chain": 3}, "This is no chain"),
         ({"chain": FAST, "ablate": True}, "leaves links out"),
-        ({"budget_s": 1}, "The budget is too small"),
-        ({"budget_s": "long"}, "The budget is too small"),
+        ({"budget_s": 1}, "budget_s is too short"),
+        ({"budget_s": "long"}, "budget_s is too short"),
         ({"seeds": -1}, "seeds"),
         ({"whole": "yes"}, "whole"),
         ({"arguments": {"f": len}}, "'f' cannot be sent"),

@@ -34,13 +34,15 @@ def test_a_module_or_a_file_brings_its_chain_and_a_job_is_not_imported(folder):
     assert target.job == "tfopt.recipes.cnn_mnist:job"
     assert (target.name, target.chain) == ("cnn_mnist", cnn_mnist.CHAIN)
     assert target.arguments == {"epochs": 1}
+    (folder / "my_pkg.py").write_text("from anywhere import *")
     (folder / "mine.toml").write_text(RECIPE)
     target = resolve_target("mine.toml", {"steps": 20})
     assert target.job == "my_pkg:job"
     assert target.chain == chain(Pipeline(batch_size=64))
     assert target.arguments == {"epochs": 2, "steps": 20}
-    target = resolve_target("no_such_package.train:job", {})
-    assert target.job == target.name == "no_such_package.train:job"
+    (folder / "my_train.py").write_text("raise AssertionError\ndef job(): ...\n")
+    target = resolve_target("my_train:job", {})
+    assert target.job == target.name == "my_train:job"
     assert target.chain == chain()
 
 
@@ -49,8 +51,12 @@ def test_a_module_or_a_file_brings_its_chain_and_a_job_is_not_imported(folder):
     [
         ("train.py", "is a file, not a target", "train:job"),
         ("no_job.toml", "names no job", "--chain no_job.toml"),
-        ("missing.toml", "cannot be read", ""),
+        ("no_jobs.toml", "does not exist", "did you mean no_job.toml?"),
         ("no_such_module", "There is no module", ""),
+        ("zzz_nowhere:job", "There is no module 'zzz_nowhere'", "run from the folder"),
+        ("trian:job", "There is no module 'trian'", "did you mean train?"),
+        ("tfopt.recipes.tabula:job", "There is no module 'tfopt.recipes.tabula'", "tabular?"),
+        ("chainless:jbo", "chainless has no 'jbo'", "did you mean job?"),
         ("plain_module", "is not a recipe module", "plain_module:job"),
         ("chainless", "is not a recipe module", "chainless:job"),
         ("a b", "malformed", ""),
@@ -73,7 +79,7 @@ def a_job() -> Job:
 
 def test_a_function_goes_by_its_name(monkeypatch):
     assert reference_of(a_job, "measure") == f"{__name__}:a_job"
-    assert reference_of("my.train:job", "measure") == "my.train:job"
+    assert reference_of("os:path", "measure") == "os:path"
     with pytest.raises(UserError, match="has to make the job anew"):
         reference_of(Job(build=a_job, data=a_job, compile=dict), "measure")
     # A measurement that its own processes would start again.

@@ -241,7 +241,7 @@ def test_the_quality_is_of_pairs_of_seeds_and_of_the_file_that_is_served():
     assert (found.lost, found.certain) == (True, True)
     alone = quality(reference, Trainings((training(0.90, seed=0),)), 0.5)
     assert (alone.points, alone.low, alone.high) == (0.0, -100.0, 100.0)
-    assert "no seed" in quality(reference, Trainings(), 0.5)
+    assert "not trained with the same seed" in quality(reference, Trainings(), 0.5)
     assert "not asked for" in quality(reference, Trainings((training(None, seed=0),)), 0.5)
     assert quality(Trainings(reason="no disk"), reference, 0.5) == "no disk"
 

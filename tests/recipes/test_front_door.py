@@ -25,19 +25,19 @@ def asked(monkeypatch, tmp_path):
     def run(*flags, found=FOUND, interrupted=False):
         heard = SimpleNamespace(search=None, plan=None, arguments=None)
 
-        def search(target, output, **settings):
-            heard.search, heard.arguments = settings, target.arguments
+        def search(wanted, output, display, *, reports):
+            heard.search, heard.arguments = wanted, wanted.target.arguments
             write_recipe(RecipeFile(chain=chain(*found)), output / "tuned.toml")
             return SimpleNamespace(chain=chain(*found), notes=(LEFT,), interrupted=interrupted)
 
-        def measure(plan, output):
+        def measure(plan, output, display):
             heard.plan, heard.arguments = plan, plan.targets[0].arguments
             return None, 0
 
         monkeypatch.setattr(recipe_main, "tune_and_show", search)
         monkeypatch.setattr(recipe_main, "bench_and_show", measure)
         monkeypatch.setattr(sys, "argv", ["recipe", f"--output={tmp_path / 'out'}", *flags])
-        heard.code = recipe_main.recipe_main("nowhere:job", OWN, title="toy")
+        heard.code = recipe_main.recipe_main("toy:job", OWN, title="toy")
         return heard
 
     return run
@@ -45,19 +45,19 @@ def asked(monkeypatch, tmp_path):
 
 def test_the_chain_is_found_and_int8_comes_behind(asked, monkeypatch):
     heard = asked("--set", "width=8")
-    assert (heard.code, heard.search["budget_s"]) == (0, 55)
+    assert (heard.code, heard.search.budget_s) == (0, 55)
     assert heard.plan.targets[0].chain.parts == (*FOUND, Quantize())
     assert (heard.plan.kind, heard.plan.tuned_parts, heard.plan.remarks) == ("prefixes", 2, (LEFT,))
     assert (heard.plan.whole, heard.plan.quick) == (True, True)
-    assert heard.search["budget_s"] + heard.plan.budget_s <= 150
+    assert heard.search.budget_s + heard.plan.budget_s <= 150
     assert (heard.arguments["width"], heard.arguments["batch_size"]) == (8, 32)
     heard = asked("--budget=30s", found=())
-    assert (heard.search["budget_s"], heard.plan.tuned_parts) == (30, 0)
+    assert (heard.search.budget_s, heard.plan.tuned_parts) == (30, 0)
     assert heard.plan.targets[0].chain.parts == (Quantize(),)
     assert "Nothing that was tried" in heard.plan.remarks[-1]
     # Each process takes longer to start on a GPU.
     monkeypatch.setattr(recipe_main, "visible_gpus", lambda: True)
-    assert asked().search["budget_s"] == 90
+    assert asked().search.budget_s == 90
 
 
 def test_a_chain_that_is_given_needs_no_search(asked, tmp_path):
@@ -97,7 +97,7 @@ def test_what_was_found_together_is_one_row(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(recipe_main, "visible_gpus", lambda: False)
     monkeypatch.setattr(sys, "argv", ["recipe", f"--output={tmp_path / 'out'}"])
     began = machine.now
-    assert recipe_main.recipe_main("nowhere:job", chain(Quantize()), title="toy") == 0
+    assert recipe_main.recipe_main("toy:job", chain(Quantize()), title="toy") == 0
     report = read_bench_report(tmp_path / "out" / "bench.json")
     assert [row.name for row in report.variants] == ["baseline", "+ tuned", "+ Quantize"]
     tuned = read_recipe(tmp_path / "out" / "tuned.toml").chain
@@ -109,8 +109,8 @@ def test_what_was_found_together_is_one_row(monkeypatch, tmp_path, capsys):
     assert not machine.alive
     # A job that cannot be trained is one error.
     machine.failing = lambda asked: "the disk of the data is gone"
-    assert recipe_main.recipe_main("nowhere:job", chain(Quantize()), title="toy") == 2
+    assert recipe_main.recipe_main("toy:job", chain(Quantize()), title="toy") == 2
     assert "the disk of the data is gone" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--debug"])
     with pytest.raises(UserError, match="The job as it is cannot be trained"):
-        recipe_main.recipe_main("nowhere:job", chain(Quantize()), title="toy")
+        recipe_main.recipe_main("toy:job", chain(Quantize()), title="toy")

@@ -14,6 +14,7 @@ from processes import processes_in, wait_until
 from tfopt import Execution, Place, Quantize, UserError, chain
 from tfopt.files import alone_in
 from tfopt.measure.bench_plan import BenchPlan
+from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show
 from tfopt.report.bench_report import read_bench_report
@@ -25,12 +26,13 @@ import sys
 from pathlib import Path
 from tfopt import Execution, chain
 from tfopt.measure.bench_plan import BenchPlan
+from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show
 
 target = Target("toy", "toy_jobs:job", chain(Execution(steps_per_execution=2)))
 plan = BenchPlan("toy", "python", "prefixes", (target,), quick=True)
-sys.exit(bench_and_show(plan, Path("out"))[1])
+sys.exit(bench_and_show(plan, Path("out"), Display())[1])
 """
 
 
@@ -44,9 +46,10 @@ def shown(tmp_path, capsys):
     """Measure a chain for a person; return the exit code and what was printed."""
 
     def run(*links, **settings):
-        target = Target("toy", "nowhere:job", chain(*links))
+        target = Target("toy", "toy:job", chain(*links))
         plan = BenchPlan("toy", "the command", "prefixes", (target,), **settings)
-        return bench_and_show(plan, tmp_path)[1], " ".join(capsys.readouterr().out.split())
+        code = bench_and_show(plan, tmp_path, Display(budget_s=plan.budget_s))[1]
+        return code, " ".join(capsys.readouterr().out.split())
 
     return run
 
@@ -55,7 +58,7 @@ def left_in(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def test_it_leaves_report_and_files_and_tells_the_time_left(shown, machine, tmp_path):
+def test_it_leaves_report_and_files_and_shows_the_time_of_the_run(shown, machine, tmp_path):
     code, printed = shown(Place(), FAST, Quantize(), seed=3, whole=True)
     assert code == 0
     assert left_in(tmp_path) == REPORTS | {"kept", ".tfopt.lock"}
@@ -67,7 +70,7 @@ def test_it_leaves_report_and_files_and_tells_the_time_left(shown, machine, tmp_
     ]  # fmt: skip
     assert [training.seed for training in report.reference.trainings] == [3, 4, 5]
     assert "turns of baseline, + Execution, + Quantize, " in printed
-    assert " left ..." in printed
+    assert " of 300 s ..." in printed
     assert "training whole, 7 of 7" in printed
     assert report.recommendation.keep in printed
     assert "Size and speed when it serves" in (tmp_path / "bench.html").read_text()

@@ -43,13 +43,13 @@ def batches(count=4):
 def test_arrays_and_the_model_come_back_as_they_are():
     given = model(optimizer=keras.optimizers.SGD(0.25), steps_per_execution=2)
     parts = ({"a": X, "b": [X, X]}, Y, Y.astype("float32"))
-    with target_of_model(given, parts, (X, Y), {"epochs": 3, "batch_size": 8}) as (target, remark):
+    with target_of_model(given, parts, (X, Y), {"epochs": 3, "batch_size": 8}) as (target, remarks):
         folder = Path(target.arguments["folder"])
         job = resolve_job(target.job, dict(target.arguments))
         data, own = job.data(), job.build()
         assert folder.exists()
     assert not folder.exists()
-    assert (remark, job.epochs, job.batch_size) == ("", 3, 8)
+    assert (remarks, job.epochs, job.batch_size) == ((), 3, 8)
     for found, expected in zip(
         keras.tree.flatten(data.train), keras.tree.flatten(parts), strict=True
     ):
@@ -64,18 +64,18 @@ def test_arrays_and_the_model_come_back_as_they_are():
 
 
 def test_a_dataset_comes_back_batch_by_batch_and_a_source_as_a_source(tmp_path):
-    with target_of_model(model(), batches(), None, SETTINGS) as (target, remark):
+    with target_of_model(model(), batches(), None, SETTINGS) as (target, remarks):
         data = resolve_job(target.job, dict(target.arguments)).data()
         found = [x.numpy() for x, _ in data.train]
-    assert remark == SAVED_AS_BATCHES
+    assert remarks == (SAVED_AS_BATCHES,)
     np.testing.assert_array_equal(np.stack(found), X.reshape(4, 16, 6))
     assert data.test is None
     path = tmp_path / "rows.csv"
     path.write_text("a,y\n" + "1.0,0\n2.0,1\n" * 8)
     source = tfopt.data.Csv(str(path), label="y")
-    with target_of_model(model(), source, None, SETTINGS) as (target, remark):
+    with target_of_model(model(), source, None, SETTINGS) as (target, remarks):
         assert resolve_job(target.job, dict(target.arguments)).data().train == source
-    assert remark == ""
+    assert remarks == ()
 
 
 def test_a_layer_of_a_module_is_found_by_a_fresh_process(in_toy_folder, monkeypatch):

@@ -66,6 +66,7 @@ def test_it_finds_the_fastest_of_the_whole_grid(tune, machine, tmp_path):
     recipe = read_recipe(tuned.write_recipe(tmp_path / "tuned.toml"))
     assert (recipe.job, recipe.chain) == ("toy:job", tuned.chain)
     assert repr(tuned.chain) in str(tuned)
+    assert len(repr(tuned)) < 300
 
 
 @pytest.mark.parametrize("spread", [0.02, pytest.param(0.05, marks=pytest.mark.slow)])
@@ -185,6 +186,18 @@ def test_trainings_that_take_all_of_the_time_are_no_proof(tune, machine):
     assert len(machine.did("TrainWhole")) == 3
     assert not tuned.chain.parts
     assert "no time or memory was left for its final" in dropped(tuned)
+    # The longest took 1500 s beside others.
+    assert "a budget of about 2750 s trains it and the job as it is" in dropped(tuned)
+
+
+def test_a_training_for_which_no_time_is_left_does_not_begin(tune, machine):
+    def before(child):  # other programs take the machine at the end of the races
+        machine.now += 60.0 if child.asked and child.turns == 9 else 0.0
+
+    machine.before = before
+    tuned = tune(space=BATCHES, budget_s=80, final=False)
+    assert not machine.did("TrainWhole")
+    assert "no time was left to train it whole; a budget of about" in dropped(tuned)
 
 
 @pytest.mark.parametrize("why", ["asked", "no test data", "no time"])
@@ -254,9 +267,9 @@ def test_interrupted_it_returns_what_is_certain_by_then(tune, machine, after):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"budget_s": 1}, "budget is too small"),
-        ({"objective": "speed"}, "no such objective"),
-        ({"space": {"colour": [1]}}, "no setting 'colour'"),
+        ({"budget_s": 1}, "budget_s is too short"),
+        ({"objective": "speed"}, "`objective` is unknown"),
+        ({"space": {"batchsize": [1]}}, "did you mean batch_size?"),
         ({"space": {"batch_size": 64}}, "are no list"),
         ({"space": {"batch_size": ["big"]}}, "batch_size is not a count"),
         ({"space": {"jit_compile": [1]}}, "cannot be tried so"),

@@ -107,10 +107,12 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
         if options.input:
             document, code = _diagnose_input(targets[0], options, output), 0
         else:
+            from tfopt.measure.display import Display
             from tfopt.recipes.bench_display import bench_and_show
 
             plan = _plan(kind, targets, options, command)
-            report, code = bench_and_show(plan, output, verbose=not options.json)
+            display = Display(verbose=not options.json, budget_s=plan.budget_s)
+            report, code = bench_and_show(plan, output, display)
             document = report.to_json() if report is not None else ""
     if options.json and document:
         print(document.rstrip())

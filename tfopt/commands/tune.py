@@ -12,6 +12,7 @@ from typing import Any
 
 from tfopt.commands import arguments
 from tfopt.recipes.flags import INTERRUPTED, add_output, count, duration
+from tfopt.tune.objective import OBJECTIVES
 
 _DESCRIPTION = """\
 Searches precision, batch size (with its learning rate), steps per execution, XLA, the input
@@ -41,7 +42,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("training", "step", "memory", "energy", "time-to-accuracy"),
+        choices=tuple(OBJECTIVES),
         default="training",
         help="what to minimize (default: training, the time of a whole training)",
     )
@@ -73,21 +74,23 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
 def _tune(options: argparse.Namespace, given: list[str]) -> int:
     target = arguments.target_of(options)
     output = arguments.output_folder(options, target, "tuned")
-    # A mistake above is told before this is loaded.
+    # Loaded after the mistakes above are reported.
+    from tfopt.measure.display import Display
     from tfopt.recipes.bench_display import tune_and_show
+    from tfopt.tune.search import Wanted
 
+    wanted = Wanted(
+        target,
+        options.budget,
+        options.objective,
+        exact=options.exact,
+        space=dict(options.space),
+        seeds=options.seeds,
+        max_drop=options.max_drop,
+    )
     with arguments.json_alone(options):
-        tuned = tune_and_show(
-            target,
-            output,
-            budget_s=options.budget,
-            objective=options.objective,
-            exact=options.exact,
-            space=dict(options.space),
-            seeds=options.seeds,
-            max_drop=options.max_drop,
-            verbose=not options.json,
-        )
+        display = Display(verbose=not options.json, budget_s=options.budget)
+        tuned = tune_and_show(wanted, output, display)
     if options.json:
         print(tuned.report.to_json(), end="")
     else:

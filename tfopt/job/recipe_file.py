@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfopt.errors import UserError
-from tfopt.files import prepare_folder, write_atomically
+from tfopt.files import nearest_path, prepare_folder, write_atomically
 from tfopt.job.plain_values import from_plain, to_plain
 from tfopt.job.references import check_reference
 from tfopt.job.roster import transform_class, transform_name
@@ -68,6 +68,10 @@ def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFil
     try:
         # As bytes: Python's own newline translation would move lines. Editors add a mark in front.
         content = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"The recipe file {name} does not exist.", fix=nearest_path(Path(path))
+        ) from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"The recipe file {name} cannot be read.",

@@ -11,8 +11,13 @@ import importlib
 import inspect
 import os
 import re
+import symtable
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +26,7 @@ from tfopt.job.job import Job
 from tfopt.job.plain_values import did_you_mean
 
 _EXPECTED = '"package.module:name", as in "my_package.train:job"'
+_MAKES_NAMES = ("import *", "__getattr__", "__path__", "globals(", "global ", "setattr(", "exec(")
 _NAMES_JOB = re.compile(r"""["']?(\w+\.)*Job["']?""")
 
 
@@ -82,6 +88,61 @@ def check_reference(reference: str) -> tuple[str, str]:
     )
 
 
+def require_existing(reference: str) -> None:
+    """Refuse a reference whose module or name does not exist; the module is not imported.
+
+    A name is looked up in the source, unless the module makes names as it runs.
+    """
+    module, name = check_reference(reference)
+    if hasattr(sys.modules.get(module), name):
+        return
+    source = _source(module)
+    if any(word in source for word in _MAKES_NAMES):
+        return
+    try:
+        symbols = symtable.symtable(source, module, "exec").get_symbols()
+    except (SyntaxError, ValueError):
+        return  # the import reports it
+    _require_name(reference, [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()])
+
+
+def _source(module: str) -> str:
+    """Return the source of a module, also from the current folder; refuse one that is missing."""
+    path: list[str] = [os.getcwd(), *sys.path]
+    parts, source = module.split("."), ""
+    importlib.invalidate_caches()
+    for place, part in enumerate(parts):
+        name = ".".join(parts[: place + 1])
+        spec = PathFinder.find_spec(name, path) or (None if place else find_spec(part))
+        if spec is None and "__path__" in source:
+            return "__path__"  # its package says where to look as it runs
+        if spec is None:
+            known = [each.name for each in iter_modules(path if place else path[:1])]
+            raise _no_module(name, module, did_you_mean(part, known))
+        path = [*(spec.submodule_search_locations or ())]
+        file = Path(spec.origin or "")
+        source = file.read_text("utf-8", "replace") if file.suffix == ".py" else "__path__"
+    return source
+
+
+def _no_module(missing: str, module: str, fix: str | None = None) -> UserError:
+    return UserError(
+        f"There is no module {missing!r}.",
+        expected="a module that is installed, or in the current folder",
+        received=module,
+        fix=fix or "run from the folder that holds it, or install its package",
+    )
+
+
+def _require_name(reference: str, names: Sequence[str]) -> None:
+    module, _, name = reference.partition(":")
+    if name not in names:
+        fix = did_you_mean(name, names)
+        raise UserError(
+            f"{module} has no {name!r}.", expected=_EXPECTED, received=reference, fix=fix
+        )
+
+
 def import_module(name: str) -> ModuleType:
     """Import the module of this name, also from the current folder, as ``python -m`` does."""
     folder = os.getcwd()
@@ -96,24 +157,14 @@ def import_module(name: str) -> ModuleType:
         # Only the module itself, or a package above it, counts as "not found".
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise UserError(
-            f"There is no module {error.name!r}.",
-            expected="a module that is installed, or in the current folder",
-            received=name,
-            fix="run from the folder that holds it, or install its package",
-        ) from error
+        raise _no_module(error.name, name) from error
 
 
 def _resolve(reference: str) -> Any:
     module_name, name = check_reference(reference)
     module = import_module(module_name)
     if not hasattr(module, name):
-        raise UserError(
-            f"{module_name} has no {name!r}.",
-            expected=_EXPECTED,
-            received=reference,
-            fix=did_you_mean(name, dir(module)),
-        )
+        _require_name(reference, dir(module))
     return getattr(module, name)
 
 

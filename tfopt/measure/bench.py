@@ -54,7 +54,7 @@ def bench(plan: BenchPlan, display: Display, folder: Path | None = None) -> Benc
     """
     with tempfile.TemporaryDirectory(prefix="tfopt-") as made:
         with Engine(display, seed=plan.seed) as engine:
-            session = _Session(plan, engine, display, Path(made))
+            session = _Session(plan, engine, Path(made))
             try:
                 session.measure()
                 report = session.report(complete=True)
@@ -133,18 +133,18 @@ def measure(
         whole=whole,
         seeds=seeds,
     )
-    with Display(verbose=verbose) as display:
+    with Display(verbose=verbose, budget_s=budget_s) as display:
         return Report(bench(plan, display))
 
 
 class _Session:
     """One measurement: the rows, their processes and their trainings."""
 
-    def __init__(self, plan: BenchPlan, engine: Engine, display: Display, made: Path) -> None:
+    def __init__(self, plan: BenchPlan, engine: Engine, made: Path) -> None:
         self.plan = plan
         self.rows: list[Row] = []
         self._engine = engine
-        self._display = display
+        self._display = engine.display
         self._made = made
         self._began = time.monotonic()
         self._ends = self._began + plan.budget_s

@@ -68,9 +68,10 @@ def require_budget(budget_s: object) -> None:
     """Refuse a budget that is no time, or has no room for a measurement."""
     if not within(budget_s, LEAST_S, 1e9):
         raise UserError(
-            "The budget is too small for a measurement.",
+            "budget_s is too short for a measurement.",
             expected=f"at least {LEAST_S:g} seconds",
             received=repr(budget_s),
+            fix=f"give budget_s={LEAST_S:g} or more",
         )
 
 

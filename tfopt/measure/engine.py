@@ -288,8 +288,7 @@ class Engine:
             alive = [each for each in candidates if each.alive]
             if not alive or time.monotonic() >= until:
                 return number
-            left_s = min(self.left_s(alive, rounds - number), until - time.monotonic())
-            self.display.doing(doing, left_s)
+            self.display.doing(doing)
             self._random.shuffle(alive)
             for each in alive:
                 turn = self._turn(each)

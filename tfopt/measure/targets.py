@@ -1,6 +1,6 @@
 """Resolve what ``tfopt bench`` is pointed at: a recipe file, a recipe module, or a job.
 
-Nothing is imported but a recipe module, whose chain cannot be known otherwise.
+Only a recipe module is imported, for its chain; a job is looked up in the source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.recipe_file import read_recipe
-from tfopt.job.references import check_reference, import_module
+from tfopt.job.references import check_reference, import_module, require_existing
 from tfopt.job.transform import Chain, Transform
 
 _CHILD = "tfopt.measure.starter"
@@ -69,7 +69,7 @@ def reference_of(job: str | Callable[..., Job], caller: str) -> str:
             fix="put the call under if __name__ == '__main__':",
         )
     if isinstance(job, str):
-        check_reference(job)
+        require_existing(job)
         return job
     name = getattr(job, "__qualname__", None)
     if isinstance(job, Job) or not callable(job) or name is None or not name.isidentifier():
@@ -108,7 +108,7 @@ def resolve_target(
     if text.endswith(".toml") or Path(text).is_file():
         return _of_file(text, arguments, trust_functions)
     if ":" in text:
-        check_reference(text)
+        require_existing(text)
         return Target(text, text, arguments=arguments)
     return _of_module(text, arguments)
 
@@ -129,6 +129,7 @@ def _of_file(text: str, arguments: Mapping[str, Any], trust_functions: bool) -> 
             fix="write it into the file, or give your job, package.module:job (commands that take "
             f"a chain: with --chain {text})",
         )
+    require_existing(recipe.job)
     name = recipe.title or Path(text).stem
     return Target(name, recipe.job, recipe.chain, {**recipe.arguments, **arguments})
 

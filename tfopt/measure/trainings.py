@@ -29,6 +29,7 @@ MAX_DROP = 0.5
 TEST_ACCURACY = "test accuracy"
 COMPARED = ("steps_to_accuracy", "whole", "to_accuracy")
 TOO_FEW = "fewer than two processes of each took turns beside each other"
+UNPAIRED = "the two were not trained with the same seed"
 EXACT = "every transform in it is exact: it trains the same weights, but for rounding"
 _LOOKED_EVERY_S = 0.05
 _LONGEST_S = 24 * 3600.0  # what has answered may have to start anew, to load TensorFlow itself
@@ -62,11 +63,11 @@ def train(
     *,
     at_once: int = 1,
     until: float = math.inf,
-) -> None:
+) -> float:
     """Make these trainings, some at a time; add them to ``found`` under the variants' names.
 
     None begins that would not end before ``until``, by the longest of its variant so far. Of a
-    variant that failed no further training begins.
+    variant that failed no further training begins. Returns the seconds of the longest.
     """
     waiting, running = list(orders), list[tuple[Order, Child, float]]()
     longest_s: dict[str, float] = {}
@@ -83,7 +84,7 @@ def train(
                     child = Child(order.variant, order.task, seed=order.seed)
                     running.append((order, child, now))
             if not running:
-                return
+                break
             display.doing(f"training whole, {done + 1} of {len(orders)}")
             looks = itertools.cycle(running)
             wait_s = _LOOKED_EVERY_S / len(running)
@@ -96,6 +97,7 @@ def train(
     finally:
         for _, child, _ in running:
             child.end()
+    return max(longest_s.values(), default=0.0)
 
 
 def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
@@ -232,7 +234,7 @@ def quality(reference: Trainings, variant: Trainings, max_drop: float) -> Qualit
         return reference.reason or variant.reason or ""
     pairs = matched(reference, variant)
     if not pairs:
-        return "no seed with which both were trained yet"
+        return UNPAIRED
     metric, values = TEST_ACCURACY, []
     for pair in pairs:
         (_, before, no_before), (metric, after, no_after) = map(served_accuracy, pair)

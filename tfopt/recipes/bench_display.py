@@ -10,35 +10,32 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
 from tfopt.measure.bench import bench
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
-from tfopt.measure.targets import Target
 from tfopt.recipes.flags import FAILED, INTERRUPTED
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.documents import publish
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
-from tfopt.tune.tune import tune
-from tfopt.tune.tuned import Tuned
+from tfopt.tune.search import Wanted
+from tfopt.tune.tuned import Tuned, tuned
 
 RECIPE = "tuned.toml"
 
 
 def bench_and_show(
-    plan: BenchPlan, output: Path, *, verbose: bool = True
+    plan: BenchPlan, output: Path, display: Display
 ) -> tuple[BenchReport | None, int]:
     """Leave bench.json, bench.md and bench.html in ``output``; return the report and exit code."""
-    console = Console(quiet=not verbose)
-    with alone_in(output), termination_as_interrupt(), Display(verbose=verbose) as display:
+    console = display.console
+    with alone_in(output), termination_as_interrupt():
         try:
-            report = bench(plan, display, output)
+            with display:
+                report = bench(plan, display, output)
         except KeyboardInterrupt:
             console.print("Interrupted: nothing was measured yet.")
             return None, INTERRUPTED
@@ -53,18 +50,18 @@ def bench_and_show(
 
 
 def tune_and_show(
-    target: Target, output: Path, *, reports: Path | None = None, **settings: Any
+    wanted: Wanted, output: Path, display: Display, *, reports: Path | None = None
 ) -> Tuned:
     """Find the fastest chain; leave it in ``output`` as tuned.toml, the report in ``reports``."""
     with alone_in(output), termination_as_interrupt():
-        tuned = tune(target.job, arguments=target.arguments, **settings)
-        publish(tuned.report, prepare_folder(reports or output))
+        found = tuned(wanted, display)
+        publish(found.report, prepare_folder(reports or output))
         (output / RECIPE).unlink(missing_ok=True)
         try:
-            tuned.write_recipe(output / RECIPE)
+            found.write_recipe(output / RECIPE)
         except UserError as error:  # an argument that no file can hold
-            Console().print(f"{RECIPE} was not written: {error}", markup=False, soft_wrap=True)
-    return tuned
+            print(f"{RECIPE} was not written: {error}")
+    return found
 
 
 @contextmanager

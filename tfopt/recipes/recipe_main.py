@@ -20,6 +20,7 @@ from tfopt.job.roster import transform_name
 from tfopt.job.transform import Chain
 from tfopt.measure.bench_plan import LEAST_S, BenchPlan
 from tfopt.measure.children import visible_gpus
+from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import RECIPE, bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
@@ -36,6 +37,7 @@ from tfopt.recipes.flags import (
     names,
 )
 from tfopt.report.bench_figures import is_faster
+from tfopt.tune.search import Wanted
 
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 _OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
@@ -57,15 +59,16 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
     search_s, measure_s = (
         (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
     )
+    search_s = options.budget or search_s if measured is None else 0.0
+    display = Display(budget_s=search_s + measure_s)
     if measured is None:
-        tuned = tune_and_show(
+        wanted = Wanted(
             Target(title, job, Chain(), arguments),
-            output,
-            reports=output / "search",
-            budget_s=options.budget or search_s,
+            search_s,
             seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
             final=False,  # and it is one
         )
+        tuned = tune_and_show(wanted, output, display, reports=output / "search")
         if tuned.interrupted:
             print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
             return INTERRUPTED
@@ -85,7 +88,7 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
         tuned_parts=tuned_parts,
         remarks=remarks,
     )
-    report, code = bench_and_show(plan, output)
+    report, code = bench_and_show(plan, output, display)
     if tuned_parts and not (report and any(map(is_faster, report.variants[1:2]))):
         (output / RECIPE).unlink(missing_ok=True)  # what the search found is not proven
     return code

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tfopt.errors import UserError
+from tfopt.files import nearest_path
 from tfopt.job.plain_values import from_plain, show
 from tfopt.report.serving import Footprints
 from tfopt.report.statistics import Comparison
@@ -294,14 +295,21 @@ class BenchReport:
 def read_bench_report(path: str | Path) -> BenchReport:
     """Return the report in a file, or in a folder with a bench.json; else raise DamagedReport."""
     path = Path(path)
+    file = path / NAME if path.is_dir() else path
+    if not file.exists():
+        raise DamagedReport(
+            f"{file} does not exist.",
+            expected=f"a {NAME}, or the folder of `tfopt bench` or `tfopt tune`, which holds "
+            f"{NAME}, bench.md and bench.html",
+            fix=nearest_path(file),
+        )
     try:
-        file = path / NAME if path.is_dir() else path
         return BenchReport.from_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedReport(
             f"{path} is no whole report of this version.",
             expected=f"a {NAME} of the schema {BenchReport.schema}, or a folder with one",
             received=str(error),
-            fix="restore the file, read it with the version of tfopt that wrote it, or measure "
-            "again: `tfopt bench` and `tfopt tune` write one",
+            fix="read it with the version of tfopt that wrote it, or measure again: `tfopt bench` "
+            "and `tfopt tune` write one",
         ) from error

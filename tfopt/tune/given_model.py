@@ -45,8 +45,8 @@ def job(*, folder: str, epochs: int = 1, batch_size: int | None = None) -> Job:
 @contextmanager
 def target_of_model(
     model: Any, data: Any, test: Any, settings: Mapping[str, Any]
-) -> Iterator[tuple[Target, str]]:
-    """Write a model and its data to a folder, gone afterwards; yield the target and a remark."""
+) -> Iterator[tuple[Target, tuple[str, ...]]]:
+    """Write a model and its data to a folder, gone afterwards; yield the target and remarks."""
     require_compiled(model, "tune")
     missing = "data" if data is None else "epochs" if settings["epochs"] is None else None
     if missing is not None:
@@ -65,7 +65,7 @@ def target_of_model(
         batches = [_write(place, name, part) for name, part in (("train", data), ("test", test))]
         given = {name: value for name, value in settings.items() if value is not None}
         target = Target(model.name, f"{__name__}:job", arguments={"folder": folder, **given})
-        yield target, SAVED_AS_BATCHES if batches[0] else ""
+        yield target, (SAVED_AS_BATCHES,) if batches[0] else ()
 
 
 def _require_free_gpu() -> None:

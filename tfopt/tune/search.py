@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, require_count, require_switch
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
-from tfopt.measure.display import Display
+from tfopt.measure.bench_plan import require_budget, require_max_drop
 from tfopt.measure.engine import (
     LATE,
     Candidate,
@@ -34,14 +34,22 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rows import Row
 from tfopt.measure.scores import READINGS, TrainWhole
 from tfopt.measure.targets import Target
-from tfopt.measure.trainings import Order, Trainings, quality, train
+from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, Trainings, quality, train
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.memory_message import is_lack_of_memory
-from tfopt.tune.space import Changes, Rate, narrowed, neighbours, singles, space_for, together
-
-Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
+from tfopt.tune.objective import OBJECTIVES, Objective
+from tfopt.tune.space import (
+    Changes,
+    Rate,
+    narrowed,
+    neighbours,
+    require_space,
+    singles,
+    space_for,
+    together,
+)
 
 INTERRUPTED = "it was interrupted"
 _FINAL_PROCESSES = 5
@@ -60,7 +68,6 @@ _BESIDE_OTHERS = 2.0  # times as long as alone takes one of some that compile be
 _SIDE_BY_SIDE = 1.2  # what starting beside others takes, each on its core
 _STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
 _TRAINING_SLOWER = 2.0  # than its steps in turns: it is evaluated, and runs beside others
-_TRAININGS_SHARE = 0.6
 _LOST_AT_ONCE = 2  # times what may be lost, with one seed
 
 
@@ -85,7 +92,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a search is asked for; see :func:`tfopt.tune`."""
+    """What a search is asked for, as :func:`tfopt.tune` takes it; ``remarks`` are reported."""
 
     target: Target
     budget_s: float
@@ -93,18 +100,33 @@ class Wanted:
     exact: bool = False
     space: Mapping[str, Sequence[Any]] | None = None
     seeds: int = 3
-    max_drop: float = 0.5
+    max_drop: float = MAX_DROP
     final: bool = True
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_budget(self.budget_s)
+        if self.objective not in OBJECTIVES:
+            raise UserError(
+                "`objective` is unknown.",
+                expected=", ".join(OBJECTIVES),
+                received=repr(self.objective),
+            )
+        require_switch("exact", self.exact)
+        require_switch("final", self.final)
+        require_space(self.space or {})
+        require_count("seeds", self.seeds, minimum=0)
+        require_max_drop(self.max_drop)
 
 
 class Search:
     """One search; ``chosen`` is the job as it is until something is certain."""
 
-    def __init__(self, wanted: Wanted, engine: Engine, display: Display) -> None:
+    def __init__(self, wanted: Wanted, engine: Engine) -> None:
         self.wanted = wanted
         self.trials: dict[Changes, Trial] = {}
         self.stopped = ""
-        self.remarks: list[str] = []
+        self.remarks = [*wanted.remarks]
         self.untried: list[Changes] = []
         self.confirmed: Comparison | None = None
         self.quality: Quality | str = ""
@@ -112,8 +134,10 @@ class Search:
         self._ends = self._began + wanted.budget_s
         self.facts: JobFacts
         self._engine = engine
-        self._display = display
+        self._display = engine.display
         self._trainings: dict[str, Trainings] = {}
+        self._training_s = 0.0
+        """The longest whole training so far."""
         self._lasted_s: list[float] = []
         """What starting one process took, by those that started."""
         self._starts_s: dict[Candidate, float] = {}
@@ -157,7 +181,6 @@ class Search:
                 received="a data set of unknown length",
                 fix='set Job.steps_per_epoch, or tune with objective="step"',
             )
-        narrowed(space_for(self.facts), wanted.space, exact=wanted.exact)  # mistakes come first
         engine.take_rounds([self.plain.racer], 2, doing="the job as it is")
         self._require_plain()
         self._alone_s = self.plain.racer.start_s
@@ -177,10 +200,10 @@ class Search:
             return True
         if not self.facts.tested:
             why = "There is no test accuracy to confirm other weights by"
-        elif self._trainings_s(2) > _TRAININGS_SHARE * self.wanted.budget_s:
+        elif self._budget_s(2) > wanted.budget_s:
             why = (
-                f"Two whole trainings to confirm other weights take about "
-                f"{self._trainings_s(2):.0f} s, more than {_TRAININGS_SHARE:.0%} of the budget"
+                "Other weights are confirmed by two whole trainings, which need a budget of about "
+                f"{self._budget_s(2)} s"
             )
         if why is not None:
             why += ": only what trains the same weights is tried; seeds=0 tries all, unconfirmed."
@@ -190,11 +213,14 @@ class Search:
 
     def _trainings_s(self, count: float) -> float:
         """Return about how long so many whole trainings of the job take, several at a time."""
-        racer = self.plain.racer
-        if not count or not racer.turns:
-            return 0.0
-        alone_s = racer.training_s(self.facts.training_examples)
-        return _TRAINING_SLOWER * count * alone_s / min(self._engine.trainings_at_once, 2)
+        alone_s = self.plain.racer.training_s(self.facts.training_examples)
+        each_s = self._training_s or _TRAINING_SLOWER * alone_s
+        return count * each_s / min(self._engine.trainings_at_once, 2)
+
+    def _budget_s(self, trainings: float) -> int:
+        """Return the budget that has room for so many whole trainings and the final."""
+        needed_s = (self._final_s + self._trainings_s(trainings)) / (1 - _LEAST_RACES)
+        return 10 * math.ceil(needed_s / 10)
 
     def _value(self, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
         """Return what is to be small, of one process."""
@@ -467,6 +493,14 @@ class Search:
         rates: list[Rate | None] = [None]
         if trial.setting.batch_size is not None and self.facts.rule is not None:
             rates = ["cosine", "fast"] if self.facts.rate else [None, "cosine"]
+        fit = (self._ends - self._final_s - time.monotonic()) / self._trainings_s(1)
+        own = min(trial.value, 1.0)  # as a share of a training of the job as it is
+        needed = own + (not self._known(self.plain).done)
+        if fit < needed:
+            trial.lost = f"no time was left to train it whole; {self._longer()}"
+            return None
+        if self.wanted.seeds > 1 and fit < needed + own + 1 + own:
+            del rates[1:]  # the choice of a rate takes another seed
         tried = [self._trial(replace(trial.setting, learning_rate=rate)) for rate in rates]
         self._train([self.plain, *tried], seeds=[0])
         good = [each for each in tried if self._loses(each, _LOST_AT_ONCE) is None]
@@ -495,7 +529,8 @@ class Search:
         ]
         until = self._ends - self._final_s - self._trainings_s(1)
         at_once = self._engine.trainings_at_once
-        train(orders, self._display, self._trainings, at_once=at_once, until=until)
+        longest_s = train(orders, self._display, self._trainings, at_once=at_once, until=until)
+        self._training_s = max(self._training_s, longest_s)
         for each in trials:
             each.row.trainings = self._known(each)
 
@@ -514,10 +549,16 @@ class Search:
         """Return what whole trainings say against a trial, or None."""
         found = self._quality(trial, first)
         if isinstance(found, str):
-            return f"its quality is not known: {found}"
+            longer = f"; {self._longer()}" if found == UNPAIRED else ""
+            return f"its quality is not known: {found}{longer}"
         if found.points < -self.wanted.max_drop * times:
             return f"it loses {-found.points:.2f} points of accuracy (seeds: {len(found.seeds)})"
         return None
+
+    def _longer(self) -> str:
+        """Return the budget to give instead, by the times measured."""
+        longer_s = max(self._budget_s(2), 10 * math.ceil(self.wanted.budget_s / 10 + 1))
+        return f"a budget of about {longer_s} s trains it and the job as it is"
 
     def _promise(self, trial: Trial) -> float:
         """Return what is best small of several learning rates: the steps to the accuracy, or what

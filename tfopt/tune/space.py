@@ -12,6 +12,7 @@ from tfopt.data.pipeline import Pipeline
 from tfopt.data.plan import PipelineOptions
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError, require_count
+from tfopt.job.plain_values import did_you_mean
 from tfopt.job.transform import Chain, Transform
 from tfopt.measure.job_facts import JobFacts
 from tfopt.train.attention import FusedAttention
@@ -199,19 +200,7 @@ def narrowed(
     """Return the space with the caller's values in the place of those found for the job."""
     found = {name: tuple(values) for name, values in space.items()}
     for name, values in (asked or {}).items():
-        if name not in found or name == _WITH_BATCH:
-            known = ", ".join(axis for axis in found if axis != _WITH_BATCH)
-            raise UserError(f"tune knows no setting {name!r}.", expected=known, received=name)
-        if isinstance(values, str) or not isinstance(values, Sequence):
-            raise UserError(
-                f"The values of {name!r} are no list.",
-                expected=f"the values to try, such as {name}=[...]",
-                received=repr(values),
-            )
-        given = [value for value in dict.fromkeys(values) if value is not None]
-        for value in given:
-            _require(name, value)
-        found[name] = (None, *given)
+        found[name] = (None, *(value for value in dict.fromkeys(values) if value is not None))
     if exact:
         found = {n: values if n in EXACT else (None,) for n, values in found.items()}
     if _half(space) and not _half(found) and "fused_attention" not in (asked or {}):
@@ -235,6 +224,28 @@ _VALID: Mapping[str, tuple[Any, ...]] = {
     "remat": (True,),
     "fused_attention": (True,),
 }
+
+
+def require_space(asked: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse settings that do not exist, and values that no job can have."""
+    for name, values in asked.items():
+        if name not in AXES or name == _WITH_BATCH:
+            known = [axis for axis in AXES if axis != _WITH_BATCH]
+            raise UserError(
+                f"`space` has no setting {name!r}.",
+                expected=", ".join(known),
+                received=name,
+                fix=did_you_mean(name, known),
+            )
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise UserError(
+                f"The values of {name!r} in `space` are no list.",
+                expected=f"the values to try, such as {name}=[...]",
+                received=repr(values),
+            )
+        for value in values:
+            if value is not None:
+                _require(name, value)
 
 
 def _require(name: str, value: object) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import UserError, require_count, require_switch
+from tfopt.errors import UserError, require_switch
 from tfopt.job.job import Job
-from tfopt.measure.bench_plan import require_budget, require_max_drop
 from tfopt.measure.display import Display
-from tfopt.measure.engine import Engine
 from tfopt.measure.targets import Target, plain_arguments, reference_of
 from tfopt.measure.trainings import MAX_DROP
-from tfopt.tune.search import Objective, Search, Wanted
+from tfopt.tune.objective import Objective
+from tfopt.tune.search import Wanted
 from tfopt.tune.tuned import Tuned, tuned
 
 if TYPE_CHECKING:
@@ -81,25 +80,13 @@ def tune(
         UserError: The job cannot be imported or built in another process, a model comes without
             data, or a setting is unknown.
     """
-    require_budget(budget_s)
-    if objective not in get_args(Objective):
-        raise UserError(
-            "tune knows no such objective.",
-            expected=", ".join(get_args(Objective)),
-            received=repr(objective),
-        )
-    require_switch("exact", exact)
-    require_switch("final", final)
     require_switch("verbose", verbose)
-    require_count("seeds", seeds, minimum=0)
-    require_max_drop(max_drop)
     with ExitStack() as stack:
-        display = stack.enter_context(Display(verbose=verbose))
         if hasattr(job, "fit") and hasattr(job, "compile"):
             from tfopt.tune.given_model import target_of_model
 
             settings = {"epochs": epochs, "batch_size": batch_size}
-            target, remark = stack.enter_context(target_of_model(job, data, test, settings))
+            target, remarks = stack.enter_context(target_of_model(job, data, test, settings))
         else:
             given = {"data": data, "epochs": epochs, "batch_size": batch_size, "test": test}
             for name in (name for name, value in given.items() if value is not None):
@@ -110,11 +97,6 @@ def tune(
                     fix="set it in the job",
                 )
             name = reference_of(job, "tune")
-            target, remark = Target(name, name, arguments=plain_arguments(arguments)), ""
-        engine = stack.enter_context(Engine(display))
-        wanted = Wanted(target, float(budget_s), objective, exact, space, seeds, max_drop, final)
-        search = Search(wanted, engine, display)
-        if remark:
-            search.remarks.append(remark)
-        search.run()
-        return tuned(search, engine)
+            target, remarks = Target(name, name, arguments=plain_arguments(arguments)), ()
+        wanted = Wanted(target, budget_s, objective, exact, space, seeds, max_drop, final, remarks)
+        return tuned(wanted, Display(verbose=verbose, budget_s=budget_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,29 +11,23 @@ from typing import TYPE_CHECKING, Any
 from tfopt.job.job import Job
 from tfopt.job.recipe_file import RecipeFile, write_recipe
 from tfopt.job.transform import Chain
+from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine
 from tfopt.measure.provenance import read_provenance
-from tfopt.measure.rows import row_report
+from tfopt.measure.rows import Row, row_report
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation
 from tfopt.report.statistics import Comparison
 from tfopt.report.view import view_of
 from tfopt.run import Outcome, run
-from tfopt.tune.search import INTERRUPTED, Search
+from tfopt.tune.objective import OBJECTIVES
+from tfopt.tune.search import INTERRUPTED, Search, Wanted
 
 if TYPE_CHECKING:
     import keras
 
-_WORDS: Mapping[str, str] = {
-    "training": "the predicted time of the whole training",
-    "step": "the time of an example",
-    "memory": "peak memory",
-    "energy": "the energy of an example",
-    "time-to-accuracy": "the predicted time of the whole training",
-}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """The chain that trains fastest of those tried, and the report of all of them.
 
@@ -60,6 +54,10 @@ class Tuned:
     def interrupted(self) -> bool:
         """Return whether the user stopped it."""
         return self.stopped == INTERRUPTED
+
+    def __repr__(self) -> str:
+        """Return the chain and how many variants were tried, on one line."""
+        return f"Tuned({self.job!r}, {self.chain!r}, {len(self.report.variants)} variants)"
 
     def __str__(self) -> str:
         """Return the chain as Python writes it, and what it brought."""
@@ -94,24 +92,26 @@ class Tuned:
         return write_recipe(file, path)
 
 
-def tuned(search: Search, engine: Engine) -> Tuned:
-    """Return what a search has found; its processes end."""
-    wanted = search.wanted
+def tuned(wanted: Wanted, display: Display) -> Tuned:
+    """Search, and return the result."""
+    with display, Engine(display) as engine:
+        search = Search(wanted, engine)
+        search.run()
+        rows = [trial.row for trial in search.trials.values() if trial.row.candidates]
+        for row in rows:
+            row.finish(engine)
     return Tuned(
         job=wanted.target.job,
         arguments=wanted.target.arguments,
         chain=search.chosen.row.variant.chain,
         comparison=search.confirmed,
-        report=_report(search, engine),
+        report=_report(search, rows),
         stopped=search.stopped,
     )
 
 
-def _report(search: Search, engine: Engine) -> BenchReport:
+def _report(search: Search, rows: Sequence[Row]) -> BenchReport:
     wanted, plain = search.wanted, search.plain.row
-    rows = [trial.row for trial in search.trials.values() if trial.row.candidates]
-    for row in rows:
-        row.finish(engine)
     return BenchReport(
         title=wanted.target.name,
         command=f"tfopt.tune({wanted.target.job!r}, budget_s={wanted.budget_s:g})",
@@ -151,7 +151,7 @@ def _brought(search: Search) -> str:
         return f"about {1 / chosen.value:.2f} times as fast in the races; no final proved it"
     if confirmed is None:
         return "nothing was shown to be faster than the job as it is"
-    what = _WORDS[search.wanted.objective]
+    what = OBJECTIVES[search.wanted.objective]
     if search.wanted.objective in ("memory", "energy"):
         words = f"{confirmed.ratio:.2f} of {what} ({confirmed.low:.2f} to {confirmed.high:.2f})"
     else:
