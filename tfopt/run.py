@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.data.examples_checks import check_examples, require_finite, translate_fit_errors
 from tfopt.data.feeding import build_by, evaluation_input, fit_input, readable, training_input
 from tfopt.data.fit_data import DEFAULT_BATCH, Examples, describe_data, parts_of
-from tfopt.data.pipeline import Pipeline, refuse_unmade
+from tfopt.data.pipeline import Pipeline, require_batch_size
 from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
@@ -412,7 +412,7 @@ def _facts(run: Run, *, yielded: int | None) -> Facts:
         asked = replicas.global_batch
     own_batch, steps = yielded or DEFAULT_BATCH, micro_batches(chain)
     if yielded and not any(isinstance(each, Pipeline) for each in chain.parts):
-        refuse_unmade(asked or own_batch, yielded, steps)
+        require_batch_size(asked or own_batch, yielded, steps)
     return Facts(
         replicas=1 if replicas is None else replicas.count,
         batch_size=micro_batch_size(asked or own_batch, steps),

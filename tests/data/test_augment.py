@@ -78,14 +78,14 @@ def test_a_chain_augments_and_neither_evaluation_nor_the_saved_model_does(where,
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: tfopt.pipeline((X, Y), augment=keras.layers.Rescaling(2.0)), "after training"),
-        (lambda: tfopt.pipeline((X, Y), augment=lambda: "flip"), "no layer"),
+        (lambda: tfopt.pipeline((X, Y), augment=keras.layers.Rescaling(2.0)), "outside training"),
+        (lambda: tfopt.pipeline((X, Y), augment=lambda: "flip"), "not a Keras layer"),
         (lambda: tfopt.pipeline((X, Y), augment=keras.layers.MixUp()), "mixes the labels too"),
-        (lambda: Pipeline(augment=layers), "names a function"),
+        (lambda: Pipeline(augment=layers), "must be the name of a function"),
         (lambda: Pipeline(augment="augmenting:layers", augment_in="device"), "augment_in"),
         (
             lambda: run(a_job(), chain(Pipeline(augment="augmenting:scaling"))),
-            "after training",
+            "outside training",
         ),
     ],
 )

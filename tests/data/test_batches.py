@@ -83,7 +83,7 @@ def test_the_batch_is_the_one_that_the_data_yields(name):
 def test_arrays_come_in_the_batches_of_the_job_and_other_sizes_that_nothing_makes_are_refused():
     assert sizes(a_job(SOURCES["arrays"])) == (32, 32)
     assert sizes(a_job(SOURCES["arrays"], batch_size=10), Pipeline(batch_size=20)) == (20, 10)
-    with pytest.raises(UserError, match="yields batches of 15, and nothing makes batches of 20"):
+    with pytest.raises(UserError, match="yields batches of 15, and the job asks for batches of 20"):
         run(a_job(dataset, batch_size=20))
     assert sizes(a_job(dataset, batch_size=20), Pipeline()) == (20, 20)
 

@@ -263,7 +263,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_figures():
 
 
 def test_a_cache_of_unknown_or_endless_size_is_refused():
-    with pytest.raises(UserError, match="cannot be told") as caught:
+    with pytest.raises(UserError, match="needs the number of examples") as caught:
         tfopt.pipeline(batches, cache="memory")
     assert "examples=" in caught.value.fix
     with pytest.raises(UserError, match="endless"):
@@ -276,14 +276,14 @@ def test_a_file_cache_is_used_again_only_for_what_it_was_made_from(tmp_path):
     epoch(tfopt.pipeline((X, Y), map=count, cache=path))
     epoch(tfopt.pipeline((X, Y), map=count, cache=path))
     assert int(calls) == N
-    with pytest.raises(UserError, match="made from something else") as caught:
+    with pytest.raises(UserError, match="belongs to other data or settings") as caught:
         tfopt.pipeline((X, Y), map=doubled, cache=path)
     assert "another map" in caught.value.received
-    with pytest.raises(UserError, match="made from something else") as caught:
+    with pytest.raises(UserError, match="belongs to other data or settings") as caught:
         tfopt.pipeline((X + 1, Y), map=count, cache=path)
     assert "another content" in caught.value.received
     (tmp_path / "other_0.lockfile").write_text("")
-    with pytest.raises(UserError, match=r"left unfinished(.|\n)*delete it"):
+    with pytest.raises(UserError, match=r"is incomplete(.|\n)*delete it"):
         tfopt.pipeline((X, Y), map=doubled, cache=f"file:{tmp_path}/other")
 
 
@@ -366,7 +366,7 @@ def test_the_batch_is_the_jobs_and_a_changed_one_is_told_with_the_learning_rate(
     ((_, effect),) = run(a_job(batch_size=10), Pipeline(batch_size=50)).effects
     assert effect.acted
     assert "batches of 50" in effect.note
-    assert "learning rate is the one for batches of 10" in effect.note
+    assert "learning rate stays that of batches of 10" in effect.note
 
 
 def test_batches_of_a_stream_change_only_when_asked_for():
@@ -404,4 +404,4 @@ def test_what_was_not_done_is_told():
     _, notes = Pipeline(cache="memory").read((X, Y), facts())
     assert "nothing to cache" in ", ".join(notes)
     _, notes = Pipeline().read(Batches(workers=2, use_multiprocessing=True), facts())
-    assert "left off" in ", ".join(notes)
+    assert "in place of Batches" in ", ".join(notes)

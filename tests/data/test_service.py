@@ -69,10 +69,10 @@ def test_fit_knows_its_length_and_resume_refuses_its_order(records, address, tmp
     ("call", "said"),
     [
         (lambda a: tfopt.pipeline((np.ones((4, 1)), np.ones(4)), service=a), "in this process's"),
-        (lambda a: tfopt.pipeline("x.tfrecord", service="localhost:1"), "no address"),
+        (lambda a: tfopt.pipeline("x.tfrecord", service="localhost:1"), "not the address"),
         (lambda a: tfopt.pipeline("x.tfrecord", service=a, cache="memory"), "cache='memory'"),
         (lambda a: tfopt.pipeline("x.tfrecord", service=a, shuffle=False), "shuffle=False"),
-        (lambda a: tfopt.Pipeline(service="auto"), "no address"),
+        (lambda a: tfopt.Pipeline(service="auto"), "not the address"),
     ],
 )
 def test_what_cannot_be_served_is_refused(address, call, said):

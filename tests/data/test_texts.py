@@ -54,8 +54,8 @@ def test_a_folder_of_text_files_with_and_without_its_own_test_part(tmp_path):
 @pytest.mark.parametrize(
     ("folders", "what"),
     [
-        ([], "does not hold two classes"),
-        (["one", ".cache"], "does not hold two classes"),
+        ([], "has fewer than two classes"),
+        (["one", ".cache"], "has fewer than two classes"),
         (["train/a", "train/b", "test/a", "test/c"], "two classes(.|\n)*a, b and a, c"),
     ],
 )

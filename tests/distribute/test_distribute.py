@@ -97,7 +97,7 @@ REFUSED = {
     ),
     "dataset of another batch": (
         lambda: run(of_datasets(24), Distribute(logical_cpus=2, global_batch=16)),
-        ("yields batches of 24, and nothing makes batches of 16",),
+        ("yields batches of 24, and the job asks for batches of 16",),
     ),
 }
 

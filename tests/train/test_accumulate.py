@@ -154,6 +154,6 @@ def test_batches_that_cannot_be_cut_are_refused():
     with pytest.raises(UserError, match="no 3 micro-batches of one size"):
         run(job(), Accumulate(3))
     batches = lambda: Data(train=tf.data.Dataset.from_tensor_slices((X, Y)).batch(16))  # noqa: E731
-    with pytest.raises(UserError, match="nothing makes batches of 4 of them") as caught:
+    with pytest.raises(UserError, match="the job asks for batches of 4") as caught:
         run(job(data=batches), Accumulate(4))
     assert "Pipeline(batch_size=16)" in caught.value.fix

@@ -1,4 +1,4 @@
-"""Augment examples by Keras's random layers: in the input, or in the model on its device."""
+"""Augment examples by Keras's random layers, in the input or in the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def in_input(layers: Sequence[Any]) -> Callable[..., Any]:
-    """Return the function that augments x of a batch and leaves the rest as it is."""
+    """Return a function that augments x of a batch."""
 
     def augmented(x: Any, *others: Any) -> Any:
         for layer in layers:
@@ -23,15 +23,15 @@ def in_input(layers: Sequence[Any]) -> Callable[..., Any]:
 
 
 def in_model(model: keras.Model, layers: Sequence[Any]) -> keras.Model:
-    """Return a model that augments what it is given before the model sees it, in training alone.
+    """Return a model with these layers in front, which act only in training.
 
-    It shares the weights of the model given; other than in training it computes the same.
+    It shares the weights of ``model``.
     """
     import keras
 
     if len(getattr(model, "inputs", None) or ()) != 1:
         raise UserError(
-            f"{model.name!r} cannot be put behind layers that augment.",
+            f"Augmentation layers cannot be put in front of {model.name!r}.",
             expected="a Sequential or functional model of one input",
             received=f"{type(model).__name__} with {len(getattr(model, 'inputs', None) or ())} "
             "known inputs",
@@ -43,7 +43,7 @@ def in_model(model: keras.Model, layers: Sequence[Any]) -> keras.Model:
 
 
 def random_layers(augment: Any) -> Sequence[Any]:
-    """Return the layers as a list, or those that a function makes; refuse what is no layer."""
+    """Return the layers, or those that a function returns, as a list."""
     import keras
 
     if callable(augment) and not isinstance(augment, keras.Layer):
@@ -52,8 +52,8 @@ def random_layers(augment: Any) -> Sequence[Any]:
     for layer in layers:
         if not isinstance(layer, keras.Layer):
             raise UserError(
-                "augment names something that is no layer.",
-                expected="layers of Keras such as RandomFlip, or a function that returns them",
+                "augment is not a Keras layer.",
+                expected="Keras layers such as RandomFlip, or a function that returns them",
                 received=type(layer).__name__,
             )
         if isinstance(layer, keras.layers.MixUp | keras.layers.CutMix):
@@ -61,14 +61,14 @@ def random_layers(augment: Any) -> Sequence[Any]:
                 f"{type(layer).__name__} mixes the labels too, and augment= sees x alone.",
                 expected="layers that leave the labels as they are, such as RandomFlip",
                 received=type(layer).__name__,
-                fix='map_batch=, a function of (x, y) that calls the layer with {"images": x, '
-                '"labels": y} and training=True, y being one-hot, and returns both of what comes',
+                fix="map_batch=, a function of (x, y) with one-hot y that calls the layer on "
+                '{"images": x, "labels": y} with training=True, and returns both results',
             )
     return layers
 
 
 def require_random(layers: Sequence[Any], x: Any) -> None:
-    """Refuse layers that change examples other than in training: evaluation would miss them."""
+    """Refuse layers that also change examples outside training, which evaluation would miss."""
     import numpy as np
 
     for layer in layers:
@@ -78,12 +78,12 @@ def require_random(layers: Sequence[Any], x: Any) -> None:
             raise UserError(
                 f"{layer.name!r} cannot augment these examples.",
                 received=first_line(error),
-                fix="give it what it takes: x of a batch, a dict where features have names",
+                fix="augment takes layers that accept x of a batch, a dict if features have names",
             ) from error
         if plain.shape != np.shape(x) or not np.array_equal(plain, np.asarray(x)):
             raise UserError(
-                f"{layer.name!r} changes examples after training as well.",
-                expected="layers that act in training alone, such as RandomFlip",
+                f"{layer.name!r} also changes examples outside training.",
+                expected="layers that act only in training, such as RandomFlip",
                 received=type(layer).__name__,
                 fix="put it into the model itself, or into map=",
             )

@@ -1,7 +1,7 @@
 """Cache examples between epochs, in memory or in a file.
 
-What is kept in memory has been shown to fit before anything is read. A file is used again only for
-the data and settings it was made from.
+A cache in memory is refused before reading if it would not fit. A file is used again only for the
+same data and settings.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tfopt.files import prepare_folder, write_atomically
 
 @dataclass(frozen=True)
 class CacheSize:
-    """How much a cache will hold; None in ``bytes`` has its reason in ``detail``."""
+    """The size of a cache; ``detail`` gives the reason where ``bytes`` is None."""
 
     bytes: int | None
     detail: str
 
 
 def cached_in_memory(dataset: Any, size: CacheSize) -> tuple[Any, str]:
-    """Return the dataset with a memory cache after it, and a note of what was done."""
+    """Return the dataset with a cache in memory behind it, and a note."""
     if size.bytes is None:
         raise UserError(
-            "It cannot be told whether the examples fit in memory, so they are not cached there.",
-            expected="a source that tells how many examples it has",
+            'cache="memory" needs the number of examples, to know whether they fit.',
+            expected="a source of known length",
             received=size.detail,
             fix='give examples=N, or cache="file:/path"',
         )
@@ -44,27 +44,27 @@ def cached_in_memory(dataset: Any, size: CacheSize) -> tuple[Any, str]:
         size.bytes,
         what="The cache",
         detail=size.detail,
-        fix='cache="file:/path" keeps it on disk; without cache nothing is kept',
+        fix='cache="file:/path" keeps it on disk; or drop cache=',
     )
     return dataset.cache(), f"cached in memory, {size.bytes / MIB:,.1f} MiB"
 
 
 def cached_in_file(
-    dataset: Any, path: Path, size: CacheSize, made_from: dict[str, Any]
+    dataset: Any, path: Path, size: CacheSize, origin: dict[str, Any]
 ) -> tuple[Any, str]:
-    """Return the dataset with a cache on disk after it, and a note of what was done.
+    """Return the dataset with a cache on disk behind it, and a note.
 
-    ``made_from`` is what the content depends on; a cache made from anything else is refused.
+    ``origin`` describes data and settings; a file of another origin is refused.
     """
     check_cache_folder(path)
     note, beside = f"cached in {path}", path.with_name(f"{path.name}.tfopt.json")
     if path.with_name(f"{path.name}.index").exists():
-        _require_same(path, beside, made_from)
-        return dataset.cache(str(path)), f"{note}, which an earlier run has filled"
+        _require_same(path, beside, origin)
+        return dataset.cache(str(path)), f"{note}, filled by an earlier run"
     if locks := sorted(path.parent.glob(f"{path.name}_*.lockfile")):
         raise UserError(
-            f"The cache {path} was left unfinished, or is being written by another process.",
-            expected="a whole cache, or none",
+            f"The cache {path} is incomplete, or another process is writing it.",
+            expected="a complete cache, or none",
             received=str(locks[0]),
             fix=f"delete it: {path}.* and {path}_*; or wait for the run that writes it",
         )
@@ -72,38 +72,38 @@ def cached_in_file(
     if size.bytes is not None and size.bytes > free:
         raise UserError(
             f"The cache does not fit on the disk of {path.parent}.",
-            expected=f"at most {free / MIB:,.0f} MiB, which are free",
+            expected=f"at most the free {free / MIB:,.0f} MiB",
             received=f"{size.bytes / MIB:,.0f} MiB ({size.detail})",
             fix="choose a path on another disk",
         )
-    write_atomically(beside, json.dumps(made_from, indent=1, sort_keys=True))
+    write_atomically(beside, json.dumps(origin, indent=1, sort_keys=True))
     return dataset.cache(str(path)), note
 
 
 def check_cache_folder(path: Path) -> None:
-    """Refuse a place where no cache can be written."""
+    """Refuse a path where no cache can be written."""
     prepare_folder(path.parent)
     if path.is_dir():
         raise UserError(
             "The path of the cache is a folder.",
-            expected="the beginning of a file name: TensorFlow appends to it",
+            expected="a file name without suffix, which TensorFlow adds",
             received=str(path),
             fix=f"cache='file:{path / 'cache'}'",
         )
 
 
 def fills_a_cache(part: Any) -> bool:
-    """Return whether the first pass over a dataset fills a cache, and so differs from others."""
-    if not hasattr(part, "_inputs"):  # no dataset
+    """Return whether the first pass over the data fills a cache."""
+    if not hasattr(part, "_inputs"):  # not a dataset
         return False
     return "Cache" in type(part).__name__ or any(map(fills_a_cache, part._inputs()))
 
 
 def looking_ahead(dataset: Any) -> Any:
-    """Return the same elements, each given out only after the next was asked for.
+    """Return the same elements, each yielded only after the next one was read.
 
     A cache in a file, or of unknown length, is complete once its reader has met the end. ``fit``
-    knows the number of batches and stops before, so it would be filled anew in every epoch.
+    knows the number of batches and stops before, so every epoch would fill the cache again.
     """
     import tensorflow as tf
 
@@ -113,15 +113,15 @@ def looking_ahead(dataset: Any) -> Any:
     return dataset.window(2, shift=1).flat_map(first)
 
 
-def _require_same(path: Path, beside: Path, made_from: dict[str, Any]) -> None:
+def _require_same(path: Path, beside: Path, origin: dict[str, Any]) -> None:
     try:
         earlier = json.loads(beside.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         earlier = {}
-    differing = sorted(name for name, value in made_from.items() if earlier.get(name) != value)
+    differing = sorted(name for name, value in origin.items() if earlier.get(name) != value)
     if differing:
         raise UserError(
-            f"The cache {path} was made from something else.",
+            f"The cache {path} belongs to other data or settings.",
             expected="a cache of this data with these settings, or none",
             received=f"another {' and '.join(differing)}",
             fix=f"delete it: {path}.* and {path}_*; or choose another path",
@@ -131,16 +131,15 @@ def _require_same(path: Path, beside: Path, made_from: dict[str, Any]) -> None:
 def cache_size(
     source: Arrays | Batches, examples: int | None, dataset: Any, *, per_example: bool
 ) -> CacheSize:
-    """Return what ``examples`` of them take as elements of ``dataset``, single or in batches."""
+    """Return the size of so many examples as elements of ``dataset``, single or in batches."""
     if examples is None:
         return CacheSize(None, f"a {getattr(source, 'kind', 'source')} of unknown length")
-    each, how = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"
-    if each is None:
-        # An open shape shows in a real element only.
+    size, basis = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"
+    if size is None:  # an open shape
         first = _first(source, dataset)
         length = 1 if per_example else batch_length(first)
-        each, how = math.ceil(value_bytes(first) / length), "as the first ones take"
-    return CacheSize(each * examples, f"{examples:,} examples of {each:,} bytes, {how}")
+        size, basis = math.ceil(value_bytes(first) / length), "as the first ones"
+    return CacheSize(size * examples, f"{examples:,} examples of {size:,} bytes, {basis}")
 
 
 def _bytes_by_shape(spec: Any, per_example: bool) -> int | None:
@@ -161,8 +160,8 @@ def _first(source: Arrays | Batches, dataset: Any) -> Any:
     raise yields_nothing("The source")
 
 
-def made_from(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) -> dict[str, Any]:
-    """Return what a cached file depends on, as far as it shows without reading everything."""
+def cache_origin(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) -> dict[str, Any]:
+    """Return data and settings of a cached file, as far as they show without reading all of it."""
     return {
         "elements": f"{unit}: {dataset.element_spec}",
         "length": source.examples if isinstance(source, Arrays) else source.count,
@@ -172,22 +171,21 @@ def made_from(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) -> 
 
 
 def _digest(source: Arrays) -> str:
-    """Return a checksum over rows taken evenly from each array."""
+    """Return a checksum of evenly spaced rows of the arrays."""
     import numpy as np
     import tensorflow as tf
 
     rows = np.unique(np.linspace(0, source.examples - 1, 256).astype(int))
     digest = hashlib.sha256()
     for leaf in tf.nest.flatten(source.structure):
-        chosen = leaf.numpy()[rows] if hasattr(leaf, "numpy") else leaf[rows]
-        digest.update(
-            repr(chosen.tolist()).encode() if chosen.dtype == object else chosen.tobytes()
-        )
+        values = leaf.numpy()[rows] if hasattr(leaf, "numpy") else leaf[rows]
+        is_object = values.dtype == object
+        digest.update(repr(values.tolist()).encode() if is_object else values.tobytes())
     return digest.hexdigest()
 
 
 def _function_text(function: Any) -> str:
-    """Describe a function by its name and its text: an edit of it makes another cache."""
+    """Describe a function by its name and its source, so that an edit of it shows."""
     if function is None:
         return "none"
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"

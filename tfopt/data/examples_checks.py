@@ -1,7 +1,7 @@
-"""Check examples before anything is built on them; the first mistake is one UserError.
+"""Check examples before a training; the first mistake is a UserError.
 
-Arrays are checked whole, in chunks and so without a second copy of them. Of a dataset, a PyDataset
-or a generator function only the first batch is read, since more would mean a whole epoch.
+Arrays are checked whole, in chunks, without a second copy. Of everything else only the first batch
+is read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _CHUNK_VALUES = 1 << 22
 def check_examples(
     examples: Examples, *, name: str, classes: int | None, ignored: int | None = None
 ) -> int:
-    """Refuse a part of the data that cannot be trained or evaluated on.
+    """Refuse data that cannot be trained or evaluated on.
 
-    Return how many examples were looked at: all of the arrays, or those of the first batch.
+    Return how many examples were checked: all of the arrays, or those of the first batch.
 
     Args:
-        examples: The part.
-        name: What the errors call it: "train", "test" …
+        examples: The data.
+        name: Its name in errors: "train", "test" …
         classes: The number of classes where labels are class indices; None checks no labels.
-        ignored: A label outside the classes that the loss leaves out, as the void of a map.
+        ignored: A label that the loss ignores (``ignore_class``).
     """
     owner = f"The {name} data"
     with refusals(examples.given):
@@ -45,10 +45,10 @@ def check_examples(
     if examples.kind != "arrays":
         where = "example of the first batch, number"
     batch = _with_dense_leaves(sample)
-    found = [(place, leaf) for place, leaf in leaves(batch) if leaf is not None]
-    check_leaves(found, owner)
-    count = length_of(found, owner)
-    for place, leaf in found:
+    arrays = [(place, leaf) for place, leaf in leaves(batch) if leaf is not None]
+    check_leaves(arrays, owner)
+    count = length_of(arrays, owner)
+    for place, leaf in arrays:
         _check_finite(leaf, f"{owner}: {place}", where)
     labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
     if classes is not None and hasattr(labels, "shape"):
@@ -60,7 +60,7 @@ def _with_dense_leaves(batch: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(batch, tf.RaggedTensor | tf.SparseTensor):
-        return None  # these have no plain array to look at
+        return None
     if isinstance(batch, Mapping):
         return {key: _with_dense_leaves(value) for key, value in batch.items()}
     if isinstance(batch, tuple):
@@ -91,7 +91,7 @@ def _check_labels(labels: Any, classes: int, ignored: int | None, name: str, uni
             raise UserError(
                 f"The {name} data has one-hot labels, and the loss expects class indices.",
                 expected="one whole number an example, for sparse_categorical_crossentropy",
-                received=f"an array of shape {tuple(labels.shape)}, a single 1 in each row",
+                received=f"one-hot rows, in an array of shape {tuple(labels.shape)}",
                 fix='compile with loss="categorical_crossentropy", or give y.argmax(axis=-1)',
             )
         outside = (chunk < 0) | (chunk >= classes)
@@ -114,7 +114,7 @@ def _is_one_hot(chunk: Array, classes: int) -> bool:
 
 
 def _is_float(chunk: Array) -> bool:
-    # NumPy does not know bfloat16 and its kin as floats.
+    # To NumPy bfloat16 and float8 are no floats.
     return np.issubdtype(chunk.dtype, np.floating) or "float" in chunk.dtype.name
 
 
@@ -123,15 +123,14 @@ def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
     values_a_row = max(int(np.prod([int(size) for size in leaf.shape[1:]])), 1)
     step = max(_CHUNK_VALUES // values_a_row, 1)
     for start in range(0, rows, step):
-        # A data frame slices by rows as an array does.
         yield start, np.asarray(leaf[start : start + step])
 
 
 @contextmanager
 def translate_fit_errors(*parts: Any) -> Iterator[None]:
-    """Raise a UserError for what only shows beyond the first batch of these parts of the data.
+    """Raise a UserError for what TensorFlow reports beyond the first batch of these parts.
 
-    That is a label out of range, which the loss finds, and what a source refuses while it is read.
+    These are labels out of range, and errors of sources while they are read.
     """
     import tensorflow as tf
 
@@ -139,10 +138,10 @@ def translate_fit_errors(*parts: Any) -> Iterator[None]:
         with refusals(*parts):
             yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
-        if found is None:
+        match = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
+        if match is None:
             raise
-        label, first, end = map(int, found.groups())
+        label, first, end = map(int, match.groups())
         raise UserError(
             "The train data has a label out of range, beyond its first batch.",
             expected=f"whole numbers from {first} to {end - 1}",
@@ -152,7 +151,7 @@ def translate_fit_errors(*parts: Any) -> Iterator[None]:
 
 
 def require_finite(losses: Sequence[float]) -> None:
-    """Refuse a loss that is NaN: it has made every weight NaN."""
+    """Refuse a training whose loss became NaN or infinite, as its weights then are."""
     bad = [epoch for epoch, loss in enumerate(losses, start=1) if not math.isfinite(loss)]
     if bad:
         raise UserError(

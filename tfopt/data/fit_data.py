@@ -1,7 +1,7 @@
-"""Turn whatever Keras's ``fit`` takes into one type, ``Examples``, at the door.
+"""Turn everything that Keras's ``fit`` takes into one type, ``Examples``.
 
-By Keras's convention arrays (a tuple of them, each possibly nested in tuples and dicts) hold single
-examples, and everything else yields batches. All of them can be read again for every epoch.
+As in Keras, arrays (a tuple of them, possibly nested in tuples and dicts) hold single examples, and
+everything else yields batches. All of them can be read again for every epoch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ Kind = Literal["arrays", "dataset", "pydataset", "generator", "source"]
 
 UNKNOWN = -2
 INFINITE = -1
-# What ``fit`` takes for arrays.
-DEFAULT_BATCH = 32
+DEFAULT_BATCH = 32  # of ``fit``, for arrays
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,15 @@ class Batches:
     kind: Kind
     notes: tuple[str, ...] = ()
     rows: int | None = None
-    """How many examples, where the source says so."""
+    """The number of examples; None if the source does not know it."""
     size: int | None = None
-    """Examples a batch, where they were asked for."""
+    """The batch size that was requested; None for the source's."""
     origin: str = "not looked at"
-    """What tells the examples from others, for a cache of them."""
+    """A fingerprint of the examples, for a cache."""
 
     @cached_property
     def static_batch(self) -> int | None:
-        """Return the batch size where the source's own spec promises it."""
+        """Return the batch size that the spec guarantees; None if it is open."""
         import tensorflow as tf
 
         if self.size is not None:
@@ -84,7 +83,7 @@ class Batches:
 
     @cached_property
     def examples(self) -> int | None:
-        """Return how many there are, where that follows without reading them or guessing."""
+        """Return the number of examples; None if only reading them would show it."""
         if self.rows is not None or self.count <= 0:
             return self.rows
         if self.static_batch is not None:
@@ -93,25 +92,25 @@ class Batches:
 
     @cached_property
     def first(self) -> Any:
-        """Return the first batch; reading it starts the source once."""
+        """Return the first batch, for which the source is started once."""
         for batch in self.dataset.take(1):
             return batch
         raise yields_nothing(f"The {self.kind}")
 
     @cached_property
     def batch_size(self) -> int:
-        """Return the size of every batch but the last: promised, or else that of the first."""
+        """Return the size of every batch but the last: of the spec, or of the first batch."""
         return self.static_batch or batch_length(self.first)
 
 
 class Examples(ABC):
-    """A part of a job's data, in one type for all that Keras's ``fit`` takes.
+    """A part of a job's data: train, validation or test.
 
     Attributes:
-        given: What the user gave.
-        kind: What that is.
-        keeps_batches: Whether it yields batches of a size of its own.
-        count: How many of these in one pass, or ``INFINITE``, or ``UNKNOWN``.
+        given: The user's object.
+        kind: Its kind.
+        keeps_batches: Whether it yields batches of a fixed size.
+        count: The batches of one pass, ``INFINITE`` or ``UNKNOWN``.
     """
 
     kind: ClassVar[Kind]
@@ -129,27 +128,27 @@ class Examples(ABC):
         """Return the arrays, or a dataset of batches.
 
         Args:
-            shuffle_batches: Visit the batches of a PyDataset in an order of their own every epoch,
-                as ``fit`` does; others are not affected.
-            seed: Decides those orders.
+            shuffle_batches: Visit the batches of a PyDataset in a new order every epoch, as
+                ``fit`` does; has no effect on others.
+            seed: Seed of those orders.
         """
 
     @abstractmethod
     def sample(self) -> Any:
-        """Return the arrays, or the first batch; None where there is none."""
+        """Return the arrays, or the first batch; None if there is none."""
 
     def steps(self, batch: int | None) -> int | None:
-        """Return the batches in one pass; None where only reading it through would show them."""
+        """Return the number of batches in one pass; None if only reading would show it."""
         return self.count if self.count > 0 else None
 
     def extent(self) -> str:
-        """Return length and shapes in words, as far as they show unread."""
-        many = {INFINITE: "endless", UNKNOWN: "some"}.get(self.count, str(self.count))
-        return f"{many} batches"
+        """Return length and shapes in words, as far as they are known without reading."""
+        number = {INFINITE: "endless", UNKNOWN: "some"}.get(self.count, str(self.count))
+        return f"{number} batches"
 
 
 def examples_of(data: Any) -> Examples:
-    """Return what is to be trained on as one type; refuse what cannot be read."""
+    """Return data for ``fit`` as ``Examples``; refuse data that cannot be read."""
     import keras
     import tensorflow as tf
 
@@ -164,11 +163,11 @@ def examples_of(data: Any) -> Examples:
     if isinstance(data, tuple | dict) or _is_array(data):
         return ArrayExamples(data)
     if isinstance(data, tf.distribute.DistributedDataset):
-        raise _not_readable(data, "give the dataset as it was before it was distributed")
+        raise _not_readable(data, "give the dataset from before it was distributed")
     if hasattr(data, "__next__"):
         raise UserError(
-            "A generator that is running already can be read only once.",
-            expected="a function without arguments that returns a fresh one for every epoch",
+            "A running generator can be read only once.",
+            expected="a function without arguments that returns a new generator for every epoch",
             received=type(data).__name__,
             fix="pass the function itself: data=batches, not data=batches()",
         )
@@ -180,7 +179,7 @@ def examples_of(data: Any) -> Examples:
 
 
 def parts_of(data: Data) -> dict[str, Examples]:
-    """Return the parts of a job's data that there are, by name."""
+    """Return the parts of a job's data by name, without those that are None."""
     given = {"train": data.train, "validation": data.validation, "test": data.test}
     return {name: examples_of(part) for name, part in given.items() if part is not None}
 
@@ -192,7 +191,7 @@ def _is_array(data: Any) -> bool:
 
 def _not_readable(data: Any, fix: str | None) -> UserError:
     return UserError(
-        "The examples are of a kind that cannot be read.",
+        "Data of this type cannot be read.",
         expected="a tuple of arrays, a tf.data.Dataset, a keras.utils.PyDataset, a source such as "
         "tfopt.data.Parquet, or a function returning a generator of batches",
         received=type(data).__name__,
@@ -201,7 +200,7 @@ def _not_readable(data: Any, fix: str | None) -> UserError:
 
 
 def describe_data(data: Data) -> str:
-    """Return a job's data in words, with its length and shapes, as far as they show unread."""
+    """Return a job's data in words, with length and shapes as far as they are known."""
     return f"{data.summary} ({examples_of(data.train).extent()})"
 
 
@@ -225,7 +224,7 @@ class ArrayExamples(Examples):
 
     @cached_property
     def structure(self) -> Any:
-        """Return the arrays in tuples and dicts, which are of one length."""
+        """Return the arrays in tuples and dicts."""
         data = self.given
         if isinstance(data, tuple):
             # fit(x, y, None) is fit(x, y).
@@ -236,7 +235,7 @@ class ArrayExamples(Examples):
                     "The tuple of arrays has too many parts.",
                     expected="(x,), (x, y) or (x, y, sample_weight)",
                     received=f"{len(data)} parts",
-                    fix="several inputs belong together: ((a, b), y)",
+                    fix="give several inputs as a tuple: ((a, b), y)",
                 )
         structure = tuples_for_lists(data)
         check_leaves(leaves(structure), "The data")
@@ -262,7 +261,7 @@ class ArrayExamples(Examples):
         return f"{self.rows} examples of {_shapes(self.structure, first=1)}"
 
     def named(self) -> dict[str, Any]:
-        """Return the arrays by the names that ``fit`` gives them."""
+        """Return the arrays by the names of their arguments of ``fit``."""
         parts = self.given if isinstance(self.given, tuple) else (self.given,)
         return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
@@ -312,18 +311,20 @@ class DatasetExamples(Examples):
         return f"{super().extent()} of {_shapes(self.given.element_spec, first=0)}"
 
 
-def source_batches(source: Source, batch_size: int, how: Reading, *, whole: bool = True) -> Batches:
-    """Return a source of files or tables as batches of a size, of known length if it is whole.
+def source_batches(
+    source: Source, batch_size: int, reading: Reading, *, whole: bool = True
+) -> Batches:
+    """Return the batches of a source of files or tables.
 
-    ``whole=False`` is for one that data workers read in parts, each of which knows no length.
+    ``whole=False`` asserts no length: each data worker reads a part.
     """
     import tensorflow as tf
 
-    dataset = source.batches(batch_size, how)
+    dataset = source.batches(batch_size, reading)
     rows = source.count()
     if rows == 0:
         raise yields_nothing(f"The {type(source).__name__}")
-    count = rows // batch_size if how.drop_remainder else math.ceil(rows / batch_size)
+    count = rows // batch_size if reading.drop_remainder else math.ceil(rows / batch_size)
     if whole:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     origin = source.fingerprint()
@@ -356,7 +357,7 @@ class GeneratorExamples(Examples):
 
     @cached_property
     def _first(self) -> list[Any]:
-        """Return the first batches, of which the others are of a kind."""
+        """Return the first batches, which give the signature."""
         try:
             running = iter(self.given())
         except TypeError as error:
@@ -392,7 +393,7 @@ class GeneratorExamples(Examples):
 
 
 class PyDatasetExamples(Examples):
-    """A ``keras.utils.PyDataset``, whose batches are made by threads."""
+    """A ``keras.utils.PyDataset``, read by threads."""
 
     kind = "pydataset"
 
@@ -418,7 +419,7 @@ class PyDatasetExamples(Examples):
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         notes: tuple[str, ...] = ()
         if data.use_multiprocessing:
-            notes = (f"{owner}'s own worker processes are left off: its batches come from threads",)
+            notes = (f"threads in place of {owner}'s worker processes make its batches",)
         return Batches(dataset, count, "pydataset", notes)
 
     def sample(self) -> Any:
@@ -426,7 +427,7 @@ class PyDatasetExamples(Examples):
 
 
 def _epoch_orders(count: int, seed: int) -> Callable[[], np.ndarray[Any, Any]]:
-    """Return a function that returns an order for each epoch, the n-th always the same."""
+    """Return a function that returns the order of the next epoch, as the seed decides it."""
     epochs = itertools.count()
 
     def order() -> np.ndarray[Any, Any]:
@@ -437,9 +438,9 @@ def _epoch_orders(count: int, seed: int) -> Callable[[], np.ndarray[Any, Any]]:
 
 
 def _epoch(data: Any, count: int, orders: Any, signature: Any) -> Iterator[Any]:
-    """Yield one epoch, in which on_epoch_end comes before the last batch is handed out.
+    """Yield one epoch, with on_epoch_end called before the last batch.
 
-    ``fit`` knows the length and never asks for more, so nothing after the last batch would run.
+    ``fit`` knows the length and stops at the last batch, so code after it would not run.
     """
     numbers: Iterable[Any] = range(count) if count != INFINITE else itertools.count()
     if orders is not None:
@@ -447,15 +448,15 @@ def _epoch(data: Any, count: int, orders: Any, signature: Any) -> Iterator[Any]:
     data.on_epoch_begin()
     batches = _fetched(data, map(int, numbers), max(data.workers, 1))
     for position, batch in enumerate(batches, start=1):
-        whole = conform(batch, signature, type(data).__name__)
+        copy = conform(batch, signature, type(data).__name__)
         if position == count:
             batches.close()
             data.on_epoch_end()
-        yield whole
+        yield copy
 
 
 def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, None, None]:
-    """Yield the batches in order, ``workers`` of them being made at a time."""
+    """Yield the batches in order, fetched by so many threads."""
     if workers == 1:
         yield from (data[number] for number in numbers)
         return

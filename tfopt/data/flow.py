@@ -1,7 +1,7 @@
 """Build the dataset that ``fit`` reads from a source and a plan.
 
-Every example comes once an epoch. The order is map, cache, shuffle, batch, map_batch, prefetch;
-steps not asked for cost nothing, and what was asked for and not done is in the notes.
+Every example comes once an epoch. The order is map, cache, shuffle, batch, map_batch, augment,
+prefetch. The notes list what the pipeline does and which settings had no effect.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from tfopt.data.augment import in_input, random_layers, require_random
 from tfopt.data.caching import (
+    cache_origin,
     cache_size,
     cached_in_file,
     cached_in_memory,
     check_cache_folder,
     looking_ahead,
-    made_from,
 )
 from tfopt.data.fit_data import (
     DEFAULT_BATCH,
@@ -38,9 +38,9 @@ from tfopt.job.cgroup import usable_cores
 
 
 def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[Any, list[str]]:
-    """Return the dataset, and notes of what it does and what it leaves undone.
+    """Return the dataset, and notes that describe it.
 
-    ``endless``: one epoch follows the other, for a ``fit`` that counts its steps itself.
+    ``endless`` repeats it, for a ``fit`` with ``steps_per_epoch``.
     """
     import tensorflow as tf
 
@@ -53,7 +53,7 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
         source: Arrays | Batches
         examples = examples_of(data)
         if isinstance(examples, SourceExamples):
-            source = flow.of_source(examples.given)
+            source = flow.from_source(examples.given)
         else:
             source = examples.read(shuffle_batches=in_new_orders, seed=seed)
         if isinstance(source, Arrays):
@@ -81,7 +81,7 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
         if endless and steps != INFINITE:
             dataset = dataset.repeat()
-            flow.notes.append("over and over again, for the steps asked for")
+            flow.notes.append("repeated, for steps_per_epoch")
         if plan.prefetch:
             ahead = tf.data.AUTOTUNE if plan.prefetch == "auto" else plan.prefetch
             dataset = dataset.prefetch(ahead)
@@ -96,21 +96,21 @@ class _Flow:
     seed: int
     notes: list[str] = field(default_factory=list)
 
-    def of_source(self, source: Source) -> Batches:
-        """Return the batches of files or tables, shuffled as they are read unless cached."""
+    def from_source(self, source: Source) -> Batches:
+        """Return the batches of files or tables, shuffled while reading unless cached."""
         plan = self.plan
         shuffle = plan.shuffle is not False and plan.cache is None and plan.service is None
         self.notes.append(f"read from {type(source).__name__}")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
-        how = Reading(
+        reading = Reading(
             shuffle=shuffle,
             buffer=plan.options.buffer,
             seed=self.seed,
             drop_remainder=plan.options.drop_remainder and plan.map is None,
         )
         batch = plan.batch_size or DEFAULT_BATCH
-        return source_batches(source, batch, how, whole=plan.service is None)
+        return source_batches(source, batch, reading, whole=plan.service is None)
 
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
         import tensorflow as tf
@@ -118,13 +118,13 @@ class _Flow:
         plan, count = self.plan, source.examples
         if plan.service is not None:
             raise CannotCombine(
-                "A data service and arrays cannot be combined: they are in this process's memory.",
+                "A data service cannot read arrays, which are in this process's memory.",
                 expected="files: TFRecord, images, TFDS, or a tf.data.Dataset of files",
-                fix="write them as TFRecord and read those, or drop service",
+                fix="write the arrays as TFRecord and read those, or drop service=",
             )
         batch = plan.batch_size or DEFAULT_BATCH
         if count % batch == 0:
-            # It leaves nothing out, and each step knows the size of its batch.
+            # It drops no example, and the batch size is static.
             plan = self.plan = replace(plan, options=replace(plan.options, drop_remainder=True))
         _require_count_agrees(plan, count)
         shuffle = plan.shuffle is not False
@@ -151,12 +151,12 @@ class _Flow:
         if plan.cache is not None and source.count == INFINITE:
             raise UserError(
                 "An endless source cannot be cached.",
-                expected="a source that ends: a cache is complete once its end was met",
+                expected="a finite source: a cache is complete only at its end",
                 received=f"an endless {source.kind}",
-                fix="take(...) part of it, or drop cache",
+                fix="take(...) part of it, or drop cache=",
             )
         from_tables = source.kind == "source"
-        # As it is read, or as it comes from the service.
+        # While it is read, or behind the service.
         shuffled = (from_tables and plan.cache is None) or plan.service is not None
         asked = plan.shuffle is not False if from_tables else plan.shuffle is True
         single = plan.map is not None or (asked and not shuffled and source.kind != "pydataset")
@@ -182,7 +182,7 @@ class _Flow:
         return dataset.map(function, num_parallel_calls=calls, deterministic=order)
 
     def augmented(self, dataset: Any) -> Any:
-        """Augment whole batches by Keras's layers."""
+        """Apply Keras's random layers to whole batches."""
         layers = random_layers(self.plan.augment)
         for batch in dataset.take(1):
             require_random(layers, batch[0] if isinstance(batch, tuple) else batch)
@@ -192,7 +192,7 @@ class _Flow:
     def _whole_batches(
         self, source: Batches, exact: int | None, bound: int | None
     ) -> tuple[Any, int | None]:
-        """Keep batches whole, which is cheaper than taking them apart; only sizes may change."""
+        """Keep whole batches, which is cheaper than unbatching; only their size may change."""
         plan, dataset = self.plan, source.dataset
         in_any_order = source.kind == "pydataset" and plan.shuffle is not False
         if plan.cache is not None:
@@ -218,20 +218,17 @@ class _Flow:
         return dataset, None if exact is None else math.ceil(exact / source.batch_size)
 
     def example_counts(self, source: Batches) -> tuple[int | None, int | None]:
-        """Return how many examples there are for certain, and how many at most."""
+        """Return the exact number of examples, and an upper bound of it."""
         given, bound = self.plan.examples, None
         if source.count > 0 and (self.plan.cache is not None or source.static_batch):
             bound = source.count * source.batch_size
-        certain = source.examples
-        if certain is not None:
-            _require_count_agrees(self.plan, certain)
-        return given or certain, given or certain or bound
+        exact = source.examples
+        if exact is not None:
+            _require_count_agrees(self.plan, exact)
+        return given or exact, given or exact or bound
 
     def _gathered(self, source: Arrays, batch: int, shuffle: bool) -> Any:
-        """Gather each batch by its indices, in order or in a new one every epoch.
-
-        Handing over example by example costs more than a small training step.
-        """
+        """Gather each batch by its indices, since single examples cost more than a small step."""
         import tensorflow as tf
 
         arrays = tf.nest.map_structure(tf.convert_to_tensor, source.structure)
@@ -248,7 +245,7 @@ class _Flow:
         return dataset.batch(batch, drop_remainder=self._drop)
 
     def _order(self, count: int, shuffle: bool) -> Any:
-        """Return a dataset of one vector of indices an epoch."""
+        """Return a dataset that yields one vector of indices an epoch."""
         import tensorflow as tf
 
         numbers = tf.range(count, dtype=tf.int64)
@@ -277,7 +274,7 @@ class _Flow:
         if plan.cache is not None:
             dataset = self._cached(dataset, source, bound, "examples")
             if plan.cache_file is None and bound is not None:
-                # The buffer only refers to what the cache holds.
+                # The buffer refers to the cached examples and copies none.
                 buffer = max(bound, 2)
         else:
             size = cache_size(source, min(buffer, bound or buffer), dataset, per_example=True)
@@ -301,7 +298,7 @@ class _Flow:
         if path is None:
             dataset, note = cached_in_memory(dataset, size)
         else:
-            origin = made_from(self.plan, source, dataset, unit)
+            origin = cache_origin(self.plan, source, dataset, unit)
             dataset, note = cached_in_file(dataset, path, size, origin)
         self.notes.append(note)
         return dataset
@@ -338,9 +335,9 @@ def _require_count_agrees(plan: Plan, count: int) -> None:
     if plan.examples not in (None, count):
         raise UserError(
             "examples= contradicts the data.",
-            expected=f"{count:,}, which the source itself tells",
+            expected=f"{count:,}, the number of examples in the source",
             received=f"examples={plan.examples:,}",
-            fix="leave it out: it is for sources that cannot tell",
+            fix="leave it out: it is for sources of unknown length",
         )
 
 

@@ -1,4 +1,4 @@
-"""Read how much host memory is left to this process, and refuse what would not fit."""
+"""Read the host memory available to this process, and refuse copies that would not fit."""
 
 from __future__ import annotations
 
@@ -11,34 +11,30 @@ from tfopt.errors import UserError
 from tfopt.job.cgroup import memory_limits
 
 MIB = 1024**2
-# What a held copy may take of the memory that is free now: the model and its step need some too.
-USABLE_SHARE = 0.8
+USABLE_SHARE = 0.8  # of the free memory, for a copy of the data; the model and its step need some
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that can still be taken, and what limits them."""
+    """Available bytes, and what limits them."""
 
     available_bytes: int
     limited_by: str
 
 
 def available_memory(root: Path = Path("/")) -> Memory:
-    """Return the memory this process can still take, by the machine and its control groups.
-
-    A limit that cannot be read is taken as no limit.
-    """
+    """Return the memory available by the machine and the readable limits of control groups."""
     machine = Memory(psutil.virtual_memory().available, "the machine's free memory")
     groups = (
-        Memory(max(each.size - each.used, 0), f"the limit of control group {each.group}")
-        for each in memory_limits(root)
-        if each.used is not None
+        Memory(max(limit.size - limit.used, 0), f"the limit of control group {limit.group}")
+        for limit in memory_limits(root)
+        if limit.used is not None
     )
     return min([machine, *groups], key=lambda memory: memory.available_bytes)
 
 
 def require_fits(size_bytes: int, *, what: str, detail: str, fix: str) -> None:
-    """Refuse what would not fit beside everything else."""
+    """Refuse a copy that is larger than the usable memory."""
     memory = available_memory()
     usable = int(memory.available_bytes * USABLE_SHARE)
     if size_bytes > usable:

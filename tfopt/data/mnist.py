@@ -1,4 +1,4 @@
-"""Load MNIST: as TFDS has prepared it, or the digits that come with this package.
+"""Load MNIST: as TFDS has prepared it, or the images embedded in this package.
 
 Nothing is downloaded. Images are float32 in [0, 1] of 28x28x1, labels int64.
 """
@@ -17,21 +17,21 @@ SOURCES = get_args(Source)
 
 
 def load_mnist(source: Source = "auto") -> Data:
-    """Return MNIST; its ``name`` and ``note`` say which source was taken, and why.
+    """Return MNIST; its ``name`` and ``note`` give the source and the reason for it.
 
     Args:
         source: "tfds" is TFDS's ``mnist``, as ``tfds.load("mnist")`` has prepared it; "embedded"
-            are 20,000 of its images; "auto" takes the first of these that is there; "synthetic"
+            are 20,000 of its images; "auto" is the first of these two that exists; "synthetic"
             is drawn squares, not real data.
     """
     if source not in SOURCES:
-        raise UserError("There is no such MNIST.", expected=", ".join(SOURCES), received=source)
+        raise UserError("Unknown source of MNIST.", expected=", ".join(SOURCES), received=source)
     if source == "synthetic":
         parts = _drawn(2_000, seed=0), _drawn(1_000, seed=1)
         return _data("synthetic MNIST", "drawn squares, not real data", *parts)
-    found, reason = prepared_parts(source, "mnist", "image")
-    if found is not None:
-        return _data("TFDS mnist", "real MNIST", *found)
+    prepared, reason = prepared_parts(source, "mnist", "image")
+    if prepared is not None:
+        return _data("TFDS mnist", "real MNIST", *prepared)
     return _data("embedded MNIST", f"the first images of real MNIST ({reason})", *_embedded())
 
 
@@ -46,12 +46,12 @@ def _data(name: str, note: str, *parts: tuple[Any, Any]) -> Data:
 def _embedded() -> list[tuple[Any, Any]]:
     import numpy as np
 
-    with as_file(files("tfopt.data") / "mnist_10k.npz") as path, np.load(path) as kept:
-        return [(kept[f"x_{part}"], kept[f"y_{part}"]) for part in ("train", "test")]
+    with as_file(files("tfopt.data") / "mnist_10k.npz") as path, np.load(path) as arrays:
+        return [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")]
 
 
 def _drawn(count: int, seed: int) -> tuple[Any, Any]:
-    """Draw a bright square at a place for each class, under noise."""
+    """Draw noisy images with a bright square, whose position is the class."""
     import numpy as np
 
     random = np.random.default_rng(seed)

@@ -61,15 +61,15 @@ def pipeline(
         cache: "memory", or "file:/path"; holds what comes out of ``map``.
         map: A function of one example, ``(x, y)``; for what is the same in every epoch.
         map_batch: A function of a whole batch, called in every epoch; for augmentation.
-        augment: Layers of Keras that act in training alone, such as ``RandomFlip``, or a function
+        augment: Keras layers that act only in training, such as ``RandomFlip``, or a function
             that returns them; called on whole batches in every epoch.
         deterministic: Keeps the order when functions run in parallel.
         prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
         service: "grpc://host:port" as ``tfopt launch --data-workers`` prints it: other processes
             read, map and batch, in an order that varies.
-        examples: How many there are, for a source of unknown length.
+        examples: The number of examples, for a source of unknown length.
         seed: Decides the orders.
-        options: What few pipelines need: see ``PipelineOptions``.
+        options: Rarely needed settings: see ``PipelineOptions``.
 
     Raises:
         UserError: Two settings contradict each other, or the data cannot be read as they say, such
@@ -101,14 +101,14 @@ def pipeline(
 class Pipeline(Transform):
     """Feeds the training from ``tf.data``; the fields are the arguments of ``tfopt.pipeline``.
 
-    ``source``, a path, takes the place of the job's own training examples.
+    ``source``, a path, replaces the job's training examples.
 
-    Functions are named, "package.module:function", and imported when the job runs. Every epoch
-    trains the same examples once; a shuffled order is another than ``fit``'s own, so the weights
-    differ. With ``shuffle=False`` they are those of ``fit`` without shuffling.
+    Functions are given by name, "package.module:function", and imported when the job runs. Every
+    epoch trains each example once; the shuffled order differs from that of ``fit``, and so do the
+    trained weights. With ``shuffle=False`` they equal those of ``fit`` without shuffling.
 
     ``augment`` names a function that returns Keras's random layers. With ``augment_in="model"``
-    they run in front of the model, on its device; the trained model holds them, inactive.
+    they run in front of the model, on its device; the trained model contains them, inactive.
 
     Example:
         outcome = run(job, Pipeline(batch_size=256, cache="memory"))
@@ -137,7 +137,7 @@ class Pipeline(Transform):
         keep_plain(self)
         if self.augment_in not in ("input", "model"):
             raise UserError(
-                "Pipeline.augment_in has an unknown value.",
+                "Invalid Pipeline.augment_in.",
                 expected='"input" or "model"',
                 received=repr(self.augment_in),
             )
@@ -147,16 +147,16 @@ class Pipeline(Transform):
                 continue
             if not isinstance(function, str):
                 raise UserError(
-                    f"Pipeline.{name} names a function, so that the transform is a plain value.",
+                    f"Pipeline.{name} must be the name of a function.",
                     expected='"package.module:function"',
                     received=repr(function),
-                    fix=f"or call tfopt.pipeline(data, {name}=function) in your own script",
+                    fix=f"name it, or call tfopt.pipeline(data, {name}=function) in your script",
                 )
             check_reference(function)
         object.__setattr__(self, "features", hashable(self.features))
         if self.source is None and (self.label is not None or self.features is not None):
             raise UserError(
-                "Pipeline.label and features name columns of its source, and there is none.",
+                "Pipeline.label and features name columns of source=, which is missing.",
                 expected="source=, a path",
                 received=f"label={self.label!r}, features={self.features!r}",
                 fix="name the columns where the data is described: Data(train=..., label=...)",
@@ -185,7 +185,7 @@ class Pipeline(Transform):
         return dataset
 
     def read(self, train: Any, facts: Facts) -> tuple[Any, list[str]]:
-        """Return the training input, and what it is, in words."""
+        """Return the training input and the notes that describe it."""
         plan = self._plan(
             batch_size=facts.batch_size,
             map=_function("map", self.map),
@@ -202,38 +202,37 @@ class Pipeline(Transform):
         )
         if facts.update_batch != facts.tuned_batch_size:
             notes.append(
-                f"the learning rate is the one for batches of {facts.tuned_batch_size}, "
+                f"the learning rate stays that of batches of {facts.tuned_batch_size}, "
                 "unless LearningRate is in the chain"
             )
         return dataset, notes
 
     def _plan(self, **changes: Any) -> Plan:
-        names = {each.name for each in fields(Plan)}
-        settings = {each.name: getattr(self, each.name) for each in fields(self)}
-        settings = {name: value for name, value in settings.items() if name in names}
+        names = {field.name for field in fields(Plan)} & {field.name for field in fields(self)}
+        settings = {name: getattr(self, name) for name in names}
         return Plan(**{**settings, **dict.fromkeys(self.functions), **changes})
 
 
 def _function(name: str, function: Function) -> Callable[..., Any] | None:
-    """Return the function itself, imported where it is named."""
+    """Return a function, imported if it is given by name."""
     if function is None or callable(function):
         return function
     if not isinstance(function, str):
         raise UserError(
-            f"pipeline {name} is not a function.",
+            f"{name} is not a function.",
             expected='a function, or its name as "package.module:function"',
             received=repr(function),
         )
     return resolve_function(function)
 
 
-def refuse_unmade(asked: int, yielded: int, micro_batches: int) -> None:
-    """Refuse batches of another size than those of the data, with nothing to make them."""
-    made = asked // micro_batches
-    if made != yielded:
+def require_batch_size(asked: int, yielded: int, micro_batches: int) -> None:
+    """Refuse a batch size other than that of the data, where no ``Pipeline`` changes it."""
+    size = asked // micro_batches
+    if size != yielded:
         raise UserError(
-            f"The data yields batches of {yielded}, and nothing makes batches of {made} of them.",
-            expected="no batch size beside data that yields its own batches, or theirs",
+            f"The data yields batches of {yielded}, and the job asks for batches of {size}.",
+            expected="no batch size for data that is batched already, or the same one",
             received=f"{asked}, in {micro_batches} step(s), from the job or its chain",
-            fix=f"add Pipeline(batch_size={asked}) to the chain, or batch the data by {made}",
+            fix=f"add Pipeline(batch_size={asked}) to the chain, or batch the data by {size}",
         )

@@ -1,7 +1,4 @@
-"""Describe an input pipeline as one validated value.
-
-Whether it fits its data, this machine and its disk is found out when the pipeline is built.
-"""
+"""Describe an input pipeline as one validated value."""
 
 from __future__ import annotations
 
@@ -27,17 +24,17 @@ FILE = "file:"
 
 @dataclass(frozen=True, repr=False)
 class PipelineOptions:
-    """What few pipelines need.
+    """Rarely needed settings of a pipeline.
 
     Example:
         tfopt.pipeline(data, batch_size=64, options=PipelineOptions(drop_remainder=True))
 
     Attributes:
-        buffer: Examples among which a stream is shuffled; arrays are shuffled whole.
-        drop_remainder: Leave out a last batch that is smaller, so that every step has one shape.
-        autoshard: How several workers divide the data. With "data" each reads everything and
-            takes its part of every batch; "off" is no sharing: each worker has data of its own,
-            such as ``Parquet(f"rows/of-{replicas.rank}/")``.
+        buffer: Size of the shuffle buffer of a stream; arrays are shuffled whole.
+        drop_remainder: Drop a smaller last batch, so that all batches have one shape.
+        autoshard: How several workers divide the data. With "data" each worker reads everything
+            and takes its part of every batch; with "off" each worker has different files, such
+            as ``Parquet(f"rows/of-{replicas.rank}/")``.
     """
 
     buffer: int = 10_000
@@ -54,16 +51,16 @@ class PipelineOptions:
         require_switch("PipelineOptions.drop_remainder", self.drop_remainder)
         if self.autoshard not in ("data", "off"):
             raise UserError(
-                "PipelineOptions.autoshard has an unknown value.",
+                "Invalid PipelineOptions.autoshard.",
                 expected='"data" or "off"',
                 received=repr(self.autoshard),
-                fix='give each worker files of its own, and autoshard="off"',
+                fix='give each worker different files, and autoshard="off"',
             )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The arguments of ``tfopt.pipeline``, which are documented there."""
+    """The arguments of ``tfopt.pipeline``."""
 
     batch_size: int | None = None
     shuffle: bool | None = None
@@ -84,8 +81,8 @@ class Plan:
             if self.service is not None and value not in (None, True):
                 raise CannotCombine(
                     f"A data service cannot be combined with {setting}={value!r}: its workers "
-                    "share out each epoch anew, and hand over what is done first.",
-                    fix=f"drop service or {setting}",
+                    "divide every epoch anew, and batches come in no fixed order.",
+                    fix=f"drop service= or {setting}=",
                 )
         for name in ("batch_size", "examples"):
             if getattr(self, name) is not None:
@@ -98,24 +95,24 @@ class Plan:
         _check_cache(self.cache)
         if not isinstance(self.options, PipelineOptions):
             raise UserError(
-                "options are of the wrong type.",
+                "options has the wrong type.",
                 expected="tfopt.data.PipelineOptions(...)",
                 received=repr(self.options),
             )
 
     @property
     def cache_file(self) -> Path | None:
-        """Return where a cache on disk begins; TensorFlow appends to this name."""
+        """Return the path prefix of a cache on disk; None without one."""
         if self.cache is None or not self.cache.startswith(FILE):
             return None
         return Path(self.cache.removeprefix(FILE)).expanduser()
 
 
 def _check_cache(cache: object) -> None:
-    named = isinstance(cache, str) and cache.startswith(FILE) and len(cache) > len(FILE)
-    if cache not in (None, "memory") and not named:
+    on_disk = isinstance(cache, str) and cache.startswith(FILE) and len(cache) > len(FILE)
+    if cache not in (None, "memory") and not on_disk:
         raise UserError(
-            "cache has an unknown value.",
+            "Invalid cache.",
             expected='None, "memory", or "file:" and a path, as in "file:/scratch/train"',
             received=repr(cache),
             fix=f"write {FILE + cache!r}" if isinstance(cache, str) and "/" in cache else None,

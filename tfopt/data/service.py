@@ -1,7 +1,7 @@
-"""Prepare batches in other processes or on other hosts, by tf.data's own service.
+"""Prepare batches in other processes or on other hosts, by ``tf.data.experimental.service``.
 
-A dispatcher shares out what a pipeline's source begins with (file names, most of all) to data
-workers, which read, map and batch; the training takes their batches as they come.
+A dispatcher distributes the first elements of a pipeline, mostly file names, to data workers, which
+read, map and batch; the training takes their batches in the order in which they are ready.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from tfopt.errors import UserError, first_line
 def served(
     dataset: Any, address: str, batch_size: int, *, examples: int | None, buffer: int, seed: int
 ) -> tuple[Any, list[str]]:
-    """Return the examples that data workers prepare, in batches of a size, and notes.
+    """Return batches that data workers prepare, and notes.
 
     Args:
         dataset: Batches of any size.
-        address: The dispatcher's.
-        batch_size: Examples a batch.
-        examples: How many there are, each once an epoch; None: nobody knows.
-        buffer: Examples among which they are shuffled here; 0: they stay as they come.
-        seed: Decides the shuffling, not the order in which they come.
+        address: Address of the dispatcher.
+        batch_size: Examples per batch.
+        examples: The number of examples; None: unknown.
+        buffer: Size of the shuffle buffer behind the service; 0: no shuffling.
+        seed: Seed of this shuffling; the order in which batches arrive varies.
     """
     import tensorflow as tf
 
     _require_portable(dataset)
     _require_answer(address)
-    made = dataset.apply(
+    batches = dataset.apply(
         tf.data.experimental.service.distribute(
             tf.data.experimental.service.ShardingPolicy.DYNAMIC,
             address,
         )
     )
-    notes = [f"prepared by the data service at {address}, in the order in which it is done"]
+    notes = [f"prepared by the data service at {address}, in the order in which batches are ready"]
     if buffer:
         notes.append(f"shuffled among {buffer:,} examples")
-        made = made.unbatch().shuffle(buffer, seed=seed, reshuffle_each_iteration=True)
-        made = made.batch(batch_size)
+        batches = batches.unbatch().shuffle(buffer, seed=seed, reshuffle_each_iteration=True)
+        batches = batches.batch(batch_size)
     else:
-        made = made.rebatch(batch_size)
+        batches = batches.rebatch(batch_size)
     if examples is not None:
         length = tf.data.experimental.assert_cardinality(-(-examples // batch_size))
-        made = made.apply(length)
-    return made, notes
+        batches = batches.apply(length)
+    return batches, notes
 
 
 def require_service(service: object) -> None:
-    """Refuse what is no address."""
+    """Refuse anything but an address, or None."""
     if service is not None and not (isinstance(service, str) and service.startswith("grpc://")):
         raise UserError(
-            "service is no address of a data service.",
+            "service is not the address of a data service.",
             expected='"grpc://host:port" as `tfopt launch --data-workers` prints it',
             received=repr(service),
         )
 
 
 def _require_portable(dataset: Any) -> None:
-    """Refuse a pipeline that data workers cannot run, or of which they lose or repeat examples."""
+    """Refuse a pipeline that data workers cannot run, or run with lost or repeated examples."""
     import tensorflow as tf
 
     content = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor).numpy()
@@ -75,15 +75,15 @@ def _require_portable(dataset: Any) -> None:
         raise UserError(
             "A data service repeats or loses examples of this pipeline, or cannot run it.",
             expected="one source that TensorFlow reads (TFRecord, TFDS, files), in order, and "
-            "functions of its operations",
-            received=", ".join(refused) or "a generator, a table or a function of Python",
-            fix="leave out shuffle(): pipeline(shuffle=True) shuffles what comes; write what is "
-            "zipped or made by Python as TFRecord, by tf.io.TFRecordWriter",
+            "functions of TensorFlow operations",
+            received=", ".join(refused) or "a generator, a table or a Python function",
+            fix="replace shuffle() by pipeline(shuffle=True), which shuffles behind the service; "
+            "write zipped data and that of Python as TFRecord, by tf.io.TFRecordWriter",
         )
 
 
 def _require_answer(address: str) -> None:
-    """Refuse a service that is not there."""
+    """Refuse an address where nothing listens."""
     parts = urlsplit(address)
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 0), 10.0):
@@ -98,18 +98,18 @@ def _require_answer(address: str) -> None:
 
 @contextmanager
 def serving(workers: int, *, port: int = 0, host: str | None = None) -> Iterator[str]:
-    """Run a dispatcher and data workers by TensorFlow's threads; yield the address.
+    """Run a dispatcher and data workers in threads of this process; yield the address.
 
     Args:
-        workers: How many data workers.
-        port: Where the dispatcher listens; 0: a free one.
-        host: By which name others reach this host; None: its own.
+        workers: The number of data workers.
+        port: Port of the dispatcher; 0: a free one.
+        host: The name by which others reach this host; None: its host name.
     """
     import tensorflow as tf
 
     service = tf.data.experimental.service
     try:
-        # TensorFlow would share the port with another service, and each get some of the calls.
+        # TensorFlow would share a used port, and each service would get some of the calls.
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("", port))
@@ -120,13 +120,13 @@ def serving(workers: int, *, port: int = 0, host: str | None = None) -> Iterator
             expected="a port that is free, or 0",
             received=first_line(error),
         ) from error
-    at, host = dispatcher.target.rpartition(":")[2], host or socket.gethostname()
-    running = []
+    port, host = int(dispatcher.target.rpartition(":")[2]), host or socket.gethostname()
+    servers = []
     for _ in range(workers):
         with socket.socket() as free:
             free.bind(("", 0))
             own = free.getsockname()[1]
-        config = service.WorkerConfig(f"localhost:{at}", f"{host}:{own}", port=own)
-        running.append(service.WorkerServer(config))
-    yield f"grpc://{host}:{at}"
-    del running
+        config = service.WorkerConfig(f"localhost:{port}", f"{host}:{own}", port=own)
+        servers.append(service.WorkerServer(config))
+    yield f"grpc://{host}:{port}"
+    del servers

@@ -1,7 +1,6 @@
-"""Describe what a batch is made of: its structure, types and sizes, from batches or from specs.
+"""Describe batches: structure, types and sizes, of arrays or of specs.
 
-Dimensions that differ between the batches looked at are open, and the first one always is, so that
-a smaller last batch fits.
+Dimensions that differ between the first batches are open, as the first dimension always is.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import numpy as np
 
 from tfopt.errors import UserError
 
-# As many as Keras looks at.
-BATCHES_FOR_SIGNATURE = 2
-# What TensorFlow keeps for each tensor beside its content (measured: 150 to 200 bytes).
-TENSOR_OVERHEAD_BYTES = 200
+BATCHES_FOR_SIGNATURE = 2  # as in Keras
+TENSOR_OVERHEAD_BYTES = 200  # of a tensor beside its content; measured: 150 to 200
 
 
 def standardised(batch: Any) -> Any:
-    """Return a batch with tuples for lists of arrays, as tf.data knows them, and array leaves."""
+    """Return a batch with NumPy leaves, and tuples for lists of arrays, as tf.data needs them."""
     if isinstance(batch, dict):
         return {key: standardised(value) for key, value in batch.items()}
     if isinstance(batch, tuple) or (
@@ -33,7 +30,7 @@ def standardised(batch: Any) -> Any:
 
 
 def tuples_for_lists(structure: Any) -> Any:
-    """Return a structure with tuples for lists, which tf.data would take for tensors."""
+    """Return a structure with tuples for lists, which tf.data would convert to tensors."""
     if isinstance(structure, dict):
         return {key: tuples_for_lists(value) for key, value in structure.items()}
     if isinstance(structure, tuple | list):
@@ -42,7 +39,7 @@ def tuples_for_lists(structure: Any) -> Any:
 
 
 def leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each array of a structure behind its place in words: "x", "y", "x['age']"."""
+    """Yield the arrays of a structure, each with its place in words: "x", "y", "x['age']"."""
     if isinstance(structure, Mapping):
         for key, value in structure.items():
             yield from leaves(value, f"{path}[{key!r}]" if path else f"x[{key!r}]")
@@ -54,9 +51,9 @@ def leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path or "x", structure
 
 
-def check_leaves(found: Iterable[tuple[str, Any]], owner: str) -> None:
-    """Refuse what is no array of examples, and arrays of Python objects."""
-    for place, leaf in found:
+def check_leaves(arrays: Iterable[tuple[str, Any]], owner: str) -> None:
+    """Refuse leaves that are not arrays of examples, and arrays of Python objects."""
+    for place, leaf in arrays:
         shape = getattr(leaf, "shape", None)
         if shape is None or len(shape) == 0:
             raise UserError(
@@ -75,9 +72,9 @@ def check_leaves(found: Iterable[tuple[str, Any]], owner: str) -> None:
             )
 
 
-def length_of(found: Iterable[tuple[str, Any]], owner: str) -> int:
-    """Return the number of examples; refuse none, and arrays of different lengths."""
-    lengths = {place: int(leaf.shape[0]) for place, leaf in found}
+def length_of(arrays: Iterable[tuple[str, Any]], owner: str) -> int:
+    """Return the number of examples; refuse empty arrays and arrays of different lengths."""
+    lengths = {place: int(leaf.shape[0]) for place, leaf in arrays}
     if not any(lengths.values()):
         raise yields_nothing(owner)
     if len(set(lengths.values())) > 1:
@@ -100,7 +97,7 @@ def yields_nothing(owner: str) -> UserError:
 
 
 def batch_signature(batches: Sequence[Any], owner: str) -> Any:
-    """Return the TensorSpecs that all these standardised batches satisfy."""
+    """Return the TensorSpecs that fit all these standardised batches."""
     import tensorflow as tf
 
     for batch in batches:
@@ -111,10 +108,10 @@ def batch_signature(batches: Sequence[Any], owner: str) -> Any:
 
 
 def conform(batch: Any, signature: Any, owner: str) -> Any:
-    """Return a copy of the batch, standardised; refuse one of another make.
+    """Return a standardised copy of the batch; refuse one that does not fit the signature.
 
-    TensorFlow reads the memory of the arrays it is given, and a source that fills one buffer
-    again and again, or shuffles its arrays in place, would change batches already handed out.
+    TensorFlow shares the memory of NumPy arrays: a source that reuses a buffer, or shuffles its
+    arrays in place, would change batches that it has yielded before.
     """
     import tensorflow as tf
 
@@ -123,24 +120,24 @@ def conform(batch: Any, signature: Any, owner: str) -> Any:
     for spec, leaf in zip(tf.nest.flatten(signature), tf.nest.flatten(batch), strict=True):
         if not spec.shape.is_compatible_with(leaf.shape) or _dtype(leaf) != spec.dtype:
             raise UserError(
-                f"{owner} yielded batches of different makes.",
-                expected=f"{spec.dtype.name} of shape {tuple(spec.shape)}, as in the first ones",
+                f"{owner} yielded batches of different shapes or types.",
+                expected=f"{spec.dtype.name} of shape {tuple(spec.shape)}, as in the first batches",
                 received=f"{leaf.dtype} of shape {leaf.shape}",
             )
     return tf.nest.map_structure(np.array, batch)
 
 
 def batch_length(batch: Any) -> int:
-    """Return how many examples a batch holds."""
+    """Return the number of examples in a batch."""
     import tensorflow as tf
 
     leaf = tf.nest.flatten(batch)[0]
-    # Ragged tensors have no first dimension to read.
+    # The first dimension of ragged tensors is open.
     return int(leaf.shape[0] if leaf.shape[0] is not None else leaf.nrows())
 
 
 def spec_bytes(spec: Any) -> int | None:
-    """Return the bytes of one element with this spec; None where it does not say."""
+    """Return the bytes of one element of this spec; None if its size is open."""
     import tensorflow as tf
 
     total = 0
@@ -153,7 +150,7 @@ def spec_bytes(spec: Any) -> int | None:
 
 
 def value_bytes(element: Any) -> int:
-    """Return the bytes of one real element."""
+    """Return the bytes of one element."""
     import tensorflow as tf
 
     total = 0
@@ -166,7 +163,7 @@ def value_bytes(element: Any) -> int:
 
 
 def holds_objects(array: Any) -> bool:
-    """Return whether an array holds Python objects other than texts."""
+    """Return whether an array holds Python objects other than strings."""
     is_object = getattr(array, "dtype", None) == np.dtype(object)
     return is_object and not all(isinstance(v, str | bytes) for v in np.ravel(array))
 

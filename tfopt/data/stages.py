@@ -1,7 +1,7 @@
-"""Take a ``tf.data`` pipeline apart into its stages, and put it together again with changes.
+"""Split a ``tf.data`` pipeline into its stages, and rebuild it with changes.
 
-The stages are TensorFlow's own objects, each of which holds the one before it. A pipeline with a
-stage that is not known here is not put together again: the changes that need it are refused.
+A pipeline with a stage that is not in ``_REBUILT`` cannot be rebuilt: changes that need this are
+refused.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tfopt.data.host_memory import require_fits
 from tfopt.data.signature import value_bytes
 
 PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-# Kinds that hand on whole batches; a map is taken for one.
-_AS_LARGE = {"cache", "filter", "map", "options", "prefetch", "repeat", "shard", "shuffle", "skip"}
-_AS_LARGE |= {"take"}
-_AS_MANY = {"cache", "options", "prefetch", "shuffle"}
+# Kinds that keep the size of batches (a map is assumed to), and those that keep their number too.
+_KEEP_SIZE = {"cache", "filter", "map", "options", "prefetch", "repeat", "shard", "shuffle", "skip"}
+_KEEP_SIZE |= {"take"}
+_KEEP_NUMBER = {"cache", "options", "prefetch", "shuffle"}
 _READS = {"TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"}
 _READS_FILES = {"_InterleaveDataset", "_ParallelInterleaveDataset", "_FlatMapDataset"}
 _IN_MEMORY = {"arrays", "batch", "unbatch", "take", "skip", "shard"}
@@ -30,21 +30,20 @@ CHANGES: Mapping[str, str] = {
     "cache": "cache() behind the last stage whose elements are the same in every epoch",
     "prefetch": "prefetch(tf.data.AUTOTUNE) at the end",
 }
-"""The changes that leave the elements as they are, as the line to write."""
+"""The changes that keep the elements, and the code of each."""
 _CHECKED_EVERY = 64
 _FILTERED = 256
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a pipeline, with the dataset that ends in it.
+    """A stage of a pipeline, with the dataset up to it.
 
     Attributes:
         kind: Such as "map", "read" or "shuffle".
-        words: The same with what matters of its settings: "shuffle(1000)".
+        words: The kind with its main setting: "shuffle(1000)".
         python: Whether it calls a Python function for each element.
-        examples: How many of a batch's examples come of an element; those that a later filter
-            leaves out do not.
+        examples: The examples in a batch of the training that an element yields, behind filters.
     """
 
     kind: str
@@ -55,44 +54,41 @@ class Stage:
 
 
 def stages_of(dataset: Any, batch_size: int | None = None) -> tuple[Stage, ...]:
-    """Return the stages from the source on; options are none.
+    """Return the stages from the source on, without options.
 
-    Where the source itself yields batches, ``batch_size`` is that of a last batch.
+    ``batch_size`` is that of the last stage, where the source itself yields batches.
     """
     nodes = _nodes(dataset)
-    made, sizes = 1, []
+    size, sizes = 1, []
     for node in nodes:
         kind = _kind(node)
-        made = made * _number(node, "_batch_size") if kind == "batch" else made
-        made = 1 if kind == "unbatch" else made
-        sizes.append(made)
-    own, found = max((batch_size or sizes[-1]) // sizes[-1], 1), []
-    passed = 1.0
+        size = size * _number(node, "_batch_size") if kind == "batch" else size
+        size = 1 if kind == "unbatch" else size
+        sizes.append(size)
+    of_source, stages = max((batch_size or sizes[-1]) // sizes[-1], 1), []
+    share = 1.0
     for node, size in zip(reversed(nodes), reversed(sizes), strict=True):
         if _kind(node) not in ("options", "assertcardinality"):
-            python = calls_python(node)
-            found.append(Stage(_kind(node), _words(node), node, python, size * own * passed))
-        passed *= _passed(node) if _kind(node) == "filter" else 1
-    return tuple(reversed(found))
+            examples = size * of_source * share
+            stages.append(Stage(_kind(node), _words(node), node, calls_python(node), examples))
+        share *= _passed(node) if _kind(node) == "filter" else 1
+    return tuple(reversed(stages))
 
 
 def batch_size_of(dataset: Any) -> int | None:
-    """Return what ``batch()`` was given, which the specification leaves open for the last batch.
-
-    Nothing is read. None where no batch is made, or where what follows may change its size.
-    """
+    """Return the argument of ``batch()``; None without one, or if a later stage may change it."""
     import tensorflow as tf
 
-    batched = _batched(dataset, _AS_LARGE)
+    batched = _batched(dataset, _KEEP_SIZE)
     size = None if batched is None else tf.get_static_value(batched._batch_size)
     return None if size is None else int(size)
 
 
 def examples_batched(dataset: Any) -> int | None:
-    """Return how many examples ``batch()`` was called on, where all of them are still there."""
+    """Return how many examples ``batch()`` was called on, if no other stage drops some."""
     import tensorflow as tf
 
-    batched = _batched(dataset, _AS_MANY)
+    batched = _batched(dataset, _KEEP_NUMBER)
     drops = True if batched is None else tf.get_static_value(batched._drop_remainder)
     if drops is None or drops:
         return None
@@ -102,25 +98,25 @@ def examples_batched(dataset: Any) -> int | None:
 
 
 def _batched(dataset: Any, through: set[str]) -> Any:
-    """Return the dataset that batches, found through stages of these kinds alone; or None."""
+    """Return the batch stage, if only stages of these kinds follow it; else None."""
     while _kind(dataset) in through:
         (dataset,) = dataset._inputs()
     return dataset if _kind(dataset) == "batch" else None
 
 
 def _passed(node: Any) -> float:
-    """Return the share of the first elements that a filter lets through."""
+    """Return the share of the first elements that pass a filter."""
     before = node._inputs()[0].take(_FILTERED)
-    left = sum(1 for _ in before.filter(node._functions()[0]._func))
-    return max(left, 1) / max(sum(1 for _ in before), 1)
+    passed = sum(1 for _ in before.filter(node._functions()[0]._func))
+    return max(passed, 1) / max(sum(1 for _ in before), 1)
 
 
 def _nodes(dataset: Any) -> list[Any]:
-    """Return the datasets from the source on, where elements are examples or batches of them."""
-    found = [dataset]
-    while _kind(found[-1]) not in ("read", "generator") and len(found[-1]._inputs()) == 1:
-        found.append(found[-1]._inputs()[0])
-    return found[::-1]
+    """Return the datasets from the one that reads examples on."""
+    nodes = [dataset]
+    while _kind(nodes[-1]) not in ("read", "generator") and len(nodes[-1]._inputs()) == 1:
+        nodes.append(nodes[-1]._inputs()[0])
+    return nodes[::-1]
 
 
 def _kind(node: Any) -> str:
@@ -161,24 +157,24 @@ def _function_name(node: Any) -> str:
 
 
 def calls_python(node: Any) -> bool:
-    """Return whether Python code makes what this stage yields, those before it left aside."""
+    """Return whether this stage itself runs Python code for its elements."""
     return _kind(node) == "generator" or bool(PYTHON_OPERATIONS & _operations(node))
 
 
 def _operations(node: Any) -> set[str]:
-    """Return the kinds of operations in the functions that a stage calls."""
-    graphs = (each.function.graph.as_graph_def() for each in node._functions())
+    """Return the types of the operations in a stage's functions."""
+    graphs = (function.function.graph.as_graph_def() for function in node._functions())
     return set().union(*map(operations_of, graphs))
 
 
 def operations_of(graph: Any) -> set[str]:
-    """Return the kinds of operations in a graph and in its functions, such as "PyFunc"."""
-    bodies = [graph.node, *(each.node_def for each in graph.library.function)]
+    """Return the types of the operations in a graph and its functions, such as "PyFunc"."""
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
     return {node.op for body in bodies for node in body}
 
 
 def cache_place(stages: Sequence[Stage]) -> int | None:
-    """Return the last stage whose elements are the same in every epoch, by reading some twice."""
+    """Return the last stage whose elements are equal in every epoch, by reading some twice."""
     place, begin = None, 0
     for number, stage in enumerate(stages):
         if stage.kind in ("shuffle", "repeat", "prefetch"):
@@ -186,14 +182,14 @@ def cache_place(stages: Sequence[Stage]) -> int | None:
         if stage.kind == "cache":
             place, begin = None, number + 1
             continue
-        # With a seed every epoch may draw the same numbers: that nobody wants, kept for good.
-        draws = any("Random" in kind for kind in _operations(stage.dataset))
+        # With a fixed seed random elements repeat every epoch, and a cache would freeze them.
+        draws = any("Random" in operation for operation in _operations(stage.dataset))
         if draws or not _same(stage.dataset, stage.dataset):
             break
         place = number
-    # What is in memory already needs no cache.
-    made = place is not None and {stage.kind for stage in stages[begin : place + 1]} - _IN_MEMORY
-    return place if made else None
+    if place is None or {stage.kind for stage in stages[begin : place + 1]} <= _IN_MEMORY:
+        return None
+    return place
 
 
 def _same(one: Any, other: Any, elements: int = 8) -> bool:
@@ -211,29 +207,28 @@ def _same(one: Any, other: Any, elements: int = 8) -> bool:
 
 
 def applicable(dataset: Any) -> tuple[str, ...]:
-    """Return the changes that can be made to this pipeline and would not change its elements."""
-    nodes, found = _nodes(dataset), []
-    # Behind a stage that cannot be made again, nothing before it can be changed.
+    """Return the changes that can be applied to this pipeline and keep its elements."""
+    nodes, changes = _nodes(dataset), []
     names = [type(node).__name__ for node in nodes]
-    whole = set(names[1:]) <= _REMADE.keys()
-    if whole and _parallel_reader(nodes) is not None:
-        found.append("parallel_read")
-    if whole and "_MapDataset" in names:
-        found.append("parallel_map")
-    if whole and _movable_map(nodes) is not None:
-        found.append("batch_before_map")
-    if whole and cache_place(stages_of(dataset)) is not None:
-        found.append("cache")
+    rebuildable = set(names[1:]) <= _REBUILT.keys()
+    if rebuildable and _parallel_reader(nodes) is not None:
+        changes.append("parallel_read")
+    if rebuildable and "_MapDataset" in names:
+        changes.append("parallel_map")
+    if rebuildable and _movable_map(nodes) is not None:
+        changes.append("batch_before_map")
+    if rebuildable and cache_place(stages_of(dataset)) is not None:
+        changes.append("cache")
     if names[-1] != "_PrefetchDataset":
-        found.append("prefetch")
-    return tuple(found)
+        changes.append("prefetch")
+    return tuple(changes)
 
 
 def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) -> Any:
     """Return the pipeline with these changes.
 
-    ``sample`` is how many elements a cache holds and repeats, to measure one without a whole
-    epoch; None: all.
+    ``sample`` limits a cache to so many elements, which it repeats: a measurement needs no whole
+    epoch.
     """
     nodes = _nodes(dataset)
     if tuple(changes) in ((), ("prefetch",)):
@@ -242,41 +237,41 @@ def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) 
     place = cache_place(stages) if "cache" in changes else None
     cached = None if place is None else stages[place].dataset
     moved = _movable_map(nodes) if "batch_before_map" in changes else None
-    made = nodes[0]
+    result = nodes[0]
     if "parallel_read" in changes:
-        made = _parallel_reader(nodes) or made
+        result = _parallel_reader(nodes) or result
     if nodes[0] is cached:
-        made = _cache(made, sample)
+        result = _cache(result, sample)
     for number, node in enumerate(nodes[1:], 1):
-        # A cache is of no use below the one that is added.
+        # The added cache replaces those before it.
         below = _kind(node) == "cache" and any(later is cached for later in nodes[number:])
         if number != moved and not below:
-            made = _REMADE[type(node).__name__](node, made, "parallel_map" in changes)
+            result = _REBUILT[type(node).__name__](node, result, "parallel_map" in changes)
         if moved is not None and number > moved and _kind(node) == "batch":
-            made, moved = made.map(_by_batch(nodes[moved]), num_parallel_calls=_AUTO), None
+            result, moved = result.map(_by_batch(nodes[moved]), num_parallel_calls=_AUTO), None
         if node is cached:
-            made = _cache(made, sample)
-    return made.prefetch(_AUTO) if "prefetch" in changes else made
+            result = _cache(result, sample)
+    return result.prefetch(_AUTO) if "prefetch" in changes else result
 
 
 def _cache(dataset: Any, sample: int | None) -> Any:
-    """Return the dataset with a cache that has been filled, as far as there is memory for it."""
-    kept = dataset.cache() if sample is None else dataset.take(sample).cache()
+    """Return the dataset with a filled cache; refuse one that exceeds the memory."""
+    cache = dataset.cache() if sample is None else dataset.take(sample).cache()
     size = 0
-    for number, element in enumerate(kept):
+    for number, element in enumerate(cache):
         size += value_bytes(element)
         if number % _CHECKED_EVERY == 0:
             require_fits(
                 size, what="The cache", detail=f"{number + 1} elements so far", fix="leave it out"
             )
-    return kept if sample is None else kept.repeat()
+    return cache if sample is None else cache.repeat()
 
 
 def _parallel_reader(nodes: Sequence[Any]) -> Any | None:
-    """Return a reader of several files in several threads; None where the order would show it."""
+    """Return a reader of several files in threads; None if the order would change."""
     import tensorflow as tf
 
-    node, kinds = nodes[0], [_kind(each) for each in nodes]
+    node, kinds = nodes[0], [_kind(node) for node in nodes]
     name = type(node).__name__
     if (
         name == "_InterleaveDataset"
@@ -291,7 +286,6 @@ def _parallel_reader(nodes: Sequence[Any]) -> Any | None:
             deterministic=True,
         )
     shuffled = name == "TFRecordDatasetV2" and "shuffle" in kinds
-    # Threads read different files: one file stays with one.
     if shuffled and node._num_parallel_reads is None and node._filenames.cardinality() > 1:
         return tf.data.TFRecordDataset(
             node._filenames, node._compression_type, num_parallel_reads=_AUTO
@@ -300,7 +294,7 @@ def _parallel_reader(nodes: Sequence[Any]) -> Any | None:
 
 
 def _movable_map(nodes: Sequence[Any]) -> int | None:
-    """Return the map that can run after the batch that follows it: nothing between looks inside."""
+    """Return the position of the map that can run on whole batches instead; None without one."""
     import tensorflow as tf
 
     kinds = [_kind(node) for node in nodes]
@@ -308,7 +302,7 @@ def _movable_map(nodes: Sequence[Any]) -> int | None:
         return None
     batch = kinds.index("batch")
     if type(nodes[batch]).__name__ == "_PaddedBatchDataset":
-        return None  # the map would see what was padded
+        return None  # the map would see the padding
     maps = [number for number in range(batch) if kinds[number] == "map"]
     if not maps or set(kinds[maps[-1] + 1 : batch]) - {"shuffle", "repeat", "take", "skip"}:
         return None
@@ -333,14 +327,14 @@ def _by_batch(node: Any) -> Callable[..., Any]:
     def on_batch(*batch: Any) -> Any:
         several = len(batch) > 1
         return tf.vectorized_map(
-            lambda each: function(*each) if several else function(each),
+            lambda example: function(*example) if several else function(example),
             batch if several else batch[0],
         )
 
     return on_batch
 
 
-def _remade_map(node: Any, before: Any, parallel: bool) -> Any:
+def _rebuilt_map(node: Any, before: Any, parallel: bool) -> Any:
     calls = getattr(node, "_num_parallel_calls", None)
     return before.map(
         node._map_func._func,
@@ -350,24 +344,24 @@ def _remade_map(node: Any, before: Any, parallel: bool) -> Any:
 
 
 def _deterministic(node: Any) -> bool | None:
-    told = getattr(node, "_deterministic", None)
-    return {"true": True, "false": False}.get(told) if isinstance(told, str) else told
+    value = getattr(node, "_deterministic", None)
+    return {"true": True, "false": False}.get(value) if isinstance(value, str) else value
 
 
-def _remade_shuffle(node: Any, before: Any, parallel: bool) -> Any:
+def _rebuilt_shuffle(node: Any, before: Any, parallel: bool) -> Any:
     seed = _number(node, "_seed2") or _number(node, "_seed") or None
     return before.shuffle(
         node._buffer_size, seed, reshuffle_each_iteration=node._reshuffle_each_iteration
     )
 
 
-def _remade_padded(node: Any, before: Any, parallel: bool) -> Any:
+def _rebuilt_padded(node: Any, before: Any, parallel: bool) -> Any:
     return before.padded_batch(
         node._batch_size, node._padded_shapes, node._padding_values, node._drop_remainder
     )
 
 
-def _remade_batch(node: Any, before: Any, parallel: bool) -> Any:
+def _rebuilt_batch(node: Any, before: Any, parallel: bool) -> Any:
     return before.batch(
         node._batch_size,
         bool(_number(node, "_drop_remainder")),
@@ -375,25 +369,25 @@ def _remade_batch(node: Any, before: Any, parallel: bool) -> Any:
     )
 
 
-def _remade_length(node: Any, before: Any, parallel: bool) -> Any:
+def _rebuilt_length(node: Any, before: Any, parallel: bool) -> Any:
     import tensorflow as tf
 
     length = _number(node, "_expected_cardinality")
     return before.apply(tf.data.experimental.assert_cardinality(length))
 
 
-_REMADE: Mapping[str, Callable[[Any, Any, bool], Any]] = {
-    "_MapDataset": _remade_map,
-    "_ParallelMapDataset": _remade_map,
-    "_ShuffleDataset": _remade_shuffle,
-    "_BatchDataset": _remade_batch,
-    "_ParallelBatchDataset": _remade_batch,
-    "_PaddedBatchDataset": _remade_padded,
+_REBUILT: Mapping[str, Callable[[Any, Any, bool], Any]] = {
+    "_MapDataset": _rebuilt_map,
+    "_ParallelMapDataset": _rebuilt_map,
+    "_ShuffleDataset": _rebuilt_shuffle,
+    "_BatchDataset": _rebuilt_batch,
+    "_ParallelBatchDataset": _rebuilt_batch,
+    "_PaddedBatchDataset": _rebuilt_padded,
     "_FilterDataset": lambda node, before, _: before.filter(node._functions()[0]._func),
     "_RepeatDataset": lambda node, before, _: before.repeat(node._count),
     "_TakeDataset": lambda node, before, _: before.take(node._count),
     "CacheDataset": lambda node, before, _: before.cache(node._filename),
     "_PrefetchDataset": lambda node, before, _: before.prefetch(_number(node, "_buffer_size")),
     "_OptionsDataset": lambda node, before, _: before.with_options(node.options()),
-    "_AssertCardinalityDataset": _remade_length,
+    "_AssertCardinalityDataset": _rebuilt_length,
 }

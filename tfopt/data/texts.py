@@ -1,6 +1,6 @@
-"""Load labelled texts: a folder of yours, TFDS's IMDB reviews, or what is installed here.
+"""Load labelled texts: of a folder, TFDS's IMDB reviews, or installed documentation.
 
-Texts come as arrays of ``str``, labels as int64; ``name`` and ``note`` say what was taken.
+Texts are arrays of ``str``, labels int64; ``name`` and ``note`` describe the source.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tfopt.job.parts import Data
 
 TEXT_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 DOCUMENTED = ("numpy", "keras")
-"""The packages whose documentation is the embedded data; tfopt needs both anyway."""
+"""The packages whose documentation is the embedded data; tfopt requires both."""
 
 
 def load_texts(source: str = "auto") -> Data:
     """Return labelled texts.
 
     Args:
-        source: A folder with a sub-folder of .txt files for each class, or ``train`` and ``test``
-            of such; "tfds" is ``imdb_reviews``, as ``tfds.load`` has prepared it; "embedded" are
-            paragraphs of NumPy's and Keras's documentation, labelled by their package; "auto" is
-            the first of these two that is there; "synthetic" is drawn, not real text.
+        source: A folder with a sub-folder of .txt files for each class, or with ``train`` and
+            ``test`` folders of that kind; "tfds" is ``imdb_reviews``, as ``tfds.load`` has prepared
+            it; "embedded" are paragraphs of NumPy's and Keras's documentation, labelled by their
+            package; "auto" is the first of these two that exists; "synthetic" is random words.
     """
     if source == "synthetic":
         return _data("synthetic texts", "drawn words, not real text", _drawn(3_000))
@@ -45,7 +45,7 @@ def load_texts(source: str = "auto") -> Data:
 
 
 def _data(name: str, note: str, *parts: Iterable[tuple[str, int]]) -> Data:
-    """Return the texts; without a part for the test, every fifth is held back for it."""
+    """Return the texts; without a test part, every fifth text becomes one."""
     import numpy as np
 
     rows, *tests = map(list, parts)
@@ -68,22 +68,22 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
 
 
 def _documentation() -> Iterable[tuple[str, int]]:
-    """Return each paragraph of prose in the docstrings of the packages, on one line, once."""
-    found: dict[str, int] = {}
+    """Return the paragraphs of prose in the packages' docstrings, without duplicates."""
+    labels: dict[str, int] = {}
     for label, package in enumerate(DOCUMENTED):
-        modules = (each for each in files(package) or () if each.suffix == ".py")
-        for path in (each for each in modules if "tests" not in each.parts):
+        modules = (path for path in files(package) or () if path.suffix == ".py")
+        for path in (module for module in modules if "tests" not in module.parts):
             docstrings = re.findall(r'"""(.*?)"""', path.read_text("utf-8"), re.DOTALL)
             paragraphs = re.split(r"\n\s*\n", "\n\n".join(docstrings))
-            # Fewer words say little about where they come from.
-            long = [each for each in paragraphs if len(re.findall(r"[A-Za-z]{2,}", each)) >= 15]
-            prose = (" ".join(each.split()) for each in long if ">>>" not in each)
-            found |= dict.fromkeys(prose, label)
-    return found.items()
+            # Shorter ones hardly show their package.
+            long = [text for text in paragraphs if len(re.findall(r"[A-Za-z]{2,}", text)) >= 15]
+            prose = (" ".join(text.split()) for text in long if ">>>" not in text)
+            labels |= dict.fromkeys(prose, label)
+    return labels.items()
 
 
 def _drawn(count: int) -> Iterator[tuple[str, int]]:
-    """Draw words of which each class has its favourites: learnable, not real text."""
+    """Draw random words, some of which are frequent in one class: learnable, not real text."""
     import numpy as np
 
     random = np.random.default_rng(0)

@@ -136,10 +136,8 @@ def stages_in(ready: Prepared) -> tuple[Stage, ...]:
 
 def first_batch(ready: Prepared) -> Any:
     """Return the first batch as ``fit`` hands it to a step, of all replicas."""
-    facts = ready.facts
-    endless = lasting(
-        ready.train_input, steps=ENDLESS, epochs=ENDLESS, batch=facts.batch_size, seed=facts.seed
-    )
+    facts, train = ready.facts, examples_of(ready.train_input)
+    endless = lasting(train, steps=ENDLESS, epochs=ENDLESS, batch=facts.batch_size, seed=facts.seed)
     source = examples_of(endless).read()
     assert isinstance(source, Batches)
     return source.first

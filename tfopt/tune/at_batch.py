@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 import psutil
 
 from tfopt.data.feeding import fit_input, readable
+from tfopt.data.fit_data import examples_of
 from tfopt.data.host_memory import MIB
 from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
@@ -77,7 +78,7 @@ class AtBatch(Way):
         """Return the job as it is, after one batch of the validation."""
         validation, batch = ready.data.validation, ready.facts.batch_size
         if validation is not None:
-            part = fit_input(readable(validation, batch), batch)
+            part = fit_input(readable(examples_of(validation), batch), batch)
             ready.model.evaluate(**part, steps=1, verbose=0)
         return ready
 

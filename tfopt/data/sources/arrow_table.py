@@ -1,4 +1,4 @@
-"""Read a table in memory: Arrow's own, or that of pandas, polars, duckdb through its interface."""
+"""Read a table in memory: of Arrow, pandas, polars or duckdb."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfopt.errors import UserError, first_line
 
 @dataclass(frozen=True, repr=False)
 class ArrowTable(Table):
-    """Rows of a table in memory that speaks Arrow's stream interface (``__arrow_c_stream__``).
+    """Rows of a table in memory that has Arrow's stream interface (``__arrow_c_stream__``).
 
     Example:
         data = tfopt.pipeline(ArrowTable(pandas_frame, label="y"), batch_size=256)
@@ -47,7 +47,7 @@ class ArrowTable(Table):
             return self.table
         if type(self.table).__module__.partition(".")[0] == "pandas":
             try:
-                # Its own interface would make a column of the index.
+                # The stream interface of pandas would add its index as a column.
                 return arrow.Table.from_pandas(self.table, preserve_index=False)
             except arrow.ArrowException as error:
                 raise UserError(
@@ -58,7 +58,7 @@ class ArrowTable(Table):
                 ) from error
         if not hasattr(self.table, "__arrow_c_stream__"):
             raise UserError(
-                "ArrowTable takes what hands itself over as an Arrow table.",
+                "ArrowTable takes an object with Arrow's stream interface.",
                 expected="a pyarrow.Table, or an object with __arrow_c_stream__ (pandas, polars)",
                 received=type(self.table).__name__,
             )

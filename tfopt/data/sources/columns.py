@@ -1,4 +1,4 @@
-"""Turn the columns of Arrow tables into the arrays that ``fit`` takes, by declared rules."""
+"""Convert the columns of Arrow tables to arrays for ``fit``."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ Kind = Literal["number", "text", "class", "image"]
 
 @dataclass(frozen=True)
 class Rule:
-    """How one column becomes an array."""
+    """How one column becomes an array.
+
+    Attributes:
+        dtype: The NumPy type of the array, or of the decoded image.
+        shape: The shape of one example.
+        fill: The value for nulls; None refuses them.
+    """
 
     name: str
     kind: Kind
     dtype: Any
-    """The NumPy type of the array; of an image that it is decoded to."""
     shape: tuple[int, ...] = ()
-    """The shape of one example."""
     fill: Any = None
-    """What stands for null; None: a null is refused."""
     classes: tuple[str, ...] = ()
 
     @property
     def spec(self) -> Any:
-        """Return the ``tf.TensorSpec`` of a batch; of images still encoded."""
+        """Return the ``tf.TensorSpec`` of a batch; images are encoded in it."""
         import tensorflow as tf
 
         if self.kind in ("text", "image"):
@@ -41,7 +44,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Layout:
-    """What of a table becomes x, y and sample_weight."""
+    """The columns of a table that become x, y and sample_weight."""
 
     features: tuple[str, ...]
     one_feature: bool
@@ -53,12 +56,12 @@ class Layout:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns that have to be read."""
+        """Return the columns to read."""
         return tuple(self.rules)
 
     @property
     def unfilled(self) -> list[str]:
-        """Return the columns in which a null is bad."""
+        """Return the columns that may have no nulls."""
         return [name for name, rule in self.rules.items() if rule.fill is None]
 
     @property
@@ -82,9 +85,9 @@ class Layout:
 
 
 def layout(schema: Any, table: Any) -> Layout:
-    """Return what becomes of a table of this schema; refuse columns that no rule fits.
+    """Return the layout of a table of this schema; refuse missing columns and unknown types.
 
-    ``table`` holds the settings: label, features, weight, stack, fill, classes, shapes, images.
+    ``table`` has the settings: label, features, weight, stack, fill, classes, shapes, images.
     """
     names = list(schema.names)
     labels, one_label = _names(table.label)
@@ -106,19 +109,19 @@ def layout(schema: Any, table: Any) -> Layout:
         missing = [name for name in given if name not in names]
         if missing:
             raise UserError(
-                f"{setting} names a column that is not there.",
-                expected=f"of {', '.join(names)}",
+                f"{setting} names a missing column.",
+                expected=f"one of {', '.join(names)}",
                 received=", ".join(missing),
             )
     if weight and not labels:
         raise UserError(
-            "weight weighs labels, and there is no label.",
+            "weight needs label.",
             expected="label= beside it",
             received=f"weight={table.weight!r}",
         )
     if not features:
         raise UserError(
-            "No column is left for the features.",
+            "No column remains for the features.",
             expected="at least one column beside label and weight",
             received=f"columns {', '.join(names)}",
         )
@@ -132,13 +135,13 @@ def layout(schema: Any, table: Any) -> Layout:
 
 
 def index_columns(schema: Any) -> list[str]:
-    """Return the columns that pandas has written its index to, which are no features."""
-    noted = (schema.pandas_metadata or {}).get("index_columns", [])
-    return [each for each in noted if isinstance(each, str)]
+    """Return the columns of pandas's index, which are not features."""
+    columns = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in columns if isinstance(name, str)]
 
 
 def _names(given: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the columns named, and whether it is one by itself."""
+    """Return the names, and whether it is a single one outside a tuple."""
     if given is None:
         return (), False
     return ((given,), True) if isinstance(given, str) else (tuple(given), False)
@@ -161,41 +164,40 @@ def _rule(name: str, kind: Any, table: Any, *, is_label: bool) -> Rule:
             return Rule(name, "text", np.dtype(object), (), fill)
         if not table.classes:
             raise UserError(
-                f"The label {name!r} is text, and nothing says which number each class has.",
+                f"The text label {name!r} needs classes=.",
                 expected="a column of numbers, or classes=",
                 received=str(kind),
-                fix='name them in order: classes=("no", "yes")',
+                fix='name the classes in order: classes=("no", "yes")',
             )
         return Rule(name, "class", np.dtype(np.int32), (), fill, tuple(table.classes))
     shape = tuple(table.shapes.get(name, ()))
     inner = kind
     while _is_list(inner, types):
         if not shape:
-            shape = _own_shape(name, inner, types)
+            shape = _shape_of_type(name, inner, types)
         inner = inner.value_type if hasattr(inner, "value_type") else inner.storage_type
     if types.is_decimal(inner) or types.is_floating(inner) or types.is_boolean(inner):
-        # No layer computes with truth values.
         return Rule(name, "number", np.dtype(keras.config.floatx()), shape, fill)
     if types.is_integer(inner):
         return Rule(name, "number", np.dtype(inner.to_pandas_dtype()), shape, fill)
     raise UserError(
-        f"The column {name!r} is of a type that does not become a tensor.",
+        f"The column {name!r} has a type that cannot become a tensor.",
         expected="numbers, texts, lists of numbers of one length, or encoded images (images=)",
         received=str(kind),
-        fix=f"leave it out (features=[...] without {name!r}), or turn it into numbers first",
+        fix=f"leave it out (features=[...] without {name!r}), or convert it to numbers before",
     )
 
 
 def _require_fill(name: str, kind: Any, fill: Any) -> None:
-    """Refuse what cannot stand for a null of this type."""
+    """Refuse a fill value that this type cannot represent."""
     arrow = needs("pyarrow", "A table", "parquet")
     try:
-        held = arrow.scalar(fill, kind).as_py()
+        value = arrow.scalar(fill, kind).as_py()
     except (arrow.ArrowException, TypeError, ValueError):
-        held = None
-    if held is None or (isinstance(held, int) and held != fill):
+        value = None
+    if value is None or (isinstance(value, int) and value != fill):
         raise UserError(
-            f"fill cannot stand for a null of the column {name!r}.",
+            f"fill has no valid value for the column {name!r}.",
             expected=f"a value of type {kind}",
             received=repr(fill),
             fix="a whole number for whole numbers; lists cannot be filled",
@@ -215,18 +217,18 @@ def _is_list(kind: Any, types: Any) -> bool:
     )
 
 
-def _own_shape(name: str, kind: Any, types: Any) -> tuple[int, ...]:
-    """Return the shape that a type of lists fixes; refuse lists of any length."""
+def _shape_of_type(name: str, kind: Any, types: Any) -> tuple[int, ...]:
+    """Return the shape of a type of fixed-size lists; refuse lists of open length."""
     if hasattr(kind, "storage_type"):  # Arrow's fixed-shape tensors
-        return tuple(getattr(kind, "shape", ())) or _own_shape(name, kind.storage_type, types)
+        return tuple(getattr(kind, "shape", ())) or _shape_of_type(name, kind.storage_type, types)
     sizes: list[int] = []
     while _is_list(kind, types):
         if not types.is_fixed_size_list(kind):
             raise UserError(
-                f"The column {name!r} holds lists, and nothing says how long they are.",
+                f"The column {name!r} holds lists of unknown length.",
                 expected="lists of a fixed size, or shapes=",
                 received=str(kind),
-                fix=f'say it: shapes={{"{name}": (length,)}}; or pad them to one length',
+                fix=f'declare it: shapes={{"{name}": (length,)}}; or pad them to one length',
             )
         sizes.append(kind.list_size)
         kind = kind.value_type
@@ -237,7 +239,7 @@ def _require_numbers(rules: list[Rule]) -> None:
     wrong = [r.name for r in rules if r.kind != "number" or len(r.shape) > 1]
     if wrong:
         raise UserError(
-            "stack=True puts numbers side by side, and some features are none.",
+            "stack=True needs numeric features.",
             expected="columns of numbers, or lists of them",
             received=", ".join(wrong),
             fix="leave them out of features, or take a dict of columns: stack=False",
@@ -245,7 +247,7 @@ def _require_numbers(rules: list[Rule]) -> None:
 
 
 def _stacked(parts: list[Any]) -> Any:
-    """Return columns as one matrix, or the spec of it."""
+    """Return columns as one matrix, or its spec."""
     if not isinstance(parts[0], np.ndarray):
         import tensorflow as tf
 
@@ -278,7 +280,7 @@ def _array(column: Any, rule: Rule, where: str) -> Array:
             column = pc.struct_field(column, "bytes")
         if column.null_count:
             raise UserError(
-                f"{where}: the column {rule.name!r} holds images by their paths alone.",
+                f"{where}: the column {rule.name!r} has only paths of images.",
                 expected="encoded images in the table itself",
                 received=f"{column.null_count} without bytes",
                 fix="embed them where the data set is written",
@@ -291,7 +293,7 @@ def _array(column: Any, rule: Rule, where: str) -> Array:
         if numbers.null_count:
             row = pc.index(pc.is_valid(numbers), False).as_py()
             raise UserError(
-                f"{where}: the label {rule.name!r} has a value that is none of the classes.",
+                f"{where}: the label {rule.name!r} has a value that is not in classes=.",
                 expected=", ".join(rule.classes),
                 received=f"{column[row].as_py()!r} in row {row}",
             )
@@ -304,12 +306,12 @@ def _array(column: Any, rule: Rule, where: str) -> Array:
 
 
 def _objects(column: Any) -> Array:
-    found: Array = column.to_numpy(zero_copy_only=False)
-    return found
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return values
 
 
 def _flat(column: Any, rule: Rule, where: str) -> Any:
-    """Return the numbers of a column of lists one after the other."""
+    """Return the concatenated numbers of a column of lists."""
     pc = needs("pyarrow.compute", "A table", "parquet")
     if not rule.shape:
         return column
@@ -324,10 +326,10 @@ def _flat(column: Any, rule: Rule, where: str) -> Any:
         uneven = {extent["min"].as_py(), extent["max"].as_py()} - {size, None} != set()
     if uneven:
         raise UserError(
-            f"{where}: the lists of column {rule.name!r} are not all of the declared shape.",
+            f"{where}: the lists of column {rule.name!r} differ from the declared shape.",
             expected=f"{size} numbers in each row, for {rule.shape}",
             received=f"{len(values)} in {len(column)} rows",
-            fix="pad or cut them before, or correct shapes=",
+            fix="pad or truncate them before, or correct shapes=",
         )
     if values.null_count:
         raise UserError(

@@ -15,12 +15,12 @@ from tfopt.errors import UserError
 class Csv(Parquet):
     """Rows of a CSV file, a folder of them, or files by a pattern; ``.gz`` too.
 
-    The first line names the columns. Their types are read off each file's first megabyte; where
-    that misleads, ``types`` declares them. An empty field is a null.
+    The first line names the columns. Their types are inferred from each file's first megabyte,
+    unless ``types`` declares them. An empty field is a null.
 
     Attributes:
-        types: Arrow's names of types, by column: ``{"zip": "string", "price": "float32"}``.
-        delimiter: What stands between fields.
+        types: Names of Arrow types, by column: ``{"zip": "string", "price": "float32"}``.
+        delimiter: The separator of fields.
 
     Example:
         data = tfopt.pipeline(Csv("train.csv", label="y", fill={"age": 0}), batch_size=256)
@@ -32,7 +32,7 @@ class Csv(Parquet):
     format: ClassVar[str] = "csv"
 
     def arrow_format(self) -> Any:
-        """Return the settings of Arrow's reader."""
+        """Return the settings of Arrow's CSV reader."""
         arrow = needs("pyarrow", "Csv", "parquet")
         csv = needs("pyarrow.csv", "Csv", "parquet")
         pads = needs("pyarrow.dataset", "Csv", "parquet")
@@ -40,7 +40,7 @@ class Csv(Parquet):
             types = {name: arrow.type_for_alias(kind) for name, kind in self.types.items()}
         except ValueError as error:
             raise UserError(
-                "types names a type that Arrow does not have.",
+                "types names an unknown Arrow type.",
                 expected="such as int64, float32, string, bool",
                 received=str(error),
             ) from error

@@ -1,4 +1,4 @@
-"""Read Dask DataFrames and Arrays, partition by partition, on the user's own scheduler."""
+"""Read Dask DataFrames and Arrays, partition by partition, on the current scheduler."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tfopt.errors import UserError, first_line, require_count
 class Dask(Table):
     """Rows of a Dask DataFrame.
 
-    A partition is computed on the scheduler that is in charge (threads, processes, or the cluster
-    of a ``distributed.Client``), ``ahead`` of them while earlier ones train. Every epoch computes
-    them anew; ``frame.persist()`` keeps them in the cluster's memory.
+    Partitions are computed on the current scheduler (threads, processes, or the cluster of a
+    ``distributed.Client``), ``ahead`` of them while earlier ones train. Every epoch computes
+    them again; ``frame.persist()`` keeps them in the cluster's memory.
 
     Attributes:
         data: A ``dask.dataframe.DataFrame``.
-        ahead: Partitions that are computed before they are needed.
+        ahead: Partitions to compute in advance.
 
     Example:
         data = tfopt.pipeline(Dask(dask.dataframe.read_parquet("s3://…"), label="y"))
@@ -44,7 +44,7 @@ class Dask(Table):
         require_count("Dask.ahead", self.ahead)
 
     def schema(self) -> Any:
-        """Return the Arrow schema; categories that Dask does not know yet are texts."""
+        """Return the Arrow schema; categories that Dask does not know are texts."""
         arrow = needs("pyarrow", "Dask", "dask")
         meta = self._frame._meta
         schema = arrow.Schema.from_pandas(meta, preserve_index=False)
@@ -73,23 +73,23 @@ class Dask(Table):
                 table = arrow.Table.from_pandas(frame, schema, preserve_index=False)
             except (arrow.ArrowException, KeyError) as error:
                 raise UserError(
-                    f"Partition {number} has not the columns that the DataFrame declares.",
-                    expected=", ".join(f"{each.name}: {each.type}" for each in schema),
+                    f"Partition {number} does not have the declared columns of the DataFrame.",
+                    expected=", ".join(f"{column.name}: {column.type}" for column in schema),
                     received=first_line(error),
-                    fix="give dask its meta=, or make every partition alike: frame.astype(...); "
-                    "of categories that are no texts: frame[c] = frame[c].cat.as_known()",
+                    fix="give dask its meta=, or convert every partition: frame.astype(...); "
+                    "for categories other than texts: frame[c] = frame[c].cat.as_known()",
                 ) from error
             for batch in table.to_batches():
                 yield f"partition {number}", batch
 
     def _parts(self, columns: Sequence[str]) -> Sequence[Any]:
-        """Return some columns of each partition, delayed.
+        """Return columns of each partition, delayed.
 
         Simplified, so that nothing else is read, but not optimized: Dask would join partitions of
-        small Parquet files, and ``splits`` counts them all.
+        small Parquet files, and change their number.
         """
-        wanted = self._frame[list(columns)].simplify()
-        return list(wanted.to_delayed(optimize_graph=False))
+        frame = self._frame[list(columns)].simplify()
+        return list(frame.to_delayed(optimize_graph=False))
 
     @cached_property
     def _frame(self) -> Any:
@@ -99,14 +99,14 @@ class Dask(Table):
                 "Dask takes a DataFrame.",
                 expected="a dask.dataframe.DataFrame",
                 received=type(self.data).__name__,
-                fix="for Dask Arrays there is DaskArrays(x, y)",
+                fix="use DaskArrays(x, y) for Dask Arrays",
             )
         return self.data
 
 
 @dataclass(frozen=True, repr=False)
 class DaskArrays(Source):
-    """Examples of Dask Arrays whose first axis counts them, chunked along it alike.
+    """Examples of Dask Arrays with equal chunks along the first axis.
 
     Example:
         data = tfopt.pipeline(DaskArrays(images, labels), batch_size=64)
@@ -131,7 +131,7 @@ class DaskArrays(Source):
     def _parts(self, which: int) -> Sequence[Any]:
         return list(self._arrays[which].to_delayed().ravel())
 
-    def batches(self, batch_size: int, how: Reading) -> Any:
+    def batches(self, batch_size: int, reading: Reading) -> Any:
         import tensorflow as tf
 
         arrays = self._arrays
@@ -144,40 +144,40 @@ class DaskArrays(Source):
                 yield {str(i): np.asarray(part) for i, part in enumerate(chunk)}
 
         return streamed(
-            lambda order: shuffled_blocks(blocks(order), order, how.buffer),
+            lambda order: shuffled_blocks(blocks(order), order, reading.buffer),
             lambda block: tuple(block.values()) if len(arrays) > 1 else block["0"],
             signature if len(arrays) > 1 else signature[0],
-            shuffle=how.shuffle,
-            seed=how.seed,
-        ).rebatch(batch_size, drop_remainder=how.drop_remainder)
+            shuffle=reading.shuffle,
+            seed=reading.seed,
+        ).rebatch(batch_size, drop_remainder=reading.drop_remainder)
 
     @cached_property
     def _arrays(self) -> tuple[Any, ...]:
-        """Return the arrays, with everything but their first axis in one chunk."""
-        arrays = needs("dask.array", "DaskArrays", "dask")
-        found = tuple(a for a in (self.x, self.y) if a is not None)
-        for each in found:
-            if not isinstance(each, arrays.Array):
+        """Return the arrays, chunked along their first axis only."""
+        array_class = needs("dask.array", "DaskArrays", "dask").Array
+        arrays = tuple(array for array in (self.x, self.y) if array is not None)
+        for array in arrays:
+            if not isinstance(array, array_class):
                 raise UserError(
                     "DaskArrays takes Dask Arrays.",
                     expected="dask.array.Array",
-                    received=type(each).__name__,
-                    fix="dask.array.from_array(...), or give NumPy arrays to pipeline as they are",
+                    received=type(array).__name__,
+                    fix="dask.array.from_array(...), or give NumPy arrays to pipeline directly",
                 )
-        if len({each.chunks[0] for each in found}) > 1:
+        if len({array.chunks[0] for array in arrays}) > 1:
             raise UserError(
-                "x and y are not chunked alike along the examples.",
-                expected=f"chunks {found[0].chunks[0]}",
-                received=f"{found[1].chunks[0]}",
+                "x and y have different chunks along the first axis.",
+                expected=f"chunks {arrays[0].chunks[0]}",
+                received=f"{arrays[1].chunks[0]}",
                 fix="y = y.rechunk((x.chunks[0], *y.chunks[1:]))",
             )
-        return tuple(a.rechunk(dict.fromkeys(range(1, a.ndim), -1)) for a in found)
+        return tuple(a.rechunk(dict.fromkeys(range(1, a.ndim), -1)) for a in arrays)
 
 
 def computed(parts: Sequence[tuple[int, Any]], ahead: int, whose: str) -> Iterator[tuple[int, Any]]:
-    """Yield the values of delayed parts in order, ``ahead`` of them being computed meanwhile.
+    """Yield the values of delayed parts in order, and compute ``ahead`` of them in advance.
 
-    ``whose[number]`` is what a user computes to see why a part fails.
+    ``whose[number]`` names a part in errors.
     """
     dask = needs("dask", "Dask", "dask")
     client = _client()
@@ -207,12 +207,12 @@ def computed(parts: Sequence[tuple[int, Any]], ahead: int, whose: str) -> Iterat
                 yield first, named(first, future.result)
         finally:
             for _, future in waiting:
-                with suppress(Exception):  # a closed client has none to cancel any more
+                with suppress(Exception):  # of a closed client
                     future.cancel()
 
 
 def _is_unknown(dtype: Any) -> bool:
-    """Return whether it is of categories that Dask finds out from the partitions alone."""
+    """Return whether it has categories that only the partitions show."""
     categories = getattr(dtype, "categories", None)
     return categories is not None and (
         not len(categories) or "__UNKNOWN_CATEGORIES__" in categories
@@ -220,7 +220,7 @@ def _is_unknown(dtype: Any) -> bool:
 
 
 def _client() -> Any:
-    """Return the client of the distributed cluster in charge; None without one."""
+    """Return the current client of a distributed cluster; None without one."""
     try:
         return import_module("distributed").default_client()
     except (ImportError, ValueError):
@@ -230,8 +230,8 @@ def _client() -> Any:
 def _not_computed(what: str, error: Exception, see: str) -> UserError:
     return UserError(
         f"{what} could not be computed by Dask.",
-        expected="a graph without errors, and a scheduler and workers that stay until it is read",
+        expected="a graph without errors, and a scheduler and workers that keep running",
         received=f"{type(error).__name__}: {first_line(error)}",
-        fix=f"see the whole error by computing it yourself: {see}; keep the client open, and look "
-        "into the log of the workers (memory?)",
+        fix=f"run {see} to see the whole error; keep the client open, and check the logs of the "
+        "workers for a lack of memory",
     )

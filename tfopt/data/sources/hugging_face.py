@@ -1,4 +1,4 @@
-"""Read data sets that Hugging Face ``datasets`` keeps on disk."""
+"""Read data sets of Hugging Face ``datasets``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ROWS = 1 << 12
 class HuggingFace(Table):
     """Rows of a ``datasets.Dataset``, or of a folder that ``save_to_disk`` wrote.
 
-    Its Arrow files are mapped into memory, not read into it. An ``Image`` column needs ``images``.
+    Its Arrow files are memory-mapped, not loaded. An ``Image`` column needs ``images``.
 
     Attributes:
         data: The data set, or the path of its folder.
-        split: Which split of a ``DatasetDict``; None where there is one data set.
+        split: The split of a ``DatasetDict``; None for a single data set.
 
     Example:
         data = tfopt.pipeline(HuggingFace("imdb_on_disk", split="train", label="label"))
@@ -53,28 +53,28 @@ class HuggingFace(Table):
     @cached_property
     def _rows(self) -> Any:
         datasets = needs("datasets", "HuggingFace", "huggingface")
-        found = self.data
-        if isinstance(found, str | os.PathLike):
+        data = self.data
+        if isinstance(data, str | os.PathLike):
             try:
-                found = datasets.load_from_disk(os.fspath(found))
+                data = datasets.load_from_disk(os.fspath(data))
             except (OSError, ValueError) as error:
                 raise UserError(
-                    f"{self.data} is no data set on disk.",
+                    f"{self.data} is not a saved data set.",
                     expected="a folder that datasets' save_to_disk wrote",
                     received=first_line(error),
                 ) from error
-        if isinstance(found, datasets.DatasetDict):
-            if self.split not in found:
+        if isinstance(data, datasets.DatasetDict):
+            if self.split not in data:
                 raise UserError(
                     "The data set has several splits." if self.split is None else "No such split.",
-                    expected=f"split= one of {', '.join(found)}",
+                    expected=f"split= one of {', '.join(data)}",
                     received=repr(self.split),
                 )
-            found = found[self.split]
-        if not isinstance(found, datasets.Dataset):
+            data = data[self.split]
+        if not isinstance(data, datasets.Dataset):
             raise UserError(
                 "HuggingFace takes a data set of the library datasets.",
                 expected="a datasets.Dataset, or the path of a folder",
-                received=type(found).__name__,
+                received=type(data).__name__,
             )
-        return found
+        return data

@@ -1,4 +1,4 @@
-"""Read a folder of images with a sub-folder for each class, by Keras's own reader."""
+"""Read a folder of images with a sub-folder for each class, by Keras's reader."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tfopt.errors import UserError, first_line, require_count
 
 @dataclass(frozen=True, repr=False)
 class ImageFolder(Source):
-    """Images as ``keras.utils.image_dataset_from_directory`` reads them, labels as numbers.
+    """Images as ``keras.utils.image_dataset_from_directory`` reads them, with integer labels.
 
     Attributes:
         path: The folder; each sub-folder is a class, numbered in the order of their names.
-        size: Height and width that every image is resized to.
+        size: Height and width to resize every image to.
         channels: 1, 3 or 4.
 
     Example:
@@ -39,14 +39,14 @@ class ImageFolder(Source):
             require_count("ImageFolder.size", value)
         if self.channels not in (1, 3, 4):
             raise UserError(
-                "ImageFolder.channels is not one of an image.",
+                "Invalid ImageFolder.channels.",
                 expected="1, 3 or 4",
                 received=repr(self.channels),
             )
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the names of the classes, in the order of their numbers."""
+        """Return the names of the classes, in the order of their indices."""
         return class_folders(self.path).classes
 
     def count_examples(self) -> int:
@@ -60,9 +60,9 @@ class ImageFolder(Source):
         for path in self.files():
             yield Encoded(path, Path(path).read_bytes(), self.channels)
 
-    def batches(self, batch_size: int, how: Reading) -> Any:
-        images = self._read(shuffle=how.shuffle, seed=how.seed)
-        return images.batch(batch_size, drop_remainder=how.drop_remainder)
+    def batches(self, batch_size: int, reading: Reading) -> Any:
+        images = self._read(shuffle=reading.shuffle, seed=reading.seed)
+        return images.batch(batch_size, drop_remainder=reading.drop_remainder)
 
     def _read(self, *, shuffle: bool, seed: int) -> Any:
         """Return a dataset of single images; Keras shuffles their paths, not the images."""

@@ -1,4 +1,4 @@
-"""Decode encoded images, and find those that cannot be."""
+"""Decode images, and find those that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = 10
 
 
 class Encoded(NamedTuple):
-    """One encoded image of a source."""
+    """An encoded image of a source."""
 
     place: str
     content: bytes
@@ -23,7 +23,7 @@ class Encoded(NamedTuple):
 
 
 def decode_image(encoded: Any, shape: tuple[int, ...]) -> Any:
-    """Return one encoded image decoded and resized, as floats from 0 to 255."""
+    """Return an image decoded and resized, as floats from 0 to 255."""
     import keras
     import tensorflow as tf
 
@@ -35,29 +35,29 @@ def decode_image(encoded: Any, shape: tuple[int, ...]) -> Any:
 
 
 def undecodable(images: Iterable[Encoded]) -> UserError | None:
-    """Return the error that names the images that cannot be decoded; None where all can.
+    """Return the error that names the images that cannot be decoded; None if all can.
 
-    TensorFlow's own error names none, since its operation gets the bytes alone.
+    TensorFlow's error names none, since its operation gets only the bytes.
     """
     bad: list[tuple[str, str]] = []
-    left = iter(images)
+    remaining = iter(images)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        while some := list(islice(left, _AT_A_TIME)):
-            reasons = pool.map(_why_not, some)
-            bad += [(image.place, why) for image, why in zip(some, reasons, strict=True) if why]
+        while chunk := list(islice(remaining, _AT_A_TIME)):
+            errors = pool.map(_decoding_error, chunk)
+            bad += [(image.place, text) for image, text in zip(chunk, errors, strict=True) if text]
     if not bad:
         return None
     places = [place for place, _ in bad[:_NAMED]]
     return UserError(
         f"{places[0]} cannot be decoded.",
-        expected="whole JPEG, PNG, GIF or BMP images",
+        expected="intact JPEG, PNG, GIF or BMP images",
         received=f"{bad[0][1]}; bad images in all: {len(bad):,}",
         fix=f"remove them or write them again: {', '.join(places)}"
         + (" and others" if len(bad) > _NAMED else ""),
     )
 
 
-def _why_not(image: Encoded) -> str:
+def _decoding_error(image: Encoded) -> str:
     import tensorflow as tf
 
     try:

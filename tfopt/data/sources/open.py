@@ -1,4 +1,4 @@
-"""Find the source that a path or an object of an engine stands for."""
+"""Choose the source for a path, a data frame or a table."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ _SUFFIXES: dict[str, type[Any]] = {
 
 
 def open_source(data: Any, label: Any = None, features: Any = None) -> Any:
-    """Return the source that a path, a data frame or a table stands for.
+    """Return the source for a path, a data frame or a table, and anything else as it is.
 
-    What is no path and belongs to no engine is returned as it is; ``label`` and ``features`` are
-    then refused, since arrays and batches have no columns.
+    Arrays and batches have no columns: ``label`` and ``features`` are refused for them.
 
     Example:
         open_source("train.parquet", label="y")  # Parquet(label='y', path='train.parquet')
@@ -41,16 +40,15 @@ def open_source(data: Any, label: Any = None, features: Any = None) -> Any:
     if kind is None:
         if label is not None or features is not None:
             raise UserError(
-                "label and features name columns, and the data has none.",
-                expected="a path, a data frame, or a table beside them",
+                "label and features need data with columns.",
+                expected="a path, a data frame or a table",
                 received=type(data).__name__,
-                fix="a source takes them itself: Parquet(path, label=...); of arrays give (x, y)",
+                fix="give them to the source: Parquet(path, label=...); give arrays as (x, y)",
             )
         return data
     settings = {"label": label, "features": features}
     given = {name: hashable(value) for name, value in settings.items() if value is not None}
-    known = {each.name for each in fields(kind)}
-    for name in given.keys() - known:
+    for name in given.keys() - {field.name for field in fields(kind)}:
         raise UserError(
             f"{kind.__name__} has no columns, and so no {name}.",
             expected=f"no {name} beside {data}",
@@ -60,7 +58,7 @@ def open_source(data: Any, label: Any = None, features: Any = None) -> Any:
 
 
 def with_sources(data: Data) -> Data:
-    """Return a job's data with the sources that its paths and data frames stand for."""
+    """Return a job's data with sources for its paths and data frames."""
     parts = {
         name: open_source(part, data.label, data.features)
         for name in ("train", "test", "validation")
@@ -70,21 +68,21 @@ def with_sources(data: Data) -> Data:
 
 
 def open_part(data: Any, part: Literal["train", "test"]) -> Any:
-    """Return the source of one part of a job's data; of any other data, the source of it all."""
+    """Return the source of one part of a ``Data``, or of data without parts."""
     if not isinstance(data, Data):
         return open_source(data)
-    found = getattr(data, part)
-    if found is None:
+    examples = getattr(data, part)
+    if examples is None:
         raise UserError(
             f"The data has no {part} part.",
             expected="tfopt.Data(train=..., test=...)",
             received=f"{part}=None",
         )
-    return open_source(found, data.label, data.features)
+    return open_source(examples, data.label, data.features)
 
 
 def _kind(data: Any) -> type[Any] | None:
-    """Return the class of the source; None for what ``fit`` takes, and for sources themselves."""
+    """Return the class of the source; None for data that ``fit`` takes, and for sources."""
     if isinstance(data, str | os.PathLike):
         return _kind_of_path(os.fspath(data))
     package = type(data).__module__.partition(".")[0]
@@ -98,7 +96,7 @@ def _kind(data: Any) -> type[Any] | None:
 
 
 def _kind_of_path(path: str) -> type[Any]:
-    for suffix in (each.lower() for each in Path(path).suffixes):
+    for suffix in map(str.lower, Path(path).suffixes):
         for known, kind in _SUFFIXES.items():
             if suffix == known or suffix.startswith(f"{known}-"):
                 return kind
@@ -108,14 +106,14 @@ def _kind_of_path(path: str) -> type[Any]:
             return TFDS
         if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
             return HuggingFace
-        for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+        for file in sorted(file for file in folder.rglob("*") if file.is_file()):
             if file.suffix.lower() in (".jpg", ".jpeg", ".png", ".gif", ".bmp"):
                 return ImageFolder
-            for part in file.suffixes:
-                if part.lower() in _SUFFIXES:
-                    return _SUFFIXES[part.lower()]
+            for suffix in map(str.lower, file.suffixes):
+                if suffix in _SUFFIXES:
+                    return _SUFFIXES[suffix]
     raise UserError(
-        f"{path} is no data that tfopt knows.",
+        f"The format of {path} is unknown.",
         expected=f"files {', '.join(_SUFFIXES)}, a folder of them, of images by class, or of a "
         "data set of TFDS or Hugging Face",
         received="a folder without such files" if folder.is_dir() else "no such file or ending",

@@ -22,13 +22,13 @@ _PORTION_BYTES = 64 * 1024**2
 class Parquet(Table):
     """Rows of a Parquet file, a folder of them, or files by a pattern.
 
-    Columns that are not asked for are not read, and ``filter`` skips the row groups whose
-    statistics rule them out. Of a folder, ``key=value`` sub-folders become columns. Rows are
-    streamed: the host holds the row groups being read and the shuffle buffer, not the data.
+    Only the selected columns are read, and ``filter`` skips row groups by their statistics.
+    ``key=value`` sub-folders of a folder become columns. Rows are streamed: the host's memory holds
+    the current row groups and the shuffle buffer, not the data.
 
     Attributes:
         path: A path, a pattern (``"data/train-*.parquet"``), or an address such as ``s3://…``.
-        filter: Which rows, as a tuple of conditions that all hold: ``(("age", ">=", 18),)``.
+        filter: Conditions that all rows read must meet: ``(("age", ">=", 18),)``.
 
     Example:
         data = tfopt.pipeline(Parquet("data/train", label="y", stack=True), batch_size=256)
@@ -46,7 +46,7 @@ class Parquet(Table):
         super().__post_init__()
 
     def arrow_format(self) -> Any:
-        """Return how ``pyarrow.dataset`` is to read the files."""
+        """Return the format of the files for ``pyarrow.dataset``."""
         return self.format
 
     def schema(self) -> Any:
@@ -59,13 +59,13 @@ class Parquet(Table):
         arrow = needs("pyarrow", type(self).__name__, "parquet")
         row_groups = self._files.row_groups
         if self.filter is None:
-            return sum(each.rows for each in row_groups)
+            return sum(group.rows for group in row_groups)
         try:
-            return int(self._dataset(row_groups).count_rows(filter=self._asked()))
+            return int(self._dataset(row_groups).count_rows(filter=self._expression()))
         except (arrow.ArrowException, ValueError, TypeError) as error:
             raise UserError(
                 "The filter does not fit the columns.",
-                expected=", ".join(f"{each.name}: {each.type}" for each in self.schema()),
+                expected=", ".join(f"{column.name}: {column.type}" for column in self.schema()),
                 received=f"filter={self.filter!r}: {first_line(error)}",
             ) from error
 
@@ -76,10 +76,10 @@ class Parquet(Table):
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         arrow = needs("pyarrow", type(self).__name__, "parquet")
         self._files.refuse_changed()
-        bytes_a_row = max(sum(e.bytes for e in splits) // max(sum(e.rows for e in splits), 1), 1)
+        bytes_a_row = max(sum(s.bytes for s in splits) // max(sum(s.rows for s in splits), 1), 1)
         settings: dict[str, Any] = {
             "columns": list(columns),
-            "filter": self._asked(),
+            "filter": self._expression(),
             "batch_size": max(min(BLOCK_BYTES // bytes_a_row, MOST_ROWS), 1),
         }
         try:
@@ -94,10 +94,10 @@ class Parquet(Table):
         pads = needs("pyarrow.dataset", type(self).__name__, "parquet")
         files = self._files
         return pads.FileSystemDataset(
-            [each.fragment for each in splits], files.schema, files.format, files.filesystem
+            [split.fragment for split in splits], files.schema, files.format, files.filesystem
         )
 
-    def _asked(self) -> Any:
+    def _expression(self) -> Any:
         """Return the filter as an Arrow expression; None without one."""
         pq = needs("pyarrow.parquet", type(self).__name__, "parquet")
         return None if self.filter is None else pq.filters_to_expression(list(self.filter))
@@ -117,15 +117,15 @@ class Parquet(Table):
     ) -> UserError:
         """Return the error that names the first row group that cannot be read."""
         place = self.path
-        for each in splits:
+        for split in splits:
             try:
-                self._dataset([each]).to_table(columns=list(columns))
-            except Exception as found:
-                place, error = _place(each.fragment), found
+                self._dataset([split]).to_table(columns=list(columns))
+            except Exception as cause:
+                place, error = _place(split.fragment), cause
                 break
         return UserError(
             f"{place} cannot be read.",
-            expected=f"whole {self.format} files that stay as they are",
+            expected=f"intact {self.format} files that do not change",
             received=first_line(error),
             fix="write the file again, or leave it out",
         )
@@ -140,30 +140,31 @@ class _RowGroup:
     fragment: Any
     rows: int
     bytes: int
-    footer: Any = None
-    """Its metadata; None for a format without."""
+    footer: Any = None  # its metadata; None for CSV
 
 
 def _conditions(given: Any) -> tuple[tuple[str, str, Any], ...]:
     """Return a filter as a tuple of conditions; refuse anything else."""
     try:
-        found = tuple((name, compares, value) for name, compares, value in given)
+        conditions = tuple((name, op, value) for name, op, value in given)
     except (TypeError, ValueError):
-        found = ()
-    spelled = any(each[1] in ("in", "not in") and isinstance(each[2], str) for each in found)
-    if not found or spelled or not all(isinstance(each[0], str) for each in found):
+        conditions = ()
+    in_text = any(
+        how in ("in", "not in") and isinstance(value, str) for _, how, value in conditions
+    )
+    if not conditions or in_text or not all(isinstance(name, str) for name, _, _ in conditions):
         raise UserError(
-            "filter is no tuple of conditions.",
+            "filter is not a tuple of conditions.",
             expected='(("age", ">=", 18), ("city", "in", ["Bern", "Basel"]))',
             received=repr(given),
         )
-    return found
+    return conditions
 
 
 def _portions(splits: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
-    """Yield the splits in order, together as many as hold ``_PORTION_BYTES``, or one.
+    """Yield groups of consecutive splits of up to ``_PORTION_BYTES``, at least one each.
 
-    A scanner of Arrow reads up to 1 GiB ahead of whoever takes its batches.
+    Arrow's scanner reads up to 1 GiB ahead.
     """
     portion: list[_RowGroup] = []
     size = 0
@@ -178,7 +179,7 @@ def _portions(splits: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
 
 @dataclass(frozen=True)
 class _Files:
-    """Open files: their common schema, their row groups, and how they looked."""
+    """Open files: their common schema, their row groups, and their sizes and times."""
 
     schema: Any
     format: Any
@@ -187,70 +188,70 @@ class _Files:
     stamps: dict[str, tuple[int, Any]]
 
     def refuse_changed(self) -> None:
-        """Refuse files that were written or removed since they were opened."""
+        """Refuse files that were changed or removed since they were opened."""
         for info in self.filesystem.get_file_info(list(self.stamps)):
             if (info.size, info.mtime_ns) != self.stamps[info.path]:
                 raise UserError(
                     f"{info.path} has changed since the training began.",
-                    expected="files that stay as they are",
-                    received="another size or time, or no file any more",
-                    fix="write new data into another folder and start again",
+                    expected="files that do not change",
+                    received="another size or time, or no file",
+                    fix="write new data to another folder and start again",
                 )
 
     def refuse_nulls(self, columns: Sequence[str]) -> None:
-        """Refuse a row group with nulls in these columns, where its statistics say so."""
-        for each in self.row_groups:
-            if each.footer is None:
+        """Refuse a row group with nulls in these columns by its statistics."""
+        for group in self.row_groups:
+            if group.footer is None:
                 continue
-            for column in map(each.footer.column, range(each.footer.num_columns)):
+            for column in map(group.footer.column, range(group.footer.num_columns)):
                 name = column.path_in_schema
                 if name in columns and column.is_stats_set and column.statistics.null_count:
                     received = f"{column.statistics.null_count} nulls"
-                    raise has_null(_place(each.fragment), name, received)
+                    raise has_null(_place(group.fragment), name, received)
 
 
 def _open(source: Parquet) -> _Files:
-    """Open every file's footer, and refuse a file that does not fit the first."""
+    """Read every file's footer, and refuse files with different columns."""
     arrow = needs("pyarrow", type(source).__name__, "parquet")
     pads = needs("pyarrow.dataset", type(source).__name__, "parquet")
     path: Any = os.path.expanduser(source.path)
     if "://" not in path and glob.has_magic(path):
         path = sorted(glob.glob(path))
     try:
-        found = pads.dataset(
+        dataset = pads.dataset(
             path,
             format=source.arrow_format(),
             partitioning="hive" if isinstance(path, str) else None,
         )
     except (arrow.ArrowException, OSError) as error:
         raise _not_opened(source, error) from error
-    if not found.files:
+    if not dataset.files:
         raise UserError(
             f"{source.path} holds no {source.format} files.",
             expected="at least one file",
-            received="an empty folder, or a pattern that fits nothing",
+            received="an empty folder, or a pattern without a match",
         )
     with ThreadPoolExecutor(8) as pool:
-        opened = list(pool.map(_footer, found.get_fragments()))
-    for each in opened:
-        if each.error is not None:
+        opened = list(pool.map(_footer, dataset.get_fragments()))
+    for file in opened:
+        if file.error is not None:
             raise UserError(
-                f"{each.path} cannot be opened.",
-                expected=f"a whole {source.format} file",
-                received=first_line(each.error),
+                f"{file.path} cannot be opened.",
+                expected=f"an intact {source.format} file",
+                received=first_line(file.error),
                 fix="write it again, or remove it",
             )
     _require_alike(source, opened)
     schema = opened[0].schema
-    row_groups = tuple(group for each in opened for group in each.row_groups)
+    row_groups = tuple(group for file in opened for group in file.row_groups)
     if not any(group.rows for group in row_groups):
         raise UserError(f"{source.path} holds no rows.", expected="rows", received="empty files")
-    partitions = [each for each in found.schema if each.name not in schema.names]
-    infos = found.filesystem.get_file_info([each.path for each in opened])
+    partitions = [column for column in dataset.schema if column.name not in schema.names]
+    infos = dataset.filesystem.get_file_info([file.path for file in opened])
     return _Files(
         arrow.schema([*schema, *partitions], metadata=schema.metadata),
-        found.format,
-        found.filesystem,
+        dataset.format,
+        dataset.filesystem,
         row_groups,
         {info.path: (info.size, info.mtime_ns) for info in infos},
     )
@@ -258,7 +259,7 @@ def _open(source: Parquet) -> _Files:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A file whose footer was read, or the error that says why it could not be."""
+    """The footer of a file, or the error of reading it."""
 
     path: str
     schema: Any = None
@@ -284,7 +285,7 @@ def _footer(fragment: Any) -> _Opened:
 
 
 def _require_alike(source: Parquet, files: Sequence[_Opened]) -> None:
-    """Refuse files whose columns, of those that are read, are not those of all."""
+    """Refuse files that differ in the columns that are read."""
     read = [_columns_read(source, file.schema) for file in files]
     types = {name: kind for columns in reversed(read) for name, kind in columns.items()}
     for file in files:
@@ -292,29 +293,25 @@ def _require_alike(source: Parquet, files: Sequence[_Opened]) -> None:
 
 
 def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
-    """Return the types of the columns that the settings name, of all where they name none."""
-    named = None
+    """Return the types of the columns that the settings name, or of all without ``features``."""
+    names = set(schema.names)
     if source.features is not None:
-        given = (source.features, source.label, source.weight)
-        named = {each[0] for each in source.filter or ()}.union(
-            *([each] if isinstance(each, str) else each or () for each in given)
+        settings = (source.features, source.label, source.weight)
+        names = {condition[0] for condition in source.filter or ()}.union(
+            *([value] if isinstance(value, str) else value or () for value in settings)
         )
-    apart = index_columns(schema)
-    return {
-        each.name: each.type
-        for each in schema
-        if each.name not in apart and (named is None or each.name in named)
-    }
+    names -= set(index_columns(schema))
+    return {column.name: column.type for column in schema if column.name in names}
 
 
 def _require_columns(types: dict[str, Any], file: _Opened, format: str) -> None:
-    """Refuse a file that lacks one of these columns, or has it of another type."""
+    """Refuse a file in which one of these columns is missing or of another type."""
     for name, expected in types.items():
         index = file.schema.get_field_index(name)
         if index >= 0 and file.schema.field(index).type == expected:
             continue
         raise UserError(
-            f"{file.path}: the column {name!r} is not that of other files.",
+            f"{file.path}: the column {name!r} differs from that of other files.",
             expected=str(expected),
             received="no such column" if index < 0 else str(file.schema.field(index).type),
             fix="declare it: types={" + repr(name) + ': "float64"}'
@@ -324,11 +321,11 @@ def _require_columns(types: dict[str, Any], file: _Opened, format: str) -> None:
 
 
 def _not_opened(source: Parquet, error: Exception) -> UserError:
-    remote, lost = "://" in source.path, isinstance(error, FileNotFoundError)
+    remote, missing = "://" in source.path, isinstance(error, FileNotFoundError)
     return UserError(
         f"{source.path} cannot be opened.",
         expected=f"{source.format} files that this process may read",
-        received="no such file or folder" if lost else first_line(error),
+        received="no such file or folder" if missing else first_line(error),
         fix="check the address, the network and the credentials" if remote else None,
     )
 

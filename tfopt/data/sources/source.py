@@ -1,4 +1,4 @@
-"""The protocol of a source: what ``tfopt.pipeline`` and a job ask of it."""
+"""The base class of sources, which ``tfopt.pipeline`` and jobs read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tfopt.errors import UserError, default_of, first_line, keep_plain
 _PLAIN = (str, int, float, bool, tuple, Mapping)
 
 
-def _in_words(value: Any) -> str:
-    """Return a plain value as Python writes it, and of a table its type."""
+def _repr(value: Any) -> str:
+    """Return the ``repr`` of a plain value, and the type of a table."""
     return repr(value) if isinstance(value, _PLAIN) else f"<{type(value).__name__}>"
 
 
@@ -27,10 +27,10 @@ class Reading:
     """How a source is read.
 
     Attributes:
-        shuffle: A new order every epoch, the n-th one always the same for a ``seed``.
-        buffer: Examples among which they are shuffled.
-        seed: Decides the orders.
-        drop_remainder: Leave out a smaller last batch.
+        shuffle: A new order every epoch; ``seed`` decides the order of the n-th one.
+        buffer: Size of the shuffle buffer, in examples.
+        seed: Seed of the orders.
+        drop_remainder: Drop a smaller last batch.
     """
 
     shuffle: bool = False
@@ -40,10 +40,10 @@ class Reading:
 
 
 class Source(ABC):
-    """Examples that lie in files, or in tables of an engine.
+    """Examples in files, or in tables of an engine.
 
-    A source is a frozen description. Making one opens nothing; ``count`` and ``batches`` look at
-    what is there, and raise one ``UserError`` that names the file and the column.
+    A source is a frozen description, whose constructor opens nothing; ``count`` and ``batches``
+    open the files, and raise a ``UserError`` that names the file and the column.
     """
 
     def __post_init__(self) -> None:
@@ -51,19 +51,19 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         shown = [
-            f"{each.name}={_in_words(value)}"
-            for each in fields(self)  # type: ignore[arg-type]
-            if (value := getattr(self, each.name)) is not None
-            if not isinstance(value, _PLAIN) or value != default_of(each)
+            f"{field.name}={_repr(value)}"
+            for field in fields(self)  # type: ignore[arg-type]
+            if (value := getattr(self, field.name)) is not None
+            if not isinstance(value, _PLAIN) or value != default_of(field)
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def fingerprint(self) -> str:
-        """Return a text that is another one where the examples are others, as far as it shows."""
+        """Return a text that changes with the examples, as far as it shows without reading."""
         return repr(self)
 
     def count(self) -> int:
-        """Return the number of examples, found out once: an engine may compute them all for it."""
+        """Return the number of examples, counted once: an engine may compute all for it."""
         return self._count
 
     @cached_property
@@ -72,14 +72,14 @@ class Source(ABC):
 
     @abstractmethod
     def count_examples(self) -> int:
-        """Count the examples; where nothing says how many there are, by reading them."""
+        """Count the examples, by metadata or by reading them."""
 
     @abstractmethod
-    def batches(self, batch_size: int, how: Reading) -> Any:
-        """Return a ``tf.data.Dataset`` of batches: each example once an epoch."""
+    def batches(self, batch_size: int, reading: Reading) -> Any:
+        """Return a ``tf.data.Dataset`` of batches, with each example once an epoch."""
 
     def encoded_images(self) -> Iterator[Encoded]:
-        """Yield the images of the examples as they are stored, each with its place."""
+        """Yield the encoded images, each with its place, to name one that is damaged."""
         return iter(())
 
     def __iter__(self) -> Iterator[Any]:
@@ -91,10 +91,10 @@ class Source(ABC):
 
 @contextmanager
 def refusals(*read: Any) -> Iterator[None]:
-    """Raise what a source refuses while it is read as the UserError that it is.
+    """Raise the ``UserError`` of a source that TensorFlow reports as an ``OpError``.
 
-    TensorFlow makes an error of many lines of it, in which its text stands. Of an image that cannot
-    be decoded it says nothing; the sources among the data that is ``read`` look for it.
+    The text of the error is inside that of TensorFlow. TensorFlow names no image that cannot be
+    decoded; the sources among ``read`` find it.
     """
     import tensorflow as tf
 
@@ -104,15 +104,15 @@ def refusals(*read: Any) -> Iterator[None]:
         texts = re.findall(r"UserError: (.+(?:\n  (?:expected|received|fix): .+)*)", str(error))
         if not texts and "ParseExample" in str(error):
             raise UserError(
-                "An example of a TFRecord file is not like the first one.",
+                "An example of a TFRecord file differs from the first one.",
                 received=first_line(error),
-                fix="name each feature's type in spec=; VarLenFeature where lengths differ",
+                fix="give spec= with the type of each feature; VarLenFeature where lengths differ",
             ) from error
         if not texts and "DecodeImage" in str(error):
-            sources = [each for each in read if isinstance(each, Source)]
-            named = undecodable(image for each in sources for image in each.encoded_images())
-            if named is not None:
-                raise named from error
+            sources = [part for part in read if isinstance(part, Source)]
+            refusal = undecodable(image for part in sources for image in part.encoded_images())
+            if refusal is not None:
+                raise refusal from error
         if not texts:
             raise
         what, *lines = texts[-1].splitlines()
@@ -121,7 +121,7 @@ def refusals(*read: Any) -> Iterator[None]:
 
 
 def needs(module: str, source: str, extra: str) -> Any:
-    """Return an imported module, or refuse the source with the extra that installs it."""
+    """Return an imported module; name the extra that installs it where it is missing."""
     try:
         return import_module(module)
     except ImportError as error:

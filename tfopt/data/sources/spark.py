@@ -18,22 +18,23 @@ from tfopt.errors import UserError
 
 _log = logging.getLogger("tfopt")
 _CAUSE = r"^(?:: |Caused by: )?([\w.$]*(?:Error|Exception): .*)"
-"""A line of a Python or Java traceback that says what went wrong; the last one is the root."""
+"""The line of a Python or Java traceback with the error; the last one is the root cause."""
 
 
 @dataclass(frozen=True, repr=False)
 class Spark(Table):
     """Rows of a Spark DataFrame.
 
-    Without a folder the executors turn their partitions into Arrow batches, and each epoch runs
-    the plan again, partition by partition, the next one while the last one trains; ``df.cache()``
-    spares Spark that. With ``folder`` Spark writes the rows there once, as Parquet, and every epoch
-    reads the files, as later runs do for as long as the folder is there: delete it where the rows
-    have changed. Several workers do not write it together: let one process do it before.
+    Without a folder the executors convert their partitions to Arrow batches, and each epoch runs
+    the plan again, partition by partition and one in advance; ``df.cache()`` avoids this. With
+    ``folder`` Spark writes the rows there once, as Parquet, and every epoch and later run reads
+    the files: delete the folder when the rows have changed. With several workers, write it
+    before by one process.
 
     Attributes:
         data: A ``pyspark.sql.DataFrame``.
-        folder: Where Spark writes Parquet, readable by this process too; None: nothing is written.
+        folder: A folder for Parquet files that Spark and this process can both reach; None
+            writes nothing.
 
     Example:
         data = tfopt.pipeline(Spark(frame, label="y", folder="/scratch/train"), batch_size=256)
@@ -51,7 +52,7 @@ class Spark(Table):
         return int(_run("be counted", self._frame.count))
 
     def splits(self) -> Sequence[Any]:
-        # Spark hands out partitions in order; a shuffle mixes rows within the buffer.
+        # Partitions arrive in order: only the shuffle buffer mixes rows.
         return self._written.splits() if self.folder is not None else ("all",)
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -62,17 +63,17 @@ class Spark(Table):
         frame = self._frame.select(*columns)
         schema, batches = _arrow_schema(frame), _run("be started", lambda: _arrow_batches(frame))
         full = int(frame.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
-        held, number = [], 0
-        while (batch := _run("hand out a batch", lambda: next(batches, None))) is not None:
-            held.append(arrow.ipc.read_record_batch(arrow.py_buffer(batch), schema))
-            # One that is not full ends its partition, and the next one may take long.
-            more = 0 < full <= held[-1].num_rows
-            if not more or sum(each.nbytes for each in held) >= BLOCK_BYTES:
-                yield f"batch {number} of the DataFrame", arrow.concat_batches(held)
+        block, number = [], 0
+        while (batch := _run("yield a batch", lambda: next(batches, None))) is not None:
+            block.append(arrow.ipc.read_record_batch(arrow.py_buffer(batch), schema))
+            # A batch that is not full ends its partition, and the next partition may take long.
+            is_full = 0 < full <= block[-1].num_rows
+            if not is_full or sum(part.nbytes for part in block) >= BLOCK_BYTES:
+                yield f"batch {number} of the DataFrame", arrow.concat_batches(block)
                 number += 1
-                held.clear()
-        if held:
-            yield f"batch {number} of the DataFrame", arrow.concat_batches(held)
+                block.clear()
+        if block:
+            yield f"batch {number} of the DataFrame", arrow.concat_batches(block)
 
     @cached_property
     def _frame(self) -> Any:
@@ -98,13 +99,13 @@ class Spark(Table):
         assert self.folder is not None
         folder = Path(self.folder).expanduser()
         if (folder / "_SUCCESS").exists():
-            _log.warning("spark: reading the rows that are in %s already", folder)
+            _log.warning("spark: reading the existing rows in %s", folder)
             return Parquet(path=str(folder), **self._settings())
         if folder.exists() and any(folder.iterdir()):
             raise UserError(
                 f"{folder} is not empty.",
-                expected="a folder to write the rows of the DataFrame to",
-                received=", ".join(sorted(each.name for each in folder.iterdir())[:3]),
+                expected="an empty folder for the rows of the DataFrame",
+                received=", ".join(sorted(path.name for path in folder.iterdir())[:3]),
                 fix="delete it, or name another folder",
             )
         _log.info("spark: writing the rows once, to %s", folder)
@@ -116,30 +117,30 @@ class Spark(Table):
         return Parquet(path=str(folder), **self._settings())
 
     def _settings(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(Table)}
+        return {field.name: getattr(self, field.name) for field in fields(Table)}
 
 
 def _arrow_schema(frame: Any) -> Any:
-    """Return the schema of the Arrow batches that Spark makes of a frame, which is not run."""
+    """Return the schema of a frame's Arrow batches, without running it."""
     return _run("be described", lambda: frame.limit(0).toArrow().schema)
 
 
 def _arrow_batches(frame: Any) -> Iterator[bytes]:
-    """Yield Arrow batches in the stream format, partition by partition, one of them ahead.
+    """Yield Arrow batches in the stream format, partition by partition, one in advance.
 
-    By the methods behind ``DataFrame.toArrow``, which holds all rows at once. In Spark 4.3
-    ``mapInArrow`` takes 1.5 times as long, and ``DataFrame.toLocalIterator`` leaves all rows of
-    an epoch in the driver's memory.
+    By the private methods behind ``DataFrame.toArrow``, which holds all rows at once. In Spark
+    4.3 ``mapInArrow`` takes 1.5 times as long, and ``DataFrame.toLocalIterator`` keeps all rows
+    of an epoch in the driver's memory.
     """
     rdd = needs("pyspark.rdd", "Spark", "spark")
     serializers = needs("pyspark.serializers", "Spark", "spark")
-    made = frame._jdf.toArrowBatchRdd().toJavaRDD()
-    handed = rdd.RDD(made, frame.sparkSession.sparkContext, serializers.NoOpSerializer())
-    return iter(handed.toLocalIterator(prefetchPartitions=True))
+    java_rdd = frame._jdf.toArrowBatchRdd().toJavaRDD()
+    batches = rdd.RDD(java_rdd, frame.sparkSession.sparkContext, serializers.NoOpSerializer())
+    return iter(batches.toLocalIterator(prefetchPartitions=True))
 
 
 def _run(what: str, action: Any) -> Any:
-    """Return what Spark answers; its failures are UserErrors of one line."""
+    """Return the result of an action of Spark; raise its failure as a UserError."""
     try:
         return action()
     except UserError:
@@ -149,7 +150,7 @@ def _run(what: str, action: Any) -> Any:
         cause = re.findall(_CAUSE, text, re.MULTILINE)[-1]
         raise UserError(
             f"The Spark DataFrame could not {what}.",
-            expected="a Spark session that runs, and a plan without errors",
+            expected="a running Spark session, and a plan without errors",
             received=cause,
-            fix="run the action by itself, as frame.count(), to see Spark's whole error",
+            fix="run an action such as frame.count() to see Spark's whole error",
         ) from error

@@ -1,4 +1,4 @@
-"""Read tables as ``tf.data``: what every source that yields Arrow record batches has in common."""
+"""Read tables as ``tf.data``: the base class of sources that yield Arrow record batches."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, hashable, require_switch
 from tfopt.job.cgroup import usable_cores
 
-# Rows are handed to TensorFlow in blocks of about this many bytes: large against the cost of a call
-# from its threads into Python (0.1 ms), small against the host's memory.
+# Rows reach TensorFlow in blocks of about this size: large against the cost of a call into Python
+# (0.1 ms), small against the host's memory.
 BLOCK_BYTES = 8 * 1024**2
 MOST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Table(Source):
-    """Rows and columns; subclasses say where from.
+    """Rows and columns of a file or an engine.
 
     Attributes:
-        label: The column that becomes y; a tuple of columns becomes a dict. None: there is no y.
+        label: The column that becomes y; a tuple of columns becomes a dict. None: no y.
         features: The columns that become x: one name gives that array, several a dict by name.
             None takes all but label and weight.
         weight: The column that becomes sample_weight.
-        stack: Put features of numbers side by side in one matrix instead of a dict.
-        fill: What stands for null, by column. A null in any other column is an error.
-        classes: The classes of a label that is text, in the order of their numbers.
-        shapes: The shape of an example, by column, for lists whose type does not fix it:
+        stack: Concatenate numeric features to one matrix instead of a dict.
+        fill: The value for nulls, by column. A null in any other column is an error.
+        classes: The classes of a text label, in the order of their indices.
+        shapes: The shape of an example, by column, for lists of open length:
             ``{"pixels": (28, 28, 1)}``.
-        images: Columns of encoded images (JPEG, PNG, GIF, BMP) with the shape that they are
-            decoded and resized to: ``{"photo": (224, 224, 3)}``, values from 0 to 255.
+        images: Columns of encoded images (JPEG, PNG, GIF, BMP) with the shape to decode and
+            resize them to: ``{"photo": (224, 224, 3)}``, values from 0 to 255.
     """
 
     label: str | tuple[str, ...] | None = None
@@ -57,7 +57,7 @@ class Table(Source):
         for name, shape in self.images.items():
             if len(tuple(shape)) != 3 or tuple(shape)[2] not in (1, 3, 4):
                 raise UserError(
-                    f"images: the shape of {name!r} is not one of an image.",
+                    f"images: the shape of {name!r} is not that of an image.",
                     expected="(height, width, channels) with 1, 3 or 4 channels",
                     received=repr(shape),
                 )
@@ -72,10 +72,10 @@ class Table(Source):
 
     @abstractmethod
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterable[tuple[str, Any]]:
-        """Yield some columns of these splits in order: record batches, each with its place."""
+        """Yield columns of these splits in order, as record batches, each with its place."""
 
     def layout(self) -> Layout:
-        """Return what of the columns becomes x, y and sample_weight."""
+        """Return how the columns become x, y and sample_weight."""
         return layout(self.schema(), self)
 
     def encoded_images(self) -> Iterator[Encoded]:
@@ -90,40 +90,42 @@ class Table(Source):
                         yield Encoded(place, content, rule.shape[-1])
             read[where] += batch.num_rows
 
-    def batches(self, batch_size: int, how: Reading) -> Any:
+    def batches(self, batch_size: int, reading: Reading) -> Any:
         plan = self.layout()
         splits = list(self.splits())
         spec = {name: rule.spec for name, rule in plan.rules.items()}
 
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
-            return shuffled_blocks(self._blocks(splits, plan, order), order, how.buffer)
+            return shuffled_blocks(self._blocks(splits, plan, order), order, reading.buffer)
 
         if not plan.images:
             dataset = streamed(
-                blocks, plan.arranged, plan.arranged(spec), shuffle=how.shuffle, seed=how.seed
+                blocks,
+                plan.arranged,
+                plan.arranged(spec),
+                shuffle=reading.shuffle,
+                seed=reading.seed,
             )
-            return dataset.rebatch(batch_size, drop_remainder=how.drop_remainder)
-        rows = streamed(blocks, dict, spec, shuffle=how.shuffle, seed=how.seed).unbatch()
+            return dataset.rebatch(batch_size, drop_remainder=reading.drop_remainder)
+        rows = streamed(blocks, dict, spec, shuffle=reading.shuffle, seed=reading.seed).unbatch()
         images = rows.map(
             lambda row: plan.arranged(_decoded(row, plan.images)),
             num_parallel_calls=usable_cores(),
         )
-        return images.batch(batch_size, drop_remainder=how.drop_remainder)
+        return images.batch(batch_size, drop_remainder=reading.drop_remainder)
 
     def _blocks(
         self, splits: Sequence[Any], plan: Layout, order: np.random.Generator | None
     ) -> Iterator[dict[str, Array]]:
-        """Yield the rows of one epoch in blocks of arrays by column, the splits in an order."""
+        """Yield the rows of one epoch in blocks of arrays by column; ``order`` draws the splits."""
         if order is not None:
             splits = [splits[i] for i in order.permutation(len(splits))]
         for where, batch in self.read(splits, plan.columns):
             for name in plan.unfilled:
                 if batch[name].null_count:
                     row = batch[name].is_valid().to_pylist().index(False)
-                    received = (
-                        f"{batch[name].null_count} nulls, the first in row {row} of this part"
-                    )
-                    raise has_null(where, name, received)
+                    count = f"{batch[name].null_count} nulls"
+                    raise has_null(where, name, f"{count}, the first in row {row} of this part")
             if batch.num_rows:
                 yield arrays(batch, plan.rules, where)
 
@@ -134,7 +136,7 @@ def has_null(where: str, name: str, received: str) -> UserError:
         f"{where}: the column {name!r} has a null.",
         expected="a value in every row",
         received=received,
-        fix=f"fill={{{name!r}: value}}, or leave such rows out where the table is written",
+        fix=f"fill={{{name!r}: value}}, or drop such rows where the table is written",
     )
 
 
@@ -164,27 +166,27 @@ def streamed(
 def shuffled_blocks(
     blocks: Iterator[dict[str, Array]], order: np.random.Generator | None, buffer: int
 ) -> Iterator[dict[str, Array]]:
-    """Yield blocks of at least ``buffer`` rows, each in a new order; without one, as they are."""
+    """Yield rows shuffled in buffers of at least ``buffer``; unchanged without an order."""
     if order is None:
         yield from blocks
         return
-    held, rows = [], 0
+    buffered, rows = [], 0
     for block in blocks:
-        held.append(block)
+        buffered.append(block)
         rows += len(next(iter(block.values())))
         if rows >= buffer:
-            yield from _shuffled(held, order)
-            held, rows = [], 0
-    if held:
-        yield from _shuffled(held, order)
+            yield from _shuffled(buffered, order)
+            buffered, rows = [], 0
+    if buffered:
+        yield from _shuffled(buffered, order)
 
 
 def _shuffled(
     blocks: list[dict[str, Array]], order: np.random.Generator
 ) -> Iterator[dict[str, Array]]:
-    """Yield the rows of some blocks in a new order, in blocks of about ``BLOCK_BYTES``."""
-    whole = {name: np.concatenate([each[name] for each in blocks]) for name in blocks[0]}
-    blocks.clear()  # they are not held beside their copy
+    """Yield the rows of these blocks in a new order, in blocks of about ``BLOCK_BYTES``."""
+    whole = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    blocks.clear()  # frees them beside their copy
     count = len(next(iter(whole.values())))
     rows = order.permutation(count)
     step = max(BLOCK_BYTES * count // max(sum(map(_bytes, whole.values())), 1), 1)
@@ -194,10 +196,10 @@ def _shuffled(
 
 
 def _bytes(values: Array) -> int:
-    """Return about how many bytes an array takes; of texts, by the first ones."""
+    """Return the approximate bytes of an array; those of texts are estimated by the first ones."""
     if values.dtype != object:
         return int(values.nbytes)
-    return len(values) * sum(len(each) for each in values[:64]) // min(len(values), 64)
+    return len(values) * sum(map(len, values[:64])) // min(len(values), 64)
 
 
 def _decoded(row: dict[str, Any], images: Mapping[str, Rule]) -> dict[str, Any]:
@@ -206,10 +208,10 @@ def _decoded(row: dict[str, Any], images: Mapping[str, Rule]) -> dict[str, Any]:
 
 
 def epoch_numbers(seed: int) -> Any:
-    """Return a dataset of one number an epoch; the n-th follows from ``seed`` alone.
+    """Return a dataset of one number an epoch, which depends on ``seed`` and the epoch alone.
 
-    TensorFlow's own operation, since ``Dataset.random`` would mix in the global seed, and a Python
-    generator would slow down every later step: see ``tfopt/train/host_memory.py``.
+    ``Dataset.random`` would mix in the global seed, and a Python generator would slow down every
+    later step: see ``tfopt/train/host_memory.py``.
     """
     import tensorflow as tf
 

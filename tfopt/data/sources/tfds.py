@@ -17,13 +17,14 @@ class TFDS(Source):
     """A split of a data set of TensorFlow Datasets; nothing is downloaded.
 
     Attributes:
-        name: As TFDS calls it, ``"mnist"`` or ``"glue/sst2:2.0.0"``; or a folder that it prepared.
-        split: In TFDS's words: ``"train"``, ``"train[:90%]"``.
-        label: The feature that becomes y. None takes the two that TFDS calls supervised, where
-            there are such, and ``features`` is None too.
+        name: The name in TFDS, ``"mnist"`` or ``"glue/sst2:2.0.0"``; or a prepared folder.
+        split: A split in TFDS's notation: ``"train"``, ``"train[:90%]"``.
+        label: The feature that becomes y. With ``label`` and ``features`` None, the supervised
+            keys of the data set are taken, if it has them.
         features: The features that become x: one name gives that tensor, several a dict. None
             takes all but the label.
-        data_dir: Where data sets are prepared; None: TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        data_dir: The folder of prepared data sets; None: TFDS_DATA_DIR, or
+            ~/tensorflow_datasets.
 
     Example:
         data = tfopt.pipeline(TFDS("mnist", split="train[:90%]"), batch_size=256)
@@ -52,29 +53,30 @@ class TFDS(Source):
         except (KeyError, ValueError) as error:
             raise UserError(
                 f"{self.name} has no such split.",
-                expected=f"of {', '.join(builder.info.splits)}, or a part of one",
+                expected=f"one of {', '.join(builder.info.splits)}, or a part of one",
                 received=repr(self.split),
             ) from error
 
-    def batches(self, batch_size: int, how: Reading) -> Any:
+    def batches(self, batch_size: int, reading: Reading) -> Any:
         import tensorflow_datasets as tfds
 
-        self.count()  # refuses a split that is not there
+        self.count()  # refuses a missing split
         builder = self._builder()
-        read = tfds.ReadConfig(shuffle_seed=how.seed, shuffle_reshuffle_each_iteration=True)
+        seed = reading.seed
+        config = tfds.ReadConfig(shuffle_seed=seed, shuffle_reshuffle_each_iteration=True)
         examples = builder.as_dataset(
             split=self.split,
-            shuffle_files=how.shuffle,
-            read_config=read,
+            shuffle_files=reading.shuffle,
+            read_config=config,
         ).map(self._arranged(builder.info), num_parallel_calls=usable_cores())
-        if how.shuffle:
+        if reading.shuffle:
             examples = examples.shuffle(
-                how.buffer, seed=how.seed + 1, reshuffle_each_iteration=True
+                reading.buffer, seed=seed + 1, reshuffle_each_iteration=True
             )
-        return examples.batch(batch_size, drop_remainder=how.drop_remainder)
+        return examples.batch(batch_size, drop_remainder=reading.drop_remainder)
 
     def _arranged(self, info: Any) -> Any:
-        """Return the function that makes x, or (x, y), of an example."""
+        """Return a function that converts an example to x, or (x, y)."""
         label, chosen = self.label, self.features
         if label is None and chosen is None and info.supervised_keys is not None:
             chosen, label = info.supervised_keys
@@ -83,7 +85,7 @@ class TFDS(Source):
         if missing:
             raise UserError(
                 f"{self.name} has no such feature.",
-                expected=f"of {', '.join(info.features)}",
+                expected=f"one of {', '.join(info.features)}",
                 received=", ".join(missing),
             )
 
@@ -104,10 +106,10 @@ class TFDS(Source):
             if (Path(self.name).expanduser() / "dataset_info.json").exists():
                 return tfds.builder_from_directory(str(Path(self.name).expanduser()))
             builder = tfds.builder(self.name, data_dir=self.data_dir)
-        except Exception as error:  # of many kinds, also those of a data set's own module
+        except Exception as error:  # also of the module of a data set
             raise UserError(
                 f"TFDS knows no data set {self.name!r}.",
-                expected="a name that tfds.builder() takes, or a folder that it prepared",
+                expected="a name that tfds.builder() takes, or a prepared folder",
                 received=first_line(error),
             ) from error
         if not builder.data_path.exists():
@@ -121,12 +123,12 @@ class TFDS(Source):
 
 
 def prepared_parts(asked: str, name: str, feature: str) -> tuple[list[tuple[Any, Any]] | None, str]:
-    """Return a feature and the labels of the splits "train" and "test"; or None, and the reason."""
+    """Return a feature and the labels of "train" and "test"; or None with the reason."""
     import numpy as np
 
     if asked == "embedded":
         return None, "asked for"
-    folder = os.environ.get("TFDS_DATA_DIR")  # TFDS itself reads it once, when it is imported
+    folder = os.environ.get("TFDS_DATA_DIR")  # TFDS reads it only when imported
     splits = (TFDS(name, split, "label", feature, folder) for split in ("train", "test"))
     try:
         columns = (zip(*split, strict=True) for split in splits)

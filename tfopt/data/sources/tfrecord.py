@@ -19,18 +19,18 @@ _FILES_AT_A_TIME = 8
 
 @dataclass(frozen=True, repr=False)
 class TFRecord(Source):
-    """Examples of TFRecord files: one path, a folder, or a pattern; ``.gz`` is unpacked.
+    """Examples of TFRecord files: one path, a folder, or a pattern; also ``.gz``.
 
     Attributes:
         path: A path, a folder, or a pattern: ``"data/train-*.tfrecord.gz"``.
-        label: The feature that becomes y; None: there is none.
+        label: The feature that becomes y; None: no y.
         features: The features that become x: one name gives that tensor, several a dict. None
             takes all but the label.
-        spec: What ``tf.io.parse_example`` is given, by name. None takes it from the first example:
-            every feature has that example's type and length.
-        images: Features of encoded images with the shape that they are decoded and resized to.
-        examples: How many there are, which the files do not say; None: they are read once to
-            count them.
+        spec: The features for ``tf.io.parse_example``, by name. None infers them from the first
+            example, whose types and lengths all others must have.
+        images: Features of encoded images with the shape to decode and resize them to.
+        examples: The number of examples, which the files do not store; None reads them once to
+            count.
 
     Example:
         data = tfopt.pipeline(TFRecord("data/*.tfrecord", label="y"), batch_size=256)
@@ -49,8 +49,8 @@ class TFRecord(Source):
         super().__post_init__()
 
     def fingerprint(self) -> str:
-        there = [each for each in self.files() if os.path.exists(each)]
-        return f"{self!r} {[(os.path.getsize(e), os.stat(e).st_mtime_ns) for e in there]}"
+        stats = [os.stat(file) for file in self.files() if os.path.exists(file)]
+        return f"{self!r} {[(stat.st_size, stat.st_mtime_ns) for stat in stats]}"
 
     def count_examples(self) -> int:
         if self.examples is not None:
@@ -62,7 +62,7 @@ class TFRecord(Source):
         except tf.errors.DataLossError as error:
             raise self._broken() from error
 
-    def batches(self, batch_size: int, how: Reading) -> Any:
+    def batches(self, batch_size: int, reading: Reading) -> Any:
         import tensorflow as tf
 
         files = self.files()
@@ -73,18 +73,18 @@ class TFRecord(Source):
         def records_of(name: Any) -> Any:
             return tf.data.TFRecordDataset(name, compression_type=compression)
 
-        names_of_files = tf.data.Dataset.from_tensor_slices(files)
-        records = names_of_files.flat_map(records_of)
-        if how.shuffle:
-            names_of_files = names_of_files.shuffle(
-                len(files), seed=how.seed, reshuffle_each_iteration=True
+        file_names = tf.data.Dataset.from_tensor_slices(files)
+        records = file_names.flat_map(records_of)
+        if reading.shuffle:
+            file_names = file_names.shuffle(
+                len(files), seed=reading.seed, reshuffle_each_iteration=True
             )
-            records = names_of_files.interleave(
+            records = file_names.interleave(
                 records_of,
                 cycle_length=_FILES_AT_A_TIME,
                 num_parallel_calls=_FILES_AT_A_TIME,
                 deterministic=True,
-            ).shuffle(how.buffer, seed=how.seed + 1, reshuffle_each_iteration=True)
+            ).shuffle(reading.buffer, seed=reading.seed + 1, reshuffle_each_iteration=True)
 
         def parsed(serialized: Any) -> Any:
             return tf.io.parse_example(serialized, {name: spec[name] for name in names})
@@ -92,11 +92,11 @@ class TFRecord(Source):
         def parallel(dataset: Any, function: Any) -> Any:
             return dataset.map(function, num_parallel_calls=usable_cores())
 
-        if self.images:  # one after the other, so that several are decoded at a time
-            examples = parallel(records, lambda one: self._arranged(parsed(one)))
-            return examples.batch(batch_size, drop_remainder=how.drop_remainder)
-        batches = records.batch(batch_size, drop_remainder=how.drop_remainder)
-        return parallel(batches, lambda many: self._arranged(parsed(many)))
+        if self.images:  # single examples, decoded in parallel
+            examples = parallel(records, lambda record: self._arranged(parsed(record)))
+            return examples.batch(batch_size, drop_remainder=reading.drop_remainder)
+        batches = records.batch(batch_size, drop_remainder=reading.drop_remainder)
+        return parallel(batches, lambda batch: self._arranged(parsed(batch)))
 
     def encoded_images(self) -> Iterator[Encoded]:
         import tensorflow as tf
@@ -118,7 +118,7 @@ class TFRecord(Source):
         return chosen if self.label is None else (chosen, values[self.label])
 
     def _names(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the features to parse; refuse names that are not there."""
+        """Return the features to parse; refuse missing ones."""
         labels = () if self.label is None else (self.label,)
         chosen = (self.features,) if isinstance(self.features, str) else self.features
         names = tuple(n for n in spec if n not in labels) if chosen is None else tuple(chosen)
@@ -126,7 +126,7 @@ class TFRecord(Source):
         if missing:
             raise UserError(
                 f"{self.path} has no such feature.",
-                expected=f"of {', '.join(spec)}",
+                expected=f"one of {', '.join(spec)}",
                 received=", ".join(missing),
             )
         return (*names, *labels)
@@ -135,25 +135,25 @@ class TFRecord(Source):
         """Return the paths of the files, in order; refuse an empty one."""
         path = os.path.expanduser(self.path)
         if os.path.isdir(path):
-            found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in Path(f).name]
+            files = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in Path(f).name]
         else:
-            found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
-        found = [each for each in found if "://" in each or os.path.exists(each)]
-        if not found:
+            files = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        files = [file for file in files if "://" in file or os.path.exists(file)]
+        if not files:
             raise UserError(
                 f"{self.path} holds no TFRecord files.",
                 expected="a file, a folder with *.tfrecord* in it, or a pattern",
-                received="nothing there",
+                received="no file",
             )
-        for each in found:
-            if os.path.exists(each) and not os.path.getsize(each):
+        for file in files:
+            if os.path.exists(file) and not os.path.getsize(file):
                 raise UserError(
-                    f"{each} is empty.",
+                    f"{file} is empty.",
                     expected="a TFRecord file with examples",
                     received="0 bytes",
-                    fix="write it again, or remove it if it never held any",
+                    fix="write it again, or remove it",
                 )
-        return found
+        return files
 
     def records(self, files: Any) -> Any:
         """Return the serialized examples of some files."""
@@ -165,7 +165,7 @@ class TFRecord(Source):
         return "GZIP" if self.files()[0].endswith(".gz") else ""
 
     def first_spec(self) -> dict[str, Any]:
-        """Return the spec; where none was given, one by which all are like the first example."""
+        """Return ``spec``, or the types and lengths of the first example."""
         import tensorflow as tf
 
         if self.spec is not None:
@@ -198,7 +198,7 @@ class TFRecord(Source):
             except tf.errors.DataLossError as error:
                 return UserError(
                     f"{file} is damaged after {read:,} examples.",
-                    expected="a whole TFRecord file",
+                    expected="an intact TFRecord file",
                     received=first_line(error),
                     fix="write it again, or leave it out",
                 )
