@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+from page_lines import launched
 
 import tfopt
 from tfopt.commands.cli import _parser
 from tfopt.commands.launch import cut_command
 from tfopt.distribute import replicas
+from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import ROSTER
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +31,7 @@ PAGES = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
 TABLE = "docs/reference/functions.md"
+COMMANDS = "docs/reference/command_line.md"
 LINKED = [*PAGES, "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md"]
 SCRIPTS = {
     "docs/export.md": "tests/export/test_servers.py",
@@ -243,11 +246,30 @@ def test_the_readme_shows_three_lines_for_each_of_six_wishes():
 
 
 def test_each_page_has_a_block_that_runs():
-    """Pages of the reference that are made from docstrings, and lists of pages, need none."""
-    without = {
-        page
-        for page in PAGES
-        if not fences(page, "python") and not fences(page, "sh") and not fences(page, "{eval-rst}")
-    }
-    lists = {"docs/how_to.md", "docs/reference/index.md", "docs/explanation/index.md"}
-    assert without == lists | {TABLE, "docs/reference/glossary.md"}
+    """Pages of functions are made from docstrings, whose examples ``test_reference.py`` runs."""
+    without = {page for page in PAGES if not fences(page, "python")}
+    assert without == {COMMANDS, *(page for page in PAGES if fences(page, "{eval-rst}"))}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_command_line_run(tmp_path):
+    for words in lines(COMMANDS):
+        assert launched(tmp_path, words).strip()
+
+
+def test_the_command_line_has_a_row_for_each_command():
+    (commands,) = (
+        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    rows = re.findall(
+        r"^\| `tfopt ([\w-]+)[ A-Z]*` \| (.*) \|$",
+        (ROOT / COMMANDS).read_text(),
+        flags=re.MULTILINE,
+    )
+    assert rows == [(each.dest, each.help) for each in commands._choices_actions]
+
+
+@pytest.mark.parametrize("recipe", numbered(lambda page: fences(page, "toml")))
+def test_a_recipe_file_is_read(recipe, tmp_path):
+    (tmp_path / "recipe.toml").write_text(recipe)
+    assert read_recipe(tmp_path / "recipe.toml").chain.parts

@@ -29,7 +29,7 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "batch-size",
         _batch_size,
-        help="the largest batch that trains, and which is the fastest",
+        help="find the largest batch that trains, and the fastest",
         description=_DESCRIPTION,
     )
     arguments.add_job(parser, chain=True)

@@ -33,7 +33,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "bench",
         _bench,
-        help="measure steps with intervals and verdicts: a chain link by link, or two jobs",
+        help="measure what each transform of a chain brings, or compare two jobs",
         description=_DESCRIPTION,
     )
     arguments.add_job(parser, nargs="?", chain=True)

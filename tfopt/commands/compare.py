@@ -46,7 +46,7 @@ def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "compare",
         arguments.answering(_answer),
-        help="two reports side by side; a limit for continuous integration",
+        help="compare two reports; a limit for continuous integration",
         description=_DESCRIPTION,
         epilog=_CODES,
     )

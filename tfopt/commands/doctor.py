@@ -35,7 +35,7 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "doctor",
         arguments.answering(_answer),
-        help="look at this machine, its cluster and a job before training",
+        help="check this machine, its cluster and a job before training",
         description=_DESCRIPTION,
         epilog="themes:\n"
         + "".join(f"  {name:9} {text}\n" for name, text in THEMES.items())

@@ -22,7 +22,7 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "hardware",
         _hardware,
-        help="estimate on which common GPUs a job fits, and what bounds its step",
+        help="estimate on which GPUs a job fits, and what bounds its step",
         description=_DESCRIPTION,
     )
     arguments.add_job(parser, chain=True)

@@ -58,7 +58,7 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "launch",
         _launch,
-        help="start a distributed job: on this machine, by Slurm or on Kubernetes",
+        help="start a distributed job here, or write its file for Slurm or Kubernetes",
         usage=_USAGE,
         description=_DESCRIPTION,
         epilog=_CODES,

@@ -50,7 +50,7 @@ def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "monitor",
         _monitor,
-        help="watch the GPUs and the host, live, and what is wrong with them",
+        help="watch the GPUs and the host, live, and find what is wrong",
         description=_DESCRIPTION,
         epilog=_CODES,
     )

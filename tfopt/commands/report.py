@@ -18,7 +18,7 @@ def add_report(commands: Any, common: argparse.ArgumentParser) -> None:
         common,
         "report",
         _report,
-        help="show a bench.json, or turn it into Markdown or HTML",
+        help="show a report, or turn it into Markdown or HTML",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a bench.json, or its folder")
     form = parser.add_mutually_exclusive_group()
