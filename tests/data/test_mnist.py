@@ -52,7 +52,7 @@ def test_without_tfds_auto_takes_the_embedded_digits_and_says_why(monkeypatch, t
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "empty"))
     data = load_mnist("auto")
     assert data.name == "embedded MNIST"
-    assert "'mnist' is not prepared" in data.note
+    assert "once tfds.load('mnist') has prepared it" in data.note
     with pytest.raises(UserError, match="not prepared") as caught:
         load_mnist("tfds")
     assert "tfds.load('mnist') once, with a network" in caught.value.fix

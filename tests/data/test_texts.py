@@ -25,7 +25,7 @@ def test_without_tfds_auto_takes_what_is_installed_and_says_why(monkeypatch, tmp
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     data = load_texts("auto")
     assert data.name == "installed documentation"
-    assert "'imdb_reviews' is not prepared" in data.note
+    assert "once tfds.load('imdb_reviews') has prepared it" in data.note
     with pytest.raises(UserError, match="not prepared"):
         load_texts("tfds")
 

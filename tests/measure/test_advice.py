@@ -66,18 +66,17 @@ LITTLE_BY_LITTLE = (
     row(LearningRate(), quality=points(-0.45)),
     row(Prune(0.5), quality=points(-0.8)),
 )
-TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @pytest.mark.parametrize(
     ("rows", "keep", "dropped", "words"),
     [
-        ([row(Execution())], ALL[:1], "", f"2.00{TIMES} (1.92\N{EN DASH}2.08) as fast"),
+        ([row(Execution())], ALL[:1], "", "2.0 times as fast (1.9 to 2.1)"),
         ([row(Execution(), previous=SLOWER)], (), "Execution", SLOWER.verdict),
         ([row(Execution(), previous=SAME)], (), "Execution", SAME.verdict),
         ([row(Execution(), previous=UNCLEAR)], (), "Execution", UNCLEAR.verdict),
         # What changes nothing leaves the whole as it was measured.
-        ([row(Place(), status="no_effect"), row(Execution())], ALL[:1], "Place", f"2.00{TIMES}"),
+        ([row(Place(), status="no_effect"), row(Execution())], ALL[:1], "Place", "2.0 times"),
         (LOSES_SPEED, ALL[:1], "Pipeline", "not measured as a whole"),
         # Other weights need the metric.
         ([row(Pipeline())], (), "Pipeline", NOT_ASKED),
@@ -117,8 +116,8 @@ def test_what_a_walk_recommends(rows, keep, dropped, words):
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
-        ({"reference": FASTER}, f"2.00{TIMES}"),
-        ({"reference": SLOWER}, f"Execution: together 0.833{TIMES}"),
+        ({"reference": FASTER}, "2.0 times as fast"),
+        ({"reference": SLOWER}, "Execution: together 1.2 times slower"),
         ({"quality": points(-2.0)}, "together 2.00 points of test accuracy are lost"),
         ({"status": "failed"}, "Execution: together failed: no such GPU"),
     ],
@@ -184,7 +183,7 @@ FILE = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
         (FASTER, [Execution()], ""),
         # What whole trainings cannot tell the turns do.
         (UNCLEAR, [Execution()], ""),
-        (SLOWER, [], "together 0.833\N{MULTIPLICATION SIGN}"),
+        (SLOWER, [], "together 1.2 times slower"),
         (SAME, [], "no difference"),
     ],
 )
@@ -195,7 +194,9 @@ def test_what_is_kept_must_hold_as_a_whole_training(whole, keep, words):
     assert words in "".join(found.dropped)
     if keep:
         told = (
-            "an example is 2.00" if whole is UNCLEAR else f"a whole training is {in_words(whole)}"
+            "an example is 2.0 times"
+            if whole is UNCLEAR
+            else f"a whole training is {in_words(whole)}"
         )
         assert found.brought.startswith(told)
 

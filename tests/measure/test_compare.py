@@ -299,3 +299,8 @@ def test_what_is_not_comparable_has_its_reason_and_what_is_odd_is_noted():
     text = as_terminal_text(two(single(), old), 200)
     assert "quick: less was measured than by default" in text
     assert "b.json is older than a.json: are they swapped?" in text
+
+
+def test_a_row_of_two_jobs_has_the_names_of_both():
+    pair = report(variant("base", processes(10)), variant("new", processes(10.5, seed=1)))
+    assert "base -> new" in as_terminal_text(compare_one(Named("pair.json", pair)), 200)

@@ -65,7 +65,7 @@ def test_the_headline_is_of_the_first_time_that_its_interval_can_tell(trained):
         ),
         (
             (1.2, 1.1, 1.3),
-            "it trains 0.83 times as fast (0.77 to 0.91) to the same accuracy (+0.12",
+            "it trains 1.2 times slower (1.1 to 1.3) to the same accuracy (+0.12",
         ),
         (
             (1.0, 0.99, 1.01),
@@ -78,7 +78,7 @@ def test_what_is_kept_for_its_size_is_not_called_faster(trained, ends, told):
     view = view_of(report)
     assert view.headline.startswith("The file is 3.7 times smaller and answers 2.8 times")
     assert f". It was not shown to be faster: {told}" in view.headline
-    assert view.keep == trained.recommendation.keep
+    assert (view.keep, view.keep_title) == (trained.recommendation.keep, "Keep for its size")
     assert view_of(replace(report, serving=None)).keep
     same = replace(report.variants[-1], trainings=report.reference.trainings)
     alike = replace(report, serving=None, variants=(*report.variants[:-1], same))
@@ -96,6 +96,16 @@ def test_the_tiles_are_time_size_and_latency(trained):
         ("Examples/s", "3,353", "7,676", f"2.29{X} (2.26{DASH}2.33) faster"),
     ]
     assert {row.cells[-1].tone for row in rows} == {"better"}
+
+
+def test_a_time_of_one_training_is_not_called_certain(trained):
+    last = trained.variants[-1]
+    none = dict.fromkeys(("whole", "to_accuracy"))
+    why = {**last.unavailable, **dict.fromkeys(none, "trained whole with 1 seed")}
+    once = replace(last, trainings=last.trainings[:1], unavailable=why, **none)
+    view = view_of(replace(trained, variants=(*trained.variants[:-1], once)))
+    assert [row.cells[-1].text for row in view.tiles.rows[:2]] == ["one training"] * 2
+    assert view.tiles.rows[0].cells[-1].tone == "plain"
 
 
 def test_the_time_is_the_first_step_the_steps_and_the_ends_of_epochs(trained):

@@ -216,8 +216,9 @@ def _brought(row: VariantReport, chain: Chain) -> str:
 
 
 def in_words(comparison: Comparison) -> str:
-    """Return a comparison in words: the speed, its interval, the verdict."""
-    return f"{fmt.speed_and_interval(comparison)} as fast: {comparison.verdict}"
+    """Return a comparison in words: the speed, its interval, and that it decides nothing."""
+    decided = comparison.verdict in ("faster", "slower")
+    return fmt.speed_in_words(comparison) + ("" if decided else f": {comparison.verdict}")
 
 
 def _name(link: Sequence[Transform]) -> str:

@@ -449,8 +449,8 @@ class _Session:
         lacking = sum((order.variant.name, order.seed) not in made for order in orders)
         if lacking and not any(each.reason for each in self._trainings.values()):
             self._notes.append(
-                f"The budget was over before {lacking} of {len(orders)} whole trainings: a larger "
-                "one makes them."
+                f"{lacking} of {len(orders)} whole trainings were not made: the budget of "
+                f"{self.plan.budget_s:g} s was over. Give a larger budget to make them."
             )
         reference = self.rows[0].variant
         why = self._trainings.get(reference.name, Trainings()).reason

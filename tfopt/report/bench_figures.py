@@ -64,6 +64,12 @@ def kept(report: BenchReport) -> VariantReport | None:
     return own if better else None
 
 
+def kept_for(report: BenchReport, variant: VariantReport) -> str:
+    """Return what a variant is kept for: speed, size, or both; empty where it is neither."""
+    aims = {"speed": is_faster(variant), "size": _is_smaller(report, variant)}
+    return " and ".join(name for name, reached in aims.items() if reached)
+
+
 def _is_smaller(report: BenchReport, variant: VariantReport) -> bool:
     found = sizes(report.reference, variant, report.serving)
     return found is not None and found[1] > found[2] and is_change(found[1] / found[2])

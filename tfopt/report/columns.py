@@ -41,32 +41,35 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
     if not report.reference.trainings:
         return ()
     wanted = target(report)
-    reached = "vs. reference" if wanted is None else f"to {fmt.share(wanted)}, vs. reference"
+    versus = "vs. reference" if wanted is None else f"to {fmt.share(wanted)}, vs. reference"
     lacking = "the reference has no test accuracy" if wanted is None else ""
 
     def seconds(variant: VariantReport) -> Cell:
-        return _reached(variant, "to_accuracy", to_target_s(report, variant), lacking)
+        return reached(variant, "to_accuracy", to_target_s(report, variant), lacking)
 
     def steps(variant: VariantReport) -> Cell:
         count = steps_to_target(report, variant)
-        cell = _reached(variant, "steps_to_accuracy", count, lacking)
+        cell = reached(variant, "steps_to_accuracy", count, lacking)
         return replace(cell, badge=_FEWER.get(cell.badge, cell.badge))
 
+    def reached(variant: VariantReport, name: str, value: float | None, lacking: str = "") -> Cell:
+        """Return a figure of a training, with the comparison ``name``."""
+        if value is None:
+            return absent(lacking or variant.unavailable.get(name, _UNTRAINED))
+        cell = timed(value, getattr(variant, name))
+        if cell.comparison is not None or variant is report.reference:
+            return cell
+        few = "one training" if len(variant.trainings) == 1 else "no interval"
+        return replace(cell, badge=few)
+
     return (
-        Column("Until accurate, s", reached, seconds),
+        Column("Until accurate, s", versus, seconds),
         Column("Steps until accurate", "examples vs. reference", steps),
-        Column("Whole training, s", "vs. reference", lambda v: _reached(v, "whole", whole_s(v))),
+        Column("Whole training, s", "vs. reference", lambda v: reached(v, "whole", whole_s(v))),
         Column("Test accuracy", "lowest, highest", _accuracy),
         Column("Model, KiB", "gzipped", lambda v: _pair(v, "model_kib", "model_gzip_kib")),
         Column("File, KiB", "accuracy", lambda v: _pair(v, "artefact_kib", "artefact_accuracy")),
     )
-
-
-def _reached(variant: VariantReport, name: str, value: float | None, lacking: str = "") -> Cell:
-    """Return a figure of a training, with the comparison ``name``."""
-    if value is None:
-        return absent(lacking or variant.unavailable.get(name, _UNTRAINED))
-    return timed(value, getattr(variant, name))
 
 
 def _accuracy(variant: VariantReport) -> Cell:

@@ -125,7 +125,7 @@ def as_markdown(found: SideBySide) -> str:
 
 
 def _view(found: SideBySide) -> View:
-    table = Table.of(_COLUMNS, ((line.name, line) for line in found.lines))
+    table = Table.of(_COLUMNS, ((_name(line), line) for line in found.lines))
     differences = [
         *((each, "") for each in found.differences),
         *((each, f"{line.name}: ") for line in found.lines for each in line.differences),
@@ -137,6 +137,12 @@ def _view(found: SideBySide) -> View:
     )
     sides = (_side("A", found.first), _side("B", found.second))
     return View("Side by side", replace(table, notes=notes), notes=sides)
+
+
+def _name(line: Line) -> str:
+    """Return the variant's name; both names where they differ, that of A first."""
+    first, second = fmt.one_line(line.first.name), fmt.one_line(line.second.name)
+    return second if first == second else f"{first} -> {second}"
 
 
 def _side(letter: str, side: Side) -> str:

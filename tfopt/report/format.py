@@ -132,14 +132,26 @@ def speed_and_interval(comparison: Comparison) -> str:
 
 
 def speed_in_words(comparison: Comparison) -> str:
-    """Return the speed as a person says it: 2.1 times as fast (1.9 to 2.3)."""
-    middle, low, high = _apart(comparison, _SPOKEN)
-    return f"{middle} times as fast ({low} to {high})"
+    """Return the speed for a sentence: 2.1 times as fast (1.9 to 2.3), or 2.1 times slower."""
+    slower = comparison.verdict == "slower"
+    middle, low, high = _apart(comparison, _SPOKEN, slower=slower)
+    return f"{middle} times {'slower' if slower else 'as fast'} ({low} to {high})"
 
 
-def _apart(comparison: Comparison, digits: int) -> list[str]:
-    """Return the speed and its ends, with enough digits to tell the ends apart and from 1."""
+def speed_of(time: float) -> str:
+    """Return the speed for a time as a share of another: 2.1 times as fast, or slower."""
+    way = "as fast" if time <= 1 else "slower"
+    return f"{quantity(max(time, 1 / time))} times {way}"
+
+
+def _apart(comparison: Comparison, digits: int, *, slower: bool = False) -> list[str]:
+    """Return the speed and its ends, with enough digits to tell the ends apart and from 1.
+
+    With ``slower`` it is the time, as a multiple of the reference's.
+    """
     values = [1 / comparison.ratio, 1 / comparison.high, 1 / comparison.low]
+    if slower:
+        values = [comparison.ratio, comparison.low, comparison.high]
     for more in range(digits, _MOST_DIGITS):
         texts = [quantity(value, more) for value in values]
         if texts[1] != texts[2] and not any(text.rstrip("0") == "1." for text in texts[1:]):

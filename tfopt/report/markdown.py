@@ -32,7 +32,7 @@ def _lines(view: View) -> Iterator[str]:
     if view.tiles:
         yield from _table(view.tiles)
     if view.keep:
-        yield f"- Keep: {code(view.keep)}"
+        yield f"- {view.keep_title}: {code(view.keep)}"
         yield f"- Brought: {escape(view.brought)}"
     elif view.as_it_is:
         yield f"- {escape(view.as_it_is)}"

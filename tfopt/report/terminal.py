@@ -49,7 +49,7 @@ def _blocks(view: View) -> Iterator[RenderableType]:
     facts = (Text.assemble((f"{name}: ", "dim"), text) for name, text in view.facts)
     yield from _listed("Where it comes from", facts)
     if view.keep:
-        yield Text.assemble(("\nKeep: ", "bold green"), view.keep)
+        yield Text.assemble((f"\n{view.keep_title}: ", "bold green"), view.keep)
         yield Text.assemble(("Brought: ", "bold green"), view.brought)
     elif view.headline:
         yield Text(f"\n{view.as_it_is or view.headline}", style="bold")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import kept, lost
+from tfopt.report.bench_figures import kept, kept_for, lost
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
 from tfopt.report.columns import PROCESS, TRAINING, columns_of
 from tfopt.report.serving import serving_table
@@ -39,7 +39,7 @@ class View:
     Attributes:
         warning: What a reader must know first.
         subject: The name of the variant that the headline and the tiles are about.
-        keep: The chain to keep, and in ``brought`` what it brought.
+        keep: The chain to keep; ``keep_title`` says for what, and ``brought`` what it brought.
         as_it_is: Shown instead where no link is worth keeping.
         facts: Where the figures come from.
     """
@@ -51,6 +51,7 @@ class View:
     subject: str = ""
     tiles: Table | None = None
     keep: str = ""
+    keep_title: str = "Keep"
     brought: str = ""
     as_it_is: str = ""
     notes: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ def view_of(report: BenchReport) -> View:
     """Return everything in ``report``, formatted."""
     about, own, recommended = subject_of(report), kept(report), report.recommendation
     subject = "" if about is None else fmt.one_line(about.name)
+    aims = "" if own is None else kept_for(report, own)
     quick = " (quick)" if report.asked.quick else ""
     columns, left_out = columns_of(report)
     rows = tuple(_row(report, variant, columns) for variant in report.variants)
@@ -85,6 +87,7 @@ def view_of(report: BenchReport) -> View:
         subject=subject,
         tiles=before_and_after([serving, table] if serving else [table], rows[0].name, subject),
         keep=fmt.one_line(own.chain) if own is not None else "",
+        keep_title=f"Keep for its {aims}" if aims else "Keep",
         brought=fmt.one_line(recommended.brought) if own is not None and recommended else "",
         as_it_is=f"{fmt.AS_IT_IS}." if decided and decided.keep == PLAIN else "",
         notes=(

@@ -35,6 +35,7 @@ from tfopt.measure.rows import Row
 from tfopt.measure.scores import READINGS, TrainWhole
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, Trainings, quality, train
+from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
@@ -429,8 +430,8 @@ class Search:
             if self.best is not self.plain:
                 self._drop(self.best)
             self.best = leader
-            speed = f"about {1 / leader.value:.2f} times as fast"
-            self._display.say(f"best so far: {leader.setting}, {speed}")
+            speed = fmt.speed_of(leader.value)
+            self._display.say(f"best so far: {leader.setting}, about {speed}")
         for each in racing:
             if each not in (self.plain, self.best):
                 self._drop(each, self.best)
@@ -445,14 +446,14 @@ class Search:
         for trial in trials:
             trial.value = self._value(trial.racer, rounds) / plain
             if trial is not self.plain:
-                speed = f"{1 / trial.value:.2f} times as fast"
+                speed = fmt.speed_of(trial.value)
                 trial.row.notes = (f"raced by one process: about {speed}",)
 
     def _drop(self, trial: Trial, leader: Trial | None = None) -> None:
         """End the process of a race, who may be behind; what it measured stays in its row."""
         if leader is not None:
-            speed = leader.value / trial.value
-            trial.beaten = f"{speed:.2f}\N{MULTIPLICATION SIGN} the speed of {leader.setting}"
+            behind = fmt.quantity(trial.value / leader.value)
+            trial.beaten = f"about {behind} times slower than {leader.setting}"
         self._engine.dismiss([trial.racer])
 
     # Other weights.
@@ -490,18 +491,13 @@ class Search:
         if not self.wanted.seeds:
             self.quality = "not confirmed: no whole training was asked for"
             return trial
-        rates: list[Rate | None] = [None]
-        if trial.setting.batch_size is not None and self.facts.rule is not None:
-            rates = ["cosine", "fast"] if self.facts.rate else [None, "cosine"]
-        fit = (self._ends - self._final_s - time.monotonic()) / self._trainings_s(1)
-        own = min(trial.value, 1.0)  # as a share of a training of the job as it is
-        needed = own + (not self._known(self.plain).done)
-        if fit < needed:
+        rates = self._rates(trial)
+        if not rates:
             trial.lost = f"no time was left to train it whole; {self._longer()}"
             return None
-        if self.wanted.seeds > 1 and fit < needed + own + 1 + own:
-            del rates[1:]  # the choice of a rate takes another seed
         tried = [self._trial(replace(trial.setting, learning_rate=rate)) for rate in rates]
+        for each in tried:
+            each.value = trial.value  # its steps are the same
         self._train([self.plain, *tried], seeds=[0])
         good = [each for each in tried if self._loses(each, _LOST_AT_ONCE) is None]
         # The seed that a rate was chosen by says too much good of it.
@@ -518,6 +514,19 @@ class Search:
         for each in tried:
             each.lost = each.lost or self._loses(each, _LOST_AT_ONCE) or ""
         return None
+
+    def _rates(self, trial: Trial) -> list[Rate | None]:
+        """Return the learning rates to train a trial with, as many as the time left allows."""
+        rates: list[Rate | None] = [None]
+        if trial.setting.batch_size is not None and self.facts.rule is not None:
+            rates = ["cosine", "fast"] if self.facts.rate else [None, "cosine"]
+        fit = (self._ends - self._final_s - time.monotonic()) / self._trainings_s(1)
+        own = min(trial.value, 1.0)  # as a share of a training of the job as it is
+        needed = own + (not self._known(self.plain).done)
+        if fit < needed:
+            return []
+        # Two rates take a training more, and both sides with another seed.
+        return rates if self.wanted.seeds <= 1 or fit >= needed + 2 * own + 1 else rates[:1]
 
     def _train(self, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
         readings = READINGS if self.wanted.objective == "time-to-accuracy" else 1

@@ -148,7 +148,7 @@ def _report(search: Search, rows: Sequence[Row]) -> BenchReport:
 def _brought(search: Search) -> str:
     confirmed, chosen = search.confirmed, search.chosen
     if confirmed is None and chosen is not search.plain:
-        return f"about {1 / chosen.value:.2f} times as fast in the races; no final proved it"
+        return f"about {fmt.speed_of(chosen.value)} in the races; no final proved it"
     if confirmed is None:
         return "nothing was shown to be faster than the job as it is"
     what = OBJECTIVES[search.wanted.objective]

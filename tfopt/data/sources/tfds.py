@@ -133,7 +133,7 @@ def prepared_parts(asked: str, name: str, feature: str) -> tuple[list[tuple[Any,
     try:
         columns = (zip(*split, strict=True) for split in splits)
         return [(np.concatenate(x), np.concatenate(y)) for x, y in columns], ""
-    except UserError as error:
+    except UserError:
         if asked == "tfds":
             raise
-        return None, error.what
+        return None, f"the full set is taken once tfds.load({name!r}) has prepared it"
