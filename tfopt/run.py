@@ -27,6 +27,7 @@ from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.job import Job
 from tfopt.job.parts import Artefact, Data, Effect, Facts
 from tfopt.job.transform import Chain, Run, Transform, as_chain
+from tfopt.job.versions import quiet_without_gpu
 from tfopt.report.format import count
 from tfopt.train.out_of_memory import explain_out_of_memory
 
@@ -136,6 +137,7 @@ def prepared(
     """
     require_job(job)
     run = Run(_in_micro_batches(job, as_chain(chain)), as_chain(chain))
+    quiet_without_gpu()
     import keras
 
     with ExitStack() as stack:

@@ -34,6 +34,16 @@ def library_versions() -> dict[str, str]:
     return {name: versions[0] for name, versions in found.items() if versions}
 
 
+def quiet_without_gpu() -> None:
+    """Hide what TensorFlow logs as it loads where there is no GPU, failures to open one included.
+
+    Nothing is changed where TensorFlow is loaded already, or where there is a GPU.
+    """
+    has_gpu = Path("/dev/dxg").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
+    if "tensorflow" not in sys.modules and not has_gpu:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
 @cache
 def require_supported() -> None:
     """Refuse what :func:`unsupported` finds."""
