@@ -54,7 +54,7 @@ def as_cudnn_computes(target, operands, results, config):
 def on_a_stand_in():
     """Let the process have a GPU whose kernels are computed on the CPU."""
     with (
-        replaced(attention, card_refusal=lambda: None, _capability=lambda gpus: (8, 0)),
+        replaced(attention, card_refusal=lambda: None, _capability=lambda: (8, 0)),
         replaced(fused_call, custom_call=as_cudnn_computes),
     ):
         fused_call._compiled.cache_clear()

@@ -197,7 +197,7 @@ def names_of_an_example(block):
 
 
 # The schedule of a real training has an end that four steps do not reach.
-@pytest.mark.filterwarnings("ignore:.*before its time")
+@pytest.mark.filterwarnings("ignore:.*before their schedule")
 # Keras warns of its own default where a dataset goes in.
 @pytest.mark.filterwarnings("ignore:.*shuffle=True")
 @pytest.mark.slow

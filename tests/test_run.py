@@ -233,7 +233,7 @@ def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
         ({"data": lambda: Data(train=(X, Y), test=(X, Y - 1))}, "label"),
         ({"build": lambda: WithoutCall()}, "not built"),
         ({"build": lambda: "model"}, "Keras 3 model"),
-        ({"build": lambda: None}, "build function returned nothing"),
+        ({"build": lambda: None}, "Job.build\\(\\) returned None"),
     ],
 )
 def test_bad_input_is_one_clear_error(changes, words):
@@ -246,7 +246,7 @@ def test_compile_that_returns_no_arguments_is_refused_before_anything_is_built(r
     built = []
     job = a_job(build=lambda: built.append(1), compile=lambda: returned)
     with pytest.raises(
-        UserError, match=r"no arguments(.|\n)*a dict(.|\n)*fix: return them"
+        UserError, match=r"must return a dict(.|\n)*a dict(.|\n)*fix: return them"
     ) as error:
         run(job)
     assert error.value.received == repr(returned)
@@ -282,7 +282,7 @@ def test_what_is_no_job_is_refused_with_the_way_to_one(given, fix):
 
 
 def test_what_is_no_chain_is_refused():
-    with pytest.raises(UserError, match="This is no chain"):
+    with pytest.raises(UserError, match="The chain is not a transform"):
         run(a_job(), [Prune(0.5)])
 
 

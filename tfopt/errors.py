@@ -1,8 +1,8 @@
 """Errors a user sees, and the checks that raise them.
 
-A mistake of the user is always a :class:`UserError` (a ``ValueError``), raised before anything is
-changed; the command line prints it without a traceback. Numbers may be NumPy's or a variable that
-holds a count: the checks return Python's own. Truth values and texts are no numbers.
+A user's mistake is a :class:`UserError` (a ``ValueError``), raised before anything is changed; the
+command line prints it without a traceback. The checks take NumPy numbers and integer variables and
+return Python numbers. Booleans and strings are not numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: what happened, expected, received, the fix.
+    """A mistake the user can fix: what happened, expected, received, the fix.
 
     Example:
         try:
@@ -53,7 +53,7 @@ class UserError(ValueError):
         super().__init__("\n".join(lines))
 
     def under(self, place: str) -> UserError:
-        """Return the same error with the place of the mistake, a file or a key, in front."""
+        """Return the same error, prefixed by the file or key it was found in."""
         return UserError(
             f"{place}: {self.what}" if place else self.what,
             expected=self.expected,
@@ -67,7 +67,7 @@ class DevicesAlreadyInitialised(UserError):
 
 
 class WorkerMissing(UserError):
-    """Another worker is not there, has gone, or does not answer."""
+    """Another worker has not started, has ended, or does not answer."""
 
 
 class CannotCombine(UserError):
@@ -78,38 +78,38 @@ class CannotCombine(UserError):
 
 
 def whole(value: Any) -> int | None:
-    """Return a whole number, or the one that an array without dimensions holds; else None."""
+    """Return an integer, or that of a scalar array, as Python's; None for anything else."""
     if isinstance(value, bool):
         return None
-    # Of the class: a data frame answers any name as that of a column.
+    # Asked of the class: a data frame has an attribute for any column's name.
     has_shape = hasattr(type(value), "shape") and hasattr(type(value), "dtype")
     is_scalar = has_shape and value.shape == () and "int" in str(value.dtype)
     if not isinstance(value, Integral) and not is_scalar:
         return None
     try:
         return int(value)
-    except (TypeError, ValueError):  # a symbolic tensor, while code is traced
+    except (TypeError, ValueError):  # a symbolic tensor
         return None
 
 
 def real(value: Any) -> float | None:
-    """Return a number; None for anything else."""
+    """Return a real number as Python's; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def within(value: Any, least: float, below: float) -> bool:
-    """Return whether it is a number from ``least`` on and below ``below``."""
+    """Return whether ``least <= value < below``; False for anything but a number."""
     number = real(value)
     return number is not None and least <= number < below
 
 
-# Checks that refuse
+# Checks that raise
 
 
 def require_count(name: str, value: object, minimum: int = 1) -> int:
-    """Return a whole number of at least ``minimum``; refuse anything else."""
+    """Return an integer of at least ``minimum``; raise for anything else."""
     count = whole(value)
     if count is None or count < minimum:
         raise UserError(
@@ -121,13 +121,13 @@ def require_count(name: str, value: object, minimum: int = 1) -> int:
 
 
 def require_switch(name: str, value: object, expected: str = "True or False") -> None:
-    """Refuse anything but True and False."""
+    """Raise for anything but True and False."""
     if not isinstance(value, bool):
         raise UserError(f"{name} is a switch.", expected=expected, received=repr(value))
 
 
 def require_number(name: str, value: object) -> float:
-    """Return what a user's function gave as a finite number; refuse anything else."""
+    """Return the result of a user's function as a finite float; raise for anything else."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -141,42 +141,42 @@ def require_number(name: str, value: object) -> float:
 
 
 def keep_plain(settings: Any) -> None:
-    """Make the numbers among a frozen dataclass's fields Python's own, in ``__post_init__``."""
-    for each in fields(settings):
-        value = getattr(settings, each.name)
+    """Convert the numbers in a frozen dataclass's fields to Python's, in ``__post_init__``."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
         number = real(value) if isinstance(value, Real) else whole(value)
         if number is not None:
-            object.__setattr__(settings, each.name, number)
+            object.__setattr__(settings, field.name, number)
 
 
 def hashable(value: Any) -> Any:
-    """Return a list as a tuple, so that a transform given one is a value all the same."""
+    """Return nested lists as tuples, so that a transform is hashable."""
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
 def in_short(value: Any) -> str:
-    """Return a value for an error's text: an array by its shape and type, else its repr."""
+    """Return a value for an error: an array by its shape and dtype, anything else by its repr."""
     if getattr(value, "shape", ()) and hasattr(value, "dtype"):
         return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
     return repr(value)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, cut to what a line holds; else its type."""
+    """Return the first line of an error's message, cut to 400 characters; else its type."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip()[:400] if lines else type(error).__name__
 
 
 def short_repr(value: Any) -> str:
-    """Return a dataclass value as Python writes it, without the fields that have their default."""
+    """Return the repr of a dataclass value without the fields that have their default."""
     changed = [
-        f"{each.name}={getattr(value, each.name)!r}"
-        for each in fields(value)
-        if getattr(value, each.name) != default_of(each)
+        f"{field.name}={getattr(value, field.name)!r}"
+        for field in fields(value)
+        if getattr(value, field.name) != default_of(field)
     ]
     return f"{type(value).__name__}({', '.join(changed)})"
 
 
-def default_of(each: Field[Any]) -> Any:
+def default_of(field: Field[Any]) -> Any:
     """Return the default of a dataclass field; ``MISSING`` where it has none."""
-    return each.default if each.default_factory is MISSING else each.default_factory()
+    return field.default if field.default_factory is MISSING else field.default_factory()

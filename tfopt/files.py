@@ -1,8 +1,7 @@
-"""Write results: each file appears whole or not at all, and nothing already there is harmed.
+"""Write files atomically: a file appears whole or not at all.
 
-A folder that cannot be written to is refused before any work is done; a full disk or an
-interruption leaves the previous file as it was, and no temporary file. The system's own small files
-are read here, too.
+A folder that is not writable is an error before any work is done; a full disk or an interruption
+leaves the previous file as it was, and no temporary file. Small system files are read here, too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tfopt.errors import UserError, in_short
 
 
 def prepare_folder(folder: str | Path) -> Path:
-    """Create the folder if need be and make sure that a file can be written there."""
+    """Create a folder if need be, and raise unless it is writable."""
     path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -30,22 +29,22 @@ def prepare_folder(folder: str | Path) -> Path:
             f"The output folder {path} cannot be written to.",
             expected="a folder with write permission and free space",
             received=f"{type(error).__name__}: {error.strerror or error}",
-            fix="choose another folder, or mend its permissions or its disk",
+            fix="choose another folder, or change its permissions",
         ) from error
     return path
 
 
 @contextmanager
 def prepared_folder(folder: str | Path) -> Iterator[Path]:
-    """Prepare a folder; what was created for it is removed again where it is left empty."""
+    """Prepare a folder; folders created for it are removed again if they stay empty."""
     path = Path(folder).expanduser()
-    created = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    created = [parent for parent in (path, *path.parents) if not os.path.exists(parent)]
     try:
         yield prepare_folder(path)
     finally:
         with suppress(OSError):
-            for each in created:
-                each.rmdir()
+            for parent in created:
+                parent.rmdir()
 
 
 def nearest_path(path: Path) -> str:
@@ -57,19 +56,19 @@ def nearest_path(path: Path) -> str:
 
 
 def target_of(path: object) -> Path:
-    """Return where a file is to be written: without ``~``, in a folder that is there."""
+    """Return the path of a file to write, ``~`` expanded, in an existing folder."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(
-            "The path of the file to write is not one.",
-            expected="a text or a pathlib.Path",
+            "The path of the file to write is not a path.",
+            expected="a str or a pathlib.Path",
             received=in_short(path),
-            fix="name the file first, and give data by its keyword",
+            fix="pass the path first, and data by keyword",
         )
     target = Path(path).expanduser()
     if not target.parent.is_dir():
         raise UserError(
             f"The folder of {target} does not exist.",
-            expected="an existing folder that can be written to",
+            expected="an existing, writable folder",
             received=str(target.parent),
             fix="create the folder first",
         )
@@ -78,9 +77,9 @@ def target_of(path: object) -> Path:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Refuse a folder that another process is writing its results to.
+    """Lock a folder; raise if another process has locked it to write its results there.
 
-    The lock goes with the process, however that ends; the empty file that carries it stays.
+    The lock ends with the process; the empty lock file stays.
     """
     with (folder / ".tfopt.lock").open("w") as lock:
         try:
@@ -89,8 +88,8 @@ def alone_in(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"Another measurement is writing to {folder}.",
                 expected="a folder for each measurement that runs at the same time",
-                received="a folder that is locked",
-                fix="wait for the other one, or choose another output folder",
+                received="a locked folder",
+                fix="wait for the other measurement, or choose another output folder",
             ) from None
         except OSError:
             pass  # some network file systems have no locks
@@ -98,14 +97,14 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: str | Path, content: str | bytes | Callable[[str], object]) -> Path:
-    """Write next to the target and rename over it; a link stays one, to what it names.
+    """Write beside the target and rename over it; a symbolic link stays a link.
 
-    ``content`` is text, bytes, or a function that writes to the path it is given (such as
-    ``model.save``); that path has the target's suffix.
+    ``content`` is text, bytes, or a function that takes the path to write (such as ``model.save``);
+    that path has the target's suffix.
     """
     target = Path(path)
     temporary = target
-    # To rename over a link would put a file in its place.
+    # Renaming over a link would replace the link.
     place = target.resolve() if target.is_symlink() else target
     try:
         temporary = _temporary_beside(place)
@@ -119,7 +118,7 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[str], ob
         os.replace(temporary, place)
     except OSError as error:
         raise UserError(
-            f"{target} could not be written; what was there before is unharmed.",
+            f"{target} could not be written; the previous file is unchanged.",
             received=f"{type(error).__name__}: {error.strerror or error}",
             fix="free space on that disk, or choose another output folder",
         ) from error
@@ -130,7 +129,7 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[str], ob
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a small system file; empty where it cannot be read."""
+    """Return the text of a small system file; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Replace attributes of instances, classes and modules for a time; warn of a forgotten ``with``."""
+"""Replace attributes of instances, classes and modules temporarily; warn of a missing ``with``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTHING = object()
 
 
 class Scope(AbstractContextManager[Entered]):
-    """A context that warns, once it is dropped, where its ``with`` was forgotten.
+    """A context that warns when it is dropped and was never entered.
 
     Example:
         >>> return Scope(entered(), "lent()", "nothing is lent: with lent() as book: read(book)")
@@ -39,7 +39,7 @@ class Scope(AbstractContextManager[Entered]):
 
 @contextmanager
 def replaced(target: Any, **attributes: Any) -> Iterator[None]:
-    """Give ``target`` these attributes inside, and behind exactly those that it had itself."""
+    """Set attributes of ``target`` inside; restore its own afterwards."""
     with ExitStack() as undo:
         for name, value in attributes.items():
             _replace(undo, target, name, value)
@@ -48,65 +48,63 @@ def replaced(target: Any, **attributes: Any) -> Iterator[None]:
 
 @contextmanager
 def putting() -> Iterator[Callable[[Any, str, Any], None]]:
-    """Yield a function that puts an attribute on an object, until the block is left."""
+    """Yield a function that sets an attribute of an object until the block ends."""
     with ExitStack() as undo:
         yield partial(_replace, undo)
 
 
 class Shared:
-    """A context that the first one enters and the last one leaves, in whatever order between.
+    """A context shared by nested calls and overlapping threads: the last to leave restores.
 
-    Calls may lie inside each other, and threads overlap: each would put back what another one has
-    replaced.
+    Without it, one of them would restore what another has replaced.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        self._inside = 0
-        self._held = ExitStack()
-        self._one_at_a_time = threading.Lock()
+        self._count = 0
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Be inside; usable as a decorator too."""
-        with self._one_at_a_time:
-            if not self._inside:
-                self._held.enter_context(self._make())
-            self._inside += 1
+        """Enter the context; usable as a decorator too."""
+        with self._lock:
+            if not self._count:
+                self._stack.enter_context(self._make())
+            self._count += 1
         try:
             yield
         finally:
-            with self._one_at_a_time:
-                self._inside -= 1
-                if not self._inside:
-                    self._held.close()
+            with self._lock:
+                self._count -= 1
+                if not self._count:
+                    self._stack.close()
 
 
 class Hooks:
-    """The functions that were replaced, until :meth:`take_off` puts them back in reverse order."""
+    """Replaced methods of instances, until :meth:`remove` restores them in reverse order."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
 
     def replace(self, holder: Any, attribute: str, value: Callable[..., Any]) -> None:
-        """Put ``value`` on the instance, in front of the class's or the instance's own."""
-        # Keras looks at a call's signature.
+        """Set ``value`` on the instance, with the signature of the method it replaces."""
         update_wrapper(value, getattr(holder, attribute), updated=())
         _replace(self._undo, holder, attribute, value)
 
-    def take_off(self) -> None:
-        """Give all instances back what they had."""
+    def remove(self) -> None:
+        """Restore all instances."""
         self._undo.close()
 
 
 def _replace(undo: ExitStack, target: Any, name: str, value: Any) -> None:
-    # The way back first, since Ctrl-C may come between the two.
+    # Registered before the change, since Ctrl-C may come between the two.
     undo.callback(_put_back, target, name, vars(target).get(name, _NOTHING))
     _set(target, name, value)
 
 
 def _set(target: Any, name: str, value: Any) -> None:
-    # Keras's own assignment to an instance would look into what it is given.
+    # Keras's ``__setattr__`` tracks layers and variables in the value.
     change = setattr if isinstance(target, type | ModuleType) else object.__setattr__
     change(target, name, value)
 

@@ -1,12 +1,13 @@
-"""What tfopt reads of Keras that Keras gives no public name, on Keras 3.8 to 3.16.
+"""The private names of Keras 3.8 to 3.16 that tfopt needs and that have no public alternative.
 
-No other file reads an attribute that Keras keeps to itself. Each name is in ``NEEDED_BY``, by
-which ``tfopt doctor`` tells what does not work with a Keras that has it no longer.
+No other file reads a private attribute of Keras. ``NEEDED_BY`` lists the names, by which ``tfopt
+doctor`` reports the functions that do not work on a Keras without one.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,34 +19,33 @@ from typing import Any
 
 Put = Callable[[Any, str, Any], None]
 
-# What Keras keeps for the layers inside a call: whether they train, and what they compute in.
+# Global state of a running call: its context (``training``), and the autocast dtype.
 _CALL, _AUTOCAST = "current_call_ctx", "autocast_scope"
 
-# Methods and attributes of Keras's that are replaced on an object for a while.
-ATTENTION = "_compute_attention"  # of an attention layer: what its heads gather from the values
-ATTENTION_MASK = "_compute_attention_mask"  # all its masks in one
-ATTENTION_CONSTRAINT = "_kernel_constraint"  # of MultiHeadAttention: what its file says of it
+# Methods and attributes that tfopt replaces on an object.
+ATTENTION = "_compute_attention"  # of an attention layer: the weighted values of its heads
+ATTENTION_MASK = "_compute_attention_mask"  # of an attention layer: all its masks combined
+ATTENTION_CONSTRAINT = "_kernel_constraint"  # of MultiHeadAttention: the one in get_config()
 MOMENTS = "_moments"  # of BatchNormalization: mean and variance of a batch
-RUN_GRAPH = "_run_through_graph"  # of a Functional model: its calls, one after the other
-BUILD = "_maybe_symbolic_build"  # of a model under a strategy: its variables, before a step
-LOSSES = "_losses"  # of a layer: the list of what it adds itself
-COMPUTE_LOSS = "_compute_loss"  # of a model: what its own train_step asks for
-LOSSES_OVERRIDE = "_losses_override"  # of a layer: what ``losses`` is while it is not empty
-FIRST_EPOCH = "_initial_epoch"  # of a model: where ``fit`` begins, until the first has; or None
-LOGS_OF_EPOCH = "_get_metrics_result_or_logs"  # of a model: what ``on_epoch_end`` is given
-STEPS_OF_EPOCH = "_enumerate_iterator"  # of an epoch iterator: each step, with what reads it
-KNOWN_BATCHES = "_num_batches"  # of an epoch iterator: how many an epoch has, once that is known
+RUN_GRAPH = "_run_through_graph"  # of a Functional model: calls its operations in order
+BUILD = "_maybe_symbolic_build"  # of a model under a strategy: makes variables before a step
+LOSSES = "_losses"  # of a layer: the list of its added losses
+COMPUTE_LOSS = "_compute_loss"  # of a model: called by its own train_step
+LOSSES_OVERRIDE = "_losses_override"  # of a layer: replaces ``losses`` unless it is empty
+FIRST_EPOCH = "_initial_epoch"  # of a model: the first epoch of ``fit``; None after it
+LOGS_OF_EPOCH = "_get_metrics_result_or_logs"  # of a model: the logs of ``on_epoch_end``
+STEPS_OF_EPOCH = "_enumerate_iterator"  # of an epoch iterator: the steps with their iterator
+KNOWN_BATCHES = "_num_batches"  # of an epoch iterator: the batches per epoch, once known
 WEIGHT_DECAY = "_apply_weight_decay"  # of an optimizer
-DIRECT_ASSIGN = "_direct_assign"  # of a variable: what ``assign`` comes to outside of scopes
+DIRECT_ASSIGN = "_direct_assign"  # of a variable: ``assign`` outside of scopes
 
-# The functions that do not work without some names.
+# Functions of tfopt, and the private names without which they do not work.
 NEEDED_BY = """
 every function that takes a model: _flatten_layers
 prune, cluster, quantize_aware: _kernel_constraint _trainable_variables id_to_config_map
 quantize_aware: _moments _track_trackable _tracker _untrack_variable
 quantize_aware, remat: autocast_scope current_call_ctx
-quantize_aware, export, fused_attention: _compute_attention _inverse_sqrt_head_dim
-quantize_aware, export, fused_attention: _inverse_sqrt_key_dim
+quantize_aware, export, fused_attention: _compute_attention
 quantize_aware, export, remove_channels, split: _functional _nodes_by_depth
 export: numpy
 remat, split, distribute: _keras_logits _keras_mask
@@ -53,7 +53,6 @@ remat, split, distribute, train_asynchronously: _value
 split, distribute: _apply_weight_decay _losses
 split: _run_through_graph
 fused_attention: _compute_attention_mask _return_attention_scores
-execution, split, tune, Job.from_model: _resolve_auto_jit_compile
 execution, resume, tune, Job.from_model: _compile_config
 accumulate: _accumulated_gradients _variables
 accumulate, train_asynchronously: _trainable_variables
@@ -72,13 +71,13 @@ distribute: _overwrite_model_variables_with_average_value
 
 
 def lacking() -> dict[str, str]:
-    """Return each name that the installed Keras does not have, with the functions that need it.
+    """Return the names that the installed Keras lacks, with the functions that need them.
 
-    Neither Keras nor TensorFlow is loaded: a name is there where a file of Keras's mentions it.
+    Keras is not imported: its source files are searched for the names.
     """
     folder = Path(find_spec("keras").origin).parent  # type: ignore[union-attr, arg-type]
-    files = [each for each in folder.rglob("*.py") if not each.name.endswith("_test.py")]
-    text = "\n".join(each.read_text("utf-8") for each in files)
+    files = [file for file in folder.rglob("*.py") if not file.name.endswith("_test.py")]
+    text = "\n".join(file.read_text("utf-8") for file in files)
     there = {*re.findall(r"(?:\bdef |[./\"])(\w+)", text)}
     rows = [line.split(": ") for line in NEEDED_BY.strip().splitlines()]
     gone = sorted({name for _, names in rows for name in names.split()} - there)
@@ -92,21 +91,18 @@ def _global_state() -> Any:
 
 
 def training_of_call() -> bool | None:
-    """Return the ``training`` that the running call of a layer was given; None outside of one.
-
-    Keras 3.8 keeps it as an attribute of its call context, Keras 3.15 by a name in it.
-    """
+    """Return the ``training`` argument of the running call of a layer; None outside of a call."""
     return getattr(_global_state().get_global_attribute(_CALL), "training", None)
 
 
 def call_state() -> dict[str, Any]:
-    """Return a copy of what Keras keeps for the running call; layers further on write into it."""
+    """Return a copy of the global state of the running call, into which later layers write."""
     return {name: copy(_global_state().get_global_attribute(name)) for name in (_CALL, _AUTOCAST)}
 
 
 @contextmanager
 def in_call_state(state: dict[str, Any]) -> Iterator[None]:
-    """Let layers find inside what ``call_state`` returned, as if they were called then."""
+    """Set the global state that ``call_state`` returned inside; restore it afterwards."""
     global_state = _global_state()
     before = {name: global_state.get_global_attribute(name) for name in state}
     for name, value in state.items():
@@ -119,19 +115,19 @@ def in_call_state(state: dict[str, Any]) -> Iterator[None]:
 
 
 def without_autocast() -> Any:
-    """Return a context in which variables have the values that they store, in mixed precision."""
+    """Return a context in which mixed precision does not cast variables."""
     return in_call_state({_AUTOCAST: None})
 
 
 def is_saving() -> bool:
-    """Return whether Keras writes a model's configuration now."""
+    """Return whether Keras is serialising a model."""
     return _global_state().get_global_attribute("shared_objects/id_to_config_map") is not None
 
 
 def array_functions() -> ModuleType:
-    """Return the module of ``argmax`` and the like that ``keras.ops`` calls in TensorFlow.
+    """Return the backend's module of ``argmax`` and so on, which ``keras.ops`` calls.
 
-    Keras 3.16 keeps it in ``backend.ops``, Keras before in ``backend``.
+    It is in ``backend.ops`` since Keras 3.16, in ``backend`` before.
     """
     from keras.src import backend
 
@@ -139,43 +135,43 @@ def array_functions() -> ModuleType:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Return a model or layer and all layers in it, nested ones too, each once.
+    """Return a model or layer and all layers nested in it, once each.
 
-    ``model.layers`` has neither what a layer keeps inside, nor what a list of them holds.
+    ``model.layers`` lacks the layers in a layer's attributes and in lists.
     """
     return [model, *layers_inside(model)]
 
 
 def layers_inside(layer: Any, *, recursive: bool = True) -> list[Any]:
-    """Return the layers in a model or layer, without itself; also those of tf_keras."""
+    """Return the layers nested in a model or layer; also in one of tf_keras."""
     return list(layer._flatten_layers(include_self=False, recursive=recursive))
 
 
 def learning_rate_of(optimizer: Any) -> Any:
-    """Return an optimizer's schedule, function or variable of the rate, not its value now."""
+    """Return an optimizer's schedule, function or variable of the learning rate."""
     return optimizer._learning_rate
 
 
 def last_step(model: Any, batch: int) -> int:
-    """Return the last step of the execution that ``on_train_batch_end(batch)`` ends.
+    """Return the last step of the execution for which ``on_train_batch_end(batch)`` is called.
 
-    Keras 3.8 gives a callback the first step of an execution, Keras 3.15 the last one.
+    ``batch`` is the first step of an execution in Keras 3.8, the last one in Keras 3.15.
     """
     steps = int(model.steps_per_execution)
     return batch - batch % steps + steps - 1
 
 
 def add_gradient_accumulators(optimizer: Any, steps: int) -> None:
-    """Let an optimizer update once in ``steps`` steps; also one that is built, which then counts.
+    """Set ``gradient_accumulation_steps`` of an optimizer that may be built already.
 
-    Keras itself makes the variables of the gradients only when it builds an optimizer.
+    Keras adds the variables for it in ``build()`` only.
     """
-    counted = optimizer.iterations
+    iterations = optimizer.iterations
     optimizer.gradient_accumulation_steps = steps
     if not optimizer.built:
         return
-    counted.assign(counted * steps)
-    # A file of the optimizer is read in the order of Keras's own build(): these come first.
+    iterations.assign(iterations * steps)
+    # A saved optimizer is read in the order of build(), in which accumulators come first.
     first = sum(v is learning_rate_of(optimizer) for v in optimizer.variables) + 1
     others = optimizer.variables[first:]
     del optimizer._variables[first:]
@@ -187,67 +183,66 @@ def add_gradient_accumulators(optimizer: Any, steps: int) -> None:
 
 
 def compile_settings(model: Any) -> dict[str, Any]:
-    """Return the very arguments of ``compile()``, which ``get_compile_config()`` serialises.
-
-    A change in them goes into files of the model.
-    """
+    """Return the arguments of ``compile()``, unserialised; saved models have changes in them."""
     return model._compile_config.config  # type: ignore[no-any-return]
 
 
 def auto_jit_compile(model: Any) -> bool:
-    """Return what ``jit_compile="auto"`` is for a model under the scope that is open."""
-    return bool(model._resolve_auto_jit_compile())
+    """Return the value of ``jit_compile="auto"`` for a model in the current scope."""
+    before, model.jit_compile = model.jit_compile, None
+    auto, model.jit_compile = bool(model.jit_compile), before
+    return auto
 
 
 def build_by_shapes(model: Any, batch: Any) -> None:
-    """Make the variables of model, metrics and optimizer that a step on such a batch would make.
+    """Build model, metrics and optimizer for a batch, given as (x, y) or (x, y, sample_weight).
 
-    ``batch`` is (x, y) or (x, y, sample_weight) of ``tf.TensorSpec`` or ``KerasTensor``.
+    Its leaves are ``tf.TensorSpec`` or ``KerasTensor``.
     """
     model._symbolic_build(data_batch=batch)
 
 
 def given_as_trainable(owner: Any) -> list[Any]:
-    """Return the variables that a layer or optimizer was given as trainable, frozen or not."""
+    """Return the variables of a layer or optimizer that were added as trainable, even if frozen."""
     return list(owner._trainable_variables)
 
 
 def functional_inside(sequential: Any) -> Any:
-    """Return the Functional model that a built Sequential one computes by; None before."""
+    """Return the Functional model inside a Sequential one; None before it is built."""
     return sequential._functional
 
 
 def nodes_by_depth(functional: Any) -> dict[int, list[Any]]:
-    """Return the calls of a graph; those at the highest depth come first."""
+    """Return the nodes of a graph by depth; the highest depth runs first."""
     return functional._nodes_by_depth  # type: ignore[no-any-return]
 
 
 def asks_for_scores(attention: Any) -> bool:
-    """Return whether an attention layer's running call was asked for scores by an attribute.
+    """Return whether an attention layer's running call returns scores, by the layer's attribute.
 
-    GroupedQueryAttention is, and MultiHeadAttention of Keras 3.8.
+    GroupedQueryAttention has it, and MultiHeadAttention in Keras 3.8.
     """
     return bool(getattr(attention, "_return_attention_scores", False))
 
 
 def scale_of(attention: Any) -> float:
-    """Return what an attention layer multiplies its scores with; somebody may have set it."""
-    names = ("_inverse_sqrt_key_dim", "_inverse_sqrt_head_dim")
-    return float(next(getattr(attention, name) for name in names if hasattr(attention, name)))
+    """Return the factor of an attention layer's scores."""
+    size = attention.key_dim if hasattr(attention, "key_dim") else attention.head_dim
+    return 1 / math.sqrt(size)
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return the mask that Keras has written on a tensor, or None."""
+    """Return the Keras mask of a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def logits_of(tensor: Any) -> Any:
-    """Return what a softmax or sigmoid was computed from, which losses take instead; or None."""
+    """Return the logits that a softmax or sigmoid set on its result for losses, or None."""
     return getattr(tensor, "_keras_logits", None)
 
 
 def with_metadata(tensor: Any, mask: Any, logits: Any = None) -> Any:
-    """Write a mask and logits on a tensor, unless they are None, and return it."""
+    """Set a tensor's mask and logits, unless they are None, and return it."""
     if mask is not None:
         tensor._keras_mask = mask
     if logits is not None:
@@ -256,17 +251,17 @@ def with_metadata(tensor: Any, mask: Any, logits: Any = None) -> Any:
 
 
 def stored(variable: Any) -> Any:
-    """Return TensorFlow's variable of one of Keras's, whatever ``value`` is in a scope."""
+    """Return the TensorFlow variable of a Keras variable, also in a stateless scope."""
     return getattr(variable, "_value", variable)
 
 
 def store(variable: Any, value: Any) -> None:
-    """Let a variable of Keras's have another variable or tensor of TensorFlow's."""
+    """Replace the TensorFlow variable of a Keras variable."""
     variable._value = value
 
 
 def add_weight_late(layer: Any, name: str, **settings: Any) -> Any:
-    """Add a weight to a model or layer that is built, for all kinds of its files."""
+    """Add a weight to a model or layer that is built."""
     locked = layer._tracker.locked
     layer._tracker.unlock()
     try:
@@ -274,49 +269,49 @@ def add_weight_late(layer: Any, name: str, **settings: Any) -> Any:
     finally:
         if locked:
             layer._tracker.lock()
-    # What is not an attribute is otherwise unknown to tf.saved_model.save and tf.train.
+    # tf.saved_model.save and tf.train know attributes only.
     layer._track_trackable(variable, name=f"tfopt_{name}", overwrite=True)
     return variable
 
 
 def forget_weight(layer: Any, variable: Any) -> None:
-    """Let a layer no longer have a weight that was added late."""
+    """Remove a weight that ``add_weight_late`` added."""
     layer._untrack_variable(variable)
     layer._delete_tracking(f"tfopt_{variable.name}")
 
 
 def tracked_lists(layer: Any) -> list[Any]:
-    """Return the lists in which Keras tracks what a layer's attributes hold."""
+    """Return the lists in which Keras tracks the variables, layers and so on of a layer."""
     return [store for _, store in layer._tracker.config.values()]
 
 
 def replace_losses(put: Put, model: Any, other: Callable[[Any], Any]) -> None:
-    """Replace each loss of ``compile()``, once they are built."""
+    """Replace the losses of ``compile()``, once they are built."""
     compiled = model._compile_loss
     if compiled is not None and compiled.built:
-        losses = [each._replace(loss=other(each.loss)) for each in compiled._flat_losses]
+        losses = [entry._replace(loss=other(entry.loss)) for entry in compiled._flat_losses]
         put(compiled, "_flat_losses", losses)
 
 
 def function_of(metric: Any) -> Any:
-    """Return the function of a loss or metric that wraps one; None of another."""
+    """Return the function that a loss or metric wraps, or None."""
     return getattr(metric, "fn", None) or getattr(metric, "_fn", None)
 
 
 def names_without_decay(optimizer: Any) -> list[str]:
-    """Return the names that ``exclude_from_weight_decay`` was given, as one pattern."""
+    """Return the ``var_names`` of ``exclude_from_weight_decay``, as one pattern."""
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     return [] if pattern is None else [pattern.pattern]
 
 
 def update_each_copy(put: Put, undo: ExitStack, optimizer: Any) -> None:
-    """Let an optimizer update in a replica the replica's own copies, as on one device."""
+    """Make an optimizer update the local copies of a replica, as on one device."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    for each in filter(None, (optimizer, inner)):
-        kind = type(each)
-        undo.callback(object.__setattr__, each, "__class__", kind)
+    for target in filter(None, (optimizer, inner)):
+        kind = type(target)
+        undo.callback(object.__setattr__, target, "__class__", kind)
         local = type(kind.__name__, (kind, _on_one_device()), {})
-        object.__setattr__(each, "__class__", local)
+        object.__setattr__(target, "__class__", local)
     if inner is not None:
         put(optimizer, "_tf_apply", optimizer._common_apply)
 
@@ -326,7 +321,7 @@ def _on_one_device() -> type:
     import keras
 
     class OnOneDevice(keras.optimizers.Optimizer):  # type: ignore[misc]
-        """Between an optimizer's class and Keras's: what Keras does on one device."""
+        """Overrides the distributed updates of Keras's optimizer by those of one device."""
 
         def _apply_weight_decay(self, variables: Any) -> None:
             if self.weight_decay is None:
@@ -354,15 +349,15 @@ def _on_one_device() -> type:
 
 
 def dataset_of(epoch_iterator: Any) -> Any:
-    """Return the dataset that ``fit`` goes through in each epoch, distributed or not."""
+    """Return the dataset of an epoch, distributed or not."""
     return epoch_iterator._distributed_dataset
 
 
 @functools.cache
 def activity_losses_are_means() -> bool:
-    """Return whether an activity regularizer's loss is a mean over the examples of a batch.
+    """Return whether an activity regularizer's loss is a mean over the batch (Keras 3.15).
 
-    Keras 3.15 divides it by them; Keras 3.8 adds them up.
+    In Keras 3.8 it is a sum.
     """
     import keras
     import tensorflow as tf

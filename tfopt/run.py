@@ -1,8 +1,7 @@
 """Run a job under transforms: the one place that enters scopes, builds, compiles and fits.
 
-At each moment of a run the method of that name is called for every transform of the chain, whose
-effect is in the outcome; the dtype policy, the TF32 switch and the strategy scope are afterwards as
-they were, whether or not an exception passes through.
+At a moment of the run its method is called on all transforms of the chain; their effects are in the
+outcome. Dtype policy, TF32 and strategy scope are restored, also after an exception.
 """
 
 from __future__ import annotations
@@ -81,18 +80,17 @@ def run(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: int = 0,
 ) -> Outcome:
-    """Carry a job out: build, compile, fit, finish, evaluate.
+    """Run a job: build, compile, fit, finish, evaluate.
 
     Args:
-        job: What to train.
-        chain: What changes it: a transform, or several as ``chain(...)``.
+        job: The job to train.
+        chain: A transform, or several as ``chain(...)``.
         callbacks: Further Keras callbacks, after those of the job and the chain.
         verbose: As in ``model.fit``.
 
     Raises:
-        UserError: A function of the job returns something else than it should, or a transform
-            refuses the job.
-        OutOfMemory: Memory ran out; the error says which batch would fit.
+        UserError: A function of the job returns another type, or a transform cannot be applied.
+        OutOfMemory: Memory ran out; the error has a batch that would fit.
 
     Example:
         outcome = run(job, chain(MixedPrecision(), Prune(0.8)))
@@ -111,19 +109,19 @@ def _figures(values: Mapping[str, Any]) -> list[str]:
 
 
 def require_job(job: object) -> None:
-    """Refuse what is not a job, with the way to make it one."""
+    """Raise unless ``job`` is a job."""
     if isinstance(job, Job):
         return
     if isinstance(job, Transform):
-        fix = "give it after the job: run(job, chain)"
+        fix = "pass it after the job: run(job, chain)"
     elif callable(job) and not hasattr(job, "fit"):
         fix = "call it, if it returns the job: run(job())"
     else:
-        fix = "make one of a compiled model: run(Job.from_model(model, data))"
+        fix = "describe a compiled model as one: run(Job.from_model(model, data))"
     raise UserError("run() takes a job.", expected="a tfopt.Job", received=repr(job), fix=fix)
 
 
-ENDLESS = 1_000_000  # more epochs than anything is trained for that ends by a callback
+ENDLESS = 1_000_000  # epochs of a training that a callback ends
 
 
 @contextmanager
@@ -132,8 +130,7 @@ def prepared(
 ) -> Iterator[Prepared]:
     """Do everything up to ``fit``: build, edit and compile the model inside its scopes.
 
-    ``endless`` makes the input last for as long as somebody trains; schedules stay those of the
-    job's own epochs.
+    ``endless`` repeats the input without end; schedules keep the job's number of epochs.
     """
     require_job(job)
     run = Run(_in_micro_batches(job, as_chain(chain)), as_chain(chain))
@@ -147,7 +144,7 @@ def prepared(
         for transform in run.acting():
             stack.enter_context(transform.scope(run))
         loss = _compile_arguments(job).get("loss")
-        keras.utils.set_random_seed(job.seed)  # whatever compile() has drawn, build() does not
+        keras.utils.set_random_seed(job.seed)  # compile() may have drawn numbers
         run.data = _load(job)
         examples = parts_of(run.data)
         model = _build(run, examples["train"])
@@ -171,17 +168,17 @@ class Prepared:
     run: Run
     model: keras.Model
     examples: Mapping[str, Examples] = field(repr=False)
-    """The parts of the data that there are, by their names in ``Data``."""
+    """The given parts of the data, by their names in ``Data``."""
     train_input: Any = field(repr=False)
 
     @property
     def job(self) -> Job:
-        """Return what is trained."""
+        """Return the job."""
         return self.run.job
 
     @property
     def facts(self) -> Facts:
-        """Return what is known of the training."""
+        """Return the settings of the run."""
         return self.run.facts
 
     @property
@@ -191,7 +188,7 @@ class Prepared:
 
     @property
     def effects(self) -> tuple[tuple[Transform, Effect], ...]:
-        """Return what each transform has done so far."""
+        """Return the effects of the transforms so far."""
         return self.run.effects
 
     @property
@@ -223,7 +220,7 @@ class Prepared:
         return bool(self.model.jit_compile) and last is not None and last != self.facts.batch_size
 
     def is_idle(self, transform: Transform) -> bool:
-        """Return whether this transform, so far, has changed nothing on this machine."""
+        """Return whether a transform has noted that it changed nothing."""
         own = [effect for applied, effect in self.effects if applied == transform]
         return bool(own) and not any(effect.acted for effect in own)
 
@@ -243,7 +240,7 @@ class Prepared:
         history = self.train(callbacks=callbacks, verbose=verbose)
         for transform in run.acting(sorted(run.chain.parts, key=_finishes)):
             transform.finish(run, self.model)
-        # A transform may have finished the model: the figures belong to the weights that are saved.
+        # After ``finish``, so that the metrics are those of the saved weights.
         evaluation = self.evaluate() if run.data.test is not None else None
         return Outcome(
             self.model,
@@ -262,10 +259,10 @@ class Prepared:
         validate: bool = True,
         verbose: int = 0,
     ) -> keras.callbacks.History:
-        """Train alone, with the callbacks of the job and its chain before those given here."""
+        """Train, with the callbacks of the job and the chain before ``callbacks``."""
         run = self.run
-        made = [make() for make in run.job.callbacks]
-        made += [each for transform in run.acting() for each in transform.callbacks(run)]
+        own = [make() for make in run.job.callbacks]
+        own += [callback for transform in run.acting() for callback in transform.callbacks(run)]
         with translate_fit_errors(run.data.train, run.data.validation):
             history = self.model.fit(
                 **fit_input(self.train_input, run.facts.batch_size),
@@ -276,19 +273,18 @@ class Prepared:
                 validation_data=readable(self.examples.get("validation"), run.facts.batch_size)
                 if validate
                 else None,
-                callbacks=[*made, *callbacks],
+                callbacks=[*own, *callbacks],
                 verbose=verbose,
             )
         if self.model.stop_training:
-            # Stopped within an epoch, Keras's iterator is in a circle of references. Collected in
-            # the thread that makes its batches, it would wait for itself, and no thread of this
-            # process could collect anything any more.
+            # Stopped within an epoch, Keras's iterator is in a reference cycle. Collected in its
+            # own producer thread, it would wait for itself, and block the garbage collector.
             gc.collect()
         require_finite(history.history.get("loss", ()))
         return history
 
     def evaluate(self, *, batches: int | None = None) -> dict[str, float]:
-        """Return the metrics on the test part, or on so many batches spread over it."""
+        """Return the metrics on the test part, or on ``batches`` batches spread over it."""
         data = self._test_input
         if batches is not None:
             data = data.shard(max(int(data.cardinality()) // batches, 1), 0)
@@ -298,7 +294,7 @@ class Prepared:
 
     @cached_property
     def _test_input(self) -> Any:
-        # No activations are kept for gradients: some training batches at once fit as well.
+        # Without activations for gradients, several training batches fit into memory.
         trained = self.facts.batch_size or DEFAULT_BATCH
         batch = max(trained, min(_EVALUATION_BATCH, trained * _BATCHES_THAT_FIT))
         return evaluation_input(self.examples["test"], batch - batch % self.facts.replicas)
@@ -309,16 +305,16 @@ _BATCHES_THAT_FIT = 8
 
 
 def _finishes(transform: Transform) -> int:
-    """Return which finish first: those that read what is held, then those that let go of it.
+    """Return a transform's rank in ``finish``: it reads constraints, removes them, or neither.
 
-    Files are made of a finished model, wherever that transform stands in its chain.
+    So files are of the finished model, wherever their transforms are in the chain.
     """
-    return 0 if transform.reads_held else 1 if transform.holds else 2
+    return 0 if transform.reads_constraints else 1 if transform.holds else 2
 
 
 @contextmanager
 def _process_state(seed: int) -> Iterator[None]:
-    """Seed the run; put the global dtype policy back afterwards."""
+    """Seed the run; restore the global dtype policy afterwards."""
     import keras
 
     policy = keras.config.dtype_policy()
@@ -333,7 +329,7 @@ def _compile_arguments(job: Job) -> dict[str, Any]:
     arguments = job.compile()
     if not isinstance(arguments, Mapping):
         raise UserError(
-            "The job's compile function returned no arguments.",
+            "Job.compile() must return a dict.",
             expected="the keyword arguments of model.compile() as a dict",
             received=repr(arguments),
             fix='return them: compile=lambda: {"optimizer": "adam", "loss": "mse"}',
@@ -345,7 +341,7 @@ def _load(job: Job) -> Data:
     data = job.data()
     if not isinstance(data, Data):
         raise UserError(
-            "The job's data function returned something else than its data.",
+            "Job.data() must return a tfopt.Data.",
             expected="tfopt.Data(train=..., test=...)",
             received=type(data).__name__,
             fix="wrap it: data=lambda: tfopt.Data(train=(x, y))",
@@ -359,7 +355,7 @@ def _build(run: Run, train: Examples) -> keras.Model:
     model = run.job.build()
     if model is None:
         raise UserError(
-            "The job's build function returned nothing.",
+            "Job.build() returned None.",
             expected="a keras.Model",
             received="None",
             fix="end it with `return model`",
@@ -372,9 +368,9 @@ def _build(run: Run, train: Examples) -> keras.Model:
 
 
 def check_data(examples: Mapping[str, Examples], model: keras.Model, loss: Any) -> int | None:
-    """Refuse examples that cannot train this model by this loss, before anything is trained.
+    """Raise for examples that cannot train this model with this loss.
 
-    Returns the size of the batches that the training part yields; None for arrays.
+    Returns the batch size that the training part yields; None for arrays.
     """
     classes, ignored = _classes(model, loss), getattr(loss, "ignore_class", None)
     seen = {
@@ -385,19 +381,19 @@ def check_data(examples: Mapping[str, Examples], model: keras.Model, loss: Any) 
 
 
 def _classes(model: keras.Model, loss: Any) -> int | None:
-    """Return the number of classes where labels are class indices; else None."""
+    """Return the number of classes if labels are class indices; else None."""
     import keras
 
     sparse = loss in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
     sparse = sparse or isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
     sparse = sparse or loss is keras.losses.sparse_categorical_crossentropy
-    # A subclassed model does not know its output shape.
+    # A subclassed model has no output shape.
     shape = getattr(model, "output_shape", None)
     return int(shape[-1]) if sparse and isinstance(shape, tuple) and shape[-1] else None
 
 
 def _in_micro_batches(job: Job, chain: Chain) -> Job:
-    """Return the job with the steps of an epoch that ``fit`` takes."""
+    """Return the job with ``steps_per_epoch`` counted in micro-batches, as ``fit`` counts."""
     from tfopt.train.accumulate import micro_batches
 
     steps = job.steps_per_epoch
@@ -405,7 +401,7 @@ def _in_micro_batches(job: Job, chain: Chain) -> Job:
 
 
 def _facts(run: Run, *, yielded: int | None) -> Facts:
-    """Return what is known before the input; ``yielded`` is the size of the data's own batches."""
+    """Return the settings known before the input; ``yielded`` is the data's own batch size."""
     from tfopt.train.accumulate import micro_batch_size, micro_batches
 
     job, replicas, chain = run.job, run.replicas, run.chain
@@ -413,12 +409,12 @@ def _facts(run: Run, *, yielded: int | None) -> Facts:
     if replicas is not None and replicas.global_batch is not None:
         asked = replicas.global_batch
     own_batch, steps = yielded or DEFAULT_BATCH, micro_batches(chain)
-    if yielded and not any(isinstance(each, Pipeline) for each in chain.parts):
+    if yielded and not any(isinstance(part, Pipeline) for part in chain.parts):
         require_batch_size(asked or own_batch, yielded, steps)
     return Facts(
         replicas=1 if replicas is None else replicas.count,
         batch_size=micro_batch_size(asked or own_batch, steps),
-        # A rate that nobody says was tuned for another batch is the one for the job's own.
+        # Without a declaration the learning rate was tuned for the job's own batch.
         tuned_batch_size=job.tuned_batch_size or job.batch_size or own_batch,
         steps_per_epoch=job.steps_per_epoch,
         epochs=job.epochs,
@@ -428,16 +424,16 @@ def _facts(run: Run, *, yielded: int | None) -> Facts:
 
 
 def _training_input(run: Run, examples: Examples, epochs: int) -> Any:
-    """Return the input for ``fit``, and add to the facts what only the input knows."""
-    made, facts = examples.given, run.facts
+    """Return the input for ``fit``, and set ``steps_per_epoch`` of the facts."""
+    data, facts = examples.given, run.facts
     for transform in run.acting():
-        made = transform.data(run, made)
-    part = examples if made is examples.given else made
-    made, steps = training_input(
+        data = transform.data(run, data)
+    part = examples if data is examples.given else data
+    data, steps = training_input(
         part, facts.steps_per_epoch, epochs=epochs, batch=facts.batch_size, seed=facts.seed
     )
     run.facts = replace(facts, steps_per_epoch=steps)
-    return made
+    return data
 
 
 def _compile(run: Run, model: keras.Model) -> None:
@@ -452,18 +448,19 @@ def _compile(run: Run, model: keras.Model) -> None:
     model.compile(**arguments)
     if job.restore is not None and run.keeps_optimizer:
         job.restore(model)
-    if run.facts.accumulate > 1:  # after the optimizer's state has been put back
+    if run.facts.accumulate > 1:  # after the optimizer's state was restored
         accumulate(model, run.facts.accumulate)
 
 
-def _require_whole_executions(steps: int | None, each: int) -> None:
-    """Refuse what Keras 3.15 would run past: it runs an epoch's last execution whole."""
-    if steps is None or steps % each == 0:
+def _require_whole_executions(steps: int | None, per_execution: int) -> None:
+    """Raise for an epoch with a partial execution, which Keras 3.15 would run in full."""
+    if steps is None or steps % per_execution == 0:
         return
-    lower = steps - steps % each
+    lower = steps - steps % per_execution
     raise UserError(
-        "steps_per_epoch is not a whole number of executions: Keras would train more steps.",
-        expected=f"a multiple of steps_per_execution={each}",
-        received=f"steps_per_epoch={steps}, which would train {lower + each}",
-        fix=f"use {lower or each} or {lower + each} steps, or another steps_per_execution",
+        "steps_per_epoch is not a multiple of steps_per_execution: Keras would train more steps.",
+        expected=f"a multiple of steps_per_execution={per_execution}",
+        received=f"steps_per_epoch={steps}, which would train {lower + per_execution}",
+        fix=f"use {lower or per_execution} or {lower + per_execution} steps, or another "
+        "steps_per_execution",
     )

@@ -1,7 +1,7 @@
-"""Run work that may hang or crash: in a thread with a limit, or in a process that is replaced.
+"""Run work that may hang or crash: in a thread with a timeout, or in a child process.
 
-Quantized files can end the process that opens them, and a library's threads and logs stay out of
-the user's. The process and what it started are gone with the one that asks, however that ends.
+Quantized files can crash the process that opens them, and a library's threads and logs stay out of
+the user's process. A child and its own children end with the parent, however that ends.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Result = TypeVar("Result")
 _LIMIT_S = 1800.0
 _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    # Several of these processes, and the user's own, share one GPU.
+    # Several of these processes and the user's own share one GPU.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # NNCF and OpenVINO send what they do to their makers, but not from continuous integration.
+    # Turns the telemetry of NNCF and OpenVINO off.
     "CI": "true",
     "NNCF_CI": "1",
 }
 
 
 def in_time(limit_s: float, work: Callable[[], Result]) -> Result:
-    """Return what ``work`` returns, or raise TimeoutError and abandon its daemon thread."""
+    """Return the result of ``work``, or raise TimeoutError and abandon its daemon thread."""
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -56,11 +56,11 @@ def in_time(limit_s: float, work: Callable[[], Result]) -> Result:
 
 
 class ChildEnded(RuntimeError):
-    """The process ended, or gave no answer, where it should have returned something."""
+    """The child process ended or timed out before it returned a result."""
 
 
 class Child:
-    """Calls functions in a process, started at the first call and again after it has ended.
+    """Calls functions in a child process, started at the first call and again after it ended.
 
     Example:
         >>> with Child() as child:
@@ -68,7 +68,7 @@ class Child:
 
     Args:
         gpu: Whether the process may use GPUs.
-        environment: Variables of the process; None: those that suit the engines.
+        environment: Variables of the process; None: the defaults for inference engines.
     """
 
     def __init__(self, *, gpu: bool = False, environment: Mapping[str, str] | None = None) -> None:
@@ -88,7 +88,7 @@ class Child:
     def __call__(
         self, function: Callable[..., Result], *arguments: Any, limit_s: float = _LIMIT_S
     ) -> Result:
-        """Return what a function of a module returns there; raise what it raises.
+        """Return the result of a module's function; raise its errors.
 
         Raises:
             ChildEnded: The process ended, or took longer than ``limit_s``.
@@ -100,7 +100,7 @@ class Child:
     def each(
         self, function: Callable[..., Any], *arguments: Any, limit_s: float = _LIMIT_S
     ) -> Iterator[Any]:
-        """Yield what a generator function yields there; ``limit_s`` counts from one to the next."""
+        """Yield the items of a generator function; ``limit_s`` is the time for one item."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._pipe is not None
@@ -122,7 +122,7 @@ class Child:
             raise RuntimeError(answer)
 
     def end(self) -> None:
-        """End the process, and what it has started."""
+        """End the process and its children."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
@@ -164,12 +164,12 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What the other process answered.
+class ChildAnswers:
+    """The answers of a child process.
 
     Attributes:
-        answers: In the order in which they were given.
-        ended: None where all was answered; else why the process ended, and its last words.
+        answers: In their order.
+        ended: None if all were answered; else why the process ended, and its last output.
         at: The stage at which it ended too early.
     """
 
@@ -183,26 +183,26 @@ def ask(
     asked: Mapping[str, Any],
     limit_s: float,
     environment: Mapping[str, str] | None = None,
-) -> Answered:
-    """Return what a generator function yields in another process; texts name its next stage."""
+) -> ChildAnswers:
+    """Return the items of a generator function in a child process; strings name its next stage."""
     answers: list[Any] = []
     at = "starting Python"
     try:
         with Child(
             gpu=True, environment={"TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})}
         ) as child:
-            for each in child.each(question, asked, limit_s=limit_s):
-                if isinstance(each, str):
-                    at = each
+            for answer in child.each(question, asked, limit_s=limit_s):
+                if isinstance(answer, str):
+                    at = answer
                 else:
-                    answers.append(each)
+                    answers.append(answer)
     except (UserError, RuntimeError) as error:
-        return Answered(tuple(answers), str(error), at)
-    return Answered(tuple(answers))
+        return ChildAnswers(tuple(answers), str(error), at)
+    return ChildAnswers(tuple(answers))
 
 
 def _work(pipe: Connection) -> None:
-    # Else a process forked here would keep it open when this one has crashed.
+    # Otherwise a process forked here would keep the pipe open after this one has crashed.
     os.register_at_fork(after_in_child=pipe.close)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -219,9 +219,9 @@ def _end_with_parent() -> None:
 
 def _answers(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     try:
-        found = function(*arguments)
-        for each in found if inspect.isgenerator(found) else (found,):
-            yield "gave", each
+        result = function(*arguments)
+        for answer in result if inspect.isgenerator(result) else (result,):
+            yield "gave", answer
         yield "ended", None
     except UserError as error:
         parts = ("what", "expected", "received", "fix")

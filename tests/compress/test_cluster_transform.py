@@ -34,7 +34,7 @@ def test_the_run_ends_with_few_values_and_says_so(tmp_path, transform, first):
     ((applied, effect),) = outcome.effects
     assert applied is transform
     assert effect.acted
-    assert f"at most 6 values for each of 2 kernels from step {first} of 24" in effect.note
+    assert f"at most 6 values in each of 2 kernels from step {first} of 24" in effect.note
     assert "left alone: norm (BatchNormalization has no kernel" in effect.note
     assert "at most 6 values after training" in effect.note
     outcome.save(tmp_path)
@@ -67,7 +67,7 @@ def test_a_training_cut_short_says_so():
 
 @pytest.mark.parametrize("parts", [(Prune(0.5), Cluster()), (Cluster(), Prune(0.5))], ids=repr)
 def test_masks_and_clusters_are_not_held_at_once(parts):
-    with pytest.raises(CannotCombine, match="both hold weights") as caught:
+    with pytest.raises(CannotCombine, match="both constrain the weights") as caught:
         chain(*parts)
     assert "Prune" in str(caught.value)
     assert "Cluster" in str(caught.value)

@@ -74,13 +74,13 @@ def test_inputs_and_labels_in_a_list_are_not_taken_for_rows():
     with pytest.raises(UserError, match=r"do not form an array") as caught:
         take_inputs([X, Y], PORTS, 5)
     assert "a list is taken as rows" in caught.value.fix
-    assert "give (x, y) as a tuple, or x alone" in caught.value.fix
+    assert "pass (x, y) as a tuple, or x alone" in caught.value.fix
 
 
 def test_fractions_do_not_become_token_numbers():
     port = Ports((Port("ids", (2,), "int32"),), None)
     assert take_inputs(X, port, 3)[0].dtype == "int32"
-    with pytest.raises(UserError, match="whole numbers"):
+    with pytest.raises(UserError, match="takes integers"):
         take_inputs(X + 0.5, port, 3)
 
 
@@ -99,11 +99,11 @@ def test_batches_of_different_lengths_are_refused_where_they_are_needed_together
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("x.npy", "a kind that cannot be read"),
-        ({1, 2}, "a kind that cannot be read"),
+        ("x.npy", "an unknown type"),
+        ({1, 2}, "an unknown type"),
         ((batch for batch in [X]), "read only once"),
         (lambda: iter(()), "examples are empty"),
-        (lambda: iter(X), "must be batched"),
+        (lambda: iter(X), "batch the dataset"),
         (lambda: None, "yields no batches"),
         (np.float32(3), "wrong shape"),
         (lambda: iter([3.0]), "wrong shape"),

@@ -26,11 +26,11 @@ def assert_clustered(model):
 
 @dataclass(frozen=True)
 class Held:
-    put_on: Callable
+    attach: Callable
     check: Callable
 
     def on(self, model, **how):
-        return self.put_on(model, **how)
+        return self.attach(model, **how)
 
 
 MASKS = Held(
@@ -81,7 +81,7 @@ def test_it_is_held_in_low_precision(policy, held):
 
 
 @pytest.mark.parametrize(
-    "put_on",
+    "attach",
     [
         lambda model: prune(model, PolynomialSparsity(0.8, end_step=14, frequency=3)),
         lambda model: cluster(model, 5, begin_step=4),
@@ -89,8 +89,8 @@ def test_it_is_held_in_low_precision(policy, held):
     ],
     ids=["masks", "clusters made", "clusters to come"],
 )
-def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(put_on, tmp_path):
-    model = put_on(dense_model(optimizer=keras.optimizers.SGD(0.05)))
+def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(attach, tmp_path):
+    model = attach(dense_model(optimizer=keras.optimizers.SGD(0.05)))
     fit(model)
     again = loaded(model, tmp_path)
     fit(model)
@@ -182,7 +182,7 @@ def test_depthwise_kernels_are_left_alone_unless_they_are_named(held):
     assert model.layers[0].kernel.constraint is not None
     model = held.on(dense_model(), layers="^hid")
     _, out = pruning_report(model) if held is MASKS else clustering_report(model)
-    assert out.remark == "not among the layers that were chosen"
+    assert out.remark == "not among the chosen layers"
     assert [layer.kernel.constraint is None for layer in model.layers] == [False, True]
 
 
@@ -242,13 +242,16 @@ def test_stripping_before_the_end_of_a_schedule_is_said():
     fit(model)
     remark = "at step 8 of a schedule that ends at 1000"
     assert {row.remark for row in pruning_report(model)} == {remark}
-    with pytest.warns(UserWarning, match="held on .* before its time .*at step 8 of"):
+    with pytest.warns(
+        UserWarning, match="masks or clusters of .* before their schedule .*at step 8 of"
+    ):
         strip(model)
     before = model.get_weights()
     cluster(model, 5, begin_step=9)
     assert "formed at step 9" in clustering_report(model)[0].remark
     with pytest.warns(
-        UserWarning, match="held on .* before its time .*clusters to be formed at step 9"
+        UserWarning,
+        match="masks or clusters of .* before their schedule .*clusters to be formed at step 9",
     ):
         strip(model)
     assert_same(before, model)
@@ -278,11 +281,15 @@ def unbuilt_model():
         (frozen_model, {}, "not trainable"),
         (diverged_model, {}, "out/kernel"),
         (unbuilt_model, {}, "not built"),
-        (dense_model, {"criterion": "size"}, "no criterion"),
+        (dense_model, {"criterion": "size"}, "Unknown criterion"),
         (dense_model, {"across": "all"}, '"layer" or "model"'),
         (dense_model, {"step": -1}, "step"),
-        (dense_model, {"sparsity": None, "pattern": "2:4", "across": "model"}, "one by one"),
-        (dense_model, {"sparsity": {"out": 0.5}}, r"(?s)one sparsity.*call it once for each"),
+        (
+            dense_model,
+            {"sparsity": None, "pattern": "2:4", "across": "model"},
+            "supports no pattern",
+        ),
+        (dense_model, {"sparsity": {"out": 0.5}}, r"(?s)one sparsity.*call it once per sparsity"),
         (dense_model, {"clusters": 1}, "at least 2"),
         (dense_model, {"clusters": 2.5}, "not a count"),
         (dense_model, {"clusters": 192}, "192 weights for 192 clusters"),
@@ -293,19 +300,19 @@ def unbuilt_model():
 def test_bad_input_changes_nothing(make, arguments, words):
     model = make()
     before = model.get_weights()
-    put_on = cluster if "clusters" in arguments else prune
-    arguments = {"sparsity": 0.5, **arguments} if put_on is prune else arguments
+    attach = cluster if "clusters" in arguments else prune
+    arguments = {"sparsity": 0.5, **arguments} if attach is prune else arguments
     with pytest.raises(UserError, match=words):
-        put_on(model, **arguments)
+        attach(model, **arguments)
     assert all(v.constraint is None for v in model.variables)
     assert_same(before, model)
 
 
 def test_two_things_are_never_held_at_once():
     model = cluster(dense_model(), 8)
-    for put_on in (lambda: cluster(model, 4), lambda: prune(model, 0.5)):
+    for attach in (lambda: cluster(model, 4), lambda: prune(model, 0.5)):
         with pytest.raises(UserError, match=r"WeightClusters on hidden(.|\n)*strip"):
-            put_on()
+            attach()
     model = prune(dense_model(), 0.5)
     with pytest.raises(UserError, match=r"WeightMask on hidden(.|\n)*strip"):
         cluster(model, 4)

@@ -87,7 +87,7 @@ CHOICES = """
     refused(tfopt.prune, "built Sequential or Functional", tf_keras.Sequential([tf_keras.layers.Dense(3)]), 0.5)
     refused(tfopt.prune, "not compressed already", pruned, 0.5)
     for option in ({"criterion": "lamp"}, {"across": "model"}, {"step": 3}, {"pattern": "1x16"}):
-        refused(tfopt.prune, "by magnitude alone", build(), 0.5, **option)
+        refused(tfopt.prune, "by magnitude only", build(), 0.5, **option)
 """
 
 CLUSTERED = """
@@ -129,7 +129,7 @@ CLUSTERED = """
     assert len(np.unique(trained)) <= 8
 
     refused(tfopt.cluster, "not compressed already", tfopt.cluster(build_convolutional(), 4), clusters=4)
-    refused(tfopt.cluster, "mend layers=", build_convolutional(), layers="nowhere")
+    refused(tfopt.cluster, "correct layers=", build_convolutional(), layers="nowhere")
 """
 
 AWARE = """

@@ -75,7 +75,7 @@ def test_what_is_held_stays_through_training_files_and_strip(tmp_path):
     "refused", [tfopt.quantize_aware, lambda model: tfopt.quantize(model, calibration=X)]
 )
 def test_what_needs_a_call_says_to_give_the_models_inside(refused):
-    with pytest.raises(UserError, match="of a model that only trains others give those"):
+    with pytest.raises(UserError, match="if it only trains other models, pass those"):
         refused(trained())
 
 

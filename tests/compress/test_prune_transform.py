@@ -74,7 +74,7 @@ def test_fractions_become_steps_of_the_run(prune, steps, expected):
 
 @pytest.mark.parametrize("transform", [Prune(0.5), Cluster()], ids=repr)
 def test_a_training_of_unknown_length_is_refused(transform):
-    with pytest.raises(UserError, match="how long the training is"):
+    with pytest.raises(UserError, match="the length of the training"):
         transform.attach(run_of(transform), keras.Sequential())
 
 

@@ -38,7 +38,7 @@ def test_a_trained_model_becomes_smaller_and_trains_on_with_a_new_optimizer():
     assert model.get_layer("narrow").units == 16
     ((_, effect),) = outcome.effects
     assert "fewer channels in 1 group" in effect.note
-    assert "takes its statistics over all of them" in effect.note
+    assert "computes statistics over channels" in effect.note
 
 
 @pytest.mark.parametrize(

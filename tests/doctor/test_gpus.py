@@ -12,7 +12,7 @@ from tfopt.doctor import gpu_checks as gpus
 from tfopt.doctor.check import Subject
 from tfopt.doctor.examine import INSPECTIONS
 from tfopt.doctor.trials import TRIALS
-from tfopt.subprocesses import Answered
+from tfopt.subprocesses import ChildAnswers
 
 MIB = 1024**2
 ON_GPUS = [each for each in INSPECTIONS if each.theme == "gpu"]
@@ -110,7 +110,7 @@ def asked_of(monkeypatch, answers=()):
 
     def ask(question, what, limit_s, environment):
         asked.append((environment["CUDA_VISIBLE_DEVICES"], what["trials"]))
-        return Answered(tuple(answers))
+        return ChildAnswers(tuple(answers))
 
     monkeypatch.setattr(compute_checks, "ask", ask)
     return asked

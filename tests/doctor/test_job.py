@@ -86,7 +86,7 @@ def test_a_job_that_is_in_order(subject, tmp_path):
 def test_transforms_that_do_not_combine_are_named(probed):
     checks = probed("plain", chain=BOTH)
     assert checks["transforms"].verdict == "failure"
-    assert checks["transforms"].told.startswith("Prune and Cluster both hold weights")
+    assert checks["transforms"].told.startswith("Prune and Cluster both constrain the weights")
     assert checks["transforms"].fix
 
 

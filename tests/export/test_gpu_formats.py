@@ -108,7 +108,7 @@ def test_onnx_runtime_for_cpus_is_refused(onnx_file, model, tmp_path):
 
 
 def test_without_a_gpu_nothing_is_measured_on_the_cpu_in_its_place(model, tmp_path):
-    with pytest.raises(UserError, match="Nothing would run on a GPU here") as caught:
+    with pytest.raises(UserError, match="No format would run on a GPU here") as caught:
         tfopt.optimize(model, X, folder=tmp_path / "out", target="gpu-latency")
     assert (
         "saved_model: TensorFlow would compute on the CPU: it sees no GPU" in caught.value.received
@@ -137,7 +137,7 @@ def test_a_format_that_sees_no_gpu_is_a_row_with_its_reason(model, tmp_path, mon
     refused = {each.name: each.reason for each in best.refused}
     assert {*refused} >= {"onnx_cuda_float32", "onnx_cuda_float16", "tensorrt_float16"}
     assert refused["onnx_cuda_float32"].startswith("ONNX Runtime would compute on the CPU")
-    assert "onnx_cuda_float32: not made: ONNX Runtime would" in str(best)
+    assert "onnx_cuda_float32: not written: ONNX Runtime would" in str(best)
 
 
 def test_formats_for_gpus_are_tried_for_gpus_alone():

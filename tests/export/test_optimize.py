@@ -160,8 +160,8 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
     shown, progress = capsys.readouterr()
     assert "the size of the best" in shown
     assert progress.startswith("litert_float32: ")
-    assert "litert_mixed: four bits in one kernel after the other" in progress
-    assert "calibrated on inputs of the data that they are scored on" in shown
+    assert "litert_mixed: four bits in single kernels" in progress
+    assert "calibrated on inputs of the test data" in shown
     (left,) = (tmp_path / "digits_optimized").glob("*/model.tflite")
     assert left.parent.name in ("litert_int8", "litert_mixed")
 
@@ -217,7 +217,7 @@ def test_the_fastest_that_keeps_to_the_drop_wins():
     rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0, "c_int8": 2.0}, score=0.9)
     assert [each.file.name for each in rows] == ["c_int8", "a_float32", "b_int8"]
     assert rows[1].lost.startswith("slower: 0.66")
-    assert rows[2].lost == "2.00 points of accuracy more lost"
+    assert rows[2].lost == "loses 2.00 points of accuracy"
 
 
 def test_what_is_not_told_apart_or_loses_classes_is_said_so():
@@ -227,7 +227,7 @@ def test_what_is_not_told_apart_or_loses_classes_is_said_so():
     assert "99.00% of the classes agree" in rows[1].lost
     files = [file("a_float32"), file("b_int8", kib=5)]
     rows = judged(files, {"a_float32": 1.0, "b_int8": 1.0001})
-    assert rows[1].lost == "not told apart from the best"
+    assert rows[1].lost == "no difference to the best"
     rows = judged(files, {"a_float32": 1.0, "b_int8": 9.0}, target="size")
     assert rows[0].file.name == "b_int8"
     assert "2.00" in rows[1].lost
@@ -289,13 +289,13 @@ def test_the_fastest_are_measured_again_in_fresh_processes(processes):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"target": "latency"}, "target is unknown"),
+        ({"target": "latency"}, "Unknown target"),
         ({"max_drop": -1}, "not a number of points"),
-        ({"formats": ["tflite"]}, "format is unknown"),
-        ({"formats": ["saved_model"], "precision": ["int8"]}, "nothing to try"),
+        ({"formats": ["tflite"]}, "Unknown format"),
+        ({"formats": ["saved_model"], "precision": ["int8"]}, "No format supports"),
         ({"formats": ["tensorrt"], "target": "gpu-latency"}, r"tfopt\[tensorrt\]"),
         ({"turns": 1}, "turns is not a count"),
-        ({"variants": {"a/b": lambda model: model}}, "not functions by name"),
+        ({"variants": {"a/b": lambda model: model}}, "must be a dict of functions"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(saved, digits, tmp_path, change, words):

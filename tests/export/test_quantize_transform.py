@@ -82,7 +82,7 @@ def test_every_kind_of_data_is_read(wrap):
 
 @pytest.mark.parametrize(
     ("test", "reason"),
-    [(None, "the job has no test part"), (dataset(TEST).repeat(), "repeats without end")],
+    [(None, "the job has no test part"), (dataset(TEST).repeat(), "is endless")],
 )
 def test_what_cannot_be_measured_is_absent_with_its_reason(test, reason):
     run = run_of(Quantize("dynamic"), Data(TRAIN, test))

@@ -69,7 +69,7 @@ def test_a_row_without_a_usable_file_has_its_reason_and_the_others_are_compared(
     assert [text.split(":")[0] for text in found.missing] == [*damaged, "odd", "never"]
     for name, text in zip(damaged, found.missing, strict=False):
         assert text.startswith(f"{name}: its file cannot be used: ")
-    assert "never: the process ended while its file was made" in found.missing
+    assert "never: the process ended while its file was written" in found.missing
     with pytest.raises(UserError, match="No row has a file") as raised:
         compared(tmp_path, "odd")
     assert raised.value.received == found.missing[3]
@@ -82,6 +82,6 @@ def test_without_the_first_rows_file_there_are_no_ratios(tmp_path, file):
     assert not found.compared
     assert [row.latency for row in found.rows] == [None, None]
     assert all(row.latency_ms > 0 for row in found.rows)
-    assert "nothing is told against baseline, which has no file" in found.missing
+    assert "no comparison with baseline, which has no file" in found.missing
     for row in serving_table(found, None).rows:
         assert [cell.detail for cell in row.cells[2:]] == [""] * 4

@@ -59,7 +59,7 @@ def test_a_job_wants_functions_not_values(name, value):
     error = caught.value
     assert error.what == f"Job.{name} must be a function without arguments."
     assert error.expected.startswith(f"def {name}(): that returns")
-    assert error.received == f"{type(value).__name__}, which is no function"
+    assert error.received == f"{type(value).__name__}, not a function"
     assert "Job.from_model(model, data)" in error.fix
 
 

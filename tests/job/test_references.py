@@ -103,7 +103,7 @@ def test_a_job_and_functions_that_say_that_they_return_one(project):
 def test_nothing_else_is_called(project, reference, received):
     error = refused(reference, {"command": "touch mark"})
     assert not (project / "mark").exists()
-    assert error.what == f"{reference} does not say that it returns a Job, so it is not called."
+    assert error.what == f"{reference} is not annotated as returning a Job, so it is not called."
     assert error.received == received
 
 
@@ -119,7 +119,7 @@ def test_a_module_that_is_not_there_is_named_and_errors_of_the_module_pass_as_th
     for module in ("zzz_nowhere", "ref_pkg.trian", "ref_pkg.train.deeper"):
         error = refused(f"{module}:job")
         assert error.what == f"There is no module {module!r}."
-        assert error.fix.startswith("run from the folder that holds it")
+        assert error.fix.startswith("run from the folder with the module")
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         resolve_job("ref_pkg.needs:job", {})
     with pytest.raises(CannotCombine, match="their own words"):

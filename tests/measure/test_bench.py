@@ -274,7 +274,7 @@ def test_measure_returns_a_report(machine):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"chain": 3}, "This is no chain"),
+        ({"chain": 3}, "The chain is not a transform"),
         ({"chain": FAST, "ablate": True}, "leaves links out"),
         ({"budget_s": 1}, "budget_s is too short"),
         ({"budget_s": "long"}, "budget_s is too short"),

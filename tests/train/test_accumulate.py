@@ -85,7 +85,7 @@ def test_a_model_that_has_trained_goes_on_and_so_does_its_file(tmp_path):
     [
         (lambda: Opt.SGD(), "Keras 3 model"),
         (net, "needs a compiled model"),
-        (lambda: compiled(optimizer=lambda: Opt.SGD(use_ema=True)), "average of the weights"),
+        (lambda: compiled(optimizer=lambda: Opt.SGD(use_ema=True)), "use_ema would average"),
         (
             lambda: compiled(optimizer=lambda: Opt.SGD(gradient_accumulation_steps=2)),
             "accumulates gradients already",
@@ -147,11 +147,11 @@ def test_the_transform_describes_its_micro_batches():
     note = run(job(), chain(Accumulate(2), IN_ORDER)).effects[0][1].note
     assert note == "batches of 16 in 2 micro-batches of 8"
     note = run(job(batch_size=10), chain(Accumulate(5), IN_ORDER)).effects[0][1].note
-    assert note.endswith("; the last 4 of an epoch go into the next one's first update")
+    assert note.endswith("; the last 4 of an epoch go into the first update of the next one")
 
 
 def test_batches_that_cannot_be_cut_are_refused():
-    with pytest.raises(UserError, match="no 3 micro-batches of one size"):
+    with pytest.raises(UserError, match="into 3 micro-batches of one size"):
         run(job(), Accumulate(3))
     batches = lambda: Data(train=tf.data.Dataset.from_tensor_slices((X, Y)).batch(16))  # noqa: E731
     with pytest.raises(UserError, match="the job asks for batches of 4") as caught:

@@ -79,7 +79,7 @@ def test_what_else_lies_in_the_folder_stays(tmp_path, monkeypatch):
     assert compile_cache(tmp_path, limit_mib=1) == kept
     assert (tmp_path / "weights.h5").exists()
     assert not (kept / "old.pb").exists()
-    with pytest.raises(UserError, match="a space in its name"):
+    with pytest.raises(UserError, match="a space in its path"):
         compile_cache(tmp_path / "two words")
 
 

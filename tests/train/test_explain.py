@@ -105,7 +105,7 @@ def test_what_a_gpu_has_is_named(played):
     text = "OOM when allocating tensor with shape[64,1024,1024] and type half on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
     with pytest.raises(OutOfMemory) as raised, explain_out_of_memory():
         raise tf.errors.ResourceExhaustedError(None, None, text)
-    assert raised.value.expected == "what fits into the 40,960 MiB of GPU:0, NVIDIA Stand-In"
+    assert raised.value.expected == "a step that fits into the 40,960 MiB of GPU:0, NVIDIA Stand-In"
     assert raised.value.received == text
 
 
@@ -122,7 +122,7 @@ def job(**changes):
 def test_a_run_says_what_there_was():
     with pytest.raises(OutOfMemory, match="a smaller model or less data") as raised:
         tfopt.run(job(build=lambda: np.zeros((1 << 24, 1 << 24))))
-    assert raised.value.phase == "what ran before fit()"
+    assert raised.value.phase == "code before fit()"
     with pytest.raises(OutOfMemory, match="batches of 4096 take about") as raised:
         tfopt.run(job(), tfopt.Pipeline())
     assert raised.value.phase == "the first training step"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.train.memory_message import Asked, is_lack_of_memory, read
+from tfopt.train.memory_message import FailedAllocation, is_lack_of_memory, read
 
 # Azure/MachineLearningNotebooks#880
 BFC = """2 root error(s) found.
@@ -70,7 +70,7 @@ EAGER = "failed to allocate memory [Op:Mul]"
 )
 def test_what_devices_report_is_read(kind, text, expected):
     asked = read(getattr(tf.errors, f"{kind}Error")(None, None, text))
-    assert asked == Asked(**{"line": asked.line, **expected})
+    assert asked == FailedAllocation(**{"line": asked.line, **expected})
     assert asked.line in text
     assert is_lack_of_memory(text)
 

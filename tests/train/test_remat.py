@@ -1,4 +1,4 @@
-"""Activations computed again: the weights of the plain model, less memory, refusals by name."""
+"""Recomputed activations: the weights of the plain model, less memory, refusals by name."""
 
 import keras
 import numpy as np
@@ -216,7 +216,7 @@ def test_the_transform_says_what_is_computed_again():
         compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
     )
     outcome = run(job, chain(Remat(), Pipeline(shuffle=False)))
-    assert "computed again: block_0, block_1" in outcome.effects[0][1].note
+    assert "recomputed: block_0, block_1" in outcome.effects[0][1].note
 
 
 class Centred(keras.layers.Layer):

@@ -106,7 +106,7 @@ def test_a_process_grows_by_about_the_estimate_and_remat_saves_memory(fresh_pyth
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ((batch()[0],), "not what fit"),
+        ((batch()[0],), "Invalid batch"),
         (((batch(4)[0], batch(5)[1]),), "tuple of 4, 5 examples"),
         ((batch(), 0), "batch_size"),
     ],

@@ -155,7 +155,7 @@ def test_where_nothing_trains_or_its_time_is_over_it_is_an_error(machine):
         ({"job": lambda: None}, "has to make the job anew"),
         ({"at_most": 0}, "at_most is not a count"),
         ({"budget_s": 0}, "budget_s must be a number above 0"),
-        ({"under": "chain"}, "This is no chain"),
+        ({"under": "chain"}, "The chain is not a transform"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_started(machine, settings, words):

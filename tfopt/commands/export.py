@@ -146,7 +146,7 @@ def _export(options: argparse.Namespace, given: list[str]) -> int:
             examples=_read(options.examples),
             max_drop=options.max_drop,
         )
-    exported = replace(exported, notes=tuple(in_flags(n, options.parser) for n in exported.notes))
+    exported = _in_flags(exported, options.parser)
     _print(exported, options, f"{exported}\nin {exported.folder.resolve()}")
     return 1 if exported.refused else 0
 
@@ -170,8 +170,16 @@ def _optimize(options: argparse.Namespace, given: list[str]) -> int:
             variants=_variants(options.job, options.chain),
             progress=partial(print, file=sys.stderr, flush=True),
         )
+    found = _in_flags(found, options.parser)
     _print(found, options, str(found))
     return 0
+
+
+def _in_flags(found: Any, parser: argparse.ArgumentParser) -> Any:
+    """Return a result whose notes and reasons name the flags of the command."""
+    refused = [replace(file, reason=in_flags(file.reason, parser)) for file in found.refused]
+    notes = [in_flags(note, parser) for note in found.notes]
+    return replace(found, notes=tuple(notes), refused=tuple(refused))
 
 
 def _variants(

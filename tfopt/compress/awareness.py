@@ -1,8 +1,7 @@
-"""What is held on a model while it is trained quantization-aware: ranges, the step, the hooks.
+"""The state of quantization-aware training on a model: ranges, the step, the hooks.
 
-Layers stay the objects that they are; a function of ours stands for their ``call`` until the hooks
-are taken off. All that changes in training is in non-trainable weights of the model, so files,
-callbacks and strategies treat it as they treat any weight.
+Hooks replace the ``call`` of layers on their instances until they are removed. All state is in
+non-trainable weights of the model, which files, callbacks and strategies treat as any weight.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ KernelPrecision = Literal["int8", "int4"]
 
 @dataclass(frozen=True)
 class LayerQuantization:
-    """One layer or operation of a model that is trained quantization-aware.
+    """A layer or operation of a quantization-aware model.
 
     Attributes:
-        path: Names from the model down.
+        path: Its path.
         kind: Its class.
-        precision: What its kernels are trained as; None: it has none, or they are left alone.
-        output: The range of its result as it is now; None: not rounded, or nothing seen yet.
-        remark: Why nothing is done here, or what is left to the conversion.
+        precision: The precision of its kernels; None without kernels, or if they are left alone.
+        output: The current range of its result; None: not rounded, or not observed yet.
+        remark: Why it is left alone, or what is left to the conversion.
     """
 
     path: str
@@ -58,8 +57,8 @@ class LayerQuantization:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a model is trained quantization-aware; see :func:`tfopt.quantize_aware`."""
+class AwarenessSettings:
+    """The settings of :func:`tfopt.quantize_aware`."""
 
     bits: int = 8
     begin_step: int = 0
@@ -68,19 +67,19 @@ class Settings:
 
 
 class Awareness:
-    """The points of one model with their ranges, and the hooks that hold them."""
+    """The points of one model with their ranges and hooks."""
 
-    def __init__(self, model: Any, points: Sequence[Point], settings: Settings) -> None:
+    def __init__(self, model: Any, points: Sequence[Point], settings: AwarenessSettings) -> None:
         self.points = tuple(points)
         self.settings = settings
         self._model = model
         self._hooks = Hooks()
         self._variables: list[Any] = []
         self._ranges: dict[tuple[str, str], Any] = {}
-        self._steps = local()  # the replicas of a strategy trace a step in threads of their own
+        self._steps = local()  # the replicas of a strategy trace a step in different threads
 
-    def put_on(self) -> None:
-        """Give the model its ranges and put the points into force: all of it, or nothing."""
+    def attach(self) -> None:
+        """Add the ranges to the model and set the hooks: all of it, or nothing."""
         try:
             with scope_of_variables(self._model):
                 self._step = self._add("quantization_step", (), "int32", "only_first_replica")
@@ -94,10 +93,10 @@ class Awareness:
             raise
 
     def hook(self) -> None:
-        """Put the points into force."""
+        """Set the hooks."""
         self._hooks.replace(self._model, "train_step", self._training_step())
         for point in self.points:
-            if not point.address:  # the model itself, also where no input of it is rounded
+            if not point.address:  # the model itself, also if no input is rounded
                 self._hooks.replace(self._model, "call", self._counting(point))
                 continue
             if point.acts:
@@ -108,8 +107,8 @@ class Awareness:
                     self._hooks.replace(layer, internals.MOMENTS, partial(self._frozen, layer))
 
     def unhook(self) -> None:
-        """Take the points out of force; ranges and step stay."""
-        self._hooks.take_off()
+        """Remove the hooks; ranges and step stay."""
+        self._hooks.remove()
 
     def round_kernels(self) -> None:
         """Write the rounded values into the kernels."""
@@ -118,13 +117,13 @@ class Awareness:
                 kernel.variable.assign(fake_quantized_kernel(kernel, self.settings.bits))
 
     def remove(self) -> None:
-        """Leave the model as it was before."""
+        """Remove hooks, ranges and step."""
         self.unhook()
         for variable in self._variables:
             internals.forget_weight(self._model, variable)
 
     def range_of(self, point: Point, place: str = "output") -> tuple[float, float] | None:
-        """Return the range of a point; None: not rounded, or nothing seen yet."""
+        """Return the range of a point; None: not rounded, or not observed yet."""
         if (point.path, place) in self._ranges:
             low, high = (float(v) for v in self._ranges[point.path, place].numpy())
             return (low, high) if high > low else None
@@ -132,11 +131,11 @@ class Awareness:
 
     @property
     def step(self) -> int:
-        """Return how many training batches have passed."""
+        """Return the number of training batches so far."""
         return int(self._step.numpy())
 
     def get_config(self) -> dict[str, Any]:
-        """Return all but the ranges, which are weights, as plain data."""
+        """Return settings and points as plain data; ranges are weights."""
         return {
             "settings": asdict(self.settings),
             "points": [point.get_config() for point in self.points],
@@ -157,10 +156,10 @@ class Awareness:
         return variable
 
     def _training_step(self) -> Callable[..., Any]:
-        """Return the model's training step, inside which calls are training unless they say not.
+        """Return a ``train_step`` that counts the batch, and in which calls train by default.
 
-        It counts the batch: a step of the user's own may call the layers, and never the model.
-        Keras passes ``training=True`` only to a model whose ``call`` takes it.
+        A custom step may call the layers instead of the model, and Keras passes ``training=True``
+        only to a model whose ``call`` takes it.
         """
         plain = self._model.train_step
 
@@ -175,7 +174,7 @@ class Awareness:
         return train_step
 
     def _counting(self, point: Point) -> Callable[..., Any]:
-        """Return the model's call that rounds the inputs, and counts batches of a user's loop."""
+        """Return the model's ``call`` with rounded inputs, which counts batches of custom loops."""
         plain = self._model.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -186,9 +185,8 @@ class Awareness:
             flat = keras.tree.flatten(args)
             for number in point.inputs:
                 if number < len(flat) and flat[number] is not None:
-                    # A model itself takes arrays, which only its layers would make tensors.
-                    given = keras.ops.convert_to_tensor(flat[number])
-                    flat[number] = self._rounded(point, given, f"input_{number}")
+                    values = keras.ops.convert_to_tensor(flat[number])
+                    flat[number] = self._rounded(point, values, f"input_{number}")
             return plain(*keras.tree.pack_sequence_as(args, flat), **kwargs)
 
         return call
@@ -237,7 +235,7 @@ class Awareness:
         return [(kernel.variable, value(kernel)) for kernel in kernels]
 
     def _rounded(self, point: Point, values: Any, place: str) -> Any:
-        """Observe the values in training, and round them to the range."""
+        """Round values to their range, which is observed in training."""
         import tensorflow as tf
 
         if not (tf.is_tensor(values) and values.dtype.is_floating):
@@ -255,11 +253,11 @@ class Awareness:
             variable.assign(seen)
         low, high = tf.unstack(seen)
         rounded = self._if_begun(lambda: fake_quantized(values, low, high), values)
-        # Before any batch was seen there is no range, and the model computes as it did.
+        # Without a range the model computes in float.
         return rounded if training else tf.where(high > low, rounded, values)
 
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
-        """Return ``rounded()`` once the warm-up is over, ``plain`` until then."""
+        """Return ``rounded()`` after ``begin_step``, ``plain`` until then."""
         import tensorflow as tf
 
         if not self.settings.begin_step:
@@ -268,7 +266,7 @@ class Awareness:
         return tf.cond(begun, rounded, lambda: tf.convert_to_tensor(plain))
 
     def _frozen(self, layer: Any, inputs: Any, mask: Any) -> Any:
-        """Return a normalization's moments: the batch's, then the moving ones, which so stay."""
+        """Return the batch's moments until the freeze step, then the moving ones."""
         import tensorflow as tf
 
         batch = getattr(type(layer), internals.MOMENTS)(layer, inputs, mask)
@@ -280,8 +278,8 @@ class Awareness:
         )
 
     def _training(self) -> bool:
-        given = internals.training_of_call()
-        return self._in_step() if given is None else bool(given)
+        training = internals.training_of_call()
+        return self._in_step() if training is None else bool(training)
 
     def _in_step(self) -> bool:
         return getattr(self._steps, "inside", False)
@@ -290,21 +288,21 @@ class Awareness:
 def _require_own_attention(layer: Any) -> None:
     if internals.ATTENTION in vars(layer):
         raise UserError(
-            f"Another function computes the attention of {layer.name!r} already.",
-            expected="Keras's own, which is rounded from the inside",
+            f"The attention of {layer.name!r} is replaced already.",
+            expected="Keras's own, which quantize_aware rounds inside",
             fix="leave tfopt.fused_attention out",
         )
 
 
 def is_hooked(part: Any) -> bool:
-    """Return whether a model, perhaps another one that shares it, is aware at a part."""
+    """Return whether a part has hooks, also of another model that shares it."""
     return hasattr(vars(part).get("call"), "awareness")
 
 
 def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
-    """Return what :meth:`Awareness.get_config` described, on a built model."""
-    points = [point_from_config(each) for each in config["points"]]
-    return Awareness(model, points, Settings(**config["settings"]))
+    """Return the awareness of a configuration, on a built model."""
+    points = [point_from_config(point) for point in config["points"]]
+    return Awareness(model, points, AwarenessSettings(**config["settings"]))
 
 
 def _moving_places(point: Point) -> Iterator[str]:

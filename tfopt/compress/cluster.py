@@ -1,7 +1,7 @@
 """Weight clustering: ``cluster``, its report, and the ``Cluster`` transform.
 
-A Keras 3 model is clustered in place by constraints (:mod:`tfopt.compress.weight_clusters`); a
-tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
+Keras 3 models are clustered in place by constraints (:mod:`tfopt.compress.weight_clusters`),
+tf_keras models by tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step: int = 0) -> Any:
-    """Give the kernels of a built model few values each, in place, and return that model.
+    """Cluster the weights of a built model's kernels, in place, and return that model.
 
-    The weights nearest to each other, by k-means, become a cluster with one value, their mean. From
-    then on a training step moves whole clusters, each by the mean of its weights' updates, with
-    your own ``fit``, or a training loop as for ``prune``. Give it a trained model, and train on
-    with a small rate.
+    The weights of a kernel form clusters by k-means, and have the mean of their cluster as value.
+    From then on a training step moves a cluster by the mean of its weights' updates, in your own
+    ``fit``, or a training loop as for ``prune``. Use a trained model, and train on with a small
+    learning rate.
 
     Example:
         tfopt.cluster(model, 16)
@@ -55,9 +55,9 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
     Args:
         model: A built Keras 3 model, or a .keras file. A tf_keras model comes back as a new model,
             wrapped by tfmot; its weights are final once ``strip`` is called.
-        clusters: The most values that a kernel may have: with 16, a weight takes 4 bits.
-        layers: Which layers, as for ``prune``. None: all that have kernels but for depthwise
-            ones, few weights that lose much accuracy.
+        clusters: The most values of a kernel: with 16, a weight takes 4 bits.
+        layers: The layers, as for ``prune``. None: all layers with kernels, except depthwise ones,
+            which have few weights and lose much accuracy.
         begin_step: The step, counted from here, at which the clusters are formed, for a model
             that is not trained yet.
 
@@ -65,10 +65,10 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
         UserError: The model is not built, ``clusters`` is below 2, or none of the chosen layers can
             have so many.
 
-    Where a tenth or more of a kernel is zero, its clusters are formed at once, and its zeros stay
-    as one of them; kernels that get no clusters keep theirs too. ``clustering_report`` lists the
-    layers that were left alone. Weights that are loaded later (``BackupAndRestore``,
-    ``load_weights``) keep the clusters formed in them, where these are to be there already.
+    If a tenth or more of a kernel is zero, its clusters are formed at once, and one of them is
+    zero; kernels without clusters keep their zeros too. ``clustering_report`` lists the layers left
+    alone. Weights loaded after ``begin_step`` (``BackupAndRestore``, ``load_weights``) keep the
+    clusters that are formed in them.
     """
     from tfopt.compress.constraints import require_free
     from tfopt.compress.saved import as_model, refresh_models
@@ -82,14 +82,14 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
         return keras2.cluster(model, clusters, begin_step, matches)
     require_weights(model)
     sites = find_sites(model)
-    require_free(model.name, sites, "its zeros stay zero, and few values stay what they are")
+    require_free(model.name, sites, "zeros and clustered weights keep their values")
     chosen = choose_sites(
         model,
         [site for site in sites if matches(site.path, site.layer)],
         lambda site: _obstacle(site, clusters, named=layers is not None),
         verb="cluster",
         refusal=f"None of the chosen layers can have {clusters} clusters.",
-        expected="at least one built, trainable layer with a kernel of more weights than that",
+        expected="a built, trainable layer with a kernel of more weights",
     )
     for site in sites:
         if not site.obstacle():
@@ -99,13 +99,13 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
 
 
 def _constrain(site: Site, clusters: int | None, begin_step: int) -> None:
-    """Put clusters on a site, or hold the zeros that training would fill otherwise."""
+    """Set clusters on a site, or without them a mask of its zeros."""
     from tfopt.compress.weight_clusters import WeightClusters
     from tfopt.compress.weight_mask import WeightMask
 
     zeros = any(has_many_zeros(kernel.variable) for kernel in site.kernels)
     if clusters is not None:
-        # A kernel with zeros is trained: it waits for nothing, and they stay.
+        # A kernel with zeros is trained already: its clusters are formed at once.
         begin = 0 if zeros else begin_step
         site.bind(WeightClusters(clusters, site.constraint, begin_step=begin, zeros=zeros))
     elif zeros:
@@ -113,7 +113,7 @@ def _constrain(site: Site, clusters: int | None, begin_step: int) -> None:
 
 
 def _obstacle(site: Site, clusters: int, *, named: bool = False) -> str | None:
-    """Return why a site gets no clusters, unless it is named; None if it does."""
+    """Return why a site gets no clusters, or None; ``named``: chosen by ``layers=``."""
     weights = min((prod(kernel.variable.shape) for kernel in site.kernels), default=0)
     if site.obstacle() is None and weights <= clusters:
         return f"it has {weights} weights for {clusters} clusters"
@@ -121,7 +121,7 @@ def _obstacle(site: Site, clusters: int, *, named: bool = False) -> str | None:
 
 
 def clustering_report(model: Any) -> ClustersReport:
-    """Return values and clusters, kernel by kernel, with a row for every layer left alone.
+    """Return values and clusters per kernel, with a row for every layer left alone.
 
     Rows have ``path``, ``weights``, ``values``, ``clusters`` and ``remark``.
 
@@ -129,7 +129,7 @@ def clustering_report(model: Any) -> ClustersReport:
         model: A Keras model, before or after ``strip``.
 
     Raises:
-        UserError: It is no Keras model.
+        UserError: It is not a Keras model.
 
     Example:
         print(tfopt.compress.clustering_report(model))  # a table
@@ -142,54 +142,54 @@ def clustering_report(model: Any) -> ClustersReport:
 
     require_keras3(model)
     constraints = (site.constraint for site in find_sites(model))
-    most = next((held.clusters for held in constraints if isinstance(held, WeightClusters)), None)
-    return ClustersReport(row for found in find_kernels(model) for row in _rows(found, most))
+    most = next((c.clusters for c in constraints if isinstance(c, WeightClusters)), None)
+    return ClustersReport(row for entry in find_kernels(model) for row in _rows(entry, most))
 
 
-def _rows(found: Site | UnprunableLayer, most: int | None) -> list[LayerClusters]:
-    """Return the rows of one layer; ``most`` is how many clusters the model's kernels have."""
-    if isinstance(found, UnprunableLayer):
-        weights, _ = count_zeros(*found.weights)
-        values = max(map(count_values, found.weights))
-        return [LayerClusters(found.path, weights, values, None, found.reason)]
-    clusters, remark = _remark(found, most)
-    kernels = [(kernel.path, kernel.variable) for kernel in found.kernels]
+def _rows(entry: Site | UnprunableLayer, most: int | None) -> list[LayerClusters]:
+    """Return the rows of one layer; ``most`` is the number of clusters in the model."""
+    if isinstance(entry, UnprunableLayer):
+        weights, _ = count_zeros(*entry.weights)
+        values = max(map(count_values, entry.weights))
+        return [LayerClusters(entry.path, weights, values, None, entry.reason)]
+    clusters, remark = _remark(entry, most)
+    kernels = [(kernel.path, kernel.variable) for kernel in entry.kernels]
     rows = [
         LayerClusters(path, prod(variable.shape), count_values(variable), clusters, remark)
         for path, variable in kernels
     ]
-    return rows or [LayerClusters(found.path, 0, 0, None, remark)]
+    return rows or [LayerClusters(entry.path, 0, 0, None, remark)]
 
 
 def _remark(site: Site, most: int | None) -> tuple[int | None, str | None]:
-    """Return how many clusters a site has, and what to know about them or why it has none."""
+    """Return the number of clusters of a site, or None, and a remark."""
     from tfopt.compress.weight_clusters import WeightClusters
     from tfopt.compress.weight_mask import WeightMask
 
-    held = site.constraint
-    if isinstance(held, WeightClusters):
-        waits = f"its clusters are formed at step {held.begin_step}"
-        return held.clusters, waits if held.waits else None
+    constraint = site.constraint
+    if isinstance(constraint, WeightClusters):
+        waits = f"its clusters are formed at step {constraint.begin_step}"
+        return constraint.clusters, waits if constraint.waits else None
     reason = _obstacle(site, most or 0)
-    remark = reason or ("not among the layers that were chosen" if most else "no clusters are held")
-    return None, remark + ("; its zeros are kept" if isinstance(held, WeightMask) else "")
+    remark = reason or ("not among the chosen layers" if most else "no clusters")
+    return None, remark + ("; its zeros are kept" if isinstance(constraint, WeightMask) else "")
 
 
 @dataclass(frozen=True, repr=False)
 class Cluster(Transform):
-    """Give each kernel so many values at most, by k-means, and train the values on.
+    """Cluster the weights of the kernels by k-means, and train the values of the clusters.
 
-    The clusters are gone after the training, and the model is plain Keras.
+    The constraints are removed after the training: the model is plain Keras.
 
     Example:
         outcome = run(job, Cluster(16))
 
     Attributes:
-        clusters: The most values that a kernel has in the end: with 16, a weight takes 4 bits.
-        begin: The fraction of the training after which the clusters are formed; 0 for a job that
-            begins with trained weights.
+        clusters: The most values of a kernel: with 16, a weight takes 4 bits.
+        begin: The fraction of the training after which the clusters are formed; 0 for a job with
+            trained weights.
         layers: A regular expression searched for in layer paths; None: every layer with a kernel,
-            but for depthwise ones.
+            except depthwise ones.
     """
 
     clusters: int = 16
@@ -207,30 +207,30 @@ class Cluster(Transform):
         require_share("Cluster.begin", self.begin)
 
     def attach(self, run: Run, model: keras.Model) -> None:
-        """Put the clusters on, to be formed at a step that this run will have."""
+        """Set the clusters, to be formed at a step of this run."""
         steps = training_steps(run.facts, "Cluster", "tfopt.cluster(model, ...) with begin_step")
         first = min(round(self.begin * steps) + 1, steps)
         cluster(model, self.clusters, layers=self.layers, begin_step=first)
         rows = clustering_report(model)
-        held = [row for row in rows if row.clusters is not None]
+        clustered = [row for row in rows if row.clusters is not None]
         note = (
-            f"at most {self.clusters} values for each of {count(len(held), 'kernel')} "
+            f"at most {self.clusters} values in each of {count(len(clustered), 'kernel')} "
             f"from step {first} of {steps}"
         )
         left = ((row.path, row.remark) for row in rows if row.clusters is None)
         run.note(note + left_alone_note(left))
 
     def finish(self, run: Run, model: keras.Model) -> None:
-        """Write the values into the kernels, take the clusters off, and count the values."""
+        """Write the values into the kernels, remove the clusters, and note the values."""
         from tfopt.compress.weight_clusters import WeightClusters
         from tfopt.compress.weight_mask import WeightMask
 
         apply_final(model)
-        held = [row for row in clustering_report(model) if row.clusters is not None]
-        # Only these: another transform's finish may still need what it holds.
+        clustered = [row for row in clustering_report(model) if row.clusters is not None]
+        # Only these: another transform's ``finish`` may still need its constraints.
         remove(model, (WeightClusters, WeightMask))
-        most = max((row.values for row in held), default=0)
-        if not held:
+        most = max((row.values for row in clustered), default=0)
+        if not clustered:
             run.note("no clusters were left after training", acted=False)
         elif most > self.clusters:
             run.note("the training ended before its clusters were formed", acted=False)

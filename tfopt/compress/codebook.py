@@ -1,7 +1,7 @@
-"""Few values for many weights: k-means in one dimension.
+"""K-means in one dimension.
 
-Equal weights give equal values, in every process and on every replica: all is computed in float64,
-and nothing is drawn on a device. Importing this imports TensorFlow: import it inside functions.
+The result is the same in every process and on every replica: it is computed in float64, and random
+numbers are drawn on the host. This file imports TensorFlow: import it inside functions.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _ROUNDS = 100
 
 
 def codebook(weights: Any, counted: Any, clusters: int) -> Any:
-    """Return so many values, ascending: the means of the weights nearest to them.
+    """Return the centroids of so many clusters, ascending.
 
     Args:
-        weights: In float64, in one row.
+        weights: A vector of float64.
         counted: True for the weights that count.
+        clusters: The number of clusters.
     """
-    # The numbers that are drawn are the same on every device.
     values: Any = _k_means(weights, counted, np.random.default_rng(_SEED).random(clusters))
     return values
 
 
 def nearest(weights: Any, values: Any) -> Any:
-    """Return which of the ascending values each weight is nearest to; of two, the higher."""
+    """Return the indices of the nearest of ascending values; of two, the higher."""
     return tf.searchsorted(_midpoints(values), weights, side="right")
 
 
 def recovered_clusters(weights: Any, zeros: bool) -> Any:
-    """Return each weight's cluster: equal values are one.
+    """Return the clusters of weights with equal values.
 
-    With ``zeros``, cluster 0 is that of the zeros, also where there are none.
+    With ``zeros``, cluster 0 is that of the zeros, even without any.
     """
     values, index = np.unique(np.asarray(weights, "float64"), return_inverse=True)
     if not zeros:
@@ -47,9 +47,9 @@ def recovered_clusters(weights: Any, zeros: bool) -> Any:
     return np.where(index == zero, 0, index + (index < zero))
 
 
-# Traced once for kernels of any shape: step by step, a large model would take minutes.
+# Traced once for kernels of any size; eagerly, a large model would take minutes.
 @tf.function(  # type: ignore[untyped-decorator]
-    input_signature=[tf.TensorSpec([None], each) for each in (tf.float64, tf.bool, tf.float64)],
+    input_signature=[tf.TensorSpec([None], dtype) for dtype in (tf.float64, tf.bool, tf.float64)],
     autograph=False,
 )
 def _k_means(weights: Any, counted: Any, drawn: Any) -> Any:
@@ -57,10 +57,7 @@ def _k_means(weights: Any, counted: Any, drawn: Any) -> Any:
 
 
 def _first_values(weights: Any, counted: Any, drawn: Any) -> Any:
-    """Return each next value among the weights, by the square of its distance from the others.
-
-    That is k-means++; ``drawn`` has a number in [0, 1) for each.
-    """
+    """Return initial centroids by k-means++; ``drawn`` has a number in [0, 1) for each."""
     weight, places = tf.cast(counted, weights.dtype), tf.range(tf.size(drawn))
 
     def draw(k: Any, likelihood: Any) -> Any:
@@ -79,19 +76,19 @@ def _first_values(weights: Any, counted: Any, drawn: Any) -> Any:
 
 
 def _lloyd(weights: Any, counted: Any, values: Any) -> Any:
-    """Move values to the means of the weights nearest to them, until none changes its place."""
+    """Move centroids to the means of their weights, until no weight changes its cluster."""
     order = tf.argsort(weights, stable=True)
     ordered = tf.gather(weights, order)
     weight = tf.cast(tf.gather(counted, order), weights.dtype)
-    # Before each place: how many count, and their sum.
-    below, summed = (tf.pad(tf.cumsum(each), [[1, 0]]) for each in (weight, weight * ordered))
+    # Cumulative counts and sums
+    below, summed = (tf.pad(tf.cumsum(terms), [[1, 0]]) for terms in (weight, weight * ordered))
 
     def bounds(values: Any) -> Any:
         inner = tf.searchsorted(ordered, _midpoints(values), side="left")
         return tf.concat([[0], inner, tf.shape(weights)], axis=0)
 
     def move(turn: Any, values: Any, at: Any, moved: Any) -> Any:
-        sizes, sums = (keras.ops.diff(tf.gather(each, at)) for each in (below, summed))
+        sizes, sums = (keras.ops.diff(tf.gather(totals, at)) for totals in (below, summed))
         values = tf.where(sizes > 0, sums / tf.maximum(sizes, 1), values)
         now = bounds(values)
         return turn + 1, values, now, tf.reduce_any(now != at)

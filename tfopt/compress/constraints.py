@@ -1,7 +1,6 @@
-"""The Keras constraints that change kernels while they are trained: what masks and clusters share.
+"""The base class of the Keras constraints for masks and clusters.
 
-This file imports Keras and TensorFlow at its top, since its classes only exist inside Keras: import
-it inside functions.
+This file imports Keras and TensorFlow: import it inside functions.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _log = logging.getLogger("tfopt")
 
 
 def warn_needs_tfopt() -> None:
-    """Warn once that a file which Keras writes now, with masks or ranges, needs tfopt."""
+    """Warn once that the file with masks or ranges that Keras is writing needs tfopt."""
     if is_saving():
         _warn_once()
 
@@ -31,28 +30,27 @@ def warn_needs_tfopt() -> None:
 @functools.cache
 def _warn_once() -> None:
     _log.warning(
-        "this file holds what tfopt keeps on the model: open it with tfopt.load(path), or save "
+        "this file has masks, clusters or ranges of tfopt: open it with tfopt.load(path), or save "
         "tfopt.strip(model) instead, which needs no tfopt"
     )
 
 
 class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
-    """A constraint with a state for each of its kernels; the layer's own, if any, acts first.
+    """A constraint with a state per kernel; the layer's own constraint, if any, is applied first.
 
-    One instance can serve several kernels: attention layers have one constraint for all of theirs.
-    A state is made once, where the kernel is: on every replica of a strategy, and outside of the
-    step that is being compiled. It is not among the layer's weights: it is found again in the
-    kernel's values and in what ``get_config`` saves, and is fitted to the weights that are there
-    (a checkpoint's, say) each time a step is compiled.
+    One instance can have several kernels, as in attention layers. A state is created once, where
+    the kernel is: on every replica of a strategy, and outside of the step that is being compiled.
+    It is not a weight of the layer: it is restored from the kernel's values and from
+    ``get_config``, and fitted to the current weights (a checkpoint's, say) when a step is compiled.
     """
 
     def __init__(self, inner: Any = None) -> None:
         self.inner = keras.constraints.get(inner)
-        # A state refers to its kernel, so that no other kernel gets the id that it is filed under.
+        # By id of the kernel; a state refers to its kernel, so that the id is not reused.
         self._states: dict[int, Any] = {}
 
     def bind(self, kernel: Any) -> None:
-        """Make a kernel's state and apply it. Not for a compiled step."""
+        """Create a kernel's state and apply it. Not for a compiled step."""
         raise NotImplementedError
 
     def apply_final(self, kernel: Any) -> None:
@@ -61,27 +59,27 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
 
     @property
     def step(self) -> int:
-        """Return the number of the batch that will be trained next, counted from 1."""
+        """Return the number of the next batch, counted from 1."""
         raise NotImplementedError
 
     @property
     def unfinished(self) -> str | None:
-        """Return what its schedule still waits for; None where it is through."""
+        """Return the position of an unfinished schedule, or None."""
         return None
 
     def get_config(self) -> dict[str, Any]:
-        """Write the constrained values into the kernels, and return what a file holds of it."""
+        """Write the constrained values into the kernels, and return the configuration."""
         warn_needs_tfopt()
         for state in self._states.values():
             self.apply_final(state.kernel)
         return {"inner": keras.constraints.serialize(self.inner), "step": self.step}
 
     def _new_state(self, kernel: Any, local: Any) -> Any:
-        """Return a new state for a kernel; ``local`` is one replica's variable."""
+        """Return a new state of a kernel; ``local`` is one replica's variable."""
         raise NotImplementedError
 
     def _fit_state(self, state: Any, local: Any) -> None:
-        """Fit a state to the weights that are there, if others were loaded since it was made."""
+        """Fit a state to the current weights, if others were loaded."""
         raise NotImplementedError
 
     def _after_inner(self, kernel: Any) -> Any:
@@ -89,7 +87,7 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
 
     def _state(self, kernel: Any) -> Any:
         if id(kernel) not in self._states or tf.inside_function():
-            _where_replicas_meet(lambda: self._update_state(kernel))
+            _in_cross_replica(lambda: self._update_state(kernel))
         return self._states[id(kernel)]
 
     def _update_state(self, kernel: Any) -> None:
@@ -103,29 +101,31 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
 def require_free(
     name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
 ) -> None:
-    """Refuse a model on whose kernels tfopt holds something else than what will be replaced."""
+    """Raise for a model with constraints of tfopt, except of the class to be ``replaced``."""
     for site in sites:
-        held = site.constraint
-        if isinstance(held, Constraint) and not (replaced and isinstance(held, replaced)):
+        constraint = site.constraint
+        if isinstance(constraint, Constraint) and not (
+            replaced and isinstance(constraint, replaced)
+        ):
             raise UserError(
-                f"Something is held on {name!r} already.",
+                f"{name!r} has masks or clusters already.",
                 expected="a model without masks or clusters",
-                received=f"{type(held).__name__} on {site.path}",
+                received=f"{type(constraint).__name__} on {site.path}",
                 fix=f"call tfopt.strip(model) first: {then}",
             )
 
 
 def replicated(value: Any, name: str) -> Any:
-    """Return a variable that every replica updates for itself.
+    """Return a variable that every replica updates itself.
 
-    All replicas see the same weights, so they come to the same value; an aggregation would need
-    the replicas to meet, which is forbidden inside a condition.
+    All replicas compute the same value from the same weights; an aggregation is not possible
+    inside ``tf.cond``.
     """
     return tf.Variable(value, name=name, trainable=False, aggregation=tf.VariableAggregation.NONE)
 
 
-def _where_replicas_meet(work: Callable[[], None]) -> None:
-    """Work where the variables that the replicas mirror can be made and changed."""
+def _in_cross_replica(work: Callable[[], None]) -> None:
+    """Call ``work`` where mirrored variables can be created and changed."""
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         tf.distribute.get_replica_context().merge_call(lambda strategy: work())
     else:
@@ -134,7 +134,7 @@ def _where_replicas_meet(work: Callable[[], None]) -> None:
 
 @contextmanager
 def _outside_the_step(kernel: Any) -> Iterator[Any]:
-    """Give one replica's weights, outside of a step being compiled: no variable is born there."""
+    """Yield one replica's weights, outside of a step being compiled, which creates no variables."""
     with tf.init_scope():
         local, strategy = kernel.value, getattr(kernel.value, "distribute_strategy", None)
         if strategy is None:

@@ -1,7 +1,7 @@
-"""Take a few examples from anything that ``fit`` takes, checked against a model's inputs.
+"""Take a few examples from any data of ``fit``, checked against a model's inputs.
 
-The source is read no further than needed. From arrays the examples are taken evenly over the whole
-length, since a sorted data set shows one class at its start; from streams they are the first ones.
+From arrays they are evenly spaced, since a sorted dataset has one class at its start; from streams
+they are the first ones, and no more is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INFINITE = -1  # tf.data.INFINITE_CARDINALITY
 
 
 def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
-    """Return up to ``count`` examples, one array an input."""
+    """Return up to ``count`` examples, an array per input."""
     if is_stream(source):
         taken = _first(source, ports, count)
     else:
@@ -32,7 +32,7 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
 
 
 def columns_of(values: Any, ports: Ports) -> tuple[Array, ...]:
-    """Return all examples in some arrays, one array an input."""
+    """Return all examples of arrays, an array per input."""
     columns = tuple(map(checked, _columns(values, ports), ports.inputs))
     if not len(columns[0]):
         raise _empty()
@@ -40,14 +40,14 @@ def columns_of(values: Any, ports: Ports) -> tuple[Array, ...]:
 
 
 def evenly(total: int, count: int) -> Array:
-    """Return up to ``count`` numbers below ``total``, spread over the whole length."""
+    """Return up to ``count`` evenly spaced indices below ``total``."""
     return np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
 
 
 def take_labelled(source: Any, ports: Ports, count: int) -> tuple[tuple[Array, ...], Array | None]:
     """Return up to ``count`` examples as :func:`take_inputs`, and their labels.
 
-    The labels are None where the source has none, or several for each example.
+    The labels are None if there are none, or several per example.
     """
     first: Any = next(batches_of(source), None) if is_stream(source) else source
     labels = first[1] if isinstance(first, tuple) and len(first) > 1 else None
@@ -57,12 +57,12 @@ def take_labelled(source: Any, ports: Ports, count: int) -> tuple[tuple[Array, .
         whole = np.asarray(labels)
         return take_inputs(source, ports, count), whole[evenly(len(whole), count)]
     parts: list[tuple[Array, ...]] = []
-    for rows, some in labelled_batches(source, ports):
-        parts.append((*rows, some))
+    for rows, labels in labelled_batches(source, ports):
+        parts.append((*rows, labels))
         if sum(len(part[-1]) for part in parts) >= count:
             break
-    *columns, some = (np.concatenate(each)[:count] for each in zip(*parts, strict=True))
-    return tuple(columns), some
+    *columns, labels = (np.concatenate(column)[:count] for column in zip(*parts, strict=True))
+    return tuple(columns), labels
 
 
 def first_inputs(source: Any) -> Any:
@@ -72,7 +72,7 @@ def first_inputs(source: Any) -> Any:
 
 
 def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, ...], Array]]:
-    """Yield inputs and labels of a whole labelled source, batch by batch."""
+    """Yield inputs and labels of a labelled source, batch by batch."""
     if is_stream(source):
         for batch in batches_of(source):
             yield _split(batch, ports)
@@ -84,14 +84,14 @@ def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, .
 
 
 def is_stream(source: Any) -> bool:
-    """Return whether the source yields batches (dataset, PyDataset, function), and not arrays."""
+    """Return whether a source yields batches (dataset, PyDataset, function), and not arrays."""
     return not isinstance(source, (tuple, list, Mapping)) and (
         callable(source) or not hasattr(source, "shape")
     )
 
 
 def never_ends(source: Any) -> bool:
-    """Return whether a dataset or a PyDataset says of itself that it yields batches for ever."""
+    """Return whether a dataset or a PyDataset is known to be endless."""
     cardinality = getattr(source, "cardinality", None)
     if callable(cardinality):
         return int(cardinality()) == _INFINITE
@@ -99,10 +99,9 @@ def never_ends(source: Any) -> bool:
 
 
 def inputs_of(batch: Any, ports: Ports) -> Any:
-    """Return the inputs in what ``fit`` would take: the first of a tuple, or all there is.
+    """Return the inputs of a batch of ``fit``: the first of a tuple, or the batch itself.
 
-    A tuple is (inputs, targets, ...), as everywhere in Keras, but for a model of several
-    inputs whose tuple holds exactly these.
+    A tuple is (inputs, targets, ...), as in Keras, except one of exactly a model's several inputs.
     """
     if not isinstance(batch, tuple):
         return batch
@@ -113,7 +112,7 @@ def inputs_of(batch: Any, ports: Ports) -> Any:
 
 
 def checked(values: Array, port: Any) -> Array:
-    """Return the array in the input's dtype; refuse one that does not fit."""
+    """Return an array in the input's dtype; raise if it does not fit."""
     if port.dtype == "string":
         return values.astype(object)
     if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
@@ -129,11 +128,11 @@ def checked(values: Array, port: Any) -> Array:
             f"The examples have the wrong shape for input {port.name!r}.",
             expected=f"batches of shape (n, {port.shape_text()})",
             received=f"shape {values.shape}",
-            fix="a data set must be batched, arrays must hold one example a row",
+            fix="batch the dataset; arrays must have one example per row",
         )
     if np.dtype(port.dtype).kind in "iu" and not np.array_equal(values, np.trunc(values)):
         raise UserError(
-            f"Input {port.name!r} takes whole numbers.",
+            f"Input {port.name!r} takes integers.",
             expected=str(port.dtype),
             received=f"{values.dtype} with fractions",
         )
@@ -141,27 +140,27 @@ def checked(values: Array, port: Any) -> Array:
 
 
 def finite(values: Array, port: Any) -> Array:
-    """Return the checked array; refuse one that holds NaN or infinite values."""
-    found = checked(values, port)
-    wide = np.zeros(0) if port.dtype == "string" else found.astype("float32")
+    """Return the checked array; raise for NaN or infinite values."""
+    array = checked(values, port)
+    wide = np.zeros(0) if port.dtype == "string" else array.astype("float32")
     lost = np.argwhere(~np.isfinite(wide))
     if len(lost):
         raise UserError(
-            f"The examples for input {port.name!r} hold NaN or infinite values.",
-            expected="finite numbers: they set the ranges of the quantized values",
+            f"The examples for input {port.name!r} have NaN or infinite values.",
+            expected="finite numbers, which set the ranges of quantized values",
             received=f"the first at example {int(lost[0][0])}",
         )
-    return found
+    return array
 
 
 def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     parts: list[tuple[Array, ...]] = []
-    held = 0
+    taken = 0
     for batch in batches_of(source):
         arrays = _columns(inputs_of(batch, ports), ports)
         parts.append(tuple(map(checked, arrays, ports.inputs)))
-        held += len(arrays[0])
-        if held >= count:
+        taken += len(arrays[0])
+        if taken >= count:
             break
     if not parts:
         raise _empty()
@@ -170,10 +169,10 @@ def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
         shapes = {values.shape[1:] for values in column}
         if len(shapes) > 1:
             raise UserError(
-                f"The batches hold examples of different shapes for input {port.name!r}.",
-                expected="examples of one shape, which are converted and compared together",
+                f"The batches have examples of different shapes for input {port.name!r}.",
+                expected="examples of one shape",
                 received=", ".join(map(str, sorted(shapes)[:4])),
-                fix="pad them to one length, or give those of one length alone",
+                fix="pad them to one length, or pass those of one length only",
             )
     return tuple(np.concatenate(column)[:count] for column in columns)
 
@@ -188,11 +187,11 @@ def _columns(values: Any, ports: Ports) -> tuple[Array, ...]:
 
 
 def batches_of(source: Any) -> Iterator[Any]:
-    """Yield the batches of a stream, from its start; a PyDataset ends where it says."""
+    """Yield the batches of a stream; those of a PyDataset up to its length."""
     if hasattr(source, "__next__"):
         raise UserError(
-            "A generator that is running already can be read only once.",
-            expected="a function without arguments that returns a fresh one",
+            "A generator can be read only once.",
+            expected="a function without arguments that returns a new one",
             received=type(source).__name__,
             fix="pass the function itself, not its result",
         )
@@ -203,19 +202,19 @@ def batches_of(source: Any) -> Iterator[Any]:
         numbers = range(known) if known is not None else count_from()
         yield from (source[i] for i in numbers)
     elif callable(source):
-        made = source()
-        if not hasattr(made, "__iter__"):
+        batches = source()
+        if not hasattr(batches, "__iter__"):
             raise UserError(
                 "The function yields no batches.",
                 expected="a function without arguments that returns an iterator of batches",
-                received=f"one that returns {type(made).__name__}",
+                received=f"one that returns {type(batches).__name__}",
             )
-        yield from made
+        yield from batches
     elif hasattr(source, "__iter__") and not isinstance(source, str | bytes | Set):
         yield from source
     else:
         raise UserError(
-            "The examples are of a kind that cannot be read.",
+            "The examples are of an unknown type.",
             expected="arrays, a tf.data.Dataset, a PyDataset, or a function yielding batches",
             received=type(source).__name__,
         )
@@ -224,7 +223,7 @@ def batches_of(source: Any) -> Iterator[Any]:
 def _split(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array]:
     if not isinstance(batch, tuple) or len(batch) < 2:
         raise UserError(
-            "The test examples carry no labels.",
+            "The test examples have no labels.",
             expected="(inputs, labels)",
             received=type(batch).__name__,
         )
@@ -238,8 +237,8 @@ def _require_same_length(arrays: tuple[Array, ...]) -> None:
     lengths = {a.shape[0] if a.ndim else 0 for a in arrays}
     if len(lengths) > 1:
         raise UserError(
-            "The inputs hold different numbers of examples.",
-            expected="one row an example in every input",
+            "The inputs have different numbers of examples.",
+            expected="one row per example in every input",
             received=f"shapes {', '.join(str(a.shape) for a in arrays)}",
         )
 

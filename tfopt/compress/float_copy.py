@@ -1,4 +1,4 @@
-"""A model as the LiteRT converter wants it: float32, on one device, without loops."""
+"""Rebuild a model for the LiteRT converter: float32, on one device, without loops."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OTHER = frozenset({"mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "f
 def convertible_copy(
     model: keras.Model, *, unrolled: bool = True
 ) -> tuple[keras.Model, tuple[str, ...]]:
-    """Return the model, or a rebuilt one that can be converted, and what was done to it.
+    """Return the model, or a rebuilt one that can be converted, and notes on the changes.
 
-    ``unrolled=False`` keeps recurrent layers as loops.
+    ``unrolled=False`` keeps loops of recurrent layers.
     """
     import tensorflow as tf
 
@@ -42,7 +42,7 @@ def convertible_copy(
     if loops:
         notes.append(f"{', '.join(loops)}: unrolled, since integers need a graph without loops")
     if any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.weights):
-        notes.append("the variables of several replicas were gathered on one device")
+        notes.append("variables of replicas were gathered on one device")
     if not notes:
         return model, ()
     try:
@@ -50,19 +50,15 @@ def convertible_copy(
         return rebuild(model, lambda config: _edited(float32(config), edit)), tuple(notes)
     except UserError as error:
         raise UserError(
-            f"The model {model.name!r} cannot be rebuilt in the form that LiteRT needs "
-            f"({'; '.join(notes)}).",
+            f"The model {model.name!r} cannot be rebuilt for LiteRT ({'; '.join(notes)}).",
             received=error.what,
-            fix="give recurrent models an Input of fixed length, define get_config() on layers "
-            "of your own, or pass a float32 model without loops",
+            fix="give recurrent models an Input of fixed length, define get_config() on custom "
+            "layers, or pass a float32 model without loops",
         ) from error
 
 
 def float32(item: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration with float32 in place of other policies, uncompiled.
-
-    The optimizer's state would otherwise travel along, at twice the size of the weights.
-    """
+    """Return a model's configuration with float32 policies, without ``compile_config``."""
 
     def retyped(part: dict[str, Any]) -> Any:
         if part.get("class_name") == "DTypePolicy" and part["config"].get("name") in _OTHER:
@@ -78,10 +74,7 @@ def _unrolled(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def outside_strategies(work: Callable[[], Result]) -> Result:
-    """Call ``work`` where no tf.distribute strategy is entered.
-
-    A strategy's scope cannot be left from inside; but it belongs to its thread.
-    """
+    """Call ``work`` outside of any strategy's scope, which is local to its thread."""
     import tensorflow as tf
 
     if not tf.distribute.has_strategy():
@@ -91,16 +84,16 @@ def outside_strategies(work: Callable[[], Result]) -> Result:
 
 
 def scope_of_variables(model: keras.Model) -> AbstractContextManager[Any]:
-    """Return the scope of the strategy that a model was built in, unless it is entered already."""
+    """Return the scope of the strategy in which a model was built, unless one is entered."""
     import tensorflow as tf
 
     strategies = (getattr(v.value, "distribute_strategy", None) for v in model.variables)
-    found = next(filter(None, strategies), None)
-    return nullcontext() if found is None or tf.distribute.has_strategy() else found.scope()
+    strategy = next(filter(None, strategies), None)
+    return nullcontext() if strategy is None or tf.distribute.has_strategy() else strategy.scope()
 
 
 def require_plain_weights(model: keras.Model) -> None:
-    """Raise for a model that is quantized already, or whose weights are not finite."""
+    """Raise for a model that is quantized, or whose weights are not finite."""
     done = [
         layer.name
         for layer in layers_of(model)
@@ -117,7 +110,7 @@ def require_plain_weights(model: keras.Model) -> None:
 
 
 def _edited(item: Any, edit: Callable[[dict[str, Any]], Any]) -> Any:
-    """Apply ``edit`` to each dict of a nested configuration, innermost first."""
+    """Apply ``edit`` to the dicts of a nested configuration, innermost first."""
     if isinstance(item, (list, tuple)):
         return type(item)(_edited(part, edit) for part in item)
     if isinstance(item, dict):

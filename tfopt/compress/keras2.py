@@ -1,7 +1,6 @@
 """Compress tf_keras (Keras 2) models with tfmot.
 
-The given model is not changed, and the returned ones are compiled as it was, without the state of
-the optimizer.
+The model is not changed; the returned ones are compiled as it was, without the optimizer's state.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Any
 from unittest.mock import patch
 
 from tfopt.compress import reports
-from tfopt.compress.awareness import LayerQuantization, Settings
+from tfopt.compress.awareness import AwarenessSettings, LayerQuantization
 from tfopt.compress.kernels import Matches
 from tfopt.compress.schedules import PolynomialSparsity, Schedule
 from tfopt.errors import UserError, first_line
 
-# The classes whose kernels tfmot both prunes and clusters.
+# The classes whose kernels tfmot prunes and clusters
 _WITH_KERNELS = ("Dense", "Embedding", "Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose")
 
 
 def load_tfmot() -> Any:
-    """Import tfmot, which asks for Keras 2, and leave the process on the Keras that it is on."""
+    """Import tfmot, which selects Keras 2 for tf.keras, without that effect."""
     import tensorflow as tf
 
-    # tf.keras settles on a Keras when it is first touched; it must not be under tfmot's switch.
+    # tf.keras selects its Keras at the first access, which must be before tfmot's import.
     assert tf.keras.Model is not None
     try:
         with patch.dict(os.environ):
@@ -43,7 +42,7 @@ def load_tfmot() -> Any:
 
 
 def beyond_tfmot(limit: str, received: str) -> UserError:
-    """Return the error for what tfopt does with Keras 3 models alone."""
+    """Return the error for what is possible with Keras 3 models only."""
     return UserError(
         f"tfmot, which compresses tf_keras models, {limit}.",
         received=received,
@@ -54,8 +53,8 @@ def beyond_tfmot(limit: str, received: str) -> UserError:
 def prune(model: Any, schedule: Schedule, matches: Matches) -> Any:
     """Return a new model whose chosen layers are wrapped by tfmot; see ``tfopt.prune``.
 
-    Its callback sets the wrappers' steps to zero, and masks once more after each epoch: here the
-    first is done at once, the second by ``strip``.
+    tfmot's callback sets the wrappers' steps to zero, which is done here, and applies masks after
+    epochs, which ``strip`` does.
     """
     tfmot = load_tfmot().sparsity.keras
     planned = _tfmot_schedule(schedule, tfmot)
@@ -84,9 +83,9 @@ def cluster(model: Any, clusters: int, begin_step: int, matches: Matches) -> Any
     return _wrapped(model, matches, wrap, _WITH_KERNELS)
 
 
-def quantize_aware(model: Any, settings: Settings, matches: Matches) -> Any:
+def quantize_aware(model: Any, settings: AwarenessSettings, matches: Matches) -> Any:
     """Return a new model whose chosen layers are wrapped by tfmot; see ``tfopt.quantize_aware``."""
-    if settings != Settings(momentum=settings.momentum):
+    if settings != AwarenessSettings(momentum=settings.momentum):
         raise beyond_tfmot("trains int8 from the first step on", repr(settings))
     tfmot = load_tfmot().quantization.keras
     annotated = _wrapped(model, matches, tfmot.quantize_annotate_layer)
@@ -96,7 +95,7 @@ def quantize_aware(model: Any, settings: Settings, matches: Matches) -> Any:
 def strip(model: Any) -> Any:
     """Return a new model without wrappers, zeros and clusters in its weights."""
     if _wrappers(model, "QuantizeWrapper"):
-        raise beyond_tfmot("cannot take quantization-aware training off", repr(model.name))
+        raise beyond_tfmot("cannot undo quantization-aware training", repr(model.name))
     if not _wrappers(model):
         return model
     for layer in _wrappers(model, "PruneLowMagnitude"):
@@ -130,16 +129,16 @@ def clustering_report(model: Any) -> list[reports.LayerClusters]:
 
 
 def quantization_report(model: Any) -> list[LayerQuantization]:
-    """Return which layers tfmot has wrapped; their ranges are in its own wrappers."""
+    """Return the layers that tfmot has wrapped; their ranges are in the wrappers."""
     layers = [wrapper.layer for wrapper in _wrappers(model, "QuantizeWrapper")]
-    remark = "wrapped by tfmot, which holds its range"
+    remark = "wrapped by tfmot, which has its range"
     return [LayerQuantization(x.name, type(x).__name__, "int8", None, remark) for x in layers]
 
 
 def _wrapped(
     model: Any, matches: Matches, wrap: Callable[[Any], Any], kinds: Sequence[str] = ()
 ) -> Any:
-    """Return a copy of a model whose chosen layers are wrapped, those of nested models too."""
+    """Return a copy of a model whose chosen layers are wrapped, also in nested models."""
     import tf_keras
 
     graph = isinstance(model, tf_keras.Sequential) or getattr(model, "_is_graph_network", False)
@@ -151,10 +150,10 @@ def _wrapped(
     }
     if not (graph and model.built and chosen) or _wrappers(model):
         raise UserError(
-            f"tfmot finds no layer to wrap in the tf_keras model {model.name!r}.",
-            expected="a built Sequential or Functional model, not compressed already, and layers",
+            f"No layer for tfmot in the tf_keras model {model.name!r}.",
+            expected="a built Sequential or Functional model, not compressed yet, with such layers",
             received=f"built={model.built}: {', '.join(x.name for x in _leaves(model)[:20])}",
-            fix="build it, call tfopt.strip(model) first, or mend layers=",
+            fix="build it, call tfopt.strip(model) first, or correct layers=",
         )
 
     def copy(layer: Any) -> Any:
@@ -162,14 +161,14 @@ def _wrapped(
             return tf_keras.models.clone_model(layer, clone_function=copy)
         return wrap(layer) if layer.name in chosen else layer
 
-    # tfmot's wrappers take hold of the layers that they are given.
+    # tfmot's wrappers keep the layers themselves.
     own = tf_keras.models.clone_model(model)
     own.set_weights(model.get_weights())
     return _compiled_like(model, tf_keras.models.clone_model(own, clone_function=copy))
 
 
 def _compiled_like(source: Any, target: Any) -> Any:
-    """Return ``target``, compiled as ``source`` is, without the state of the optimizer."""
+    """Return ``target`` compiled like ``source``, without the optimizer's state."""
     config = source.get_compile_config() if getattr(source, "optimizer", None) else None
     if config is not None:
         target.compile_from_config(config)
@@ -177,15 +176,15 @@ def _compiled_like(source: Any, target: Any) -> Any:
 
 
 def _leaves(model: Any) -> list[Any]:
-    """Return the layers of a model, those of nested models included."""
-    found: list[Any] = []
+    """Return the layers of a model and of nested models."""
+    leaves: list[Any] = []
     for layer in model.layers:
-        found.extend(_leaves(layer) if hasattr(layer, "layers") else [layer])
-    return found
+        leaves.extend(_leaves(layer) if hasattr(layer, "layers") else [layer])
+    return leaves
 
 
 def _wrappers(model: Any, *kinds: str) -> list[Any]:
-    """Return tfmot's wrappers in a model: those whose class begins so, or all."""
+    """Return tfmot's wrappers in a model, by prefixes of their classes, or all."""
     kinds = kinds or ("PruneLowMagnitude", "ClusterWeights", "QuantizeWrapper")
     return [layer for layer in _leaves(model) if type(layer).__name__.startswith(kinds)]
 
@@ -194,10 +193,10 @@ def _tfmot_schedule(schedule: Schedule, tfmot: Any) -> Any:
     end = -1 if schedule.end_step is None else schedule.end_step
     if isinstance(schedule, PolynomialSparsity):
         begin = schedule.begin_step
-        # Where the frequency does not divide the window, tfmot would stop short of the target.
+        # If the frequency does not divide the window, tfmot misses the target.
         frequency = math.gcd(end - begin, schedule.frequency)
         rise = schedule.initial_sparsity, schedule.sparsity
         return tfmot.PolynomialDecay(*rise, begin, end, frequency=frequency)
-    # tfmot counts from 1: begun at 0, it would wait for the second turn.
+    # tfmot counts from 1: with 0 it would start at the second choice.
     begin = max(1, schedule.begin_step)
     return tfmot.ConstantSparsity(schedule.sparsity, begin, end, schedule.frequency)

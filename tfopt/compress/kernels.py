@@ -1,6 +1,6 @@
 """Find the kernels of a Keras 3 model, and choose among its layers.
 
-Keras is recognised by class names, and imported only to tell variables from tensors.
+Layers are recognised by the names of their Keras classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfopt.keras_internals import ATTENTION_CONSTRAINT, given_as_trainable, laye
 if TYPE_CHECKING:
     import keras
 
-# The axes of a kernel that its layer sums over, input channels last; None: it sums over no channel.
+# Returns the axes of a kernel that its layer sums over, input channels last, or None.
 _Inputs = Callable[[Any, int], Axes | None]
 
 
@@ -36,7 +36,7 @@ def _contracted(layer: Any, rank: int) -> Axes | None:
 
 
 def _none(layer: Any, rank: int) -> None:
-    """Each channel has weights of its own, or a row is looked up."""
+    """Depthwise kernels and lookup tables are not summed over channels."""
 
 
 _RECURRENT = (
@@ -44,7 +44,7 @@ _RECURRENT = (
     ("recurrent_kernel", "recurrent_constraint", _all_but_outputs),
 )
 
-# Keras class -> its kernels, each with the attribute that get_config() reads its constraint from.
+# The kernels of Keras classes, with the attribute of their constraint in get_config()
 _KERNELS: dict[str, tuple[tuple[str, str, _Inputs], ...]] = {
     "Dense": (("kernel", "kernel_constraint", _all_but_outputs),),
     "EinsumDense": (("kernel", "kernel_constraint", _contracted),),
@@ -59,7 +59,7 @@ _KERNELS: dict[str, tuple[tuple[str, str, _Inputs], ...]] = {
     **dict.fromkeys(("SimpleRNNCell", "GRUCell", "LSTMCell", "ConvLSTMCell"), _RECURRENT),
 }
 
-# Layers that build EinsumDense layers of their own and save one constraint for all of them.
+# Layers with EinsumDense layers inside and one constraint for all of them
 _ATTENTION = {
     "MultiHeadAttention": ATTENTION_CONSTRAINT,
     "GroupedQueryAttention": "kernel_constraint",
@@ -68,7 +68,7 @@ _ATTENTION = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """A weight that can be pruned; ``inputs`` are the axes that are summed over, channels last."""
+    """A weight matrix; ``inputs`` are the axes that are summed over, channels last."""
 
     path: str
     variable: Any
@@ -76,25 +76,25 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Its name among the kernels of its site."""
+        """Return the name among the kernels of the site."""
         return kernel_name(self.variable)
 
 
 def kernel_name(variable: Any) -> str:
-    """Return a kernel's name in its site, which its layer's place in a model does not change."""
+    """Return a kernel's name in its site, without the path of the layer."""
     return "/".join(variable.path.split("/")[-2:])
 
 
 @dataclass(frozen=True)
 class Site:
-    """One constraint, everything that refers to it, and the kernels it acts on."""
+    """A constraint's kernels, with the attributes that refer to the constraint."""
 
     path: str
     layer: Any
     holders: tuple[tuple[Any, str], ...]
     kernels: tuple[Kernel, ...]
     rebuilt_by: str | None
-    """The class of the user's own that makes this layer anew on loading, without what is held."""
+    """The custom class that creates this layer itself when it is loaded, without constraints."""
 
     @property
     def constraint(self) -> Any:
@@ -102,44 +102,44 @@ class Site:
         return self.kernels[0].variable.constraint if self.kernels else None
 
     def constrain(self, constraint: Any) -> None:
-        """Put a constraint (or None) wherever Keras looks for it."""
+        """Set a constraint, or None, on the kernels and in the attributes."""
         for owner, attribute in self.holders:
             setattr(owner, attribute, constraint)
         for kernel in self.kernels:
             kernel.variable.constraint = constraint
 
     def bind(self, constraint: Any) -> None:
-        """Apply a constraint to the kernels, and put it wherever Keras looks for it."""
+        """Apply a constraint to the kernels, and set it."""
         for kernel in self.kernels:
             constraint.bind(kernel.variable)
         self.constrain(constraint)
 
     def left_out(self, verb: str) -> str | None:
-        """Return why this site is left alone unless ``layers=`` names it; None if it is not."""
+        """Return why this site is skipped unless chosen by ``layers=``, or None."""
         if any("depthwise" in attribute for _, attribute in self.holders):
             return f"depthwise, which loses much accuracy: choose it by layers= to {verb} it"
         return None
 
     def obstacle(self) -> str | None:
-        """Return why this site cannot take a mask; None if it can."""
+        """Return why this site cannot have a mask, or None."""
         if not self.kernels:
             return "not built: it has no kernel yet"
         frozen = [kernel.path for kernel in self.kernels if not kernel.variable.trainable]
         if not frozen:
             return None
         if len(self.kernels) == 1:
-            return "not trainable; set trainable = True first to compress it"
+            return "not trainable; set trainable = True to compress it"
         return f"its kernels share one constraint, and not all are trainable ({', '.join(frozen)})"
 
     def unfit(self, pattern: Pattern) -> str | None:
-        """Return why this site cannot take a mask of a pattern; None if it can."""
-        found = (pattern.obstacle(kernel.variable.shape, kernel.inputs) for kernel in self.kernels)
-        return self.obstacle() or next(filter(None, found), None)
+        """Return why this site cannot have a mask of a pattern, or None."""
+        reasons = (pattern.obstacle(k.variable.shape, k.inputs) for k in self.kernels)
+        return self.obstacle() or next(filter(None, reasons), None)
 
 
 @dataclass(frozen=True)
 class UnprunableLayer:
-    """A layer whose weights no mask can be put on."""
+    """A layer whose weights cannot have a mask."""
 
     path: str
     weights: tuple[Any, ...]
@@ -149,21 +149,22 @@ class UnprunableLayer:
 def find_kernels(model: keras.Model) -> tuple[Site | UnprunableLayer, ...]:
     """Return all sites of a model, and the layers that have none, in the order of its layers.
 
-    A shared layer appears once, under the path where it is met first.
+    A shared layer appears once, with its first path.
     """
     return tuple(_visit(model, "", rebuilder(model, None), set()))
 
 
 def find_sites(model: keras.Model) -> list[Site]:
-    """Return the sites among what :func:`find_kernels` finds."""
-    return [found for found in find_kernels(model) if isinstance(found, Site)]
+    """Return the sites of a model, without unprunable layers."""
+    return [site for site in find_kernels(model) if isinstance(site, Site)]
 
 
 def kernels_of(layer: Any) -> tuple[Kernel, ...]:
-    """Return the kernels that a layer holds itself, by the names that they have in it."""
+    """Return a layer's own kernels, without those of inner layers."""
     kind = next((name for name in _keras_ancestry(layer) if name in _KERNELS), None)
-    found = (_kernel(layer, name, name, inputs) for name, _, inputs in _KERNELS.get(kind or "", ()))
-    return tuple(kernel for kernel in found if kernel is not None)
+    rows = _KERNELS.get(kind or "", ())
+    kernels = (_kernel(layer, name, name, inputs) for name, _, inputs in rows)
+    return tuple(kernel for kernel in kernels if kernel is not None)
 
 
 def _visit(
@@ -180,8 +181,8 @@ def _visit(
     kind = next((name for name in ancestry if name in _KERNELS), None)
     if kind is not None:
         for name, attribute, inputs in _KERNELS[kind]:
-            found = _kernel(layer, name, f"{path}/{name}", inputs)
-            kernels = () if found is None else (found,)
+            kernel = _kernel(layer, name, f"{path}/{name}", inputs)
+            kernels = () if kernel is None else (kernel,)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
     elif own := _own_variables(layer):
         reason = f"{type(layer).__name__} has no kernel"
@@ -195,17 +196,17 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
     projections = [
         child for child in layers_inside(layer) if "EinsumDense" in _keras_ancestry(child)
     ]
-    found = (
+    candidates = (
         _kernel(child, "kernel", f"{path}/{child.name}/kernel", _contracted)
         for child in projections
     )
-    kernels = tuple(kernel for kernel in found if kernel is not None)
+    kernels = tuple(kernel for kernel in candidates if kernel is not None)
     holders = ((layer, attribute), *((child, "kernel_constraint") for child in projections))
     return Site(path, layer, holders, kernels, rebuilt_by)
 
 
 def _own_variables(layer: Any) -> tuple[Any, ...]:
-    """Return trainable variables, without those that the layer refers to inside another one."""
+    """Return a layer's trainable variables, without those of inner layers."""
     inside = [v for child in layers_inside(layer) for v in given_as_trainable(child)]
     inner = set(map(id, inside))
     return tuple(v for v in given_as_trainable(layer) if id(v) not in inner)
@@ -223,24 +224,23 @@ def _kernel(layer: Any, name: str, path: str, inputs: _Inputs) -> Kernel | None:
 
 
 def _variable(layer: Any, name: str) -> Any:
-    """Return a kernel's variable; the public name may be a tensor computed from it (LoRA)."""
+    """Return a kernel's variable; with LoRA the attribute is a tensor computed from it."""
     import keras
 
     value = getattr(layer, name, None)
     if value is None or isinstance(value, keras.Variable):
         return value
-    return next((each for each in layer.weights if each.name == name), None)
+    return next((weight for weight in layer.weights if weight.name == name), None)
 
 
 def rebuilder(layer: Any, outer: str | None) -> str | None:
-    """Return the class that makes a layer's inner layers anew on loading; None without one.
+    """Return the custom class that creates a layer's inner layers when it is loaded, or None.
 
-    Keras's own containers save their layers; a class of the user's makes them itself.
+    Keras's containers save their layers; a custom class creates them itself.
     """
     if outer is not None or type(layer).__module__.startswith("keras."):
         return outer
-    # A Functional or Sequential model under a user's name but with Keras's constructor is saved
-    # layer by layer.
+    # A subclass of Functional or Sequential with Keras's constructor is saved layer by layer.
     graph = {"Functional", "Sequential"} & set(_keras_ancestry(layer))
     if graph and type(layer).__init__.__module__.startswith("keras."):
         return None
@@ -249,25 +249,24 @@ def rebuilder(layer: Any, outer: str | None) -> str | None:
 
 Layers = str | type | tuple[type, ...] | Callable[[Any], bool] | None
 Matches = Callable[[str, Any], bool]
-"""Whether the layer at a path is meant."""
+"""Returns whether the layer at a path is chosen."""
 
 
 def matcher(layers: Layers) -> Matches:
-    """Return a function of path and layer for what the user gave."""
+    """Return the function of path and layer for a ``layers=`` argument."""
     if layers is None or isinstance(layers, str):
         pattern = compile_pattern("layers", layers)
         return lambda path, layer: pattern.search(path) is not None
     types = (layers,) if isinstance(layers, type) else layers
-    if isinstance(types, tuple) and types and all(isinstance(each, type) for each in types):
+    if isinstance(types, tuple) and types and all(isinstance(kind, type) for kind in types):
         return lambda path, layer: isinstance(layer, types)
-    # A layer can be called, and does not choose layers.
-    if callable(layers) and not hasattr(layers, "get_weights"):
+    if callable(layers) and not hasattr(layers, "get_weights"):  # a layer is callable, too
         return lambda path, layer: bool(layers(layer))
     raise _chooses_nothing("layers", layers)
 
 
 def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
-    """Compile a regular expression, None as one for all; refuse a broken one by its setting."""
+    """Compile a regular expression, or None as one that matches all; ``name`` is for errors."""
     if pattern is None:
         return re.compile("")
     if not isinstance(pattern, str):
@@ -298,7 +297,7 @@ def choose_sites(
     refusal: str,
     expected: str,
 ) -> list[Site]:
-    """Return the matching sites without an obstacle; refuse a choice that leaves none."""
+    """Return the matching sites without an obstacle; raise if there are none."""
     reasons = [(site, obstacle(site)) for site in matching]
     chosen = [site for site, reason in reasons if reason is None]
     if chosen:
@@ -309,10 +308,10 @@ def choose_sites(
             expected=expected,
             received="; ".join(f"{site.path}: {reason}" for site, reason in reasons[:8]),
         )
-    paths = [found.path for found in find_kernels(model)]
+    paths = [entry.path for entry in find_kernels(model)]
     raise UserError(
-        f"There is no layer to {verb} in {model.name!r}: none with a kernel matches.",
+        f"No layer to {verb} in {model.name!r}: none with a kernel matches layers=.",
         expected="a layer with a kernel (Dense, Conv, Embedding, recurrent, attention ...)",
         received=", ".join(dict.fromkeys(paths[:20])) or "a model without trainable weights",
-        fix="mend layers=, which is searched for in these paths",
+        fix="correct layers=, which is searched for in these paths",
     )

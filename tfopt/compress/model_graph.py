@@ -1,7 +1,7 @@
-"""The parts of a Keras model by address, those that a user chooses, its inputs and outputs.
+"""Read the parts of a Keras model by address, and its inputs and outputs.
 
-Parts are layers, and the operations (``x + y``, ``keras.ops``) of Functional graphs. The model is
-only read, and Keras is recognised by class names.
+Parts are layers, and the operations (``x + y``, ``keras.ops``) of Functional graphs. Layers are
+recognised by the names of their Keras classes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Address = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A part of a graph among the others: where its result comes from, and who takes it.
+class Neighbours:
+    """The neighbours of a part in a graph.
 
     Attributes:
-        before: The parts whose results it takes.
-        after: The parts that take its result.
-        is_output: Whether its result is one of the graph's own.
+        before: The parts whose results are its inputs.
+        after: The parts that use its result.
+        is_output: Whether its result is an output of the graph.
     """
 
     before: tuple[Any, ...]
@@ -39,12 +39,12 @@ class Place:
 
 
 def kinds(part: Any) -> frozenset[str]:
-    """Return the names of the Keras classes that a layer or an operation is made of."""
+    """Return the names of the Keras classes of a layer or an operation, and of their bases."""
     return frozenset(c.__name__ for c in type(part).__mro__ if c.__module__.startswith("keras."))
 
 
 def plain_class(model: Any) -> type:
-    """Return the class that a model has for its user, behind the one that saves what is held."""
+    """Return the class of a model without the mixin ``CompressedModel``."""
     return next(kind for kind in type(model).__mro__ if "in_front" not in vars(kind))
 
 
@@ -60,9 +60,9 @@ def computes_as_keras(part: Any) -> bool:
 
 
 def parts(owner: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the parts directly inside a layer, each with its step of an address.
+    """Yield the parts directly inside a layer with their steps of an address.
 
-    That is its place: a class that makes its layers itself may give them other names next time.
+    Steps are numbers: a class that creates its layers itself may name them differently next time.
     """
     graph = _graph(owner)
     if graph is None:
@@ -80,8 +80,8 @@ def find(model: Any, address: Address) -> Any:
     return part
 
 
-def places(owner: Any) -> dict[int, Place] | None:
-    """Return each part's place, by its id; None where ``owner`` is no graph."""
+def places(owner: Any) -> dict[int, Neighbours] | None:
+    """Return the places of parts by their ids; None if ``owner`` has no graph."""
     graph = _graph(owner)
     if graph is None:
         return None
@@ -95,7 +95,7 @@ def places(owner: Any) -> dict[int, Place] | None:
         if not outputs.isdisjoint(map(id, node.outputs)):
             ends.add(id(node.operation))
     return {
-        id(part): Place(
+        id(part): Neighbours(
             tuple(before.get(id(part), ())), tuple(after.get(id(part), ())), id(part) in ends
         )
         for part in graph.operations
@@ -111,7 +111,7 @@ def result_tensors(part: Any) -> list[Any] | None:
 
 
 def _graph(owner: Any) -> Any:
-    """Return what holds the graph of a Functional or built Sequential model; else None."""
+    """Return the Functional model of a Functional or built Sequential model; else None."""
     names = kinds(owner)
     if "Sequential" in names:
         return functional_inside(owner)
@@ -123,7 +123,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Port:
-    """One input; ``shape`` is an example's, ``batch`` is None where any number goes in."""
+    """One input; ``shape`` is that of an example, ``batch`` None for a free batch size."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -131,7 +131,7 @@ class Port:
     batch: int | None = None
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Return whether an example of this shape goes in."""
+        """Return whether an example of this shape fits."""
         return len(shape) == len(self.shape) and all(
             own is None or own == given for own, given in zip(self.shape, shape, strict=True)
         )
@@ -143,38 +143,38 @@ class Port:
 
 @dataclass(frozen=True)
 class Ports:
-    """All inputs, and the structure in which the model's ``call`` wants them."""
+    """All inputs, and their structure in the model's ``call``."""
 
     inputs: tuple[Port, ...]
     structure: Any
 
     def flatten(self, values: Any) -> tuple[Array, ...]:
-        """Return one array an input, from a single array, a list, or a dict by input name."""
+        """Return an array per input, from a single array, a list, or a dict by input name."""
         import keras
 
         if isinstance(values, Mapping) and not isinstance(self.structure, Mapping):
-            found = [values[p.name] for p in self.inputs if p.name in values]
+            leaves = [values[p.name] for p in self.inputs if p.name in values]
         elif len(self.inputs) == 1 and isinstance(values, list):
-            found = [values[0] if len(values) == 1 and hasattr(values[0], "shape") else values]
+            leaves = [values[0] if len(values) == 1 and hasattr(values[0], "shape") else values]
         else:
-            found = keras.tree.flatten(values)
-        if len(found) != len(self.inputs):
+            leaves = keras.tree.flatten(values)
+        if len(leaves) != len(self.inputs):
             raise UserError(
-                "The examples do not have one part for each input of the model.",
+                "The examples do not match the inputs of the model.",
                 expected=", ".join(p.name for p in self.inputs),
                 received=_in_words(values),
             )
-        return tuple(map(_to_array, found))
+        return tuple(map(_to_array, leaves))
 
     def pack(self, values: Any) -> Any:
-        """Return the structure that the model is called with."""
+        """Return the inputs in the structure of the model's ``call``."""
         import keras
 
         return keras.tree.pack_sequence_as(self.structure, list(values))
 
 
 def ports_of(model: keras.Model, example: Any = None) -> Ports:
-    """Read the inputs off the model; a subclassed model has none, so a batch must show them."""
+    """Return the inputs of a model; those of a subclassed model are read from a batch."""
     import keras
 
     if getattr(model, "inputs", None):
@@ -187,8 +187,8 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
         shapes = [(None, a.shape[1:], _model_dtype(a), "input") for a in arrays]
     else:
         raise UserError(
-            f"{type(model).__name__} does not say what its inputs look like.",
-            expected="a Sequential or Functional model, or examples that show it",
+            f"The inputs of {type(model).__name__} are unknown.",
+            expected="a Sequential or Functional model, or examples",
             received="a subclassed model without examples",
             fix="pass calibration=x_train[:200], or examples",
         )
@@ -198,21 +198,21 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
             Port(name, shape, dtype, batch)
             for name, (batch, shape, dtype, _) in zip(names, shapes, strict=True)
         ),
-        # Bare, it holds no data set and no graph in memory.
+        # Without tensors, which would keep a dataset or a graph in memory.
         keras.tree.map_structure(lambda _: 0, structure),
     )
 
 
 def require_numbers(model: keras.Model, ports: Ports) -> None:
-    """Refuse a model that takes strings, which LiteRT does not look up."""
+    """Raise for a model with string inputs, which LiteRT does not support."""
     strings = [port.name for port in ports.inputs if port.dtype == "string"]
     if strings:
         raise UserError(
             f"The model {model.name!r} takes strings: {', '.join(strings)}.",
-            expected="inputs of numbers: in a LiteRT file nothing is looked up",
+            expected="numeric inputs: a LiteRT file has no lookups",
             received="string inputs",
-            fix="make, train and convert a model behind the layers that look up, as "
-            "keras.Model(lookup.output, model.output), on what they give: lookup(text)",
+            fix="convert the model after its lookup layers, keras.Model(lookup.output, "
+            "model.output), on their results, lookup(text)",
         )
 
 
@@ -234,14 +234,14 @@ def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
 
 
 def _is_numbered(part: Any) -> bool:
-    """Return whether Keras named it: by its class, numbered through the life of the process."""
+    """Return whether a part has a default name of Keras: its class with a number."""
     name = re.sub(r"_\d+$", "", part.name)
-    classes = {each.__name__.replace("_", "").lower() for each in type(part).__mro__}
+    classes = {base.__name__.replace("_", "").lower() for base in type(part).__mro__}
     return name.replace("_", "") in classes
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
-    """Return the names, with a number after each one that was there before."""
+    """Return the names, with numbers after duplicates."""
     taken: list[str] = []
     for name in names:
         fresh, number = name, 1
@@ -252,7 +252,7 @@ def unique_names(names: list[str]) -> tuple[str, ...]:
 
 
 def _tidy(name: str, fallback: str) -> str:
-    # Keras numbers unnamed tensors through the life of the process.
+    # Keras numbers unnamed tensors in the whole process.
     if re.fullmatch(r"keras_tensor(_\d+)?|input_layer(_\d+)?", name):
         return fallback
     return re.sub(r"\W", "_", name)
@@ -272,7 +272,7 @@ def _to_array(values: Any) -> Array:
             "The examples do not form an array.",
             expected="rows of equal shape",
             received=str(error),
-            fix="a list is taken as rows, an example each: give (x, y) as a tuple, or x alone"
+            fix="pass (x, y) as a tuple, or x alone: a list is taken as rows of examples"
             if isinstance(values, list)
             else None,
         ) from error

@@ -1,7 +1,7 @@
-"""Which weights of a kernel become zero: what each is worth, and which may be zero together.
+"""Choose the weights of a kernel that become zero, by scores and by a pattern.
 
-Of a score for each weight, a pattern keeps the highest, and of equal ones those that come first. A
-kernel comes with its ``inputs``: the axes that are summed over, the input channels last.
+A pattern keeps the highest scores, and the first of equal ones. ``inputs`` of a kernel are the axes
+that are summed over, the input channels last.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Axes = tuple[int, ...]
 
 
 class Pattern:
-    """The base of all patterns; its text is the name by which ``prune`` takes it."""
+    """The base class of patterns; ``str`` returns the name in ``prune(pattern=...)``."""
 
     sparsity: ClassVar[float | None] = None
-    """The sparsity that the pattern itself means; None where a schedule says it."""
+    """The sparsity of the pattern; None: that of the schedule."""
 
     def choose(self, scores: Any, schedule: Schedule, step: Any, inputs: Axes | None) -> Any:
-        """Return True for the weights that stay at a step."""
+        """Return True for the weights that are kept at a step."""
         raise NotImplementedError
 
     def obstacle(self, shape: Sequence[int], inputs: Axes | None) -> str | None:
@@ -34,18 +34,18 @@ class Pattern:
         return None
 
     def target(self, shape: Sequence[int], sparsity: float, inputs: Axes | None) -> float:
-        """Return what a kernel of this shape can have of that sparsity."""
+        """Return the possible sparsity of a kernel of this shape."""
         return sparsity
 
     @property
     def together(self) -> int:
-        """Return how many weights become zero at once: a target may be missed by that many."""
+        """Return the weights that become zero together: a target may be missed by that many."""
         return 1
 
 
 @dataclass(frozen=True)
 class Unstructured(Pattern):
-    """Any weight may be zero: the most accurate pattern, which brings size and no speed."""
+    """Any weight may be zero: the most accurate pattern, for size, not for speed."""
 
     def __str__(self) -> str:
         return "unstructured"
@@ -56,10 +56,9 @@ class Unstructured(Pattern):
 
 @dataclass(frozen=True)
 class TwoOfFour(Pattern):
-    """Two of each four neighbouring input channels stay, as sparse tensor cores want it.
+    """Two of four adjacent input channels are kept, for sparse tensor cores.
 
-    A last group with fewer channels keeps two of them too, as an engine that fills it up with zeros
-    needs it.
+    A last group of fewer channels keeps two of them, too: an engine pads it with zeros.
     """
 
     sparsity: ClassVar[float | None] = 0.5
@@ -72,22 +71,21 @@ class TwoOfFour(Pattern):
         import tensorflow as tf
 
         assert inputs is not None
-        turned = keras.ops.moveaxis(scores, inputs[-1], -1)
-        channels = turned.shape[-1]
-        # What is filled up is worth less than any weight.
-        edges = [[0, 0]] * (len(turned.shape) - 1) + [[0, -channels % 4]]
-        filled = tf.pad(turned, edges, constant_values=scores.dtype.min)
-        best = tf.math.top_k(tf.reshape(filled, [-1, 4]), k=2).indices
-        stays = tf.reduce_any(tf.range(4) == best[:, :, None], axis=1)
-        cut = tf.reshape(stays, filled.shape)[..., :channels]
+        moved = keras.ops.moveaxis(scores, inputs[-1], -1)
+        channels = moved.shape[-1]
+        edges = [[0, 0]] * (len(moved.shape) - 1) + [[0, -channels % 4]]
+        padded = tf.pad(moved, edges, constant_values=scores.dtype.min)
+        best = tf.math.top_k(tf.reshape(padded, [-1, 4]), k=2).indices
+        kept = tf.reduce_any(tf.range(4) == best[:, :, None], axis=1)
+        cut = tf.reshape(kept, padded.shape)[..., :channels]
         return keras.ops.moveaxis(cut, -1, inputs[-1])
 
     def obstacle(self, shape: Sequence[int], inputs: Axes | None) -> str | None:
         if inputs is None:
-            return "its inputs are not summed over: 2 of 4 would bring nothing"
+            return "its inputs are not summed over: 2:4 has no effect"
         channels = shape[inputs[-1]]
         if channels <= 2:
-            return f"it has {channels} input channels, of which 2 in 4 would stay"
+            return f"it has {channels} input channels, all of which 2:4 keeps"
         return None
 
     def target(self, shape: Sequence[int], sparsity: float, inputs: Axes | None) -> float:
@@ -99,10 +97,10 @@ class TwoOfFour(Pattern):
 
 @dataclass(frozen=True)
 class Block(Pattern):
-    """Blocks of the kernel's matrix, inputs by outputs, are zero as a whole.
+    """Whole blocks of the kernel's matrix, inputs by outputs, are zero.
 
-    ``height`` counts inputs, ``width`` outputs; a convolution's window and input channels are the
-    inputs. A block's score is the average of its weights'; one at an edge may be smaller.
+    ``height`` counts inputs, ``width`` outputs; the inputs of a convolution are its window and
+    input channels. A block's score is the mean of its scores; an edge block may be smaller.
     """
 
     height: int
@@ -116,17 +114,17 @@ class Block(Pattern):
 
         assert inputs is not None
         order = [*inputs, *(axis for axis in range(len(scores.shape)) if axis not in inputs)]
-        turned = tf.transpose(scores, order)
+        moved = tf.transpose(scores, order)
         rows = math.prod(scores.shape[axis] for axis in inputs)
-        matrix = tf.reshape(turned, [rows, -1])
-        stays = _highest(self._averages(matrix), schedule, step)
-        whole = tf.repeat(tf.repeat(stays, self.height, axis=0), self.width, axis=1)
-        cut = tf.reshape(whole[:rows, : matrix.shape[1]], turned.shape)
+        matrix = tf.reshape(moved, [rows, -1])
+        kept = _highest(self._averages(matrix), schedule, step)
+        whole = tf.repeat(tf.repeat(kept, self.height, axis=0), self.width, axis=1)
+        cut = tf.reshape(whole[:rows, : matrix.shape[1]], moved.shape)
         return tf.transpose(cut, [order.index(axis) for axis in range(len(order))])
 
     def obstacle(self, shape: Sequence[int], inputs: Axes | None) -> str | None:
         if inputs is None:
-            return "it is no matrix of inputs by outputs"
+            return "it is not a matrix of inputs by outputs"
         rows = math.prod(shape[axis] for axis in inputs)
         columns = math.prod(shape) // rows
         if rows < self.height or columns < self.width:
@@ -153,7 +151,7 @@ class Block(Pattern):
 
 
 def _highest(scores: Any, schedule: Schedule, step: Any) -> Any:
-    """Return True for as many of the highest scores as stay at a step, at least one."""
+    """Return True for the highest scores that are kept at a step, at least one."""
     import tensorflow as tf
 
     flat = tf.reshape(scores, [-1])
@@ -161,7 +159,7 @@ def _highest(scores: Any, schedule: Schedule, step: Any) -> Any:
     ordered, order = tf.math.top_k(flat, k=size)
     last = kept_at(schedule, step, size) - 1
     lowest = tf.gather(ordered, last)
-    # Among equals top_k puts the lower index first, so the last one kept bounds the others.
+    # top_k orders equal scores by index, so the last one kept bounds the others.
     first_equals = tf.logical_and(flat == lowest, tf.range(size) <= tf.gather(order, last))
     return tf.reshape(tf.logical_or(flat > lowest, first_equals), scores.shape)
 
@@ -178,8 +176,8 @@ def as_pattern(name: object) -> Pattern:
     block = _BLOCK.fullmatch(name) if isinstance(name, str) else None
     if block is None:
         raise UserError(
-            "This is no pattern of zeros.",
-            expected='"unstructured", "2:4" (of each 4 input channels 2 stay) or "1x16" (blocks of '
+            "Unknown pattern.",
+            expected='"unstructured", "2:4" (2 of 4 input channels are kept) or "1x16" (blocks of '
             "1 input by 16 outputs)",
             received=repr(name),
         )
@@ -187,9 +185,9 @@ def as_pattern(name: object) -> Pattern:
 
 
 def scores_of(weights: Any, criterion: Criterion = "magnitude") -> Any:
-    """Return a score for each weight: its magnitude, or its share by LAMP.
+    """Return the scores of weights: their magnitude, or LAMP.
 
-    Weights that are NaN have the highest score, since a mask must not hide them.
+    NaN has the highest score, since a mask must not hide it.
     """
     import tensorflow as tf
 
@@ -199,20 +197,20 @@ def scores_of(weights: Any, criterion: Criterion = "magnitude") -> Any:
 
 
 def require_criterion(criterion: object) -> None:
-    """Refuse anything but the name of a criterion."""
+    """Raise unless ``criterion`` is the name of one."""
     if criterion not in get_args(Criterion):
         raise UserError(
-            "This is no criterion for pruning.",
+            "Unknown criterion.",
             expected='"magnitude" or "lamp"',
             received=repr(criterion),
         )
 
 
 def _lamp(weights: Any) -> Any:
-    """Return each weight's square as a share of its kernel's that are not smaller.
+    """Return squares of weights relative to the sum of those in the kernel that are not smaller.
 
-    Inside a kernel the order is that of magnitude. From kernel to kernel it does not depend on
-    their scale, which after a normalization means nothing (Lee et al., 2021).
+    Within a kernel the order is that of magnitude; between kernels it does not depend on their
+    scale, which a normalization makes meaningless (Lee et al., 2021).
     """
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
 """Magnitude pruning: ``prune``, its report, and the ``Prune`` transform.
 
-A Keras 3 model is pruned in place by constraints (:mod:`tfopt.compress.weight_mask`); a tf_keras
-model goes through tfmot (:mod:`tfopt.compress.keras2`).
+Keras 3 models are pruned in place by constraints (:mod:`tfopt.compress.weight_mask`), tf_keras
+models by tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CHOICES = 20
 
 @dataclass(frozen=True)
 class PruneSpec:
-    """The arguments of ``tfopt.prune``, checked."""
+    """The validated arguments of ``tfopt.prune``."""
 
     schedule: Schedule
     pattern: Pattern
@@ -62,7 +62,7 @@ class PruneSpec:
     step: int
 
     def attach(self, sites: list[Site]) -> None:
-        """Put masks on the sites, in force from the next step on."""
+        """Set masks on the sites, in force from the next step on."""
         from tfopt.compress.weight_mask import SharedChoice, WeightMask
 
         shared = SharedChoice(self.schedule) if self.across == "model" else None
@@ -82,13 +82,13 @@ class PruneSpec:
             shared.begin(self.step + 1)
 
     def for_tfmot(self) -> Schedule:
-        """Return the schedule, which is all that tfmot's wrappers can follow."""
+        """Return the schedule; raise for other arguments, which tfmot does not support."""
         limits = (self.pattern, self.criterion, self.across, self.step)
         if limits != (UNSTRUCTURED, "magnitude", "layer", 0):
             from tfopt.compress.keras2 import beyond_tfmot
 
             raise beyond_tfmot(
-                "prunes by magnitude alone, layer by layer",
+                "prunes by magnitude only, layer by layer",
                 f"pattern={self.pattern}, criterion={self.criterion}, across={self.across}, "
                 f"step={self.step}",
             )
@@ -102,13 +102,13 @@ def _spec(
     require_criterion(criterion)
     if across not in ("layer", "model"):
         raise UserError(
-            "across says what is ranked together.",
+            "Invalid across.",
             expected='"layer" or "model"',
             received=repr(across),
         )
     if across == "model" and pattern != UNSTRUCTURED:
         raise UserError(
-            "Weights are ranked across the model one by one only.",
+            'across="model" supports no pattern.',
             expected='pattern="unstructured" with across="model"',
             received=f'pattern="{pattern}"',
         )
@@ -117,29 +117,29 @@ def _spec(
 
 
 def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
-    """Return the schedule that was given, or the one that the pattern means; they must agree."""
+    """Return the given schedule, or that of the pattern; raise if they contradict each other."""
     fixed = pattern.sparsity
     if sparsity is None:
         if fixed is None:
             raise UserError(
-                "How much is to be pruned is not said.",
+                "prune() needs a sparsity.",
                 expected="a sparsity such as 0.8, or a schedule",
                 received="sparsity=None",
             )
         return ConstantSparsity(fixed)
     if isinstance(sparsity, Mapping):
         raise UserError(
-            "One call of prune gives its layers one sparsity.",
+            "A call of prune() has one sparsity.",
             expected="a sparsity such as 0.8, or a schedule",
             received=repr(sparsity),
-            fix='call it once for each: tfopt.prune(model, 0.5, layers="conv")',
+            fix='call it once per sparsity: tfopt.prune(model, 0.5, layers="conv")',
         )
     schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
     constant = isinstance(schedule, ConstantSparsity)
     if fixed is not None and not (constant and schedule.sparsity == fixed):
         raise UserError(
             f"The sparsity contradicts the pattern {pattern}.",
-            expected=f"{fixed:g} from a step on: a constant schedule of {fixed:g}",
+            expected=f"{fixed:g}, or a constant schedule of {fixed:g}",
             received=repr(sparsity),
             fix="leave sparsity out",
         )
@@ -147,7 +147,7 @@ def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
 
 
 def _mask_of(site: Site) -> Any:
-    """Return the mask that a site holds; None if it has none."""
+    """Return the mask of a site, or None."""
     from tfopt.compress.weight_mask import WeightMask
 
     return site.constraint if isinstance(site.constraint, WeightMask) else None
@@ -165,11 +165,10 @@ def prune(
 ) -> Any:
     """Attach masks to the kernels of a built model, in place, and return that model.
 
-    From then on every training step keeps the chosen weights at zero, with your own ``fit``
-    or training loop, whatever the Keras optimizer. A loop that writes weights itself calls
-    ``tfopt.compress.hold(model)`` after each update; so do you after a ``fit`` with
-    ``use_ema=True``, which Keras ends by giving the weights their averages. Steps are counted from
-    here, one a batch.
+    From then on every training step keeps the chosen weights at zero, in your own ``fit`` or
+    training loop, with any Keras optimizer. A loop that assigns weights itself calls
+    ``tfopt.compress.hold(model)`` after each update; call it also after a ``fit`` with
+    ``use_ema=True``, at whose end Keras assigns the averages. Steps count from here, one per batch.
 
     Example:
         tfopt.prune(model, PolynomialSparsity(0.8, end_step=1000))
@@ -178,44 +177,41 @@ def prune(
 
     Args:
         model: A built Keras 3 model, compiled or not, or a .keras file. A tf_keras model comes
-            back as a new model, wrapped by tfmot; its weights after ``fit`` are final once
-            ``strip`` is called.
+            back as a new model, wrapped by tfmot; its weights are final after ``strip``.
         sparsity: A fraction of zeros, in force at once, or a schedule for longer fine-tuning:
             ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` or ``ConstantSparsity``, whose
-            ``end_step`` must come before the end of training. None where the pattern says it: half
-            of the weights with "2:4".
-        pattern: Which weights are zero together: "2:4" two of each four input channels, for
+            ``end_step`` must come before the end of training. None: that of the pattern, 0.5 for
+            "2:4".
+        pattern: The groups of weights that are zero together: "2:4" two of four input channels, for
             sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs. A
             kernel that cannot have the pattern is left alone.
-        criterion: What makes a weight worth keeping: its "magnitude", or its share of those in its
-            kernel that are not smaller, "lamp".
-        across: "layer" gives every kernel the same sparsity; "model" ranks all their weights
-            together. By magnitude a layer with larger ones then keeps more, and one after a
-            normalization, where small weights count as much, loses nearly all; "lamp" compares
-            layers whatever their scale.
-        layers: Which layers: a regular expression searched for in each layer's path
+        criterion: The importance of a weight: its "magnitude", or "lamp", its square relative to
+            the sum of the squares in its kernel that are not smaller.
+        across: "layer": every kernel has the sparsity; "model": all their weights are ranked
+            together. By magnitude a layer with larger weights then keeps more, and a layer before
+            a normalization, where scale does not matter, may lose nearly all; "lamp" compares
+            layers of any scale.
+        layers: The layers: a regular expression searched for in the layers' paths
             ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.
-            None: all that have kernels, the output layer among them, but for depthwise ones, few
-            weights that lose much accuracy.
-        step: Batches trained already, where a training goes on: ``model.optimizer.iterations``
-            once its weights are restored. The schedule continues there. ``tfopt.resume`` keeps
-            masks and their step; ``BackupAndRestore`` keeps neither.
+            None: all layers with kernels, also the output layer, except depthwise ones, which have
+            few weights and lose much accuracy.
+        step: Batches trained before, to continue a schedule: ``model.optimizer.iterations`` after
+            its weights are restored. ``tfopt.resume`` keeps masks and their step;
+            ``BackupAndRestore`` keeps neither.
 
     Raises:
         UserError: The model is not built, a setting is unknown or contradicts the pattern, or none
             of the chosen layers can be pruned.
 
-    Weights that are written by hand (``set_weights``) get their zeros with the next step;
-    ``tfopt.compress.hold(model)`` puts them back at once.
+    Weights set by ``set_weights`` get their zeros in the next step, or by
+    ``tfopt.compress.hold(model)`` at once.
 
-    A model with masks already gets new ones, scheduled from now, on the chosen layers: so layers
-    get sparsities of their own. Call it again, too, where other weights were loaded into a model
-    that has trained with masks.
-    ``pruning_report`` lists the layers that were left alone, with the reason.
+    Called again, it replaces the masks of the chosen layers, scheduled from now: so layers can have
+    different sparsities. Call it again, too, after loading other weights into a model trained with
+    masks. ``pruning_report`` lists the layers left alone, with the reasons.
 
-    ``tfopt.load`` reads a file saved with masks on; after ``strip`` a file needs nothing of tfopt.
-    Masks ranked across the model stay as they were when they come from a file: prune again after
-    loading, with ``step``.
+    ``tfopt.load`` reads a file saved with masks; after ``strip`` a file loads without tfopt. Masks
+    ranked across the model are fixed after loading: prune again, with ``step``.
     """
     from tfopt.compress.saved import as_model, refresh_models
 
@@ -232,7 +228,7 @@ def prune(
 
 
 def pruning_report(model: Any) -> SparsityReport:
-    """Return zeros and targets, kernel by kernel, with a row for every layer left alone.
+    """Return zeros and targets per kernel, with a row for every layer left alone.
 
     A tuple of rows with ``path``, ``weights``, ``zeros``, ``target`` and ``remark``; printed, a
     table.
@@ -241,7 +237,7 @@ def pruning_report(model: Any) -> SparsityReport:
         model: A Keras model, before or after ``strip``.
 
     Raises:
-        UserError: It is no Keras model.
+        UserError: It is not a Keras model.
 
     Example:
         print(tfopt.compress.pruning_report(model))
@@ -253,7 +249,7 @@ def pruning_report(model: Any) -> SparsityReport:
     require_keras3(model)
     masks = filter(None, map(_mask_of, find_sites(model)))
     pattern = next((mask.pattern for mask in masks), None)
-    return SparsityReport(row for found in find_kernels(model) for row in _rows(found, pattern))
+    return SparsityReport(row for entry in find_kernels(model) for row in _rows(entry, pattern))
 
 
 def _choose(model: keras.Model, matches: Matches, pattern: Pattern, *, named: bool) -> list[Site]:
@@ -261,7 +257,7 @@ def _choose(model: keras.Model, matches: Matches, pattern: Pattern, *, named: bo
     from tfopt.compress.weight_mask import WeightMask
 
     sites = find_sites(model)
-    require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
+    require_free(model.name, sites, "the weights keep their values", replaced=WeightMask)
     by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern}"
     return choose_sites(
         model,
@@ -273,23 +269,23 @@ def _choose(model: keras.Model, matches: Matches, pattern: Pattern, *, named: bo
     )
 
 
-def _rows(found: Site | UnprunableLayer, pattern: Pattern | None) -> list[LayerSparsity]:
-    """Return the rows of one layer, each with why it has no mask of the model's ``pattern``."""
-    if isinstance(found, UnprunableLayer):
-        weights, zeros = count_zeros(*found.weights)
-        return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
-    mask = _mask_of(found)
+def _rows(entry: Site | UnprunableLayer, pattern: Pattern | None) -> list[LayerSparsity]:
+    """Return the rows of one layer, with the reason if it has no mask of the ``pattern``."""
+    if isinstance(entry, UnprunableLayer):
+        weights, zeros = count_zeros(*entry.weights)
+        return [LayerSparsity(entry.path, weights, zeros, None, entry.reason)]
+    mask = _mask_of(entry)
     if mask is None:
-        unfit = found.obstacle() if pattern is None else found.unfit(pattern)
-        remark = unfit or found.left_out("prune") or _without_mask(found, pattern)
+        unfit = entry.obstacle() if pattern is None else entry.unfit(pattern)
+        remark = unfit or entry.left_out("prune") or _without_mask(entry, pattern)
     elif mask.stays:
-        remark = "its zeros are fixed until prune() is called again"
+        remark = "its zeros are fixed; call prune() again to change them"
     else:
         remark = mask.unfinished
-    if not found.kernels:
-        return [LayerSparsity(found.path, 0, 0, None, remark)]
+    if not entry.kernels:
+        return [LayerSparsity(entry.path, 0, 0, None, remark)]
     rows = []
-    for kernel in found.kernels:
+    for kernel in entry.kernels:
         target = None
         if mask is not None:
             shape, sparsity = kernel.variable.shape, mask.schedule.sparsity
@@ -299,37 +295,35 @@ def _rows(found: Site | UnprunableLayer, pattern: Pattern | None) -> list[LayerS
 
 
 def _without_mask(site: Site, pattern: Pattern | None) -> str:
-    """After ``strip`` there are zeros all the same."""
+    """Return the remark of a site without a mask, with its zeros, as after ``strip``."""
     weights, zeros = count_zeros(*(kernel.variable for kernel in site.kernels))
     many = f"; {zeros / weights:.1%} zeros" if zeros >= ZEROS_MEANT * weights else ""
-    return (
-        "no mask is held" if pattern is None else "not among the layers that were chosen"
-    ) + many
+    return ("no mask" if pattern is None else "not among the chosen layers") + many
 
 
 @dataclass(frozen=True, repr=False)
 class Prune(Transform):
     """Keep the smallest weights of the kernels at zero, up to a target sparsity.
 
-    The masks are gone after the training, and the model is plain Keras.
+    The masks are removed after the training: the model is plain Keras.
 
     Example:
         outcome = run(job, Prune(0.8))
 
     Attributes:
-        sparsity: The fraction of each kernel that is zero in the end.
-        schedule: "polynomial" rises to it from ``initial_sparsity`` with the third power;
-            "constant" is there at once.
-        initial_sparsity: Where the rise begins.
+        sparsity: The final fraction of zeros in a kernel.
+        schedule: "polynomial": a cubic rise from ``initial_sparsity``; "constant": the final
+            sparsity from the first mask on.
+        initial_sparsity: The sparsity at the start of the rise.
         begin: The fraction of the training after which masks are first chosen.
-        end: The fraction after which they stay; what is left of the training recovers accuracy.
-        frequency: Steps from one choice to the next; None: twenty choices in all.
+        end: The fraction after which masks are fixed; the rest of the training recovers accuracy.
+        frequency: Steps between choices of masks; None: twenty choices in all.
         layers: A regular expression searched for in layer paths; None: every layer with a kernel,
-            but for depthwise ones.
-        pattern: "unstructured", or which weights are zero together: "2:4" for sparse tensor cores,
-            which goes with ``Prune(0.5, schedule="constant")``, or blocks such as "1x16".
+            except depthwise ones.
+        pattern: "unstructured", "2:4" for sparse tensor cores, with
+            ``Prune(0.5, schedule="constant")``, or blocks such as "1x16".
         criterion: "magnitude", or "lamp" to rank across the model.
-        across: "layer": each kernel has the sparsity; "model": all their weights together.
+        across: "layer": every kernel has the sparsity; "model": all their weights together.
     """
 
     sparsity: float
@@ -351,13 +345,13 @@ class Prune(Transform):
         keep_plain(self)
         if self.schedule not in ("polynomial", "constant"):
             raise UserError(
-                "Prune.schedule is unknown.",
+                "Invalid Prune.schedule.",
                 expected='"polynomial" or "constant"',
                 received=repr(self.schedule),
             )
         if self.initial_sparsity and self.schedule == "constant":
             raise UserError(
-                "A constant schedule of Prune has one sparsity.",
+                "Prune.initial_sparsity needs a polynomial schedule.",
                 expected="initial_sparsity=0",
                 received=repr(self.initial_sparsity),
             )
@@ -365,18 +359,18 @@ class Prune(Transform):
         require_share("Prune.end", self.end)
         if not self.begin < self.end:
             raise UserError(
-                "Prune ends before it begins.",
+                "Prune.begin must be less than Prune.end.",
                 expected="begin < end, as fractions of the training",
                 received=f"begin={self.begin}, end={self.end}",
             )
         compile_pattern("Prune.layers", self.layers)
         if self.frequency is not None:
             require_count("Prune.frequency", self.frequency)
-        # Whatever does not fit together is refused as tfopt.prune does.
+        # Raises for combinations that tfopt.prune does not support.
         _spec(self._schedule(steps=1000), self.pattern, self.criterion, self.across)
 
     def attach(self, run: Run, model: keras.Model) -> None:
-        """Put the masks on, scheduled for the steps this run will have."""
+        """Set the masks, scheduled for the steps of this run."""
         steps = training_steps(run.facts, "Prune", "tfopt.prune(model, ...) with steps")
         schedule = self._schedule(steps)
         prune(
@@ -398,7 +392,7 @@ class Prune(Transform):
         run.note(note + left_alone_note(left))
 
     def finish(self, run: Run, model: keras.Model) -> None:
-        """Write the masks' zeros, take the masks off, and report how many weights are zero."""
+        """Write the zeros, remove the masks, and note the sparsity."""
         from tfopt.compress.weight_mask import WeightMask
 
         changed = apply_final(model, WeightMask)
@@ -411,7 +405,7 @@ class Prune(Transform):
         if changed:
             note += (
                 f"; the masks were applied again in {few(changed)}, where a callback or an average "
-                "had put other weights in place"
+                "had replaced the weights"
             )
         short = self._missed(masked)
         if short:
@@ -419,11 +413,11 @@ class Prune(Transform):
         run.note(note)
 
     def _missed(self, masked: Sequence[LayerSparsity]) -> list[str]:
-        """Return where fewer weights are zero than was asked for."""
+        """Return the kernels with fewer zeros than the target."""
         if self.across == "model":
             zeros = sum(row.zeros for row in masked)
             weights = sum(row.weights for row in masked)
-            # Each kernel keeps a weight, whatever the others have.
+            # A kernel keeps at least one weight.
             return ["the model"] if zeros + len(masked) < self.sparsity * weights else []
         together = as_pattern(self.pattern).together
         return [

@@ -1,7 +1,7 @@
-"""Quantization-aware training of real models: quantize_aware, its report and its transform.
+"""Quantization-aware training: ``quantize_aware``, its report, and the ``QuantizeAware`` transform.
 
-A Keras 3 model is changed in place and stays of its kind, so the user keeps their own ``fit``; a
-tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
+Keras 3 models are changed in place and keep their class, for your own ``fit``; tf_keras models are
+wrapped by tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.awareness import (
     Awareness,
+    AwarenessSettings,
     KernelPrecision,
     LayerQuantization,
-    Settings,
     is_hooked,
 )
 from tfopt.compress.float_copy import require_plain_weights
@@ -24,7 +24,7 @@ from tfopt.compress.kernels import Layers, compile_pattern, find_sites, matcher
 from tfopt.compress.model_graph import find, ports_of, require_numbers
 from tfopt.compress.reports import ZEROS_MEANT, count_zeros
 from tfopt.compress.schedules import require_share, training_steps
-from tfopt.compress.strip import apply_final, take_awareness_off
+from tfopt.compress.strip import apply_final, remove_awareness
 from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_built_keras3
 from tfopt.job.roster import transform_class
@@ -59,32 +59,32 @@ def quantize_aware(
     momentum: float = 0.99,
     layers: Layers = None,
 ) -> Any:
-    """Make a built model compute as if in integers, in place, and return that model.
+    """Fake-quantize a built model for its training, in place, and return that model.
 
-    From then on kernels and results are rounded to the values that int8 can stand for, with your
-    own ``fit`` or training loop. ``tfopt.strip(model)`` then leaves a plain model with rounded
-    kernels, of which ``tfopt.quantize`` and ``tfopt.export`` make files as of any other. Steps are
-    calls of the model with ``training=True``, counted from here: one a batch.
+    From then on kernels and results are rounded to int8 values, in your own ``fit`` or training
+    loop. ``tfopt.strip(model)`` then leaves a plain model with rounded kernels, for
+    ``tfopt.quantize`` and ``tfopt.export``. Steps are calls of the model with ``training=True``,
+    counted from here, one per batch.
 
     Args:
         model: A built Keras 3 model, compiled or not, or a .keras file. A tf_keras model comes
             back as a new model, wrapped by tfmot.
-        precision: "int8", or "int4": kernels of at most 15 values a channel. A LiteRT file in
-            int8 holds those in 8 bits, and only compresses better.
-        begin_step: Until then the model computes in float, while ranges are already observed.
-        freeze_batchnorm_step: From then on batch normalization uses its moving statistics, as
-            the served model does, and no longer changes them. None: never.
-        momentum: How slowly ranges follow the batches; the first batch sets them.
-        layers: Which layers: a regular expression searched for in each path, a layer class or a
-            tuple of them, or a function of the layer. None: all.
+        precision: "int8", or "int4": kernels of at most 15 values per channel. A LiteRT file in
+            int8 stores them in 8 bits, and only compresses better.
+        begin_step: Until then the model computes in float, and ranges are observed.
+        freeze_batchnorm_step: From then on BatchNormalization uses its moving statistics, as in
+            inference, and no longer updates them. None: never.
+        momentum: The momentum of the ranges' moving averages; the first batch sets them.
+        layers: The layers: a regular expression searched for in the layers' paths, a layer class or
+            a tuple of them, or a function of the layer. None: all.
 
     Raises:
         UserError: The model is not built, a setting is out of range, or none of the chosen layers
             can be quantized.
 
-    Masks and clusters that are on the model stay in force, so zeros stay zeros and few values few:
-    call this before ``strip``, which would take them off. ``strip`` takes this off too.
-    ``tfopt.load`` reads a file saved before that.
+    Masks and clusters of the model stay in force, and so do zeros and clustered values: call this
+    before ``strip``, which removes them, and this too. ``tfopt.load`` reads a file saved before
+    ``strip``.
 
     Example:
         >>> tfopt.quantize_aware(model)
@@ -107,10 +107,10 @@ def quantize_aware(
     points = plan(model, matches)
     if not any(point.acts for point in points[1:]):
         raise UserError(
-            f"There is no layer to quantize in {model.name!r}: none matches.",
+            f"No layer to quantize in {model.name!r} matches layers=.",
             expected="a layer that computes (Dense, Conv, Add, BatchNormalization ...)",
             received=", ".join(point.path for point in points[1:21]) or "a model without layers",
-            fix="mend layers=, which is searched for in these paths",
+            fix="correct layers=, which is searched for in these paths",
         )
     _require_free(model, points)
     from tfopt.compress.saved import make_aware
@@ -122,7 +122,7 @@ def quantize_aware(
 
 
 def quantization_report(model: Any) -> QuantizationReport:
-    """Return what is fake-quantized, with a row for every layer and operation left alone.
+    """Return the fake-quantized layers and operations, with a row for each left alone.
 
     A tuple of rows with ``path``, ``kind``, ``precision``, ``output`` and ``remark``; printed, a
     table.
@@ -140,35 +140,35 @@ def quantization_report(model: Any) -> QuantizationReport:
         from tfopt.compress import keras2
 
         return QuantizationReport(keras2.quantization_report(model))
-    held = getattr(model, "quantization_awareness", None)
-    if held is None:
+    awareness = getattr(model, "quantization_awareness", None)
+    if awareness is None:
         raise UserError(
             "This model is not quantization-aware.",
             expected="a model that quantize_aware() returned, before strip()",
             received=f"{type(model).__name__} {getattr(model, 'name', '')!r}",
         )
-    return QuantizationReport(row for point in held.points for row in _rows(held, point))
+    return QuantizationReport(row for point in awareness.points for row in _rows(awareness, point))
 
 
 def _require_precision(precision: object) -> None:
     if not isinstance(precision, str) or precision not in _BITS:
         raise UserError(
-            "The precision to train for is unknown.",
+            "Unknown precision of quantize_aware().",
             expected=" | ".join(_BITS),
             received=repr(precision),
         )
 
 
-def _settings(precision: object, begin_step: object, freeze_step: Any, momentum: Any) -> Settings:
+def _settings(
+    precision: object, begin_step: object, freeze_step: Any, momentum: Any
+) -> AwarenessSettings:
     _require_precision(precision)
     begin_step = require_count("begin_step", begin_step, minimum=0)
     if freeze_step is not None:
         freeze_step = require_count("freeze_batchnorm_step", freeze_step, minimum=0)
     if not within(momentum, 0, 1):
-        raise UserError(
-            "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
-        )
-    return Settings(_BITS[str(precision)], begin_step, freeze_step, float(momentum))
+        raise UserError("Invalid momentum.", expected="0 <= momentum < 1", received=repr(momentum))
+    return AwarenessSettings(_BITS[str(precision)], begin_step, freeze_step, float(momentum))
 
 
 def _warn_of_unconstrained_zeros(model: Any) -> None:
@@ -180,42 +180,42 @@ def _warn_of_unconstrained_zeros(model: Any) -> None:
             continue
         for kernel in site.kernels:
             weights, zeros = count_zeros(kernel.variable)
-            # One of zeros alone was initialised so.
+            # All zeros are an initial value.
             if ZEROS_MEANT * weights <= zeros < weights:
                 sparse.append(f"{kernel.path} {zeros / weights:.0%}")
     if sparse:
         more = ", ..." if len(sparse) > 4 else ""
         warnings.warn(
-            f"{len(sparse)} kernels of {model.name!r} have many zeros that nothing holds "
-            f"({', '.join(sparse[:4])}{more}), and training will fill them. To keep them, call "
-            "quantize_aware while the masks or clusters are still on, before strip.",
+            f"{len(sparse)} kernels of {model.name!r} have many zeros without a mask "
+            f"({', '.join(sparse[:4])}{more}), which training will change. To keep them, call "
+            "quantize_aware before strip, which removes masks and clusters.",
             stacklevel=3,
         )
 
 
 def _require_free(model: Any, points: Sequence[Point]) -> None:
-    held = [point.path for point in points if is_hooked(find(model, point.address))]
-    if held:
+    hooked = [point.path for point in points if is_hooked(find(model, point.address))]
+    if hooked:
         raise UserError(
             f"Layers of {model.name!r} are quantization-aware already, in it or in another model.",
-            expected="layers that are trained in the ranges of one model",
-            received=", ".join(held[:8]),
-            fix="call tfopt.strip on the model that is, or make one model with the outputs of both "
-            "quantization-aware",
+            expected="layers in the ranges of one model",
+            received=", ".join(hooked[:8]),
+            fix="call tfopt.strip on that model, or quantize_aware on one model with the outputs "
+            "of both",
         )
 
 
-def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:
-    """Return a row for a point; of the model's inputs, which have a range each, one for each."""
+def _rows(awareness: Awareness, point: Point) -> Iterator[LayerQuantization]:
+    """Yield the row of a point; for the model's inputs, a row per input."""
     precision: KernelPrecision | None = None
     if point.kernels:
-        precision = "int8" if held.settings.bits == _BITS["int8"] else "int4"
+        precision = "int8" if awareness.settings.bits == _BITS["int8"] else "int4"
     places = {f"input_{number}": f"{point.path}/{number}" for number in point.inputs}
     if len(places) == 1:
         places = dict.fromkeys(places, point.path)
     for place, path in (places or {"output": point.path}).items():
-        found = held.range_of(point, place)
-        yield LayerQuantization(path, point.kind, precision, found, point.remark)
+        limits = awareness.range_of(point, place)
+        yield LayerQuantization(path, point.kind, precision, limits, point.remark)
 
 
 _FILENAME = "model_qat_int8.tflite"
@@ -223,17 +223,17 @@ _FILENAME = "model_qat_int8.tflite"
 
 @dataclass(frozen=True, repr=False)
 class QuantizeAware(Transform):
-    """Trains for integers, and adds an int8 LiteRT file of the trained model.
+    """Trains quantization-aware, and adds an int8 LiteRT file of the trained model.
 
     Example:
         outcome = run(job, QuantizeAware(begin=0.2))
         outcome.save("out")  # the model, and its int8 file
 
     Attributes:
-        precision: "int8", or "int4", which the file holds in 8 bits: it only compresses better.
+        precision: "int8", or "int4", which the file stores in 8 bits: it only compresses better.
         begin: The fraction of the training until which the model computes in float.
-        freeze_batchnorm: The fraction after which batch normalization keeps its moving statistics,
-            as the served model does; None: never.
+        freeze_batchnorm: The fraction after which BatchNormalization uses its moving statistics, as
+            in inference; None: never.
         layers: A regular expression searched for in layer paths; None: every layer.
     """
 
@@ -243,7 +243,7 @@ class QuantizeAware(Transform):
     layers: str | None = None
 
     exact: ClassVar[bool] = False
-    reads_held: ClassVar[bool] = True
+    reads_constraints: ClassVar[bool] = True
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
     def __post_init__(self) -> None:
@@ -271,12 +271,12 @@ class QuantizeAware(Transform):
         run.note(_summary(model))
 
     def finish(self, run: Run, model: keras.Model) -> None:
-        """Leave a plain model with the rounded kernels, and make the file of it."""
+        """Restore a plain model with the rounded kernels, and add its file."""
         apply_final(model)
-        take_awareness_off(model)
-        # By name, since writing files is a room above this one.
+        remove_awareness(model)
+        # By name, since ``tfopt.export`` imports this package.
         quantize: Any = transform_class("quantize")
-        quantize(max_drop=100).write(run, model, _FILENAME)  # the file is what was trained
+        quantize(max_drop=100).write(run, model, _FILENAME)
 
 
 def _summary(model: keras.Model) -> str:

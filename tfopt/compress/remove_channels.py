@@ -1,7 +1,7 @@
-"""Channels, units and heads truly removed from a model: remove_channels, its report, its transform.
+"""Remove channels, units and heads from a model: ``remove_channels``, its report, its transform.
 
-What is returned differs by rounding only from the given model in which the removed channels are
-unused, and was compared with it where it can be run here.
+The smaller model computes, but for rounding, what the given one computes without using the removed
+channels; the two are compared if they can be run here.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.channels.label_graph import analyse
-from tfopt.compress.channels.labels import Analysis, Block, find_blocks
+from tfopt.compress.channels.labels import Analysis, ChannelBlock, find_blocks
 from tfopt.compress.channels.selection import (
     SCORES,
     Choice,
     Score,
     Selection,
-    nothing,
+    empty_selection,
     score_units,
     search,
 )
-from tfopt.compress.channels.surgery import masked, require_agreement, without
+from tfopt.compress.channels.surgery import masked, require_agreement, smaller_model
 from tfopt.compress.float_copy import scope_of_variables
 from tfopt.compress.kernels import Layers, compile_pattern, matcher
 from tfopt.compress.strip import awareness_of
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Channels that the same layers make, and that are kept or removed together.
+    """Channels of the same layers, which are kept or removed together.
 
     Attributes:
-        layers: The layers, by path.
-        before: How many there are to choose from; each may be several channels of one layer.
-        after: How many stay.
-        remark: Why all of them stay; None if they need not.
+        layers: The paths of the layers.
+        before: The number of units; a unit may be several channels of one layer.
+        after: The number of units that are kept.
+        remark: Why all are kept, or None.
     """
 
     layers: tuple[str, ...]
@@ -56,10 +56,9 @@ class ChannelGroup:
 class ChannelsReport:
     """Groups and totals of a removal.
 
-    ``flops`` are two for each multiplication with a kernel, for one example: what goes with the
-    channels. ``tfopt.footprint`` counts all else too (biases, activations, pooling). None where the
-    model leaves a size open. What ``unfollowed`` layers multiply is not in them; these are paths,
-    with the reasons.
+    ``flops`` are two per multiplication with a kernel, for one example; None for inputs of unknown
+    size. ``tfopt.footprint`` counts all other operations too (biases, activations, pooling).
+    ``unfollowed`` layers, paths with reasons, are not counted.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -92,9 +91,9 @@ class ChannelsReport:
 
 
 def make_report(
-    model: keras.Model, blocks: tuple[Block, ...], selection: Selection, multiple: int
+    model: keras.Model, blocks: tuple[ChannelBlock, ...], selection: Selection, multiple: int
 ) -> ChannelsReport:
-    whole = nothing(selection.analysis)
+    whole = empty_selection(selection.analysis)
     return ChannelsReport(
         tuple(_group(block, selection, multiple) for block in blocks),
         whole.parameters(model.weights),
@@ -105,11 +104,11 @@ def make_report(
     )
 
 
-def _group(block: Block, selection: Selection, multiple: int) -> ChannelGroup:
+def _group(block: ChannelBlock, selection: Selection, multiple: int) -> ChannelGroup:
     before, after = len(block.units), selection.kept(block.units)
     remark = block.reason
     if remark is None and after == before:
-        remark = f"the share of them that would go rounds to none (multiples of {multiple})"
+        remark = f"the number to remove rounds to 0 (multiples of {multiple})"
     layers = tuple(dict.fromkeys(maker.path for maker in block.makers))
     return ChannelGroup(layers, before, after, remark)
 
@@ -125,9 +124,9 @@ class ChannelOptions:
         small = tfopt.remove_channels(model, 0.5, options=ChannelOptions(multiple=16))
 
     Attributes:
-        ranking: "layer" takes the same fraction of every group; "global" those that matter least
-            in the whole model.
-        multiple: What widths are rounded to where a group has twice as many: 8 for tensor cores.
+        ranking: "layer": the same fraction of every group; "global": the least important channels
+            of the whole model.
+        multiple: Widths are rounded to multiples of it in groups twice as wide: 8 for tensor cores.
     """
 
     ranking: Literal["layer", "global"] = "layer"
@@ -138,7 +137,7 @@ class ChannelOptions:
         require_count("ChannelOptions.multiple", self.multiple)
         if self.ranking not in ("layer", "global"):
             raise UserError(
-                "ChannelOptions.ranking is unknown.",
+                "Invalid ChannelOptions.ranking.",
                 expected='"layer" or "global"',
                 received=repr(self.ranking),
             )
@@ -154,33 +153,33 @@ def remove_channels(
     data: Any = None,
     options: ChannelOptions | None = None,
 ) -> keras.Model:
-    """Return a new, smaller model without a fraction of the channels; the given one stays.
+    """Return a new, smaller model without a fraction of the channels; the given one is unchanged.
 
-    Filters, units and attention heads go for real, with everything that depends on them. The
-    new model is plain Keras. Compiled like the given one, with an optimizer that begins anew:
-    fine-tune it with your own ``fit``. Call this again on it to go on in steps.
+    Filters, units and attention heads are removed, with everything that depends on them. The new
+    model is plain Keras, compiled like the given one with a new optimizer: fine-tune it with your
+    own ``fit``, or call this again on it.
 
     Args:
         model: A built Sequential or Functional model of Keras 3, or a .keras file of one.
-        fraction: How much to remove of the target, in (0, 1). Of "channels" it is not the share of
+        fraction: The fraction of the target to remove, in (0, 1). Of "channels" it is not that of
             the parameters: a kernel loses channels on both sides, and 0.3 leaves it 0.7 x 0.7.
-        target: "channels", of each group's; "parameters" or "flops", of the whole model's; or a
+        target: "channels" of every group; "parameters" or "flops" of the whole model; or a
             function of a model, such as a latency, which is called on some ten smaller models.
-        score: What goes first: the smallest "norm" of its weights, "batchnorm" scale, or effect on
-            the loss ("taylor", which needs ``data`` and a compiled model).
-        layers: Which layers may lose channels of their own: a regular expression searched for in
-            each layer's path, a layer class or a tuple of them, or a function of the layer.
+        score: The importance of channels: the "norm" of their weights, the "batchnorm" scale, or
+            the effect on the loss ("taylor", which needs ``data`` and a compiled model).
+        layers: The layers whose channels may be removed: a regular expression searched for in the
+            layers' paths, a layer class or a tuple of them, or a function of the layer.
         data: Labelled examples for "taylor": a tuple of arrays, or batches as ``fit`` takes them.
         options: ``ChannelOptions``: ranking and rounding. By default widths become multiples of 8,
             so that half of 20 channels is 8.
 
     Raises:
-        UserError: The model is neither Sequential nor Functional, masks or clusters are on it,
-            ``fraction`` is not between 0 and 1, or no channel would go.
+        UserError: The model is neither Sequential nor Functional, it has masks or clusters,
+            ``fraction`` is not between 0 and 1, or no channel would be removed.
 
-    Frozen layers lose channels like others, and stay frozen. Channels that anything unknown
-    depends on stay whole: ``channels_report`` takes the same arguments and says what goes, and
-    why the rest stays.
+    Frozen layers lose channels, too, and stay frozen. Channels on which an unknown layer depends
+    are kept: ``channels_report`` takes the same arguments, and shows what is removed, and why the
+    rest is kept.
 
     Example:
         >>> small = tfopt.remove_channels(model, 0.5)
@@ -196,9 +195,9 @@ def remove_channels(
 
 @dataclass(frozen=True)
 class Removal:
-    """A smaller model, what was done, and how far it is from the given model with masks.
+    """A smaller model, its report, and its difference from the given model with masks.
 
-    ``difference`` is relative to the largest output; None where they could not be compared.
+    ``difference`` is relative to the largest output; None if they could not be compared.
     """
 
     model: keras.Model
@@ -207,12 +206,12 @@ class Removal:
 
 
 def carry_out(model: keras.Model, fraction: float = 0.5, **settings: Any) -> Removal:
-    """Do what ``remove_channels`` and ``channels_report`` do, for the price of one."""
+    """Return the results of ``remove_channels`` and ``channels_report`` together."""
     selection, blocks, options = _choose(model, fraction, **settings)
     _require_fewer(model, selection, fraction, options)
     compile_arguments = compile_factory(model) if model.compiled else None
     with scope_of_variables(model):
-        smaller = without(model, selection)
+        smaller = smaller_model(model, selection)
         if compile_arguments is not None:
             smaller.compile(**compile_arguments())
     difference = require_agreement(smaller, masked(model, selection))
@@ -231,7 +230,7 @@ def channels_report(
 ) -> ChannelsReport:
     """Return what ``remove_channels`` would do with the same arguments; nothing is changed.
 
-    Printed, a table of the channels that go together, and the reasons of those that stay.
+    Printed, a table of the groups of channels, and the reasons of those that are kept.
 
     Args:
         model: As for ``remove_channels``.
@@ -263,10 +262,10 @@ def _choose(
     layers: Layers = None,
     data: Any = None,
     options: ChannelOptions | None = None,
-) -> tuple[Selection, tuple[Block, ...], ChannelOptions]:
+) -> tuple[Selection, tuple[ChannelBlock, ...], ChannelOptions]:
     if not isinstance(options, ChannelOptions | None):
         raise UserError(
-            "options are of the wrong type.",
+            "options must be a ChannelOptions.",
             expected="tfopt.compress.ChannelOptions(...)",
             received=repr(options),
         )
@@ -292,83 +291,83 @@ def _choose(
 
 def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
     if callable(target):
-        name = "What the target= function gave for a smaller model"
-        return lambda selection: require_number(name, target(without(model, selection)))
+        name = "The result of the target= function for a smaller model"
+        return lambda selection: require_number(name, target(smaller_model(model, selection)))
     if target == "parameters":
         return lambda selection: selection.parameters(model.weights)
 
     if analysis.unfollowed:
         raise UserError(
-            f"The FLOPs of {model.name!r} are not known: some layers are not followed.",
-            expected="layers that are followed",
-            received=f"{few(list(analysis.unfollowed))}, whose work is not known",
+            f"The FLOPs of {model.name!r} are unknown: some layers are not supported.",
+            expected="supported layers",
+            received=few(list(analysis.unfollowed)),
             fix='target="parameters", or a function of a model that measures it',
         )
 
     def flops(selection: Selection) -> float:
-        found = selection.flops()
-        if found is None:
+        total = selection.flops()
+        if total is None:
             raise UserError(
-                f"The FLOPs of {model.name!r} are not known: its inputs leave a size open.",
+                f"The FLOPs of {model.name!r} are unknown: its inputs have an unknown size.",
                 expected="inputs of known shape",
                 received=", ".join(str(tensor.shape) for tensor in model.inputs),
-                fix='target="parameters", or a model with inputs of a size',
+                fix='target="parameters", or a model with inputs of known shape',
             )
-        return found
+        return total
 
     return flops
 
 
 def require_settings(fraction: object, target: object, score: object) -> None:
-    """Raise for what no model's channels can be chosen by."""
+    """Raise for invalid settings, whatever the model is."""
     if not within(fraction, 0, 1) or not fraction:
         raise UserError(
-            "fraction is not a share of the channels that can be removed.",
+            "Invalid fraction.",
             expected="0 < fraction < 1, such as 0.5 for 50 %",
             received=repr(fraction),
         )
     if not callable(target) and target not in ("channels", "parameters", "flops"):
         raise UserError(
-            "The target of the removal is unknown.",
+            "Unknown target.",
             expected='"channels", "parameters", "flops" or a function of a model',
             received=repr(target),
         )
     if score not in SCORES:
         raise UserError(
-            "The score of channels is unknown.",
+            "Unknown score.",
             expected=", ".join(map(repr, SCORES)),
             received=repr(score),
         )
 
 
 def _require_plain(model: keras.Model) -> None:
-    """Raise for masks, which have the shape of their kernel, and what would be left behind."""
-    held = [v.path for v in model.variables if type(v.constraint).__module__[:6] == "tfopt."]
-    held += [f"{each.name}, quantization-aware" for each in awareness_of(model)]
-    if held:
+    """Raise for masks, clusters and quantization awareness."""
+    attached = [v.path for v in model.variables if type(v.constraint).__module__[:6] == "tfopt."]
+    attached += [f"{part.name}, quantization-aware" for part in awareness_of(model)]
+    if attached:
         raise UserError(
-            f"Something of tfopt is held on {model.name!r}.",
+            f"{model.name!r} has masks, clusters or quantization awareness.",
             expected="a plain model",
-            received=", ".join(held[:4]),
-            fix="take it off first: tfopt.strip(model)",
+            received=", ".join(attached[:4]),
+            fix="call tfopt.strip(model) first",
         )
 
 
 def _require_data(model: keras.Model, score: str, data: Any) -> None:
     if (score == "taylor") != (data is not None):
         raise UserError(
-            'data= is what score="taylor" is computed on.',
+            'score="taylor" needs data=, and only it does.',
             expected="both, or neither of them",
             received=f"score={score!r}, data={'None' if data is None else type(data).__name__}",
         )
     if score == "taylor" and not model.compiled:
         raise UserError(
-            'score="taylor" needs the loss of the model, and it is not compiled.',
+            'score="taylor" needs a compiled model.',
             expected="a model on which compile(optimizer=..., loss=...) was called",
         )
 
 
-def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[Block, ...]) -> None:
+def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[ChannelBlock, ...]) -> None:
     if all(block.reason is not None for block in blocks):
         reasons = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
         unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
@@ -376,9 +375,9 @@ def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[Block, .
         reasons += [reason for reason in analysis.unknown.values() if reason not in joined]
         raise UserError(
             f"There is no channel to remove in {model.name!r}.",
-            expected="at least one layer whose channels do not have to stay whole",
-            received="; ".join(reasons[:8]) or "no layer that makes channels",
-            fix="mend layers=, which is searched for in these paths" if unchosen else None,
+            expected="a layer whose channels can be removed",
+            received="; ".join(reasons[:8]) or "no layer with channels",
+            fix="correct layers=, which is searched for in these paths" if unchosen else None,
         )
 
 
@@ -387,8 +386,8 @@ def _require_fewer(
 ) -> None:
     if not selection.gone.any():
         raise UserError(
-            f"No channel of {model.name!r} would go: every width rounds to what it is.",
-            expected=f"a fraction that some width loses in multiples of {options.multiple}",
+            f"No channel of {model.name!r} would be removed: every width rounds to itself.",
+            expected=f"a fraction that changes a width by a multiple of {options.multiple}",
             received=repr(fraction),
             fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
         )
@@ -396,20 +395,19 @@ def _require_fewer(
 
 @dataclass(frozen=True, repr=False)
 class RemoveChannels(Transform):
-    """Removes filters, units and attention heads, and trains what is left.
+    """Removes filters, units and attention heads, and trains the smaller model.
 
-    It is for a model that is trained already, as ``Job.from_model`` describes it: the scores of
-    random weights say little.
+    It is for a trained model, as of ``Job.from_model``: scores of random weights mean little.
 
     Example:
         outcome = run(job, RemoveChannels(0.5))
 
     Attributes:
-        fraction: How much to remove of the target.
-        target: "channels", of each group's; "parameters" or "flops", of the whole model's.
-        score: What goes first: the smallest "norm" of its weights or "batchnorm" scale.
-        ranking: "layer" takes the same fraction of every group; "global" what matters least.
-        multiple: What widths are rounded to where there is room.
+        fraction: The fraction of the target to remove.
+        target: "channels" of every group; "parameters" or "flops" of the whole model.
+        score: The importance of channels: the "norm" of their weights or the "batchnorm" scale.
+        ranking: "layer": the same fraction of every group; "global": the least important channels.
+        multiple: Widths are rounded to multiples of it in groups twice as wide.
         layers: A regular expression searched for in layer paths; None: every layer.
     """
 
@@ -429,7 +427,7 @@ class RemoveChannels(Transform):
         if self.score not in ("norm", "batchnorm") or callable(self.target):
             raise UserError(
                 "RemoveChannels takes no data and no functions.",
-                expected='score="norm" or "batchnorm", and a target that is a name',
+                expected='score="norm" or "batchnorm", and a target by name',
                 received=f"score={self.score!r}, target={self.target!r}",
                 fix="use tfopt.remove_channels(model, ...) before Job.from_model",
             )

@@ -1,4 +1,4 @@
-"""What a pruned or clustered model holds, as data: the rows of its reports."""
+"""The rows of the reports on pruned and clustered models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tfopt.report.format import by_reason, left_alone, table
 
-# A trained kernel has no zeros but those that something has put there.
+# A share of zeros that comes from a mask: trained kernels have nearly none.
 ZEROS_MEANT = 0.1
 
 
@@ -19,11 +19,11 @@ class LayerSparsity:
     """One kernel (or one layer left alone) of a model.
 
     Attributes:
-        path: Names from the model down to the kernel.
-        weights: How many weights it has.
-        zeros: How many of them are zero now.
-        target: The sparsity its schedule ends at; None: it has no mask.
-        remark: Why it has no mask, or what to know about the one it has.
+        path: The path of the kernel or layer.
+        weights: The number of weights.
+        zeros: The number of zeros.
+        target: The final sparsity of the schedule; None without a mask.
+        remark: Why there is no mask, or a remark on it.
     """
 
     path: str
@@ -67,11 +67,11 @@ class LayerClusters:
     """One kernel (or one layer left alone) of a model.
 
     Attributes:
-        path: Names from the model down to the kernel.
-        weights: How many weights it has.
-        values: How many different ones it has now.
-        clusters: How many it may have; None: it is not clustered.
-        remark: Why it is not, or what to know about its clusters.
+        path: The path of the kernel or layer.
+        weights: The number of weights.
+        values: The number of different values.
+        clusters: The allowed number of values; None without clusters.
+        remark: Why there are no clusters, or a remark on them.
     """
 
     path: str
@@ -82,7 +82,7 @@ class LayerClusters:
 
     @property
     def bits(self) -> int | None:
-        """Bits for a weight stored as a place in the table of values; None without weights."""
+        """Return the bits of a weight as an index of values; None without weights."""
         return max(1, (self.values - 1).bit_length()) if self.weights else None
 
 
@@ -103,30 +103,30 @@ class ClustersReport(tuple[LayerClusters, ...]):
 
 
 def count_zeros(*variables: Any) -> tuple[int, int]:
-    """Return how many weights the variables have, and how many of them are zero."""
+    """Return the numbers of weights and of zeros in variables."""
     values = [np.asarray(variable.numpy()) for variable in variables]
     weights = sum(value.size for value in values)
     return weights, weights - sum(int(np.count_nonzero(value)) for value in values)
 
 
 def has_many_zeros(*variables: Any) -> bool:
-    """Return whether so much of the variables is zero that something has put the zeros there."""
+    """Return whether variables have so many zeros that they come from a mask."""
     weights, zeros = count_zeros(*variables)
     return zeros >= max(1, ZEROS_MEANT * weights)
 
 
 def sparsity_of(rows: Iterable[LayerSparsity]) -> float:
-    """Return the fraction of zeros in all rows together."""
+    """Return the fraction of zeros over all rows."""
     rows = list(rows)
     return sum(row.zeros for row in rows) / sum(row.weights for row in rows)
 
 
 def count_values(variable: Any) -> int:
-    """Return how many different values a variable has."""
+    """Return the number of different values of a variable."""
     return len(np.unique(np.asarray(variable.numpy())))
 
 
 def left_alone_note(left: Iterable[tuple[str, str | None]]) -> str:
-    """Return paths and reasons as the end of a note; empty without any."""
+    """Return the end of a note with paths and reasons; "" without any."""
     reasons = by_reason((path, reason or "") for path, reason in left)
     return f"; left alone: {', '.join(reasons)}" if reasons else ""

@@ -1,10 +1,8 @@
-"""Read saved models with what tfopt holds in them, and the class that saves it.
+"""Save and load models with masks, clusters and quantization awareness.
 
-A model stays the object that it is, and an instance of the class that it had.
-
-This file imports Keras at its top, since its class acts inside Keras: import it inside functions.
-Importing it registers what ``keras.models.load_model`` needs. A file saved after ``tfopt.strip``
-needs nothing of it.
+The model stays the same object, and an instance of its class. This file imports Keras: import it
+inside functions. It registers the classes that ``keras.models.load_model`` needs; a file saved
+after ``tfopt.strip`` does not need them.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ __all__ = ["CompressedModel", "WeightClusters", "WeightMask", "as_model", "read_
 
 
 def as_model(model: Any) -> Any:
-    """Return the Keras model in a .keras file, or the model that was given in its place."""
+    """Return the model in a .keras file, or the given model itself."""
     return read_model(model) if isinstance(model, str | os.PathLike) else model
 
 
@@ -50,7 +48,7 @@ def read_model(path: str | os.PathLike[str]) -> Any:
             received="no such file"
             if not file.exists()
             else "another kind of file, or a damaged one",
-            fix="model.save('model.keras') in the program that has the model",
+            fix="save the model: model.save('model.keras')",
         )
     try:
         return keras.models.load_model(file)
@@ -59,8 +57,8 @@ def read_model(path: str | os.PathLike[str]) -> Any:
             f"Keras cannot load {file}.",
             expected="a file whose classes are Keras's, tfopt's or registered",
             received=first_line(error),
-            fix="import the module that registers your classes "
-            "(@keras.saving.register_keras_serializable()) before, or pass the model itself; on "
+            fix="first import the module that registers your classes "
+            "(@keras.saving.register_keras_serializable()), or pass the model itself; on "
             "the command line `tfopt export --examples my.module:function` imports it, and "
             "`tfopt optimize --data my.module:function`",
         ) from error
@@ -68,28 +66,27 @@ def read_model(path: str | os.PathLike[str]) -> Any:
 
 @keras.saving.register_keras_serializable("tfopt")
 class CompressedModel:
-    """Stands in front of a model's own class where Keras does not save all that is held on it.
+    """A mixin before a model's class that saves what Keras does not.
 
-    That is quantization awareness, and the masks and clusters of layers that a class of the user's
-    own makes in its constructor. Keras itself saves the constraints of layers that it makes again
-    from a configuration.
+    That is quantization awareness, and the masks and clusters of layers that a custom class creates
+    in its constructor. Keras saves the constraints of layers that it builds from a configuration.
     """
 
     in_front: ClassVar[bool] = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a plain model: a clone has nothing on it."""
+        """Return a plain model: a clone has no masks, clusters or ranges."""
         return cls.__bases__[1](*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the plain model's whole configuration, and what is held."""
+        """Return the serialised plain model, its constraints and its awareness."""
         warn_needs_tfopt()
         shown, aware = type(self), _awareness_on(self)
         with ONE_AT_A_TIME:
-            held = {
+            constraints = {
                 str(place): keras.saving.serialize_keras_object(site.constraint)
                 for place, site in enumerate(find_sites(self))
-                if _is_made_anew(site)
+                if _is_rebuilt(site)
             }
             try:
                 if aware is not None:
@@ -101,46 +98,45 @@ class CompressedModel:
                 if aware is not None:
                     aware.hook()
         described.pop("compile_config", None)
-        config = {"model": described, "held": held}
+        config = {"model": described, "held": constraints}
         return config if aware is None else {**config, "awareness": aware.get_config()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as a file, read by a class that can be imported."""
+        """Copy and pickle like Keras, by a file."""
         plain: Any = super().__reduce__()
         return getattr(keras.Model, plain[0].__name__), plain[1]
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:
-        """Return the plain model, with what was held in force once it is built."""
+        """Return the model; constraints and awareness are restored once it is built."""
         model = keras.saving.deserialize_keras_object(
             dict(config["model"]), custom_objects=custom_objects
         )
-        # Constraints are on weights, and a model that only trains others is never built.
+        # A model that only trains other models is never built.
         if model.built or ("awareness" not in config and has_weights(model)):
-            return _put_back(model, config)
+            return _restore(model, config)
         plain = model.build
 
         @functools.wraps(plain)
         def build(*args: Any, **kwargs: Any) -> None:
-            # Whoever waits for the same model's build puts back what was there before.
             model.build = plain
             model.build(*args, **kwargs)
-            _put_back(model, config)
+            _restore(model, config)
 
         model.build = build
         return model
 
 
-def make_aware(model: Any, held: Awareness) -> None:
-    """Put what makes it quantization-aware on a model, and give it the class that saves it."""
+def make_aware(model: Any, awareness: Awareness) -> None:
+    """Make a model quantization-aware, and set the class that saves it."""
     with ONE_AT_A_TIME:
-        held.put_on()
-        model.quantization_awareness = held
+        awareness.attach()
+        model.quantization_awareness = awareness
         _set_class(model)
 
 
 def make_plain(model: Any) -> None:
-    """Take what makes a model quantization-aware off again."""
+    """Remove a model's quantization awareness."""
     with ONE_AT_A_TIME:
         model.quantization_awareness.remove()
         vars(model).pop("quantization_awareness")
@@ -149,29 +145,29 @@ def make_plain(model: Any) -> None:
 
 
 def refresh_models(model: Any) -> None:
-    """Let a model, and those that share layers with it, train and save with its constraints."""
-    for each in models_around(model):
-        _set_class(each)
-        each.train_function = None
+    """Update class and training step of a model and of those that share layers with it."""
+    for owner in models_around(model):
+        _set_class(owner)
+        owner.train_function = None
 
 
 def _awareness_on(model: Any) -> Awareness | None:
-    """Return what makes a model quantization-aware; None for another."""
-    held: Awareness | None = vars(model).get("quantization_awareness")
-    return held
+    """Return a model's quantization awareness, or None."""
+    awareness: Awareness | None = vars(model).get("quantization_awareness")
+    return awareness
 
 
 def _set_class(model: Any) -> None:
-    """Give a model the class that its file needs: its own, or one in front of that."""
+    """Set the class that a model's file needs: its own, or that with the mixin."""
     plain = plain_class(model)
-    needed = _awareness_on(model) is not None or any(map(_is_made_anew, find_sites(model)))
-    wanted = _in_front_of(plain) if needed else plain
+    needed = _awareness_on(model) is not None or any(map(_is_rebuilt, find_sites(model)))
+    wanted = _with_mixin(plain) if needed else plain
     if type(model) is not wanted:
         model.__class__ = wanted
 
 
-def _put_back(model: Any, config: Mapping[str, Any]) -> Any:
-    """Put what a file holds on the model that was built from it, and return the model."""
+def _restore(model: Any, config: Mapping[str, Any]) -> Any:
+    """Restore constraints and awareness of a built model, and return the model."""
     sites = find_sites(model)
     for place, constraint in config["held"].items():
         sites[int(place)].constrain(keras.saving.deserialize_keras_object(constraint))
@@ -182,13 +178,13 @@ def _put_back(model: Any, config: Mapping[str, Any]) -> Any:
 
 
 @functools.cache
-def _in_front_of(plain: type) -> type:
-    made = type(f"CompressedModel{plain.__name__}", (CompressedModel, plain), {"in_front": True})
-    # One name for all: what the file holds says which class the model is of.
-    registered: type = keras.saving.register_keras_serializable("tfopt", "CompressedModel")(made)
+def _with_mixin(plain: type) -> type:
+    cls = type(f"CompressedModel{plain.__name__}", (CompressedModel, plain), {"in_front": True})
+    # One name for all: the file's content says of which class the model is.
+    registered: type = keras.saving.register_keras_serializable("tfopt", "CompressedModel")(cls)
     keras.saving.get_custom_objects()["tfopt>CompressedModel"] = CompressedModel
     return registered
 
 
-def _is_made_anew(site: Site) -> bool:
+def _is_rebuilt(site: Site) -> bool:
     return site.rebuilt_by is not None and isinstance(site.constraint, Constraint)

@@ -1,7 +1,7 @@
-"""Sparsity schedules: how much of a kernel is zero at which step, and how many steps there are.
+"""Sparsity schedules, by training steps.
 
 The arithmetic is that of tfmot's ``ConstantSparsity`` and ``PolynomialDecay``, in the same
-precision. Steps count batches from 1: what is due at step t is in force when batch t is trained.
+precision. Steps count batches from 1: a mask due at step t is in force when batch t is trained.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any, cast
 from tfopt.errors import UserError, keep_plain, real, require_count, within
 from tfopt.job.parts import Facts
 
-# float32 counts whole numbers exactly up to here.
+# The largest integer up to which float32 counts exactly
 _FLOAT32_EXACT = 2**24
-# How often masks are chosen by default.
+# The default number of choices of masks
 _CHOICES = 20
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The base of all schedules: a target, and the steps at which masks are chosen anew.
+    """The base class of schedules: a target, and the steps at which masks are chosen.
 
     Attributes:
         sparsity: The fraction of zeros at the end.
-        begin_step: The first step at which masks are chosen. 0 and 1 both mean: at once.
-        end_step: The last such step; the masks stay as they are afterwards. None: no end.
-        frequency: Steps from one choice to the next. None: twenty choices in all, or every 100
-            steps without an end.
+        begin_step: The first step at which masks are chosen. 0 and 1: at once.
+        end_step: The last such step; masks are fixed afterwards. None: no end.
+        frequency: Steps between choices. None: twenty choices in all, or every 100 steps without
+            an end.
     """
 
     sparsity: float
     begin_step: int = 0
     end_step: int | None = None
-    frequency: int = None  # type: ignore[assignment]  # a number as soon as it is made
+    frequency: int = None  # type: ignore[assignment]  # set in __post_init__
 
     def __post_init__(self) -> None:
         keep_plain(self)
@@ -52,7 +52,7 @@ class Schedule:
         raise NotImplementedError
 
     def due(self, step: Any) -> Any:
-        """Return whether masks are chosen anew at a step, as a scalar tensor."""
+        """Return whether masks are chosen at a step, as a scalar tensor."""
         import tensorflow as tf
 
         since = step - self.begin_step
@@ -68,13 +68,13 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """Return the last step at which masks are chosen; the first one where there is no end."""
+        """Return the last step at which masks are chosen; without an end, the first one."""
         return self.last_due(self.begin_step if self.end_step is None else self.end_step) or 0
 
 
 @dataclass(frozen=True)
 class ConstantSparsity(Schedule):
-    """The target sparsity from ``begin_step`` on; the arguments are those of every schedule.
+    """The target sparsity from ``begin_step`` on; the arguments are those of ``Schedule``.
 
     Example:
         tfopt.prune(model, ConstantSparsity(0.5, begin_step=100))
@@ -88,13 +88,13 @@ class ConstantSparsity(Schedule):
 
 @dataclass(frozen=True)
 class PolynomialSparsity(Schedule):
-    """A rise from ``initial_sparsity`` to the target, by the third power (Zhu & Gupta, 2017).
+    """A cubic rise from ``initial_sparsity`` to the target (Zhu & Gupta, 2017).
 
-    ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` leaves the rest of a training to
-    recover. A step is a batch: ``epochs * math.ceil(examples / batch_size)`` in all.
+    After ``end_step`` the rest of the training recovers accuracy. A step is a batch:
+    ``epochs * math.ceil(examples / batch_size)`` in all.
 
-    Unlike tfmot's, it reaches its target also where ``frequency`` does not divide the window:
-    ``end_step`` is always a step at which masks are chosen.
+    Unlike tfmot's, it reaches its target also if ``frequency`` does not divide the window: masks
+    are always chosen at ``end_step``.
 
     Example:
         tfopt.prune(model, PolynomialSparsity(0.8, begin_step=0, end_step=1000))
@@ -111,10 +111,10 @@ class PolynomialSparsity(Schedule):
         ends = self.end_step is not None and self.end_step > self.begin_step
         if not ends or self.initial_sparsity > self.sparsity:
             raise UserError(
-                "A polynomial pruning schedule rises to its target over some steps.",
+                "PolynomialSparsity must rise over some steps.",
                 expected="initial_sparsity <= sparsity, and begin_step < end_step",
                 received=repr(self),
-                fix="give the step at which the target is to be reached, or use ConstantSparsity",
+                fix="set end_step, at which the target is reached, or use ConstantSparsity",
             )
 
     def at(self, step: Any, dtype: Any) -> Any:
@@ -137,9 +137,9 @@ class PolynomialSparsity(Schedule):
 
 
 def kept_at(schedule: Schedule, step: Any, size: int) -> Any:
-    """Return how many of so many weights stay at a step, at least one.
+    """Return the number of the ``size`` weights that are kept at a step, at least one.
 
-    Rounded as tfmot does, in the precision that counts them right.
+    Rounded as in tfmot, in a precision that counts exactly.
     """
     import tensorflow as tf
 
@@ -149,23 +149,23 @@ def kept_at(schedule: Schedule, step: Any, size: int) -> Any:
 
 
 def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
-    """Return the schedule whose fields ``asdict`` gave."""
+    """Return the schedule of a dict of its fields."""
     kind = PolynomialSparsity if "initial_sparsity" in config else ConstantSparsity
     return kind(**config)
 
 
 def require_sparsity(name: str, value: object) -> None:
-    """Refuse anything but a fraction in [0, 1)."""
+    """Raise unless ``value`` is a fraction in [0, 1)."""
     if not within(value, 0, 1):
         raise UserError(
-            f"{name} is not a fraction of weights that can be zero.",
+            f"{name} is not a fraction of zeros.",
             expected="0 <= sparsity < 1, such as 0.8 for 80 %",
             received=repr(value),
         )
 
 
 def require_share(name: str, value: object) -> None:
-    """Refuse anything but a share of a training, the whole of it included."""
+    """Raise unless ``value`` is a fraction in [0, 1]."""
     number = real(value)
     if number is None or not 0 <= number <= 1:
         raise UserError(
@@ -176,12 +176,11 @@ def require_share(name: str, value: object) -> None:
 
 
 def training_steps(facts: Facts, transform: str, fix: str) -> int:
-    """Return the steps of a whole training; refuse one of unknown length."""
+    """Return the steps of the training; raise if its length is unknown."""
     if facts.steps_per_epoch is None:
         raise UserError(
-            f"{transform} needs to know how long the training is, and this job's data does not "
-            "tell.",
-            expected="a job with steps_per_epoch, or data of a known length",
+            f"{transform} needs the length of the training.",
+            expected="a job with steps_per_epoch, or data of known length",
             received="steps_per_epoch=None",
             fix=f"set Job.steps_per_epoch, or use {fix}",
         )

@@ -1,4 +1,4 @@
-"""Apply the masks and clusters of a model, and take them off: ``hold`` and ``strip``."""
+"""Apply the masks and clusters of a model, and remove them: ``hold`` and ``strip``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ Kinds = type | tuple[type, ...]
 
 
 def hold(model: Any) -> None:
-    """Apply the constraints of a model's weights, in place, as a Keras optimizer does itself.
+    """Apply the constraints of a model's weights, in place, as a Keras optimizer does.
 
-    Call it once after each update that your own loop writes into the weights, inside the
-    ``tf.function`` if there is one: masks and whatever else tfopt holds on the weights count
-    that call as a step. A ``tf.function`` that was traced before something was held on the model
-    must be made anew, as Keras's own steps are.
+    Call it after each update that your own loop assigns to the weights, inside the ``tf.function``
+    if there is one: masks and clusters count the call as a step. A ``tf.function`` that was traced
+    before ``prune`` or ``cluster`` must be created anew.
 
     Args:
-        model: The model whose weights were written.
+        model: The model whose weights were assigned.
 
     Raises:
-        UserError: It is no Keras 3 model.
+        UserError: It is not a Keras 3 model.
 
     Example:
         weight.assign_sub(0.05 * gradient)
@@ -46,23 +45,22 @@ def hold(model: Any) -> None:
 
 
 def strip(model: Any) -> Any:
-    """Take masks, clusters and quantization awareness off a model, in place, and return it.
+    """Remove masks, clusters and quantization awareness from a model, in place, and return it.
 
     Args:
         model: A Keras model, or a .keras file of one.
 
     Raises:
-        UserError: It is no Keras model, or a quantization-aware one of tf_keras.
+        UserError: It is not a Keras model, or a quantization-aware one of tf_keras.
 
     Example:
         tfopt.strip(model).save("plain.keras")
 
-    What they make of the weights is written into them. Call it after training and before saving or
-    exporting: the file is a plain one, which loads without tfopt. Where a schedule has not reached
-    its end yet, a warning says so.
+    Their values are written into the weights. Call it after training and before saving or
+    exporting: the file loads without tfopt. A schedule that has not ended is a warning.
 
-    A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one is
-    refused, since tfmot cannot take that off.
+    A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one
+    raises an error, since tfmot cannot undo it.
     """
     from tfopt.compress.saved import as_model
 
@@ -74,49 +72,49 @@ def strip(model: Any) -> Any:
     require_keras3(model)
     _warn_of_unfinished(model)
     _warn_of_changes(model)
-    take_awareness_off(model)
+    remove_awareness(model)
     remove(model)
     return model
 
 
 def awareness_of(model: Any) -> list[Any]:
-    """Return the quantization-aware models in a model, itself among them."""
+    """Return the quantization-aware models in a model, including itself."""
     import keras
 
     if not isinstance(model, keras.Layer):
         return []
-    return [each for each in layers_of(model) if hasattr(each, "quantization_awareness")]
+    return [layer for layer in layers_of(model) if hasattr(layer, "quantization_awareness")]
 
 
-def take_awareness_off(model: Any) -> None:
-    """Write the rounded kernels into the model, and take the rest off."""
+def remove_awareness(model: Any) -> None:
+    """Write the rounded kernels into the model, and remove its quantization awareness."""
     from tfopt.compress.saved import make_plain
 
-    for each in awareness_of(model):
-        each.quantization_awareness.round_kernels()
-        make_plain(each)
+    for aware in awareness_of(model):
+        aware.quantization_awareness.round_kernels()
+        make_plain(aware)
 
 
 def _warn_of_unfinished(model: Any) -> None:
     constraints = (site.constraint for site in _constrained_sites(model))
-    waiting = [each.unfinished for each in constraints if each.unfinished]
+    waiting = [constraint.unfinished for constraint in constraints if constraint.unfinished]
     if waiting:
         warnings.warn(
-            f"strip() takes what is held on {model.name!r} off before its time "
-            f"({'; '.join(dict.fromkeys(waiting))}): train on first, or prune and cluster with "
-            "fewer steps.",
+            f"strip() removes masks or clusters of {model.name!r} before their schedule has ended "
+            f"({'; '.join(dict.fromkeys(waiting))}): train on first, or use fewer steps in prune "
+            "and cluster.",
             stacklevel=3,
         )
 
 
 def _warn_of_changes(model: Any) -> None:
-    """Warn where the weights that were evaluated last are not those that are saved."""
+    """Warn if the saved weights differ from those evaluated last."""
     changed = apply_final(model)
     if changed:
         warnings.warn(
-            f"strip() changes weights of {model.name!r}: others were written over what was held "
-            f"since the last step (an earlier epoch's, or an average), in {few(changed)}. Evaluate "
-            "the model again, or train on before strip().",
+            f"strip() changes weights of {model.name!r}: after the last step others replaced them "
+            f"(an earlier epoch's, or an average) in {few(changed)}. Evaluate the model again, or "
+            "train on before strip().",
             stacklevel=3,
         )
 
@@ -124,7 +122,7 @@ def _warn_of_changes(model: Any) -> None:
 def apply_final(model: Any, kind: Kinds | None = None) -> list[str]:
     """Write the constrained values into the weights, and return the paths that changed.
 
-    Other weights may have been put in place since the last step, by a callback or an average.
+    A callback or an average may have replaced the weights after the last step.
     """
     changed = []
     for site in _constrained_sites(model, kind):
@@ -137,7 +135,7 @@ def apply_final(model: Any, kind: Kinds | None = None) -> list[str]:
 
 
 def remove(model: Any, kind: Kinds | None = None) -> None:
-    """Take constraints, all or those of a kind, off weights that have their final values."""
+    """Remove constraints, all or those of a kind, from weights with their final values."""
     from tfopt.compress.saved import refresh_models
 
     sites = _constrained_sites(model, kind)

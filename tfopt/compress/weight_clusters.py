@@ -1,10 +1,10 @@
-"""The constraint that keeps a kernel's weights in clusters of one value each while it is trained.
+"""The constraint that keeps a kernel's weights in clusters of one value during the training.
 
-After every step the weights of a cluster are equal, bit by bit: sums are taken in float64, in which
-equal float32 values add up exactly, and in one order, so that every replica finds the same mean.
+After every step the weights of a cluster are equal bit by bit, on every replica: sums are in
+float64, in which equal float32 values add up exactly, and in a fixed order.
 
-Importing this file imports Keras and TensorFlow, and registers the class for files saved with
-clusters on: import it inside functions.
+This file imports Keras and TensorFlow: import it inside functions. It registers the class for
+files saved with clusters.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tfopt.compress.reports import count_values
 
 
 def _sums(weights: Any, index: Any, clusters: int) -> Any:
-    """Return what the weights of each cluster add up to."""
-    # TensorFlow computes with int32 on the host, also in the middle of a GPU's step.
+    """Return the sums of the clusters."""
+    # TensorFlow computes int32 on the host, also within a GPU's step.
     return tf.math.unsorted_segment_sum(weights, tf.cast(index, tf.int64), clusters)
 
 
 def _even(kernel: Any, index: Any, share: Any) -> Any:
-    """Return the kernel with the mean of its weights for each cluster."""
+    """Return the kernel with the means of its clusters."""
     means = _sums(tf.cast(tf.reshape(kernel, [-1]), tf.float64), index, share.shape[0]) * share
     values = tf.gather(tf.cast(means, kernel.dtype), tf.cast(index, tf.int64))
     return tf.reshape(values, kernel.shape)
@@ -38,20 +38,19 @@ def _even(kernel: Any, index: Any, share: Any) -> Any:
 
 @functools.cache
 def _compiled(shape: tuple[int, ...]) -> Any:
-    """Return ``_even`` for kernels of one shape: of one for all, TensorFlow warns of its traces.
+    """Return ``_even`` compiled by XLA for one shape, in less than half the time on a CPU.
 
-    It is one pass of machine code instead of an operation for each conversion, sum and look-up:
-    less than half the time on a CPU.
+    TensorFlow warns of retracing a function of many shapes.
     """
     return tf.function(_even, jit_compile=True, autograph=False)
 
 
 @dataclass(frozen=True)
 class _State:
-    """A kernel's clusters: where each weight belongs, and what it adds to its cluster's mean.
+    """A kernel's clusters: the weights' indices, and the clusters' factors of their sums.
 
-    A cluster that is fixed at zero has shares of zero. ``step`` is the batch that will be trained
-    next, where the clusters begin later; None once they are there.
+    A cluster of zeros has the factor 0. ``step`` is the number of the next batch until the clusters
+    are formed, then None.
     """
 
     kernel: Any
@@ -60,9 +59,9 @@ class _State:
     step: Any
 
     def project(self, value: Any) -> Any:
-        """Return the nearest kernel in which each cluster has one value."""
+        """Return the nearest kernel with one value per cluster."""
         on_cpu = "GPU" not in (self.index.device or "")
-        # Keras does not use XLA on a Mac either.
+        # Keras does not use XLA on macOS either.
         compiles = tf.inside_function() and on_cpu and sys.platform != "darwin"
         even = _compiled(tuple(value.shape)) if compiles else _even
         return even(value, self.index.read_value(), self.shares.read_value())
@@ -70,26 +69,26 @@ class _State:
 
 @keras.saving.register_keras_serializable(package="tfopt")
 class WeightClusters(Constraint):
-    """A kernel constraint holding clusters; the layer's own constraint, if any, acts first.
+    """A kernel constraint with clusters; the layer's own constraint, if any, is applied first.
 
-    Which weight belongs to which cluster is not among the layer's weights: in a loaded kernel,
-    equal values are a cluster. The first call finds them; in a compiled step it comes before the
-    first update. Trained with ``run_eagerly=True``, a loaded kernel has already had one update by
-    then: its clusters are formed anew, and zeros are gone.
+    The clusters are not weights of the layer: the first call restores them from a loaded kernel, in
+    which equal values are a cluster. In a compiled step that is before the first update; with
+    ``run_eagerly=True`` a loaded kernel has had one update by then, its clusters are formed anew,
+    and zeros are lost.
 
     Example:
         layer.kernel_constraint = WeightClusters(16)
 
     Args:
-        clusters: The most values that a kernel may have.
-        inner: The constraint that the layer has already.
-        step: The batch, counted from 1, that is trained next.
+        clusters: The most values of a kernel.
+        inner: The layer's own constraint.
+        step: The number of the next batch, counted from 1.
         begin_step: The batch, counted from 1, at which the clusters are formed; 0: at once.
-        zeros: Whether zeros stay, as one of the clusters.
+        zeros: Whether one of the clusters is zero.
     """
 
     one_scale: ClassVar[bool] = True
-    """Whether integers for the values should have one scale for a whole kernel."""
+    """Whether fake quantization uses one scale for a whole kernel."""
 
     def __init__(
         self,
@@ -108,14 +107,14 @@ class WeightClusters(Constraint):
         self._fresh = False
 
     def bind(self, kernel: Any) -> None:
-        """Form a kernel's clusters, if they are to be there at once. Not for a compiled step."""
+        """Form a kernel's clusters, unless they are formed later. Not for a compiled step."""
         self._fresh = True
         state = self._state(kernel)
         if state.step is None:
             kernel.assign(state.project(kernel.value))
 
     def apply_final(self, kernel: Any) -> None:
-        """Form the clusters anew in a kernel that was given too many values from elsewhere."""
+        """Form the clusters anew if the kernel was assigned too many values."""
         state = self._states.get(id(kernel))
         if state is not None and not self.waits and count_values(kernel) > self.clusters:
             self._form(state, kernel.value)
@@ -139,19 +138,19 @@ class WeightClusters(Constraint):
 
     @property
     def step(self) -> int:
-        """Return the number of the batch that is trained next; ``begin_step`` from there on."""
+        """Return the number of the next batch, at most ``begin_step``."""
         for state in self._states.values():
             return self.begin_step if state.step is None else int(state.step.numpy())
         return self._first_step
 
     @property
     def unfinished(self) -> str | None:
-        """Return when the clusters are to be formed; None where they are."""
+        """Return when the clusters will be formed, or None."""
         return f"clusters to be formed at step {self.begin_step}" if self.waits else None
 
     @property
     def waits(self) -> bool:
-        """Return whether the clusters are still to be formed."""
+        """Return whether the clusters are not formed yet."""
         return self.step < self.begin_step
 
     def _new_state(self, kernel: Any, local: Any) -> _State:
@@ -170,21 +169,21 @@ class WeightClusters(Constraint):
             self._recover(state, local)
 
     def _recover(self, state: _State, local: Any) -> None:
-        """Find the clusters of weights that have been clustered, and form those of others."""
+        """Restore the clusters of clustered weights; form those of others."""
         if count_values(local) > self.clusters:
             self._form(state, local)
         else:
-            found = recovered_clusters(tf.reshape(local, [-1]), self.zeros)
-            self._enter(state, tf.constant(found))
+            index = recovered_clusters(tf.reshape(local, [-1]), self.zeros)
+            self._assign(state, tf.constant(index))
 
     def _form(self, state: _State, value: Any) -> None:
         weights = tf.cast(tf.reshape(value, [-1]), tf.float64)
         counted = weights != 0 if self.zeros else tf.ones_like(weights, tf.bool)
         index = nearest(weights, codebook(weights, counted, self.clusters - self.zeros))
-        self._enter(state, tf.where(counted, index + 1, 0) if self.zeros else index)
+        self._assign(state, tf.where(counted, index + 1, 0) if self.zeros else index)
 
-    def _enter(self, state: _State, index: Any) -> None:
-        """Enter where each weight belongs; cluster 0 is that of the zeros, where there is one."""
+    def _assign(self, state: _State, index: Any) -> None:
+        """Assign the clusters; with ``zeros``, cluster 0 is that of the zeros."""
         state.index.assign(tf.cast(index, state.index.dtype))
         sizes = _sums(tf.ones_like(index, tf.float64), state.index, self.clusters)
         share = 1 / tf.maximum(sizes, 1)

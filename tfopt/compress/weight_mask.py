@@ -1,8 +1,7 @@
-"""The constraint that keeps chosen weights of a kernel at zero while it is trained.
+"""The constraint that keeps chosen weights of a kernel at zero during the training.
 
-This file imports Keras and TensorFlow at its top, since its class only exists inside Keras: import
-it inside functions. Importing it registers the class, which ``keras.models.load_model`` needs for a
-file saved with masks on.
+This file imports Keras and TensorFlow: import it inside functions. It registers the class for
+files saved with masks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
 
 @dataclass(frozen=True)
 class _State:
-    """A kernel's mask, and the batch that will be trained next."""
+    """A kernel's mask, and the number of the next batch."""
 
     kernel: Any
     inputs: Axes | None
@@ -35,10 +34,10 @@ _Scores = Callable[[], Any]
 
 
 class SharedChoice:
-    """One choice for all kernels of a model together: a layer that matters more keeps more.
+    """One ranking of the weights of all kernels: more important layers keep more.
 
-    As many weights stay as the schedule says of all kernels that are still trained with these
-    masks, and at least one of each. They are ranked once a step, by the first one trained in it.
+    The schedule counts the weights of all kernels that still train with these masks; a kernel keeps
+    at least one. The ranking is computed once per step, by the first kernel to be updated.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -47,11 +46,11 @@ class SharedChoice:
         self._bounds: tuple[Any, Any, Any] | None = None
 
     def add(self, member: _State, scores: _Scores) -> None:
-        """Add a kernel after those that are there."""
+        """Add a kernel."""
         self._members.append((member, scores))
 
     def begin(self, step: int) -> None:
-        """Put the masks of a step in force, before it is trained. Not for a compiled step."""
+        """Apply the masks of a step before its training. Not for a compiled step."""
         first = self._members[0][0].mask
         strategy = getattr(first, "distribute_strategy", None) or tf.distribute.get_strategy()
         with strategy.scope():
@@ -69,7 +68,7 @@ class SharedChoice:
             member.kernel.assign(tf.where(member.mask, member.kernel.value, 0))
 
     def choose(self, member: _State, scores: Any, step: Any) -> Any:
-        """Return True for the weights of one kernel that stay from a step on."""
+        """Return True for the weights of one kernel that are kept from a step on."""
         assert self._bounds is not None, "begin() comes first"
         place = next((place for other, _, place in self._ranked() if other is member), None)
         if place is None:
@@ -79,24 +78,23 @@ class SharedChoice:
         return self._above(scores, place)
 
     def _ranked(self) -> list[tuple[_State, _Scores, int]]:
-        """Return the kernels that take part, and where each begins among all their weights.
+        """Return the kernels that take part, and the offsets of their weights.
 
-        One that was frozen since keeps the zeros that it has, and one that was pruned anew has
-        another mask: neither could make up for what is counted of it.
+        A kernel that was frozen keeps its zeros, and one that was pruned anew has another mask.
         """
-        found, place = [], 0
+        ranked, place = [], 0
         for member, scores in self._members:
             kernel = member.kernel
             if kernel.trainable and getattr(kernel.constraint, "shared", self) is self:
-                found.append((member, scores, place))
+                ranked.append((member, scores, place))
                 place += math.prod(kernel.shape)
-        return found
+        return ranked
 
     def _rank(self, step: Any) -> Any:
-        """Find the lowest of all scores that stays, and its place among its equals."""
+        """Find the lowest score that is kept, and its place among equal scores."""
         assert self._bounds is not None
-        every = [scores() for _, scores, _ in self._ranked()]
-        flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in every], axis=0)
+        scores = [scores_of_kernel() for _, scores_of_kernel, _ in self._ranked()]
+        flat = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in scores], axis=0)
         size = int(flat.shape[0])
         ordered, order = tf.math.top_k(flat, k=size)
         last = kept_at(self._schedule, step, size) - 1
@@ -113,33 +111,32 @@ class SharedChoice:
         index = tf.range(flat.shape[0])
         equal_and_first = tf.logical_and(flat == lowest, index + place <= last)
         highest = index == tf.argmax(flat, output_type=tf.int32)
-        stays = tf.logical_or(tf.logical_or(flat > lowest, equal_and_first), highest)
-        return tf.reshape(stays, scores.shape)
+        kept = tf.logical_or(tf.logical_or(flat > lowest, equal_and_first), highest)
+        return tf.reshape(kept, scores.shape)
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
 class WeightMask(Constraint):
-    """A kernel constraint holding a mask; the layer's own constraint, if any, acts first.
+    """A kernel constraint with a mask; the layer's own constraint, if any, is applied first.
 
-    Masks and step counts are not among the layer's weights: ``get_config`` saves the step, and a
-    loaded mask is found again in the kernel, whose largest weights at the sparsity reached are
-    those that were kept. The first call does that; in a compiled step it comes before the first
-    update. Trained with ``run_eagerly=True``, a loaded kernel has already had one update by then.
+    Masks and step counts are not weights of the layer: ``get_config`` saves the step, and the first
+    call restores a loaded mask from the kernel, as its largest weights at the current sparsity. In
+    a compiled step that is before the first update; with ``run_eagerly=True`` a loaded kernel has
+    had one update by then.
 
     Example:
         layer.kernel_constraint = WeightMask(ConstantSparsity(0.8))
 
     Args:
-        schedule: How much of the kernel is zero at which step.
-        inner: The constraint that the layer has already.
-        step: The batch, counted from 1, that is trained next.
-        pattern: Which weights are zero together.
-        criterion: What makes a weight worth keeping, as in ``prune``.
-        inputs: Which axes of each kernel are summed over, by the kernel's name; a pattern is
-            along them.
-        shared: The choice that this mask makes together with the model's others. It does not go
-            into a file: a mask loaded from there stays as it is until ``prune`` is called again.
-        stays: Whether the mask stays as it is, whatever the schedule says.
+        schedule: The sparsity by steps.
+        inner: The layer's own constraint.
+        step: The number of the next batch, counted from 1.
+        pattern: The weights that are zero together.
+        criterion: The importance of a weight, as in ``prune``.
+        inputs: The axes of a kernel that are summed over, by the kernel's name, for patterns.
+        shared: The ranking across the model. It is not saved: a loaded mask is fixed until
+            ``prune`` is called again.
+        stays: Whether the mask is fixed.
     """
 
     def __init__(
@@ -164,11 +161,11 @@ class WeightMask(Constraint):
         self._first_step = step
 
     def bind(self, kernel: Any) -> None:
-        """Give a kernel the mask of the present step, and apply it. Not for a compiled step."""
+        """Apply the mask of the current step to a kernel. Not for a compiled step."""
         kernel.assign(tf.where(self._state(kernel).mask, kernel.value, 0))
 
     def apply_final(self, kernel: Any) -> None:
-        """Write the mask's zeros into the kernel; one not trained since loading has them."""
+        """Write the masked values into the kernel."""
         if id(kernel) in self._states:
             self.bind(kernel)
 
@@ -177,7 +174,7 @@ class WeightMask(Constraint):
         value = self._after_inner(w)
         step = tf.convert_to_tensor(state.step.assign_add(1))
         mask = state.mask.read_value() if self.stays else self._mask_for(state, value, step)
-        # On a CPU a number is spread over all places more slowly than zeros are made for them.
+        # zeros_like is faster than broadcasting 0 on a CPU.
         return tf.where(mask, value, tf.zeros_like(value))
 
     @property
@@ -188,7 +185,7 @@ class WeightMask(Constraint):
 
     @property
     def unfinished(self) -> str | None:
-        """Return where its schedule is while masks for more zeros are still to come; else None."""
+        """Return the position of an unfinished schedule, or None."""
         if self.stays or self.step >= self.schedule.last:
             return None
         return f"at step {self.step - 1} of a schedule that ends at {self.schedule.last}"

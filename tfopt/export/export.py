@@ -1,4 +1,4 @@
-"""Write a Keras model as files for serving, each compared with the model before it stays."""
+"""Write a Keras model as files for serving, each compared with the model before it is kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tfopt.export.formats.format import (
 )
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.parity import Parity, compare, require_drop
-from tfopt.export.reference import Given, Reference, ScoredBy, make_reference
+from tfopt.export.reference import ExportData, Reference, ScoredBy, make_reference
 from tfopt.files import prepared_folder, write_atomically
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.plain_values import did_you_mean
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
 
 FACTS = "export.json"
 _SCHEMA = 1
-_USUAL = ("saved_model", "litert")
+_DEFAULT_FORMATS = ("saved_model", "litert")
 _DROPS: dict[Precision, float] = {"float32": 0.1, "float16": 1.0}
 _DROP = 10.0
-"""What fewer bits may lose, in points: percent of changed classes, or of a relative error."""
+"""Default max_drop for fewer bits, in points: percent of changed classes, or relative error."""
 
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that computes what the model computes.
+    """A file for serving, compared with its model.
 
     Attributes:
-        format: Its format.
-        precision: Its precision.
-        folder: Where it is, with what belongs to it.
-        kib: The size of all in the folder.
-        parity: Its distance from the Keras model.
-        score: The accuracy, or the mean absolute error, where labels were given.
-        scored_by: Which of the two; None without labels.
-        signature: Its inputs and outputs.
-        notes: What to know about it.
+        format: The format.
+        precision: The precision.
+        folder: The folder of the file.
+        kib: The size of the folder.
+        parity: The distance from the Keras model.
+        score: The accuracy, or the mean absolute error; None without labels.
+        scored_by: The name of the score; None without labels.
+        signature: The inputs and outputs.
+        notes: Remarks on the file.
     """
 
     format: str
@@ -76,16 +76,16 @@ class ExportedFile:
     signature: Signature
     notes: tuple[str, ...] = ()
     variant: str = ""
-    """What was done to the model before, such as remove_channels."""
+    """The change of the model before, such as remove_channels."""
 
     @property
     def name(self) -> str:
-        """Return the name of its folder, such as litert_int8."""
+        """Return the name of the folder, such as litert_int8."""
         return folder_name(self.format, self.precision, self.variant)
 
     @property
     def path(self) -> Path:
-        """Return what an engine opens."""
+        """Return the path that an engine opens."""
         return self.folder / FORMATS[self.format].filename
 
     def code(self) -> str:
@@ -96,18 +96,18 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class Refused:
-    """A file that was not made, or did not compute what the model computes."""
+    """A file that could not be written, or differs too much from the model."""
 
     format: str
     precision: Precision
     reason: str
     variant: str = ""
     too_far: bool = False
-    """Whether it was made, and lost more than it might."""
+    """Whether it was written, and lost more than ``max_drop``."""
 
     @property
     def name(self) -> str:
-        """Return the name that its folder would have had."""
+        """Return the name of its folder."""
         return folder_name(self.format, self.precision, self.variant)
 
 
@@ -118,33 +118,33 @@ def folder_name(format: str, precision: str, variant: str = "") -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export left, and what it did not, with the reasons.
+    """The files of an export, and the reasons of those that could not be written.
 
     ``print(exported)`` is a table; ``exported["litert_int8"]`` is a file, and so is
-    ``exported["litert"]`` where that format has one precision.
+    ``exported["litert"]`` if there is one file of the format.
     """
 
     folder: Path
     files: tuple[ExportedFile, ...]
     refused: tuple[Refused, ...]
     score: float | None = None
-    """The Keras model's own."""
+    """The score of the Keras model."""
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> ExportedFile:
-        named = [each for each in self.files if name in (each.name, each.format)]
+        named = [file for file in self.files if name in (file.name, file.format)]
         if len(named) == 1:
             return named[0]
-        raise KeyError(f"{name!r}; there are {', '.join(each.name for each in self.files)}")
+        raise KeyError(f"{name!r}; there are {', '.join(file.name for file in self.files)}")
 
     def __str__(self) -> str:
-        names = [each.name for each in self.files] + [each.name for each in self.refused]
+        names = [file.name for file in self.files] + [file.name for file in self.refused]
         width = max(map(len, names), default=0)
-        lines = [f"{each.name:<{width}}  {in_words(each)}" for each in self.files]
-        lines += [f"{each.name:<{width}}  not made: {each.reason}" for each in self.refused]
+        lines = [f"{file.name:<{width}}  {in_words(file)}" for file in self.files]
+        lines += [f"{file.name:<{width}}  not written: {file.reason}" for file in self.refused]
         if self.score is not None:
             lines.append(f"The Keras model: {self.files[0].scored_by} {self.score:.4g}")
-        return "\n".join([*lines, *(f"note: {each}" for each in self.notes)])
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
         """Return the files as a table for a notebook."""
@@ -152,17 +152,17 @@ class Exported:
 
         columns = [
             Column("KiB", make=lambda file: figure(file.kib, "")),
-            Column("Against the model", make=lambda file: Cell(file.parity.tell())),
+            Column("Against the model", make=lambda file: Cell(file.parity.summary())),
         ]
         score = ""
         if self.score is not None:
             scored_by = self.files[0].scored_by or "score"
             columns.append(Column(scored_by, make=score_cell))
             score = f"The Keras model: {scored_by} {self.score:.4g}"
-        made = Table.of(columns, ((file.name, file) for file in self.files))
-        rows = (*made.rows, *map(refused_row, self.refused))
+        files = Table.of(columns, ((file.name, file) for file in self.files))
+        rows = (*files.rows, *map(refused_row, self.refused))
         notes = (*by_reason((f.name, note) for f in self.files for note in f.notes), *self.notes)
-        table = replace(made, rows=rows, notes=notes)
+        table = replace(files, rows=rows, notes=notes)
         return as_fragment(f"Files in {self.folder}", table, lines=(score,))
 
 
@@ -172,14 +172,14 @@ def score_cell(file: ExportedFile) -> Cell:
 
 
 def refused_row(file: Refused) -> Row:
-    """Return a file that was not made as a row with its reason."""
+    """Return a file that could not be written as a row with its reason."""
     return Row(file.name, (), status="refused", story=(file.reason,))
 
 
 def in_words(file: ExportedFile) -> str:
-    """Return one line on a file."""
+    """Return one line about a file."""
     score = "" if file.score is None else f"; {file.scored_by} {file.score:.4g}"
-    return "; ".join([f"{file.kib:>8.0f} KiB; {file.parity.tell()}{score}", *file.notes])
+    return "; ".join([f"{file.kib:>8.0f} KiB; {file.parity.summary()}{score}", *file.notes])
 
 
 def export(
@@ -193,31 +193,31 @@ def export(
     samples: int = 256,
     max_drop: float | None = None,
 ) -> Exported:
-    """Write a trained model for serving, each file compared with the model before it stays.
+    """Write a trained model for serving, each file compared with the model before it is kept.
 
     Args:
         model: A built Keras 3 model, or a .keras file; mixed precision and models of a strategy
             are exported in float32. It is not changed.
-        folder: Where each file gets a folder, such as ``litert_int8``.
+        folder: The folder of the files, with a subfolder per file, such as ``litert_int8``.
         formats: "saved_model", "litert", "onnx", "openvino"; for GPUs "saved_model_xla",
-            "onnx_cuda", "tensorrt"; or several, each in those of the precisions that it has.
-            Default: the first two, where they have one.
+            "onnx_cuda", "tensorrt"; or several, each written in the precisions that it supports.
+            Default: the first two, if they support one.
         precision: "float32", "float16", "int8", "int16" (activations; weights int8), "dynamic"
-            (int8 weights, activations rounded while it runs), "weight_only", "int4"; or several.
+            (int8 weights, activations quantized at run time), "weight_only", "int4"; or several.
         calibration: Examples as ``fit`` takes them, for "int8" and "int16"; of a ``tfopt.Data``
             its train part.
-        examples: What the files are compared on, (x, y) for a score as well; of a ``tfopt.Data``
-            its test part. Default: the calibration data, else noise.
-        samples: How many examples are used, of each.
-        max_drop: The most that a file may lose, in points: percent of changed classes, or of a
-            relative error. Default: 0.1 for float32, 1 for float16, 10 for the others.
+        examples: The examples on which files are compared, (x, y) for a score as well; of a
+            ``tfopt.Data`` its test part. Default: the calibration data, else noise.
+        samples: The number of examples used, of each.
+        max_drop: The most that a file may lose, in points: percent of changed classes, or relative
+            error. Default: 0.1 for float32, 1 for float16, 10 for the others.
 
     Returns:
         An :class:`Exported`; printed, it is a table.
 
     Raises:
         UserError: The model is not built, a format or a precision is unknown, integers have no
-            ``calibration``, or no file could be made; the reasons are in the error.
+            ``calibration``, or no file could be written; the reasons are in the error.
 
     Example:
         >>> print(tfopt.export(model, "served", formats="litert", precision="int8", calibration=x))
@@ -228,8 +228,8 @@ def export(
 
     model = as_model(model)
     require_exportable(model)
-    given = Given.read(model, calibration, examples, samples)
-    on_gpu = any("cpu" not in each.devices for each, _ in wanted)
+    given = ExportData.read(model, calibration, examples, samples)
+    on_gpu = any("cpu" not in kind.devices for kind, _ in wanted)
     with prepared_folder(Path(folder)) as target, Child(gpu=on_gpu) as child:
         exported = write_all(model, given, wanted, target, max_drop, child)
     write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
@@ -239,12 +239,12 @@ def export(
 def validate_settings(
     wanted: Sequence[tuple[Format, Precision]], calibration: Any, samples: int, max_drop: Any
 ) -> None:
-    """Refuse settings under which no file could be made of any model."""
+    """Raise for invalid settings, whatever the model is."""
     require_count("samples", samples)
     require_drop(max_drop)
     if calibration is None and (asked := [p for _, p in wanted if p in CALIBRATED]):
         raise UserError(
-            f"Precision {asked[0]!r} needs examples to find its ranges.",
+            f"Precision {asked[0]!r} needs calibration examples for its ranges.",
             expected="a few hundred examples of the training data",
             received="no calibration data",
             fix="pass calibration=x_train",
@@ -253,24 +253,24 @@ def validate_settings(
 
 def write_all(
     model: keras.Model,
-    given: Given,
+    given: ExportData,
     wanted: Sequence[tuple[Format, Precision]],
     target: Path,
     max_drop: float | None,
     child: Callable[..., Any],
 ) -> Exported:
-    """Write a model's files into a folder, each compared with it; refuse where none can be made."""
+    """Write a model's files into a folder, each compared with it; raise if none can be written."""
     with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
         reference = make_reference(model, given, Path(beside), wanted)
-        made = list(write_files(reference, wanted, target, child, max_drop))
-    files = tuple(each for each in made if isinstance(each, ExportedFile))
-    refused = tuple(each for each in made if isinstance(each, Refused))
+        results = list(write_files(reference, wanted, target, child, max_drop))
+    files = tuple(file for file in results if isinstance(file, ExportedFile))
+    refused = tuple(file for file in results if isinstance(file, Refused))
     if not files:
-        lost = any(each.too_far for each in refused)
+        lost = any(file.too_far for file in refused)
         raise UserError(
-            f"No file of {model.name!r} could be made.",
+            f"No file of {model.name!r} could be written.",
             received="; ".join(
-                [*(f"{each.name}: {each.reason}" for each in refused), *reference.notes]
+                [*(f"{file.name}: {file.reason}" for file in refused), *reference.notes]
             ),
             fix=_MORE_ACCURATE if lost else None,
         )
@@ -279,33 +279,34 @@ def write_all(
 
 
 _MORE_ACCURATE = (
-    "give more calibration examples, scaled as in the training; or take another precision; or "
-    "raise max_drop where a file loses too much"
+    "give more calibration examples, scaled as in the training; or use another precision; or "
+    "raise max_drop"
 )
 
 
 def require_exportable(model: Any) -> None:
-    """Refuse what no format could be written of."""
+    """Raise for a model that cannot be exported to any format."""
     require_built_keras3(model)
     require_plain_weights(model)
     if awareness_of(model):
         raise UserError(
-            f"The model {model.name!r} is still trained for integers.",
+            f"The model {model.name!r} is quantization-aware.",
             expected="a plain model",
             received="a quantization-aware model",
-            fix="tfopt.strip(model) first: it leaves the rounded kernels in a plain model",
+            fix="call tfopt.strip(model) first: it writes the rounded kernels into a plain model",
         )
     apply_final(model)
 
 
 def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:
-    """Return each format with those of the precisions that it has.
+    """Return the pairs of formats and precisions to write.
 
-    What is unknown or not installed is refused, and what would bring no file.
+    Raises for unknown names, formats that are not installed, and names without any file.
     """
     kinds: list[Any] = known_names("precision", precision, PRECISIONS)
     if formats is None:
-        formats = [n for n in _USUAL if {*kinds} & {*FORMATS[n].precisions}] or list(_USUAL)
+        fitting = [n for n in _DEFAULT_FORMATS if {*kinds} & {*FORMATS[n].precisions}]
+        formats = fitting or list(_DEFAULT_FORMATS)
     names = known_names("format", formats, FORMATS)
     for name in names:
         FORMATS[name].require()
@@ -314,27 +315,27 @@ def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:
                 f"The format {name!r} has no precision {kinds[0]!r}.",
                 expected=", ".join(FORMATS[name].precisions),
                 received=", ".join(kinds),
-                fix="leave the format out, or take one of its precisions as well",
+                fix="leave the format out, or add one of its precisions",
             )
-    pairs = [(FORMATS[name], kind) for name in names for kind in kinds]
-    wanted = dict.fromkeys((each, kind) for each, kind in pairs if kind in each.precisions)
+    formats = [FORMATS[name] for name in names]
+    wanted = dict.fromkeys((f, kind) for f in formats for kind in kinds if kind in f.precisions)
     if lacking := {*kinds} - {kind for _, kind in wanted}:
         raise UserError(
             f"None of the formats has the precision {min(lacking)!r}.",
             expected=", ".join(dict.fromkeys(p for n in names for p in FORMATS[n].precisions)),
             received=", ".join(kinds),
-            fix="leave it out, or add a format that has it",
+            fix="leave it out, or add a format with it",
         )
     return list(wanted)
 
 
 def known_names(what: str, given: str | Sequence[str], known: Collection[str]) -> list[str]:
-    """Return one name or several as a list; refuse those that are not known."""
+    """Return one name or several as a list; raise for unknown names."""
     names = [given] if isinstance(given, str) else list(given)
-    unknown = [each for each in names if each not in known]
+    unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise UserError(
-            f"The {what} is unknown.",
+            f"Unknown {what}.",
             expected=", ".join(known),
             received=", ".join(map(repr, unknown)) or "none",
             fix=did_you_mean(str(unknown[0]), [*known]) if unknown else None,
@@ -349,22 +350,22 @@ def write_files(
     child: Callable[..., Any],
     max_drop: float | None,
 ) -> Iterator[ExportedFile | Refused]:
-    """Write and compare one file after the other; yield what became of each."""
+    """Write and compare the files one after the other; yield the results."""
     for kind, precision in wanted:
         place = target / folder_name(kind.name, precision, reference.variant)
         limit = _DROPS.get(precision, _DROP) if max_drop is None else max_drop
         try:
             yield _write_file(reference, kind, precision, place, child, limit)
         except (UserError, ChildEnded, RuntimeError) as error:
-            reason = in_a_line(error)
+            reason = one_line(error)
             if place.exists():
                 reason += "; the file of an earlier export is still in its folder"
-            too_far = isinstance(error, _TooFar)
+            too_far = isinstance(error, _ExceedsMaxDrop)
             yield Refused(kind.name, precision, reason, reference.variant, too_far)
 
 
-class _TooFar(UserError):
-    """A file whose answers differ too much from the model's."""
+class _ExceedsMaxDrop(UserError):
+    """A file whose outputs differ too much from the model's."""
 
 
 def _write_file(
@@ -377,22 +378,22 @@ def _write_file(
 ) -> ExportedFile:
     form, graphs = _form(reference, kind, precision), reference.graphs
     with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place.parent) as beside:
-        # The folder has its own name from the start: Triton's settings hold it.
+        # The folder has its final name, which is in Triton's settings.
         staged = Path(beside) / place.name
         notes = child(write_file, kind, graphs, form, precision, staged)
-        outputs = child(answers, kind, staged, graphs.signature, reference.given.examples)
-        made = made_file(reference, kind, precision, staged, outputs, notes)
-        if not made.parity.within(limit):
-            lost = f"{made.parity.tell()}{_worst(reference, outputs)}"
-            raise _TooFar(f"it loses more than {limit:g} points: {lost}")
-        write_facts(made)
+        outputs = child(file_outputs, kind, staged, graphs.signature, reference.given.examples)
+        file = exported_file(reference, kind, precision, staged, outputs, notes)
+        if not file.parity.within(limit):
+            lost = f"{file.parity.summary()}{_worst(reference, outputs)}"
+            raise _ExceedsMaxDrop(f"it loses more than {limit:g} points: {lost}")
+        write_facts(file)
         if place.exists():
             shutil.rmtree(place)
         staged.rename(place)
-    return replace(made, folder=place)
+    return replace(file, folder=place)
 
 
-def made_file(
+def exported_file(
     reference: Reference,
     kind: Format,
     precision: Precision,
@@ -400,7 +401,7 @@ def made_file(
     outputs: Sequence[Array],
     notes: Sequence[str],
 ) -> ExportedFile:
-    """Return what is known of a file that was written and run."""
+    """Return the facts of a file that was written and run."""
     score, scored_by = reference.score(outputs)
     return ExportedFile(
         format=kind.name,
@@ -425,7 +426,7 @@ def _form(reference: Reference, kind: Format, precision: Precision) -> Graph:
 
 
 def _worst(reference: Reference, outputs: Sequence[Array]) -> str:
-    """Return which of several outputs is off most."""
+    """Return the name of the output with the largest error, if there are several."""
     names = reference.graphs.signature.outputs
     if len(names) == 1:
         return ""
@@ -434,21 +435,21 @@ def _worst(reference: Reference, outputs: Sequence[Array]) -> str:
     return f", worst in the output {names[int(np.argmax(errors))]!r}"
 
 
-def in_a_line(error: Exception) -> str:
-    """Return an error with what was received and what to do, in one line."""
+def one_line(error: Exception) -> str:
+    """Return an error in one line, with what was received and the fix."""
     if not isinstance(error, UserError):
         return str(error)
     parts = [error.what, error.received and f"received: {error.received}", error.fix]
     return "; ".join(str(part) for part in parts if part)
 
 
-# What the child does.
+# In the child process
 
 
 def write_file(
     kind: Format, graphs: Graphs, form: Graph, precision: Precision, folder: Path
 ) -> Any:
-    """Write one file into a folder that this makes; return notes on it."""
+    """Write one file into a new folder; return notes on it."""
     folder.mkdir()
     try:
         return kind.write(graphs, form, precision, folder)
@@ -460,21 +461,23 @@ def write_file(
 
 
 def require_gpu(name: str) -> None:
-    """Raise where a format's engine would run on the CPU of this process."""
+    """Raise if a format's engine would run on the CPU of this process."""
     FORMATS[name].require_gpu()
 
 
-def answers(kind: Format, folder: Path, signature: Signature, examples: Sequence[Array]) -> Any:
-    """Return what a file gives for examples, on all cores."""
+def file_outputs(
+    kind: Format, folder: Path, signature: Signature, examples: Sequence[Array]
+) -> Any:
+    """Return a file's outputs for examples, on all cores."""
     run = kind.open(folder, signature, threads=usable_cores())
     return run_all(run, examples, signature.batch)
 
 
-# What is kept beside a file.
+# Facts beside a file
 
 
 def write_facts(file: ExportedFile) -> None:
-    """Write what is known of a file beside it."""
+    """Write the facts of a file beside it."""
     (file.folder / FACTS).write_text(json.dumps(_facts(file), indent=1), encoding="utf-8")
 
 
@@ -494,22 +497,22 @@ def _summary(exported: Exported) -> dict[str, Any]:
     return {
         "schema": _SCHEMA,
         "score": exported.score,
-        "files": [{"name": each.name, **_facts(each)} for each in exported.files],
-        "refused": [asdict(each) for each in exported.refused],
+        "files": [{"name": file.name, **_facts(file)} for file in exported.files],
+        "refused": [asdict(file) for file in exported.refused],
         "notes": list(exported.notes),
     }
 
 
 def read_file(folder: Path) -> ExportedFile:
-    """Return what :func:`export` left in a file's folder."""
+    """Read the file that :func:`export` wrote into a folder."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     if facts.get("schema") != _SCHEMA or "format" not in facts:
         raise UserError(
-            f"{folder / FACTS} is not of a file that this version of tfopt exported.",
+            f"{folder / FACTS} was not written by this version of tfopt.",
             expected=f"schema {_SCHEMA} of one file",
             received=f"schema {facts.get('schema')!r}",
         )
-    ports = tuple(Port(**(each | {"shape": tuple(each["shape"])})) for each in facts["inputs"])
+    ports = tuple(Port(**(port | {"shape": tuple(port["shape"])})) for port in facts["inputs"])
     own = ("format", "precision", "kib", "score", "scored_by", "variant")
     return ExportedFile(
         folder=folder,

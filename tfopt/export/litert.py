@@ -1,7 +1,7 @@
-"""A built Keras 3 model converted to a float LiteRT file, through a SavedModel in a folder.
+"""Convert a built Keras 3 model to a float LiteRT file, through a SavedModel.
 
-Inputs and outputs keep their names and the batch stays free. A model that LiteRT cannot run raises
-a UserError that names the operators.
+Inputs and outputs keep their names, and the batch size stays free. A model that LiteRT cannot run
+raises a UserError that names the operators.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.errors import UserError
 from tfopt.export.batches import Array, run_all
-from tfopt.export.formats.format import way_round
+from tfopt.export.formats.format import operator_fix
 from tfopt.export.litert_forms import litert_forms
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
@@ -56,14 +56,14 @@ class Traced:
 
 @contextmanager
 def named_as_layers(model: Any) -> Iterator[None]:
-    """Give each layer of the model one name inside, however often that is opened.
+    """Make the operations of a layer have its name in the traced graph.
 
-    Keras opens a layer's name twice in a call, to build it and to compute, and TensorFlow numbers
-    the second one: ``conv2d`` would be ``conv2d_1`` in the file, which is another layer.
+    Keras enters a layer's name scope twice in a call, to build and to compute, and TensorFlow
+    numbers the second one: ``conv2d`` would be ``conv2d_1`` in the file, which is another layer.
     """
     hooks = Hooks()
     with ONE_AT_A_TIME, ExitStack() as around:
-        around.callback(hooks.take_off)
+        around.callback(hooks.remove)
         for layer in layers_of(model):
             hooks.replace(layer, "call", _named(layer))
         yield
@@ -76,9 +76,9 @@ def _named(layer: Any) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         around, _, own = tf.get_current_name_scope().rpartition("/")
-        if own.removeprefix(layer.name).strip("_0123456789"):  # called without its own scope
+        if own.removeprefix(layer.name).strip("_0123456789"):  # called outside of its scope
             return plain(*args, **kwargs)
-        # A name that ends so is taken as it is.
+        # TensorFlow does not number a name that ends in a slash.
         with tf.name_scope(f"{around}/{layer.name}/" if around else f"{layer.name}/"):
             return plain(*args, **kwargs)
 
@@ -86,7 +86,7 @@ def _named(layer: Any) -> Callable[..., Any]:
 
 
 def trace(model: keras.Model, ports: Ports) -> Traced:
-    """Trace the model's inference (``training=False``) as Keras computes it."""
+    """Trace the model's inference (``training=False``)."""
     import keras
     import tensorflow as tf
 
@@ -112,14 +112,14 @@ def trace(model: keras.Model, ports: Ports) -> Traced:
 
 
 def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Traced:
-    """Trace the model's inference by operators that LiteRT has, without loops."""
+    """Trace the model's inference in operators of LiteRT, without loops."""
     _refuse_state(model)
     with litert_forms(model, integers=integers):
         return trace(model, ports)
 
 
 def convert(served: Traced, *, sparse: bool = False) -> bytes:
-    """Return the content of a float .tflite file; ``sparse`` stores zeros as such."""
+    """Return the content of a float .tflite file; ``sparse`` compresses sparse kernels."""
     import tensorflow as tf
 
     try:
@@ -140,12 +140,12 @@ def convert(served: Traced, *, sparse: bool = False) -> bytes:
 def save(served: Traced, folder: Path, owner: Any = None) -> Path:
     """Write a traced model as a SavedModel; return its folder.
 
-    ``owner`` is the model itself where more than its variables must go with it, such as tables.
+    ``owner`` is the model, if more than its variables must be saved, such as lookup tables.
     """
     import tensorflow as tf
 
     module = tf.Module()
-    # The seeds of random layers are among the variables alone.
+    # ``owner`` does not track the seeds of random layers.
     module.kept = [*served.variables, owner]
     try:
         tf.saved_model.save(module, str(folder), signatures=served.function)
@@ -153,10 +153,10 @@ def save(served: Traced, folder: Path, owner: Any = None) -> Path:
         if "untracked" not in str(error):
             raise
         raise UserError(
-            f"The model {served.name!r} looks things up in a table, which a LiteRT file has not.",
-            expected="a model that begins behind its TextVectorization, StringLookup, ...",
+            f"The model {served.name!r} has a lookup table, which LiteRT does not support.",
+            expected="a model that starts after its TextVectorization, StringLookup, ...",
             received=_first_line(str(error)),
-            fix="build the model for serving from the layers behind it, and look up before it",
+            fix="build the model for serving from the layers after the lookup, and look up outside",
         ) from error
     return folder
 
@@ -167,10 +167,10 @@ def _refuse_state(model: keras.Model) -> None:
     ]
     if stateful:
         raise UserError(
-            f"The model {model.name!r} keeps a state from one call to the next.",
-            expected="recurrent layers with stateful=False: a LiteRT file forgets between calls",
+            f"The model {model.name!r} is stateful.",
+            expected="recurrent layers with stateful=False: a LiteRT file has no state",
             received=", ".join(stateful[:5]),
-            fix="build it with stateful=False and set_weights, or give it its state as an input",
+            fix="build it with stateful=False and set_weights, or make the state an input",
         )
 
 
@@ -178,7 +178,7 @@ def _not_traceable(name: str, text: str) -> UserError:
     if "Cannot unroll" in text:
         return UserError(
             f"The model {name!r} is recurrent over sequences of any length.",
-            expected="a fixed length: LiteRT gets recurrent layers unrolled",
+            expected="a fixed length: recurrent layers are unrolled for LiteRT",
             fix="build the model for serving with keras.Input((length, features)) and set_weights",
         )
     return UserError(
@@ -189,7 +189,7 @@ def _not_traceable(name: str, text: str) -> UserError:
 
 
 def _first_line(text: str) -> str:
-    # Keras puts the place before the cause, separated by an empty line.
+    # Keras's message has the layer before the cause.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if not line.startswith("Exception encountered")]
     return causes[0][:400] if causes else "no reason given"
@@ -198,35 +198,36 @@ def _first_line(text: str) -> str:
 def _not_convertible(served: Traced, text: str, log: str) -> UserError:
     name, missing = served.name, sorted(set(_MISSING_OP.findall(text)))
     doubled = [
-        f"{each.name} ({each.type})"
-        for each in served.function.graph.get_operations()
-        if each.type in missing and any(result.dtype == np.float64 for result in each.outputs)
+        f"{operation.name} ({operation.type})"
+        for operation in served.function.graph.get_operations()
+        if operation.type in missing
+        and any(result.dtype == np.float64 for result in operation.outputs)
     ]
     if doubled:
         return UserError(
-            f"The model {name!r} computes in float64, which LiteRT does not.",
+            f"The model {name!r} computes in float64, which LiteRT does not support.",
             expected="float32 throughout",
             received=f"{len(doubled)} operations in float64: {', '.join(doubled[:3])} ...",
-            fix="a NumPy number makes what it is combined with float64: write float(np.sqrt(8))",
+            fix="convert NumPy scalars, which turn results into float64: float(np.sqrt(8))",
         )
     if missing:
         return UserError(
             f"LiteRT has no kernel for {', '.join(missing)} in the model {name!r}.",
             expected="operators of LiteRT's built-in set",
             received=", ".join(f"tf.{op}" for op in missing),
-            fix=way_round(missing),
+            fix=operator_fix(missing),
         )
     if "TensorList" in text:
         return UserError(
-            f"The model {name!r} holds a loop that LiteRT cannot convert with a free batch.",
-            expected="loops that are unrolled, or an Input with a fixed batch_size",
-            fix="give the Input a fixed length (tfopt then unrolls recurrent layers), or a "
-            "fixed batch_size",
+            f"The model {name!r} has a loop that LiteRT cannot convert with a free batch size.",
+            expected="unrolled loops, or an Input with a fixed batch_size",
+            fix="give the Input a fixed length (recurrent layers are then unrolled), or a fixed "
+            "batch_size",
         )
-    # Which operator is refused may be in the log alone.
+    # The operator may be named in the log only.
     refused = _OPERATOR_REFUSED.search(f"{text}\n{log}")
     return UserError(
         f"The model {name!r} could not be converted to LiteRT.",
         received=refused[0][:400] if refused else _first_line(text),
-        fix="see the chained error for the converter's own words",
+        fix="see the chained error of the converter",
     )

@@ -1,6 +1,6 @@
-"""A LiteRT file run on many examples, its accuracy, and what is inside it.
+"""Run a LiteRT file on examples, score it, and read its operators and weights.
 
-Integer inputs and outputs are scaled, so that callers only see real values.
+Integer inputs and outputs are scaled to real values.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tfopt.export.batches import Array, run_all
 from tfopt.export.quiet import quiet
 from tfopt.job.cgroup import usable_cores
 
-# Below this the converter leaves a weight alone: the scales would outweigh the saving.
+# The converter does not quantize smaller weights: their scales would take more than is saved.
 _SMALL_WEIGHT = 1024
-# What lets floats in and out, and what asks for a shape alone.
+# Conversions at the inputs and outputs, and shapes
 _NOT_COMPUTING = frozenset({"QUANTIZE", "DEQUANTIZE", "SHAPE"})
 _MOVING = frozenset({"EXPAND_DIMS", "RESHAPE", "SLICE", "SQUEEZE", "STRIDED_SLICE", "TRANSPOSE"})
 
 
 @dataclass(frozen=True)
 class LeftFloat:
-    """Something that stayed in float, and why."""
+    """An operator or a weight left in float, and why."""
 
     name: str
     kind: str
@@ -34,14 +34,14 @@ class LeftFloat:
 
 
 def left_in_words(left: Sequence[LeftFloat]) -> str:
-    """Return one phrase on what stayed in float."""
-    shown = ", ".join(f"{each.name} ({each.reason})" for each in left[:3])
+    """Return a phrase on the parts left in float."""
+    shown = ", ".join(f"{part.name} ({part.reason})" for part in left[:3])
     more = f" and {len(left) - 3} more" if len(left) > 3 else ""
     return f"left in float: {shown}{more}"
 
 
 def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
-    """Return the operators that read or give float values, but for those at the border."""
+    """Return the operators with float inputs or outputs, without the conversions at the ends."""
     reason = "LiteRT has no integer kernel for it here"
     return tuple(
         LeftFloat(_short_name(op.outputs[0]), op.kind, reason)
@@ -52,7 +52,7 @@ def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
 
 
 def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
-    """Return the large constants kept in float32."""
+    """Return the large constants in float32."""
     model = _read(content)
     reason = "its operator takes float weights only"
     return tuple(
@@ -65,10 +65,10 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """The weights of one operator or several, as each step of an unrolled loop takes the same.
+class LiteRTKernel:
+    """The weights of an operator, or of several, as the steps of an unrolled loop share them.
 
-    A quantizer's recipe names them by what the operators give.
+    A quantizer's recipe names operators by their outputs, in ``gives``.
     """
 
     gives: tuple[str, ...]
@@ -77,58 +77,58 @@ class Kernel:
 
     @property
     def size(self) -> int:
-        """Return how many weights it has."""
+        """Return the number of weights."""
         return math.prod(self.shape)
 
 
-def kernels(content: bytes, kinds: Iterable[str]) -> tuple[Kernel, ...]:
+def kernels(content: bytes, kinds: Iterable[str]) -> tuple[LiteRTKernel, ...]:
     """Return the kernels of the operators of some kinds, such as FULLY_CONNECTED."""
     model, wanted = _read(content), frozenset(kinds)
-    found: dict[tuple[str, int], Kernel] = {}
+    by_buffer: dict[tuple[str, int], LiteRTKernel] = {}
     for op in _operators(model):
         if op.kind in wanted and _is_constant(model, weights := op.inputs[1]):
             place = op.kind, weights.buffer
-            others = found[place].gives if place in found else ()
+            others = by_buffer[place].gives if place in by_buffer else ()
             gives = (*others, _name(op.outputs[0]))
-            found[place] = Kernel(gives, op.kind, tuple(weights.shape))
-    return tuple(found.values())
+            by_buffer[place] = LiteRTKernel(gives, op.kind, tuple(weights.shape))
+    return tuple(by_buffer.values())
 
 
 def tables(content: bytes) -> dict[str, tuple[float, float]]:
-    """Return the range of each float table that is looked up, by what the lookup gives.
+    """Return the ranges of float lookup tables by the lookup's output.
 
-    Without small tables, and without those that other operators read as well.
+    Small tables and those that other operators read are left out.
     """
     model = _read(content)
     operators = list(_operators(model))
-    others = {each.buffer for op in operators if op.kind != "GATHER" for each in op.inputs}
-    found = {}
+    others = {tensor.buffer for op in operators if op.kind != "GATHER" for tensor in op.inputs}
+    ranges = {}
     for op in (op for op in operators if op.kind == "GATHER"):
         table = op.inputs[0]
         read_alone = table.buffer not in others and _is_constant(model, table)
         if read_alone and _is_large(table) and _type(table) == "FLOAT32":
             values = np.frombuffer(model.buffers[table.buffer].data, "float32")
-            found[_name(op.outputs[0])] = float(values.min()), float(values.max())
-    return found
+            ranges[_name(op.outputs[0])] = float(values.min()), float(values.max())
+    return ranges
 
 
 def moved_indices(content: bytes) -> tuple[str, ...]:
-    """Return what gives the operators that only move values which are cast to integers then."""
+    """Return the outputs of operators that only move values which are then cast to integers."""
     operators = list(_operators(_read(content)))
     makers = {id(op.outputs[0]): op for op in operators if op.outputs}
-    found = []
+    names = []
     for op in operators:
         if op.kind == "CAST" and not _type(op.outputs[0]).startswith("F"):
             before = makers.get(id(op.inputs[0]))
             while before is not None and before.kind in _MOVING:
-                found.append(_name(before.outputs[0]))
+                names.append(_name(before.outputs[0]))
                 before = makers.get(id(before.inputs[0]))
-    return tuple(found)
+    return tuple(names)
 
 
 @dataclass(frozen=True)
 class _Operator:
-    """An operator's kind, and the tensors that it reads and gives."""
+    """An operator's kind, inputs and outputs."""
 
     kind: str
     inputs: tuple[Any, ...]
@@ -146,7 +146,7 @@ def _operators(model: Any) -> Iterator[_Operator]:
 
     for graph in model.subgraphs:
         for op in graph.operators:
-            # An optional input left out is -1.
+            # A missing optional input is -1.
             ends = (op.inputs or (), op.outputs or ())
             inputs, outputs = (tuple(graph.tensors[n] for n in end if n >= 0) for end in ends)
             yield _Operator(flatbuffer_utils.opcode_to_name(model, op.opcodeIndex), inputs, outputs)
@@ -186,9 +186,9 @@ class LitertPredictor:
 
     Args:
         content: The file's content.
-        inputs: Names of the inputs in the order wanted; default: by name, since the file has none.
+        inputs: Names of the inputs in order; default: sorted, since the file has no order.
         outputs: Names of the outputs likewise.
-        threads: CPU threads; default: those this process may use, eight at most.
+        threads: CPU threads; default: the cores of this process, at most eight.
     """
 
     def __init__(
@@ -210,11 +210,11 @@ class LitertPredictor:
         self._one_by_one = False
 
     def __call__(self, columns: Sequence[Array]) -> list[Array]:
-        """Return one array an output, for one array an input in order."""
+        """Return an array per output, for an array per input."""
         return run_all(self.run_batch, columns, self._fixed_batch)
 
     def invoke_again(self) -> None:
-        """Run the engine alone on the inputs of the last batch, to be timed."""
+        """Run the engine on the inputs of the last batch, for timing."""
         self._interpreter.invoke()
 
     def _start(self) -> None:
@@ -231,19 +231,19 @@ class LitertPredictor:
                     expected="the content of a .tflite file",
                     received=first_line(error),
                 ) from error
-        # Memory is planned for the first examples: a size that is left open would be 1 here.
+        # Memory is allocated with the first examples, as an unknown size would be 1 here.
         self._shapes: list[tuple[int, ...]] = []
         self.input_details, self._output_details = _details(self._interpreter)
 
     def run_batch(self, rows: Sequence[Array]) -> list[Array]:
-        """Return the outputs for one batch, an array an input in order, as large as it is."""
+        """Return the outputs of one batch, given as an array per input."""
         if not self._one_by_one:
             try:
                 return self._run(rows)
             except RuntimeError:
                 if self._fixed_batch is not None:
                     raise
-            # Some graphs declare a free batch and hold a shape that was computed for one example.
+            # Some graphs declare a free batch size, but have a shape for one example inside.
             self._one_by_one = True
             self._start()
         return run_all(self._run, rows, 1)
@@ -275,10 +275,9 @@ def accuracy(scores: Array, labels: Array) -> float:
 
 
 def right_answers(scores: Array, labels: Array) -> Array:
-    """Return whether each answer is right.
+    """Return an array of whether predictions are right.
 
-    Labels are class numbers or one-hot rows; an output of one value is right where it lies on the
-    label's side of 0.5.
+    Labels are class numbers or one-hot rows; a single output is right on the label's side of 0.5.
     """
     single = scores.shape[-1] == 1
     classes = scores[..., 0] > 0.5 if single else scores.argmax(-1)
@@ -293,13 +292,13 @@ def right_answers(scores: Array, labels: Array) -> Array:
             expected=f"class numbers from 0 to {most} of shape {classes.shape}, or one-hot rows",
             received=f"{labels.dtype} from {labels.min():g} to {labels.max():g} of shape "
             f"{labels.shape}",
-            fix="leave out examples without a label of their own",
+            fix="leave out examples without a label",
         )
     return np.asarray(classes == labels)
 
 
 def _details(interpreter: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return inputs and outputs by name: the signature's, or else the tensors' own."""
+    """Return inputs and outputs by their names in the signature, or else of the tensors."""
     if interpreter.get_signature_list():
         runner = interpreter.get_signature_runner()
         return runner.get_input_details(), runner.get_output_details()

@@ -1,7 +1,7 @@
-"""Layers and functions by operators that LiteRT has, while a model is traced for its file.
+"""Compute layers and functions by operators of LiteRT, while a model is traced for its file.
 
-The results are those of Keras and TensorFlow but for rounding. What is known only when the model
-runs, such as the shift of a roll, is left as it is.
+The results are those of Keras and TensorFlow but for rounding. Arguments that are known only at run
+time, such as the shift of a roll, leave a function unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.integers.attention import heads, hidden, is_attention_of_many_heads
+from tfopt.compress.integers.attention import heads, is_attention_of_many_heads, lowered_scores
 from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.model_graph import computes_as_keras, kinds
 from tfopt.hooks import Hooks, replaced
@@ -21,24 +21,24 @@ from tfopt.job.rebuild import ONE_AT_A_TIME
 from tfopt.keras_internals import ATTENTION, array_functions, layers_of
 
 Form = Callable[..., Any]
-# A slice in LiteRT has no more axes.
+# The most axes of a slice in LiteRT
 _MOST_AXES = 5
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 @contextmanager
 def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
-    """Compute by these forms inside; ``integers``: also by those that keep values apart in bytes.
+    """Use LiteRT's forms of layers and functions inside.
 
     Args:
-        model: The model that is traced inside; it is as before afterwards.
-        integers: Whether the file will be calibrated.
+        model: The model to trace inside; it is restored afterwards.
+        integers: Whether the file will be calibrated; adds forms that lose little in int8.
     """
     import tensorflow as tf
 
     hooks = Hooks()
     with ONE_AT_A_TIME, ExitStack() as around:
-        around.callback(hooks.take_off)
+        around.callback(hooks.remove)
         for layer in layers_of(model):
             form = _layer_form(layer, integers)
             if form is not None:
@@ -49,19 +49,19 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:
-            # Without values that are much larger than their results.
+            # Forms without intermediate values much larger than their results
             around.enter_context(replaced(tf.nn, selu=_selu))
             around.enter_context(replaced(tf.math, softplus=_softplus))
         yield
 
 
 def _not_rounded(values: Any, place: str) -> Any:
-    """Return the values of a place inside a layer, which the quantizer rounds afterwards."""
+    """Return the values unchanged: the quantizer rounds them."""
     return values
 
 
 def _where_masked(plain: Form, form: Form, *given: Any, **named: Any) -> Any:
-    """Compute attention by the form where a mask hides some of its scores."""
+    """Compute masked attention by the form, and other attention as Keras."""
     masked = len(given) > 3 and given[3] is not None
     if masked or named.get("attention_mask") is not None or named.get("use_causal_mask"):
         return form(*given, **named)
@@ -69,7 +69,7 @@ def _where_masked(plain: Form, form: Form, *given: Any, **named: Any) -> Any:
 
 
 def _layer_form(layer: Any, integers: bool) -> Form | None:
-    """Return what stands for a layer's ``call``; None: its own does."""
+    """Return the replacement of a layer's ``call``, or None."""
     if not computes_as_keras(layer):
         return None
     names = kinds(layer)
@@ -86,21 +86,20 @@ def _layer_form(layer: Any, integers: bool) -> Form | None:
 
 
 def _softmax(layer: Any, plain: Form, inputs: Any, mask: Any = None) -> Any:
-    """Hide scores a little below the others: Keras adds a number that leaves them no steps."""
+    """Mask scores a little below the lowest one: Keras's large negative number ruins the range."""
     import tensorflow as tf
 
     if mask is None or not isinstance(layer.axis, int):
         return plain(inputs, mask)
-    return plain(hidden(inputs, tf.cast(mask, "bool"), layer.axis))
+    return plain(lowered_scores(inputs, tf.cast(mask, "bool"), layer.axis))
 
 
 def _where_shapes_are_known(
     layer: Any, form: Form, plain: Form, inputs: Any, *rest: Any, **named: Any
 ) -> Any:
-    """Compute by the form where the shape is known but for the batch.
+    """Compute by the form if all sizes but the batch are known.
 
-    Keras asks for the shape while it runs where the batch is free, which in a file becomes up to
-    ten operators for a layer.
+    With a free batch size Keras reads shapes at run time, in up to ten operators per layer.
     """
     if None in inputs.shape[1:] or not inputs.dtype.is_floating:
         return plain(inputs, *rest, **named)
@@ -126,7 +125,7 @@ def _reshaped(layer: Any, inputs: Any) -> Any:
 
 
 def _pooled(layer: Any, inputs: Any) -> Any:
-    """Pool the windows of a volume as images: slice by slice, then what is left of these."""
+    """Pool the windows of a volume as images: within slices, then across them."""
     import tensorflow as tf
 
     pool = tf.nn.max_pool2d if "MaxPooling3D" in kinds(layer) else tf.nn.avg_pool2d
@@ -137,7 +136,7 @@ def _pooled(layer: Any, inputs: Any) -> Any:
     images = pool(images, window, strides, padding)
     rows, columns = images.shape[1:3]
     slices = tf.reshape(images, [-1, depth, rows * columns, channels])
-    # A mean of means is the mean: at an edge too all rows of a window are equally many.
+    # A mean of means is the mean, as all rows of a window have equal size, also at an edge.
     slices = pool(slices, [deep, 1], [stride, 1], padding)
     return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
 
@@ -152,15 +151,14 @@ _STATIC_FORMS: dict[str, Form] = {
 
 
 def _unroll_soundly(model: Any, hooks: Hooks) -> None:
-    """Begin unrolled recurrent layers with constants, and turn masks for backward ones.
+    """Give unrolled recurrent layers a constant initial state, and reverse masks of backward ones.
 
-    Of zeros Keras makes as many as there are examples. Multiplied by a kernel, those have a range
-    without width, which LiteRT cannot run; products of constants are folded by the converter. And
-    of a layer that goes backwards (Bidirectional) Keras hides the wrong steps: unrolled, it does
-    not turn the mask.
+    Keras's initial state has a row of zeros per example. Its product with a kernel has an empty
+    range, which LiteRT cannot run; products of constants are folded. And of an unrolled backward
+    layer (Bidirectional) Keras does not reverse the mask.
     """
     recurrent = [layer for layer in layers_of(model) if "RNN" in kinds(layer)]
-    # A loop needs its state in the shape that it will have.
+    # A loop needs an initial state of the full shape.
     if not all(layer.unroll for layer in recurrent):
         return
     for layer in recurrent:
@@ -171,7 +169,7 @@ def _unroll_soundly(model: Any, hooks: Hooks) -> None:
 
 
 def _turned(layer: Any, plain: Form, sequences: Any, mask: Any, **rest: Any) -> Any:
-    """Run a masked loop from the end as one from the beginning of what is turned round."""
+    """Run a masked backward loop as a forward loop over reversed sequences."""
     import tensorflow as tf
 
     if mask is None or not layer.go_backwards:
@@ -185,7 +183,7 @@ def _turned(layer: Any, plain: Form, sequences: Any, mask: Any, **rest: Any) -> 
 
 @contextmanager
 def _functions() -> Iterator[None]:
-    """Replace functions that LiteRT computes wrongly, or not at all, in any kind of file."""
+    """Replace functions that LiteRT does not support, or computes wrongly, in any precision."""
     import tensorflow as tf
 
     with (
@@ -212,14 +210,14 @@ def _softplus(features: Any, name: str | None = None) -> Any:
 
 
 def _depth(x: Any) -> Any:
-    """Return how far below zero values are; a negation has no integers."""
+    """Return ``relu(-x)``; Neg has no integer kernel."""
     import tensorflow as tf
 
     return tf.nn.relu(x * -1.0)
 
 
 def _roll(plain: Form) -> Form:
-    """Roll values, as a Swin Transformer does, by two slices that change places."""
+    """Roll values, as in a Swin Transformer, by concatenating two slices."""
 
     def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
         import tensorflow as tf
@@ -247,7 +245,7 @@ def _roll(plain: Form) -> Form:
 
 
 def _einsum(plain: Form) -> Form:
-    """Take the operand with the free batch first: the other way round its shape overflows."""
+    """Put the operand with the free batch size first: in the other order its shape overflows."""
 
     def einsum(equation: str, *inputs: Any, **named: Any) -> Any:
         import tensorflow as tf
@@ -267,10 +265,10 @@ def _einsum(plain: Form) -> Form:
 
 
 def _extract_patches(plain: Form) -> Form:
-    """Take patches of float images, with which many a Vision Transformer begins.
+    """Extract patches of float images, as in the first layer of a Vision Transformer.
 
-    Patches beside each other are blocks moved into the depth, and others a convolution that picks
-    each value once, as ``keras.ops.image.extract_patches`` has it.
+    Adjacent patches are a space_to_depth, others a convolution with an identity kernel, as in
+    ``keras.ops.image.extract_patches``.
     """
 
     def extract_patches(
@@ -287,7 +285,7 @@ def _extract_patches(plain: Form) -> Form:
         known = images.shape.rank == 4 and images.shape[-1] is not None
         if not (known and images.dtype.is_floating):
             return plain(images, sizes, strides, rates, padding, name)
-        size, stride, rate = (tuple(map(int, each[1:3])) for each in (sizes, strides, rates))
+        size, stride, rate = (tuple(map(int, axes[1:3])) for axes in (sizes, strides, rates))
         block = size[0]
         beside = size == stride == (block, block) and rate == (1, 1) and block > 1
         if beside and all(length and length % block == 0 for length in images.shape[1:3]):
@@ -300,18 +298,18 @@ def _extract_patches(plain: Form) -> Form:
 
 
 def _place_of(name: str) -> Form:
-    """Return ``argmax`` or ``argmin`` without Keras's look at the bits, which tells -0 from 0."""
+    """Return ``argmax`` or ``argmin`` without Keras's bit operations, which order -0 below 0."""
 
     def place(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
         import tensorflow as tf
 
         x = tf.convert_to_tensor(x)
         values = tf.reshape(x, [-1]) if axis is None else x
-        found = getattr(tf, name)(values, 0 if axis is None else axis, tf.int32)
+        index = getattr(tf, name)(values, 0 if axis is None else axis, tf.int32)
         if not keepdims:
-            return found
+            return index
         if axis is None:
-            return tf.reshape(found, [1] * x.shape.rank)
-        return tf.expand_dims(found, axis)
+            return tf.reshape(index, [1] * x.shape.rank)
+        return tf.expand_dims(index, axis)
 
     return place

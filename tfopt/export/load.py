@@ -11,7 +11,7 @@ from tfopt.compress.model_graph import Ports
 from tfopt.errors import UserError, first_line, require_count
 from tfopt.export.batches import run_all
 from tfopt.export.export import FACTS, ExportedFile, read_file
-from tfopt.export.formats.format import Array, Run
+from tfopt.export.formats.format import Array, Runner
 from tfopt.export.formats.roster import FORMATS
 
 
@@ -19,22 +19,22 @@ class Served:
     """An exported file in its engine.
 
     Attributes:
-        file: What is known of it: format, precision, parity, inputs and outputs.
+        file: Its facts: format, precision, parity, inputs and outputs.
     """
 
     def __init__(self, file: ExportedFile, threads: int) -> None:
         self.file = file
-        self._run: Run = FORMATS[file.format].open(file.folder, file.signature, threads)
+        self._run: Runner = FORMATS[file.format].open(file.folder, file.signature, threads)
 
     def __call__(self, x: Any) -> list[Array]:
         """Return the outputs in the model's order.
 
-        ``x`` is an array, a list in the order of the model's inputs, or a dict by their names.
+        ``x`` is an array, a list in the order of the model's inputs, or a dict by name.
         """
         signature = self.file.signature
         names = [port.name for port in signature.inputs]
         if isinstance(x, list | tuple) and len(x) == len(names) > 1:
-            x = dict(zip(names, x, strict=True))  # a dict is taken apart without Keras
+            x = dict(zip(names, x, strict=True))  # a dict needs no Keras to flatten
         columns = columns_of(x, Ports(signature.inputs, structure=None))
         return run_all(self._run, columns, signature.batch)
 
@@ -47,12 +47,12 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
 
     Args:
         path: A .keras file, an exported file (``served/litert_int8/model.tflite``) or its folder,
-            or the folder of an export that holds one file.
+            or the folder of an export with one file.
         threads: CPU threads of an engine.
 
     Returns:
-        A ``keras.Model``, with the masks, clusters and ranges that were held on it; or a
-        :class:`Served`: called with arrays, it returns a list of outputs.
+        A ``keras.Model``, with its masks, clusters and ranges; or a :class:`Served`: called with
+        arrays, it returns a list of outputs.
 
     Raises:
         UserError: There is no such file, the folder has several, or the file's engine is missing or
@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
     FORMATS[file.format].require()
     if not file.path.exists():
         raise UserError(
-            f"{file.folder} is not whole.", expected=f"{file.path}", received="no such file"
+            f"{file.folder} is incomplete.", expected=f"{file.path}", received="no such file"
         )
     try:
         return Served(file, count)
@@ -83,25 +83,25 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
     except Exception as error:
         raise UserError(
             f"{file.path} cannot be opened.",
-            expected=f"a file that {FORMATS[file.format].engine} reads",
+            expected=f"a file of {FORMATS[file.format].engine}",
             received=first_line(error),
             fix="export it again",
         ) from error
 
 
 def _folder_of_a_file(place: Path) -> Path:
-    inside = sorted(each.parent for each in place.glob(f"*/{FACTS}"))
+    inside = sorted(file.parent for file in place.glob(f"*/{FACTS}"))
     if len(inside) > 1:
         raise UserError(
-            f"{place} holds several files.",
+            f"{place} has several files.",
             expected="the folder of one of them",
-            received=", ".join(each.name for each in inside),
+            received=", ".join(folder.name for folder in inside),
             fix=f'tfopt.load("{inside[0]}")',
         )
     if not inside and not (place / FACTS).is_file():
         raise UserError(
-            f"{place} is not a folder that tfopt exported to.",
-            expected=f"a folder with {FACTS} in it",
-            received=", ".join(sorted(each.name for each in place.iterdir())[:5]) or "nothing",
+            f"{place} is not a folder of an export.",
+            expected=f"a folder with {FACTS}",
+            received=", ".join(sorted(entry.name for entry in place.iterdir())[:5]) or "nothing",
         )
     return inside[0] if inside else place

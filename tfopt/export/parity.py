@@ -1,4 +1,4 @@
-"""How far a file's answers are from its model's."""
+"""Compare the outputs of a file with those of its model."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ if TYPE_CHECKING:
 
 Measure = Literal["argmax_agreement", "relative_error"]
 
-# Past this the output is noise, whatever class still happens to come out on top.
+# Above this relative error the output is noise, even if the classes agree.
 _BROKEN = 0.5
 
 
 @dataclass(frozen=True)
 class Parity:
-    """The distance of two models; of several outputs, the worst one counts.
+    """The distance of two models; of several outputs, the worst one.
 
     Attributes:
-        examples: How many examples were compared.
-        argmax_agreement: Share of predictions with the same class on top; None where no output
-            has classes.
+        examples: The number of compared examples.
+        argmax_agreement: Share of predictions with the same top class; None without classes.
         max_abs_error: Largest difference of any output value.
         relative_error: Norm of the difference over the norm of the float outputs.
-        measure: What the two are judged by: the classes where the outputs are probabilities
-            (or the loss says so), otherwise the relative error.
+        measure: What decides: the classes if the outputs are probabilities (or the loss is of
+            classes), otherwise the relative error.
     """
 
     examples: int
@@ -42,25 +41,25 @@ class Parity:
 
     @property
     def lost(self) -> float:
-        """Return the share of changed classes, or the relative error: 0 is a perfect copy."""
+        """Return the share of changed classes, or the relative error: 0 for equal outputs."""
         if self.measure == "argmax_agreement" and self.argmax_agreement is not None:
             return 1 - self.argmax_agreement
         return self.relative_error
 
     def within(self, max_drop: float) -> bool:
-        """Return whether the copy may stand for the float model, as it loses so many points."""
+        """Return whether the loss is at most ``max_drop`` points."""
         broken = not self.relative_error <= max(_BROKEN, max_drop / 100)
         return not broken and 100 * self.lost <= max_drop
 
-    def tell(self) -> str:
-        """Return one phrase for notes and errors."""
+    def summary(self) -> str:
+        """Return a phrase for notes and errors."""
         agree = self.argmax_agreement
         classes = "" if agree is None else f"{agree:.2%} of the classes agree, "
         return f"{classes}relative error {self.relative_error:.3g} on {self.examples} examples"
 
 
 def require_drop(max_drop: object) -> None:
-    """Refuse what is no number of points that may be lost."""
+    """Raise unless ``max_drop`` is a number of points, or None."""
     points = real(max_drop)
     if max_drop is not None and (points is None or not 0 <= points <= 100):
         raise UserError(
@@ -73,10 +72,9 @@ def require_drop(max_drop: object) -> None:
 def compare(
     expected: Sequence[Array], actual: Sequence[Array], *, classifier: bool = False
 ) -> Parity:
-    """Measure the distance; ``classifier`` says that the outputs rank classes."""
-    wanted = [np.asarray(a, dtype="float64") for a in expected]
-    given = [np.asarray(a, dtype="float64") for a in actual]
-    pairs = list(zip(wanted, given, strict=True))
+    """Return the distance of outputs; ``classifier``: they are scores of classes."""
+    wanted, got = ([np.asarray(a, "float64") for a in side] for side in (expected, actual))
+    pairs = list(zip(wanted, got, strict=True))
     agreements = [
         float(np.mean(e.argmax(-1) == a.argmax(-1)))
         for e, a in pairs
@@ -92,7 +90,7 @@ def compare(
     )
 
 
-# The functions of Keras's losses whose outputs are scores of classes.
+# Keras's losses for scores of classes
 _CLASS_LOSSES = frozenset(
     {
         "categorical_crossentropy",
@@ -105,7 +103,7 @@ _CLASS_LOSSES = frozenset(
 
 
 def ranks_classes(model: keras.Model) -> bool:
-    """Return whether all outputs that have a loss are scores of classes, as the losses say."""
+    """Return whether all losses of a model are losses for scores of classes."""
     import keras
 
     losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
@@ -113,7 +111,7 @@ def ranks_classes(model: keras.Model) -> bool:
 
 
 def _function_name(loss: Any) -> str:
-    """Return the name of the function that a loss is made of, also where it is a partial one."""
+    """Return the name of a loss's function, also of a partial one."""
     import keras
 
     function = keras.losses.get(loss) if isinstance(loss, str) else loss

@@ -1,8 +1,7 @@
-"""Keeps the converter's chatter off the terminal without losing anything else.
+"""Hide the converter's progress lines, and nothing else.
 
-Known progress lines disappear; every other line that is written to standard error meanwhile, by
-whatever thread, appears afterwards, also after Ctrl-C. When the body fails, what was written is a
-note on the exception.
+Other lines that any thread writes to standard error meanwhile appear afterwards, also after Ctrl-C.
+If the body fails, they are a note on the exception.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CHATTER = re.compile(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what the converter and the interpreter say about their progress."""
+    """Hide the progress lines of the converter and the interpreter."""
     with ONE_AT_A_TIME, _quiet_python(), tempfile.TemporaryFile() as written:
         try:
             terminal = os.dup(2)
@@ -51,7 +50,7 @@ def quiet() -> Iterator[None]:
             if failed is not None:
                 failed.add_note("".join(_lines(written)))
             else:
-                # What was made is not lost because nobody reads the lines any more.
+                # A closed terminal does not fail the conversion.
                 with suppress(OSError):
                     os.write(2, "".join(_lines(written)).encode())
 
@@ -72,7 +71,7 @@ def _quiet_python() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
-        # Of the interpreter that the quantizer calibrates with, and of biases beyond 32 bits.
+        # Warnings of the quantizer's interpreter, and of biases beyond 32 bits
         warnings.filterwarnings("ignore", message="Warning: Enabling")
         warnings.filterwarnings("ignore", module="litert_quantizer")
         for logger in loggers:

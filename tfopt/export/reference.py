@@ -1,4 +1,4 @@
-"""A Keras model in the forms that formats are written from, and its own answers to compare."""
+"""The forms of a Keras model from which files are written, and its outputs to compare."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ScoredBy = Literal["accuracy", "mean absolute error"]
 
 
 @dataclass(frozen=True)
-class Given:
-    """The data that a user gave for an export."""
+class ExportData:
+    """The data of an export: examples to compare, labels, and calibration data."""
 
     ports: Ports
     examples: tuple[Array, ...]
@@ -38,25 +38,25 @@ class Given:
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def read(model: keras.Model, calibration: Any, examples: Any, count: int) -> Given:
-        """Take ``count`` examples of each; make inputs up where there is nothing to compare on."""
+    def read(model: keras.Model, calibration: Any, examples: Any, count: int) -> ExportData:
+        """Take ``count`` examples of each; without any, compare on noise."""
         calibration, examples = open_part(calibration, "train"), open_part(examples, "test")
         shown = examples if examples is not None else calibration
         ports = ports_of(model, None if shown is None else first_inputs(shown))
         kept = None if calibration is None else take_inputs(calibration, ports, count)
         if examples is None and kept is not None:
-            return Given(ports, kept, None, kept)
+            return ExportData(ports, kept, None, kept)
         if examples is None:
-            noise = _made_inputs(ports, min(count, 32))
+            noise = _noise(ports, min(count, 32))
             note = "compared on noise: pass examples=x_test for your own data"
-            return Given(ports, noise, None, None, (note,))
+            return ExportData(ports, noise, None, None, (note,))
         rows, labels = take_labelled(examples, ports, count)
         _require_numbers(labels)
-        note = "no score: the examples hold no labels, or those of several outputs"
-        return Given(ports, rows, labels, kept, () if labels is not None else (note,))
+        note = "no score: the examples have no labels, or labels of several outputs"
+        return ExportData(ports, rows, labels, kept, () if labels is not None else (note,))
 
-    def calibrated_on(self, count: int) -> Given:
-        """Return the same with fewer examples to calibrate on."""
+    def calibrated_on(self, count: int) -> ExportData:
+        """Return the same with fewer calibration examples."""
         assert self.calibration is not None
         fewer = tuple(a[evenly(len(a), count)] for a in self.calibration)
         return replace(self, calibration=fewer)
@@ -69,26 +69,26 @@ def _require_numbers(labels: Array | None) -> None:
         "The labels are not numbers.",
         expected="class numbers, one-hot rows or values, as fit takes them",
         received=f"dtype {labels.dtype}",
-        fix="give the class numbers: y = np.unique(y, return_inverse=True)[1], in the order of "
+        fix="pass class numbers: y = np.unique(y, return_inverse=True)[1], in the order of the "
         "training",
     )
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model's forms in a folder, and its answers on examples.
+    """A model's forms in a folder, and its outputs on examples.
 
     Attributes:
-        given: The examples that files are compared on.
-        graphs: The forms that could be made.
-        failed: Why the others could not.
-        expected: The model's own outputs on the examples.
-        classifier: Whether the model's loss ranks classes.
-        notes: What was done to the model to make it convertible, and what to know of the data.
-        variant: What was done to the model before, such as remove_channels.
+        given: The examples on which files are compared.
+        graphs: The forms that could be written.
+        failed: The errors of the other forms.
+        expected: The model's outputs on the examples.
+        classifier: Whether the model's loss is of classes.
+        notes: Changes for the conversion, and remarks on the data.
+        variant: The change of the model before, such as remove_channels.
     """
 
-    given: Given
+    given: ExportData
     graphs: Graphs
     failed: dict[Graph, UserError]
     expected: Sequence[Array]
@@ -97,7 +97,7 @@ class Reference:
     variant: str = ""
 
     def score(self, outputs: Sequence[Array]) -> tuple[float | None, ScoredBy | None]:
-        """Return how right the first output is, and by which measure; None without labels."""
+        """Return the score of the first output, and its name; None without labels."""
         labels = self.given.labels
         if labels is None:
             return None, None
@@ -109,7 +109,7 @@ class Reference:
 
 
 def _are_classes(scores: Array, labels: Array) -> bool:
-    """Return whether labels are classes, and not numbers to come close to."""
+    """Return whether labels are classes, and not the targets of a regression."""
     if scores.shape[-1] == 1:
         return bool(np.isin(labels, (0, 1)).all())
     one_hot = labels.min() >= 0 and np.allclose(labels.sum(-1), 1)
@@ -118,11 +118,11 @@ def _are_classes(scores: Array, labels: Array) -> bool:
 
 def make_reference(
     model: keras.Model,
-    given: Given,
+    given: ExportData,
     folder: Path,
     wanted: Iterable[tuple[Format, Precision]],
 ) -> Reference:
-    """Write the forms of a model that these files need into a folder, of each the best it can."""
+    """Write the forms of a model that these files need into a folder: of each the best possible."""
     import tensorflow as tf
 
     forms = {kind.forms(precision) for kind, precision in wanted}
@@ -130,14 +130,14 @@ def make_reference(
         return outside_strategies(partial(_make, model, given, folder, forms))
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f"The forms of {model.name!r} that files are written from could not be written.",
+            f"The temporary files of {model.name!r} could not be written.",
             received=f"{type(error).__name__}: {first_line(error)}",
-            fix="free space in the folder for temporary files, or point TMPDIR at another",
+            fix="free space in the temporary folder, or set TMPDIR to another",
         ) from error
 
 
 def _make(
-    model: keras.Model, given: Given, folder: Path, wanted: set[tuple[Graph, ...]]
+    model: keras.Model, given: ExportData, folder: Path, wanted: set[tuple[Graph, ...]]
 ) -> Reference:
     plain = trace(model, given.ports)
     forms: dict[Graph, Path] = {}
@@ -169,7 +169,7 @@ def _make(
 
 
 def _write_form(model: keras.Model, ports: Ports, form: Graph, path: Path) -> tuple[str, ...]:
-    """Write one form of a model; return what was done to the model for it."""
+    """Write one form of a model; return notes on the changes for it."""
     if form != "plain":
         require_numbers(model, ports)
     copy, notes = convertible_copy(model, unrolled=form != "plain")
@@ -183,18 +183,18 @@ def _write_form(model: keras.Model, ports: Ports, form: Graph, path: Path) -> tu
     return notes
 
 
-def _made_inputs(ports: Ports, count: int) -> tuple[Array, ...]:
-    """Return inputs to compare a file on where the user gave none: noise, and zeros and ones."""
-    draw, found = np.random.default_rng(0), []
+def _noise(ports: Ports, count: int) -> tuple[Array, ...]:
+    """Return inputs to compare on without examples: noise, or zeros and ones for integers."""
+    draw, inputs = np.random.default_rng(0), []
     for port in ports.inputs:
         if None in port.shape or port.dtype == "string":
             raise UserError(
-                f"What goes into {port.name!r} cannot be made up.",
-                expected="examples that show it",
+                f"The input {port.name!r} needs examples.",
+                expected="examples to compare on",
                 received=f"{port.dtype} of shape (batch, {port.shape_text()})",
                 fix="pass examples=x_test[:64]",
             )
         shape = (port.batch or count, *(size or 1 for size in port.shape))
-        made = draw.random(shape) if "float" in port.dtype else draw.integers(0, 2, shape)
-        found.append(made.astype(port.dtype))
-    return tuple(found)
+        values = draw.random(shape) if "float" in port.dtype else draw.integers(0, 2, shape)
+        inputs.append(values.astype(port.dtype))
+    return tuple(inputs)

@@ -1,7 +1,6 @@
-"""Describe a model as the file that serves it, with what is known of it without running it.
+"""Convert a model to the LiteRT file that serves it, with facts that need no run.
 
-A size is of a file that was made, and a sparse file counts only if LiteRT can run it. The model is
-not changed.
+A sparse file counts only if LiteRT can run it. The model is not changed.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from tfopt.files import write_atomically
 from tfopt.job.parts import Artefact
 from tfopt.job.rebuild import require_built_keras3, require_finite_weights
 
-# Fewer zeros than this are biases that have not been trained.
+# Below this share, zeros are untrained biases.
 _SPARSE = 0.1
 _GIGA = 1e9
-_NOT_COUNTED = "of which weights, zeros and FLOP are not counted"
-_OPEN = "no latency: its inputs leave a size open; keras.Input((224, 224, 3)), say, has one"
+_NOT_COUNTED = "whose weights, zeros and FLOP are not counted"
+_OPEN = "no latency: its inputs have an unknown size; use keras.Input((224, 224, 3)), say"
 _FILE, _FACTS, _REASON = "model.tflite", "facts.json", "reason.txt"
-_DIED = "the process ended while its file was made"
+_DIED = "the process ended while its file was written"
 
 
 @dataclass(frozen=True)
 class ServingFile:
-    """A LiteRT file, and the facts of the model it was made of; see ``Footprint``."""
+    """A LiteRT file, and facts of its model; see ``Footprint``."""
 
     name: str
     content: bytes
@@ -53,7 +52,7 @@ class ServingFile:
     notes: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder of its own, for another process."""
+        """Write the file and its facts into a new folder, for another process."""
         folder.mkdir(parents=True)
         write_atomically(folder / _FILE, self.content)
         facts = {key: value for key, value in vars(self).items() if key != "content"}
@@ -61,7 +60,7 @@ class ServingFile:
 
     @staticmethod
     def read(name: str, folder: Path) -> ServingFile:
-        """Return what :func:`leave` left, under another name; a UserError says why it cannot."""
+        """Read what :func:`leave` wrote, under a name; raise if it cannot be used."""
         try:
             facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
             facts |= {"name": name, "notes": tuple(facts["notes"])}
@@ -71,42 +70,40 @@ class ServingFile:
         except FileNotFoundError:
             reason = folder / _REASON
             problem = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
-        # Of a file that is damaged anything can be wrong.
-        except Exception as error:
+        except Exception as error:  # of a damaged file anything can be wrong
             problem = f"its file cannot be used: {first_line(error)}"
         raise UserError(f"{name}: {problem}")
 
 
 def leave(folder: Path, model: Any, artefacts: Sequence[Artefact]) -> None:
-    """Write the file that would serve a trained model into a folder, or why there is none."""
+    """Write the file that serves a trained model into a folder, or the reason without one."""
     try:
         trained_file("", model, artefacts).write(folder)
-    # A converter may fail in its own words; what was found out before does not depend on it.
-    except Exception as error:
+    except Exception as error:  # converters raise any class
         traceback.print_exc()
         problem = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        # On a full disk there is no place for it; the row is then one that left nothing.
+        # On a full disk there is no file at all.
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / _REASON, (problem.splitlines() or [""])[0])
 
 
 def serving_file(name: str, model: Any) -> ServingFile:
-    """Return the file of a built Keras 3 model in float32, of ``tfopt.quantize``, or a .tflite."""
+    """Return the file of a Keras 3 model (in float32), of ``tfopt.quantize``, or of a path."""
     return outside_strategies(partial(_read, name, model))
 
 
 def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> ServingFile:
-    """Return what a training leaves to serve: the last LiteRT file made of it, or its model."""
-    made = [each.content for each in artefacts if each.filename.endswith(".tflite")]
-    if not made:
+    """Return the file to serve after a training: its last LiteRT file, or that of its model."""
+    contents = [artefact.content for artefact in artefacts if artefact.filename.endswith(".tflite")]
+    if not contents:
         return serving_file(name, model)
     weights, zeros = count_zeros(*model.weights)
     gflop: float | None = None
     notes: tuple[str, ...] = ()
-    with suppress(UserError):  # the file was made in another way than of a copy
+    with suppress(UserError):  # the model itself may not be convertible
         gflop, notes = outside_strategies(lambda: _gflop(convertible_copy(model)[0]))
-    return ServingFile(name, made[-1], weights, zeros, gflop, notes=notes)
+    return ServingFile(name, contents[-1], weights, zeros, gflop, notes=notes)
 
 
 def _read(name: str, model: Any) -> ServingFile:
@@ -137,8 +134,8 @@ def _of_keras(name: str, model: Any) -> ServingFile:
     if awareness_of(model):
         raise _no_model(
             name,
-            "a quantization-aware model, which computes rounding as extra steps",
-            fix="tfopt.strip(model) leaves a plain model, and tfopt.quantize makes its file",
+            "a quantization-aware model, which rounds in extra operations",
+            fix="call tfopt.strip(model), and write its file by tfopt.quantize",
         )
     copy, notes = convertible_copy(model)
     served = serve(copy, ports_of(copy))
@@ -153,7 +150,7 @@ def _of_keras(name: str, model: Any) -> ServingFile:
 
 
 def _gflop(copy: Any) -> tuple[float | None, tuple[str, ...]]:
-    """Return the arithmetic of one example, None where nothing is counted, and what is left out."""
+    """Return the GFLOP of one example, or None, and a note on operations that do not count."""
     ports = ports_of(copy)
     one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
     count, note = float_operations(trace(copy, one).function)
@@ -161,12 +158,12 @@ def _gflop(copy: Any) -> tuple[float | None, tuple[str, ...]]:
 
 
 def _sparse(served: Traced) -> tuple[float | None, str]:
-    """Return the size with sparse kernels stored as such, or why there is no such file."""
+    """Return the size with sparse kernels, or why there is no such file."""
     try:
         content = convert(served, sparse=True)
         run, _ = one_inference(content, 1)
         if run is None:
-            return None, "no sparse file: whether it runs is not known without a size"
+            return None, "no sparse file: it cannot be tried with an unknown input size"
         run()
     except (UserError, RuntimeError, ValueError) as error:
         return None, f"no sparse file that runs: {first_line(error)}"
@@ -174,14 +171,14 @@ def _sparse(served: Traced) -> tuple[float | None, str]:
 
 
 def one_inference(content: bytes, threads: int) -> tuple[Callable[[], Any] | None, str]:
-    """Return a call that infers one example, its input in place, or None; and notes on it."""
+    """Return a call that infers one example, or None, and a note on it."""
     predictor = LitertPredictor(content, threads=threads)
     shapes = [list(map(int, d["shape_signature"])) for d in predictor.input_details.values()]
     if any(size < 1 for shape in shapes for size in shape[1:]):
         return None, _OPEN
     draw = np.random.default_rng(0)
     rows = [_example(predictor.input_details[name], draw) for name in predictor.inputs]
-    # The first run sets shapes and inputs; after it only the engine is timed.
+    # The first run sets shapes and inputs.
     predictor(rows)
     batch = max((shape[0] for shape in shapes if shape), default=1)
     note = f"its batch is fixed: the latency is that of {batch} examples" if batch > 1 else ""
@@ -198,8 +195,8 @@ def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
 def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
     return UserError(
         f"{name!r} cannot be measured.",
-        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .keras "
-        "or .tflite file",
+        expected="a built Keras 3 model, a result of tfopt.quantize, or the path of a .keras or "
+        ".tflite file",
         received=received,
         fix=fix,
     )

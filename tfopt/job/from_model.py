@@ -1,8 +1,8 @@
-"""Read an existing compiled Keras 3 model into a Job.
+"""Describe an existing compiled Keras 3 model as a Job.
 
-The given model is read, never changed. Its optimizer and its learning-rate schedule go on where
-they were; under a schedule that a transform sets the optimizer begins anew. Whatever cannot carry
-over is an error here, not in the middle of a run.
+The model is not changed. Its optimizer state and learning-rate schedule carry over; under a
+schedule that a transform sets, the optimizer starts anew. What cannot carry over is an error here,
+not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the Job that trains a copy of a compiled model; see Job.from_model."""
+    """Return the fields of a Job that trains copies of a compiled model; see Job.from_model."""
     import keras
 
     build = blueprint(model)
     compile_arguments = compile_factory(model)
     if type(model).compile is not keras.Model.compile:
         raise UserError(
-            f"{type(model).__name__} overrides compile(), so its arguments cannot be read back.",
+            f"{type(model).__name__} overrides compile(), so its arguments cannot be read.",
             expected="Keras's own compile()",
             fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
         )
-    build()  # found out now, not half-way through a run
+    build()  # raises now, not in the middle of a run
     if isinstance(data, Data):
         parts = data
     else:
@@ -47,37 +47,37 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
 
 
 def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
-    """Return a function that makes the model's compile arguments: new optimizer, new metrics.
+    """Return a function that returns the model's compile arguments: new optimizer, new metrics.
 
-    Optimizers and metrics are copied by their own configuration, so nothing needs to be
-    registered; losses, functions and names pass as they are.
+    Optimizers and metrics are copied by their configuration and need no registration; losses,
+    functions and names are passed on.
     """
     import keras
 
     require_compiled(model, "Job.from_model")
     arguments = dict(internals.compile_settings(model))
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        # compile() wrapped it by a policy that the rebuilt model need not have.
+        # compile() wrapped it by the policy, which the rebuilt model need not have.
         arguments["optimizer"] = model.optimizer
-    # compile() resolved "auto" for the scope the model was born in; elsewhere it may differ.
+    # compile() resolved "auto" for the scope of this model; elsewhere it may differ.
     if arguments.get("jit_compile") == internals.auto_jit_compile(model):
         arguments["jit_compile"] = "auto"
 
     def copied() -> dict[str, Any]:
         return dict(keras.tree.map_structure(_copy, arguments))
 
-    copied()  # an object that cannot be copied is found out now
+    copied()  # raises now for an object that cannot be copied
     return copied
 
 
 def state_of(model: keras.Model) -> Callable[[keras.Model], None]:
-    """Return a function that gives another model's optimizer the state of this one's."""
+    """Return a function that sets another model's optimizer to the state of this one's."""
     import keras
 
     source = getattr(model, "optimizer", None)
     if source is None or not source.built:
-        return lambda other: None  # it took no step
-    learnt, scale = (tuple(each.numpy() for each in some) for some in _variables(source))
+        return lambda other: None  # it has no state
+    slots, scale = (tuple(variable.numpy() for variable in group) for group in _variables(source))
     rate = internals.learning_rate_of(_unscaled(source))
 
     def restore(other: keras.Model) -> None:
@@ -88,15 +88,15 @@ def state_of(model: keras.Model) -> Callable[[keras.Model], None]:
         if not optimizer.built:
             optimizer.build(other.trainable_variables)
         variables, scaling = _variables(optimizer)
-        if len(variables) != len(learnt):
+        if len(variables) != len(slots):
             raise UserError(
                 "The optimizer's state does not fit the rebuilt model.",
                 expected=f"{len(variables)} variables",
-                received=f"{len(learnt)}",
-                fix="compile the model again where its trainable layers have changed",
+                received=f"{len(slots)}",
+                fix="compile the model again if its trainable layers have changed",
             )
-        # A policy that a transform sets may add loss scaling, or take it away.
-        pairs = (*zip(variables, learnt, strict=True), *zip(scaling, scale, strict=False))
+        # A transform's dtype policy may add loss scaling, or remove it.
+        pairs = (*zip(variables, slots, strict=True), *zip(scaling, scale, strict=False))
         for variable, value in pairs:
             variable.assign(value)
 
@@ -104,17 +104,17 @@ def state_of(model: keras.Model) -> Callable[[keras.Model], None]:
 
 
 def _unscaled(optimizer: Any) -> Any:
-    """Return the optimizer that takes the steps, inside loss scaling if there is any."""
+    """Return the optimizer itself, or the one inside a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _variables(optimizer: Any) -> tuple[list[Any], list[Any]]:
-    """Return what the optimizer has learnt, without its rate, and those of its loss scaling."""
+    """Return the optimizer's variables without its learning rate, and those of loss scaling."""
     inner = _unscaled(optimizer)
     rate = internals.learning_rate_of(inner)
-    learnt = [variable for variable in inner.variables if variable is not rate]
+    slots = [variable for variable in inner.variables if variable is not rate]
     scaled = inner is not optimizer
-    return learnt, [optimizer.step_counter, optimizer.dynamic_scale] if scaled else []
+    return slots, [optimizer.step_counter, optimizer.dynamic_scale] if scaled else []
 
 
 def _copy(value: Any) -> Any:
@@ -131,13 +131,13 @@ def _copy(value: Any) -> Any:
         _require_whole_configuration(value)
         return _from_own_config(value)
     if not isinstance(value, keras.optimizers.Optimizer):
-        # Losses hold no state, and some (Huber) lose their arguments in get_config().
+        # Losses have no state, and some (Huber) lose their arguments in get_config().
         return value
-    # A schedule is shared: a pure function, which would have to be registered to be copied.
+    # A schedule is shared: it is a pure function, and a copy would need it registered.
     rate = internals.learning_rate_of(value)
     shares = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     copy = _from_own_config(value, **({"learning_rate": rate} if shares else {}))
-    # Of exclude_from_weight_decay the names go over; variables are this very model's.
+    # The names of exclude_from_weight_decay carry over; its variables are this model's.
     copy.exclude_from_weight_decay(var_names=internals.names_without_decay(value))
     return copy
 
@@ -161,23 +161,21 @@ def _from_own_config(value: Any, **changes: Any) -> Any:
 
 
 def _require_whole_configuration(metric: Any) -> None:
-    """Refuse a user's class that would be copied with the default of a setting it leaves out."""
+    """Raise for a custom class whose get_config() lacks an argument of __init__."""
     if type(metric).__module__.partition(".")[0] == "keras":
         return
-    taken = inspect.signature(metric.__init__).parameters.values()
-    named = {
-        each.name for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    }
+    parameters = inspect.signature(metric.__init__).parameters.values()
+    named = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     if missing := sorted(named - set(metric.get_config())):
         raise UserError(
-            f"{type(metric).__name__} in compile(...) does not tell its whole configuration.",
+            f"{type(metric).__name__} in compile(...) has an incomplete get_config().",
             expected=f"get_config() with {', '.join(missing)}, which __init__ takes",
             fix="add it to get_config() of the class, or use tfopt.Job(compile=your_function, ...)",
         )
 
 
 def _is_train_and_test(data: Any, model: keras.Model) -> bool:
-    """Return whether this is what load_data() returns, and not two inputs with two targets."""
+    """Return whether ``data`` is what load_data() returns, and not two inputs with two targets."""
     pairs = [data, *data] if isinstance(data, tuple) else [data]
-    is_pair_of_pairs = all(isinstance(each, tuple) and len(each) == 2 for each in pairs)
+    is_pair_of_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
     return is_pair_of_pairs and len(getattr(model, "inputs", None) or [None]) == 1

@@ -1,7 +1,7 @@
 """Describe a training as data: ``Job``.
 
-Making or changing a :class:`Job` creates no TensorFlow object and does not import TensorFlow. Only
-:func:`tfopt.run` carries a job out, under the transforms that it is given.
+A :class:`Job` creates no TensorFlow object and does not import TensorFlow. :func:`tfopt.run` trains
+it, changed by transforms.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Job:
     Attributes:
         build: A function that returns the model, not compiled.
         data: A function that returns a ``Data``.
-        compile: A function that returns the keyword arguments of ``model.compile``. Optimizers
-            are made inside it, since one cannot serve two models.
-        name: What reports call the job.
-        batch_size: Examples a step; None: those of the data's own batches, or 32 of arrays.
+        compile: A function that returns the keyword arguments of ``model.compile``, with a new
+            optimizer in every call, since one cannot serve two models.
+        name: The name in reports.
+        batch_size: Examples per step; None: those of the data's own batches, or 32 for arrays.
         tuned_batch_size: The batch for which the learning rate was chosen; None: ``batch_size``.
         epochs: As in ``fit``.
         steps_per_epoch: As in ``fit``.
-        seed: Of the weights and of the order of examples.
+        seed: The seed of the weights and of the order of examples.
         callbacks: Functions that return a Keras callback.
-        restore: A function that puts state, such as the optimizer's, into the compiled model.
+        restore: A function that restores state, such as the optimizer's, in the compiled model.
     """
 
     build: Callable[[], keras.Model]
@@ -60,7 +60,7 @@ class Job:
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        for name in _GIVES:
+        for name in _RETURNS:
             _require_function(name, getattr(self, name))
         if self.batch_size is not None:
             require_count("Job.batch_size", self.batch_size)
@@ -72,13 +72,12 @@ class Job:
     def from_model(model: keras.Model, data: Any, **settings: Any) -> Job:
         """Describe the training of an existing compiled Keras 3 model.
 
-        Weights and compile configuration (optimizer with its state, loss, metrics, loss
-        weights) carry over. ``data`` is what you would give to ``fit`` (arrays as a tuple, a
-        dataset, a PyDataset, a generator function), or a :class:`Data` holding a test part too,
-        or that as Keras's ``load_data()`` returns it: ``((x, y), (x_test, y_test))``. Several
-        inputs of a subclassed model are a list: ``([a, b], y)``.
-        ``settings`` are further fields of Job (``epochs``, ``batch_size`` …). The given model
-        itself is not changed.
+        Weights and compile configuration (optimizer with its state, loss, metrics, loss weights)
+        carry over; the model itself is not changed. ``data`` is what ``fit`` takes (arrays as a
+        tuple, a dataset, a PyDataset, a generator function), a :class:`Data` with a test part, or
+        what Keras's ``load_data()`` returns: ``((x, y), (x_test, y_test))``. Several inputs of a
+        subclassed model are a list: ``([a, b], y)``. ``settings`` are further fields of Job
+        (``epochs``, ``batch_size`` …).
 
         Example:
             job = Job.from_model(model, ((x, y), (x_test, y_test)), epochs=3)
@@ -88,7 +87,7 @@ class Job:
         return Job(**fields_of_model(model, data, settings))
 
     def with_(self, **changes: Any) -> Job:
-        """Return a copy with fields changed; an unknown field is an error that lists the known."""
+        """Return a copy with fields changed; an unknown field raises an error that lists them."""
         known = {f.name for f in fields(self)}
         for name in changes:
             if name not in known:
@@ -98,7 +97,7 @@ class Job:
         return replace(self, **changes)
 
 
-_GIVES = {
+_RETURNS = {
     "build": "a model",
     "data": "tfopt.Data(train=..., test=...)",
     "compile": "the arguments of model.compile() as a dict",
@@ -106,9 +105,9 @@ _GIVES = {
 
 
 def _require_function(name: str, value: Any) -> None:
-    """Refuse what cannot be called without arguments, and Keras objects, which are values."""
+    """Raise unless ``value`` can be called without arguments; Keras objects are values."""
     is_value = not callable(value) or hasattr(type(value), "get_config")
-    problem, received = "", f"{type(value).__name__}, which is no function"
+    problem, received = "", f"{type(value).__name__}, not a function"
     if not is_value:
         try:
             inspect.signature(value).bind()
@@ -120,7 +119,7 @@ def _require_function(name: str, value: Any) -> None:
             return  # a builtin without a signature
     raise UserError(
         f"Job.{name} must be a function without arguments{problem}.",
-        expected=f"def {name}(): that returns {_GIVES[name]}",
+        expected=f"def {name}(): that returns {_RETURNS[name]}",
         received=received,
         fix=f"pass {name}=lambda: ..., or describe a compiled model: Job.from_model(model, data)",
     )

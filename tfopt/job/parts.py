@@ -1,4 +1,4 @@
-"""Define what the steps of a run hand to each other: data, facts, effects, files."""
+"""Define what the steps of a run exchange: data, facts, effects, files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Effect:
-    """What a transform did when its moment came: a row of the report is never silent.
+    """What a transform did in a run, in words: every row of a report has one.
 
     Example:
         for transform, effect in run(job, chain(Place(), Prune(0.8))).effects:
             print(transform, effect.acted, effect.note)
 
     Attributes:
-        acted: False where it could do nothing here.
-        note: What it did, or why it could not, in one sentence.
+        acted: Whether it changed anything here.
+        note: The change, or why there is none, in one sentence.
     """
 
     acted: bool
@@ -26,23 +26,23 @@ class Effect:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run once its data is read.
+    """The settings of a run, known once its data is read.
 
-    ``batch_size`` and ``steps_per_epoch`` are those that ``fit`` gets, which updates the weights
-    once in ``accumulate`` steps.
+    ``batch_size`` and ``steps_per_epoch`` are those of ``fit``, which updates the weights once in
+    ``accumulate`` steps.
 
     Example:
         def data(self, run, train):  # a method of a transform
             return train.take(run.facts.steps_per_epoch)
 
     Attributes:
-        replicas: Over how many devices each batch is divided.
-        batch_size: Examples in a batch; None where it is not known.
+        replicas: The number of devices that share a batch.
+        batch_size: Examples in a batch of ``fit``; None if unknown.
         tuned_batch_size: The batch for which the learning rate was chosen.
-        steps_per_epoch: None where the data has no known length.
+        steps_per_epoch: Steps of ``fit`` in an epoch; None if unknown.
         epochs: As in ``fit``.
-        seed: The job's.
-        accumulate: Steps for one update of the weights.
+        seed: The job's seed.
+        accumulate: Steps per update of the weights.
     """
 
     replicas: int
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def update_batch(self) -> int | None:
-        """Return the examples of an update of the weights."""
+        """Return the examples per update of the weights."""
         return None if self.batch_size is None else self.batch_size * self.accumulate
 
 
@@ -63,22 +63,21 @@ class Facts:
 class Data:
     """The examples of a job.
 
-    Each part is what ``model.fit`` takes, by Keras's own convention: a tuple of arrays holds
-    single examples; a ``tf.data.Dataset``, a ``PyDataset`` or a generator function yields
-    batches. Or it is a source (``tfopt.data.Parquet(...)``), or the path of one, whose columns
-    ``label`` and ``features`` name.
+    A part is what ``model.fit`` takes: a tuple of arrays holds single examples; a
+    ``tf.data.Dataset``, a ``PyDataset`` or a generator function yields batches. Or it is a source
+    (``tfopt.data.Parquet(...)``) or its path, with the columns in ``label`` and ``features``.
 
     Example:
         Data(train="data/train.parquet", test="data/test.parquet", label="y")
 
     Attributes:
-        train: What is trained on.
-        test: What accuracy is measured on; without it none is.
-        validation: What ``fit`` evaluates after every epoch.
-        name: What reports call the data.
-        note: What reports say of it, such as where it comes from.
-        label: The column of a path that becomes y.
-        features: The columns of a path that become x, as in ``tfopt.pipeline``.
+        train: The training part.
+        test: The part for the evaluation, or None.
+        validation: The part that ``fit`` evaluates after every epoch, or None.
+        name: The name in reports.
+        note: A remark for reports, such as the source.
+        label: The column for y, of a source.
+        features: The columns for x, of a source, as in ``tfopt.pipeline``.
     """
 
     train: Any = field(repr=False)
@@ -97,16 +96,16 @@ class Data:
 
 @dataclass(frozen=True, repr=False)
 class Artefact:
-    """A file that a step after ``fit`` made: its content, and what was measured on it.
+    """A file written after ``fit``: its content and its metrics.
 
     Example:
         for artefact in run(job, Quantize()).artefacts:
             print(artefact.filename, artefact.metrics)
 
     Attributes:
-        filename: The name under which ``Outcome.save`` writes it.
-        content: What is in it.
-        metrics: What was measured on it, by name.
+        filename: Its name in ``Outcome.save``.
+        content: Its bytes.
+        metrics: Measurements on it, by name.
     """
 
     filename: str

@@ -1,7 +1,7 @@
 """Rebuild a model: same architecture, same weights, optionally edited layer configs.
 
-A user's own classes and functions need no registration. Also here: which other models a change of a
-model is seen in, and the lock under which models are changed.
+Custom classes and functions need no registration. Also here: the models that share layers, and the
+lock under which models are changed.
 """
 
 from __future__ import annotations
@@ -22,81 +22,79 @@ from tfopt.keras_internals import layers_inside, layers_of
 if TYPE_CHECKING:
     import keras
 
-# Held by whatever changes a model or the process for a while and puts it back: of two threads
-# without it, each would put back what the other had changed. No training step ever waits for it.
+# Guards temporary changes of a model or of the process: two threads without it would restore each
+# other's changes. No training step waits for it.
 ONE_AT_A_TIME = threading.RLock()
 
 
 def models_around(model: Any) -> list[Any]:
-    """Return a model and all others that share a layer with it: a layer does not know its owner."""
+    """Return a model and all models that share a layer with it: layers do not know their owners."""
     import keras
 
     classes = [keras.Model]
-    for each in classes:
-        classes += [below for below in each.__subclasses__() if below not in classes]
-    # Each object refers to its class. Going through all objects instead would hold tuples that
-    # other threads are still making, which ends those threads.
+    for base in classes:
+        classes += [derived for derived in base.__subclasses__() if derived not in classes]
+    # An object refers to its class. ``gc.get_objects`` would also return tuples that other threads
+    # are still filling, which crashes those threads.
     kinds = set(classes)
-    alive = [each for each in gc.get_referrers(*classes) if type(each) in kinds]
+    alive = [instance for instance in gc.get_referrers(*classes) if type(instance) in kinds]
     mine = {id(layer) for layer in layers_of(model)}
-    # A constructor that is not through yet has not made what Keras looks layers up in.
-    whole = [each for each in alive if hasattr(each, "layers") and each is not model]
-    sharing = [each for each in whole if not mine.isdisjoint(map(id, layers_of(each)))]
+    # A model still in its constructor has no ``layers`` yet.
+    others = [other for other in alive if hasattr(other, "layers") and other is not model]
+    sharing = [other for other in others if not mine.isdisjoint(map(id, layers_of(other)))]
     return [model, *sharing]
 
 
 def forget_compiled_steps(model: Any) -> None:
-    """Let the next ``fit``, ``evaluate`` and ``predict`` trace again, with the layers as they are.
+    """Reset the compiled steps, so that ``fit``, ``evaluate`` and ``predict`` trace again.
 
-    Steps that a user has compiled themselves (``tf.function``) are theirs to forget.
+    A ``tf.function`` of the user's is not reset.
     """
-    for each in models_around(model):
-        each.train_function = each.test_function = each.predict_function = None
+    for owner in models_around(model):
+        owner.train_function = owner.test_function = owner.predict_function = None
 
 
 ConfigEdit = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
-    """Return a function that makes copies of a built model, as it is now.
+    """Return a function that builds copies of a built model, in the scope of the call.
 
-    It makes them under the scope in which it is called. Its ``edit`` may change the configuration,
-    and its ``weights`` take the place of the model's own.
+    The function takes ``edit``, which changes the configuration, and ``weights``, which replace the
+    model's own.
     """
     import keras
 
     require_built_keras3(model)
     name, layers = model.name, layers_of(model)
-    with ONE_AT_A_TIME, _told_by_name(name), _own_objects(layers) as own:
-        kept = {**keras.saving.serialize_keras_object(model), "compile_config": None}
+    with ONE_AT_A_TIME, _translate_errors(name), _custom_objects(layers) as custom:
+        serialized = {**keras.saving.serialize_keras_object(model), "compile_config": None}
     own_weights = model.get_weights()
-    # A configuration need not say what is frozen.
+    # Neither ``trainable`` nor a vocabulary needs to be in a configuration.
     trainable = [bool(layer.trainable) for layer in layers]
-    # What these keep, such as a vocabulary, is neither in it nor among the weights.
     lookups = [layer if hasattr(layer, "save_assets") else None for layer in layers]
 
     def build(edit: ConfigEdit | None = None, weights: Any = None) -> keras.Model:
-        config: Any = copy.deepcopy(kept)  # Keras changes what it deserialises
-        with keras.saving.custom_object_scope(own):
+        config: Any = copy.deepcopy(serialized)  # Keras changes what it deserialises
+        with keras.saving.custom_object_scope(custom):
             config = config if edit is None else edit(config)
-            with _told_by_name(name):
-                made = keras.saving.deserialize_keras_object(config, safe_mode=False)
-                if not made.built and config.get("build_config"):
-                    made.build_from_config(config["build_config"])
-                made.set_weights(own_weights if weights is None else weights)
-        # Outer layers come first: setting one sets all inside it.
-        # A class of KerasHub's may have more layers when it is made again.
-        for layer, trains, source in zip(layers_of(made), trainable, lookups, strict=False):
+            with _translate_errors(name):
+                rebuilt = keras.saving.deserialize_keras_object(config, safe_mode=False)
+                if not rebuilt.built and config.get("build_config"):
+                    rebuilt.build_from_config(config["build_config"])
+                rebuilt.set_weights(own_weights if weights is None else weights)
+        # Outer layers come first: ``trainable`` sets all inner layers too. A KerasHub class may
+        # have more layers when it is rebuilt.
+        for layer, trains, source in zip(layers_of(rebuilt), trainable, lookups, strict=False):
             if layer.trainable != trains:
                 layer.trainable = trains
-            if source is not None and layer is not made:
+            if source is not None and layer is not rebuilt:
                 with tempfile.TemporaryDirectory() as folder:
                     source.save_assets(folder)
                     layer.load_assets(folder)
             if hasattr(layer, "finalize_state"):
-                # Normalization computes with constants that it derives from its weights.
-                layer.finalize_state()
-        return made
+                layer.finalize_state()  # Normalization derives constants from its weights
+        return rebuilt
 
     return build
 
@@ -112,7 +110,7 @@ def is_keras2(model: Any) -> bool:
 
 
 def require_keras3(model: Any) -> None:
-    """Refuse what is not a Keras 3 model."""
+    """Raise unless ``model`` is a Keras 3 model."""
     import keras
 
     if isinstance(model, keras.Model):
@@ -124,7 +122,7 @@ def require_keras3(model: Any) -> None:
             "and what tfopt.strip returns is for tf.lite.TFLiteConverter.from_keras_model"
         )
     raise UserError(
-        "This needs a Keras 3 model.",
+        "`model` must be a Keras 3 model.",
         expected="a keras.Model (Sequential, Functional or subclassed)",
         received=f"{type(model).__name__} from {type(model).__module__.split('.')[0]}",
         fix=fix,
@@ -132,7 +130,7 @@ def require_keras3(model: Any) -> None:
 
 
 def require_compiled(model: Any, function: str) -> None:
-    """Refuse a model on which compile() was not called, where ``function`` needs it."""
+    """Raise unless ``model`` is compiled; ``function`` is named in the error."""
     require_keras3(model)
     if not getattr(model, "compiled", False):
         raise UserError(
@@ -144,14 +142,14 @@ def require_compiled(model: Any, function: str) -> None:
 
 
 def has_weights(model: Any) -> bool:
-    """Return whether all weights are there: a model that only trains others may be unbuilt."""
+    """Return whether all weights exist; a model that only trains other models may be unbuilt."""
     layers = layers_inside(model)
     leaves = [layer for layer in layers if not layers_inside(layer, recursive=False)]
     return bool(model.built or (model.weights and all(leaf.built for leaf in leaves)))
 
 
 def require_weights(model: Any) -> None:
-    """Refuse what is not a Keras 3 model all of whose weights are there, and finite."""
+    """Raise unless ``model`` is a Keras 3 model whose weights exist and are finite."""
     require_keras3(model)
     if not has_weights(model):
         require_built_keras3(model)
@@ -159,20 +157,20 @@ def require_weights(model: Any) -> None:
 
 
 def require_built_keras3(model: Any) -> None:
-    """Refuse what is not a Keras 3 model that was built, or called on a batch."""
+    """Raise unless ``model`` is a built Keras 3 model."""
     require_keras3(model)
     if not model.built:
         raise UserError(
             f"The model {model.name!r} is not built.",
             expected="a model whose input shape is known",
             received=f"{type(model).__name__} with built=False",
-            fix="add keras.Input(...) as its first layer, or call it once on a batch; of a model "
-            "that only trains others give those",
+            fix="add keras.Input(...) as its first layer, or call it once on a batch; if it only "
+            "trains other models, pass those",
         )
 
 
 def require_finite_weights(model: keras.Model) -> None:
-    """Raise for a model with weights that are not numbers: nothing of it could be compared."""
+    """Raise for a model with NaN or infinite weights."""
     import keras
     import numpy as np
 
@@ -189,49 +187,49 @@ def require_finite_weights(model: keras.Model) -> None:
 
 
 @contextmanager
-def _own_objects(layers: list[Any]) -> Iterator[dict[str, Any]]:
+def _custom_objects(layers: list[Any]) -> Iterator[dict[str, Any]]:
     """Yield the classes and functions outside Keras that the layers use, by name.
 
-    Lambdas have names meanwhile: Keras would write their code, without what it refers to.
+    Lambdas get names meanwhile: Keras would serialise their code without its closure.
     """
-    own = [each for layer in layers for each in _own_parts(layer)]
-    lambdas = [each for each in own if each.__name__ == "<lambda>"]
+    custom = [part for layer in layers for part in _custom_parts(layer)]
+    lambdas = [part for part in custom if part.__name__ == "<lambda>"]
     for number, function in enumerate(lambdas):
         function.__name__ = f"lambda_{number}"
     try:
-        found = {each.__name__: each for each in own}
-        for each in own:
-            if found[each.__name__] is not each:
+        by_name = {part.__name__: part for part in custom}
+        for part in custom:
+            if by_name[part.__name__] is not part:
                 # A configuration refers to them by name alone.
-                raise ValueError(f"it uses two different things named {each.__name__!r}")
-        yield found
+                raise ValueError(f"it uses two different objects named {part.__name__!r}")
+        yield by_name
     finally:
         for function in lambdas:
             function.__name__ = "<lambda>"
 
 
-def _own_parts(layer: Any) -> Iterator[Any]:
+def _custom_parts(layer: Any) -> Iterator[Any]:
     import keras
 
     for value in (type(layer), *vars(layer).values()):
         if not callable(value) or isinstance(value, keras.layers.Layer):
             continue
         if getattr(inspect.unwrap(value), "__self__", None) is layer:
-            continue  # Keras puts each layer's own ``build``, wrapped, on the layer
+            continue  # Keras wraps a layer's ``build`` and sets it on the instance
         part = value if hasattr(value, "__name__") else type(value)
         if not (part.__module__ or "").startswith(("keras.", "builtins", "tensorflow.")):
             yield part
 
 
 @contextmanager
-def _told_by_name(model_name: str) -> Iterator[None]:
-    """Raise whatever Keras finds wrong as one error that names the model."""
+def _translate_errors(model_name: str) -> Iterator[None]:
+    """Raise an error of Keras's as a UserError that names the model."""
     try:
         yield
     except Exception as error:
         # Keras puts the cause after this phrase and the whole configuration before it.
         cause = str(error).rpartition("Exception encountered:")[2].strip().splitlines()
-        # Of an error in a layer's call the first line names the layer alone.
+        # For an error in a layer's call the first line only names the layer.
         shown = " ".join(line for line in cause[:3] if line.strip()) or type(error).__name__
         raise UserError(
             f"The model {model_name!r} cannot be rebuilt from its configuration: {shown}",

@@ -1,8 +1,8 @@
 """Read and write recipe files: a chain, and the job it is for, as TOML.
 
-Reading executes nothing that a file names: only tfopt's own transform modules are imported, and
-the job stays text until :mod:`tfopt.job.references` resolves it. A file whose chain names functions
-is refused unless the reader trusts it.
+Reading executes nothing that a file names: only tfopt's own transform modules are imported, and the
+job stays a string until :mod:`tfopt.job.references` resolves it. A file whose chain names functions
+is an error unless it is trusted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class RecipeFile:
     """The content of a recipe file.
 
     Attributes:
-        job: "package.module:name" of a Job or of a function returning one; None leaves it to
-            the command line.
+        job: "package.module:name" of a Job or of a function returning one; None: the command
+            line's.
         arguments: Keyword arguments of the job function.
         chain: The transforms, in order.
         title: A short name for the report.
-        description: What the recipe is for, in a sentence or two.
+        description: The purpose of the recipe, in a sentence or two.
     """
 
     job: str | None = None
@@ -66,7 +66,7 @@ def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFil
     """
     name = os.fspath(path)
     try:
-        # As bytes: Python's own newline translation would move lines. Editors add a mark in front.
+        # As bytes: newline translation would change line numbers. Some editors write a BOM.
         content = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise UserError(
@@ -79,23 +79,23 @@ def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFil
             received=f"{type(error).__name__}: {error}",
         ) from error
     try:
-        found = from_plain(_Document, content)
-        steps = chain_from_toml(found.chain)
+        document = from_plain(_Document, content)
+        steps = chain_from_toml(document.chain)
         if not trust_functions:
             _refuse_functions(steps)
     except UserError as error:
         raise error.under(name) from error
-    return RecipeFile(found.job, found.arguments, steps, found.title, found.description)
+    return RecipeFile(document.job, document.arguments, steps, document.title, document.description)
 
 
 def write_recipe(recipe: RecipeFile, path: str | Path) -> Path:
-    """Write a recipe file and its folder; fields that have their default are left out."""
+    """Write a recipe file and its folder; fields with their default are left out."""
     import tomli_w
 
     head = {name: getattr(recipe, name) for name in ("title", "description", "job", "arguments")}
     head = {"tfopt": 1, **{name: value for name, value in head.items() if value}}
     blocks = [tomli_w.dumps(head)]
-    # tomli_w would put short tables on one line each; people edit [[chain]] more easily.
+    # tomli_w would write short tables inline; [[chain]] is easier to edit.
     steps = [tomli_w.dumps({"chain": step}) for step in chain_to_toml(recipe.chain)]
     blocks += [f"[[chain]]{step.removeprefix('[chain]')}" for step in steps]
     target = Path(path)
@@ -103,21 +103,21 @@ def write_recipe(recipe: RecipeFile, path: str | Path) -> Path:
 
 
 def chain_to_toml(chain: Chain) -> list[dict[str, Any]]:
-    """Return a chain as plain values, one table a transform; JSON holds them too."""
+    """Return a chain as plain values, a table per transform, for TOML or JSON."""
     return [{"transform": transform_name(part), **to_plain(part)} for part in chain.parts]
 
 
 def chain_from_toml(tables: Sequence[Mapping[str, Any]]) -> Chain:
-    """Return the chain that :func:`chain_to_toml` gave these tables for; it may name functions."""
-    found = []
+    """Return the chain of tables that :func:`chain_to_toml` wrote; it may name functions."""
+    transforms = []
     for number, table in enumerate(tables):
         settings = dict(table)
         try:
             kind = transform_class(settings.pop("transform", None))
-            found.append(from_plain(kind, settings))
+            transforms.append(from_plain(kind, settings))
         except UserError as error:
             raise error.under(f"chain[{number}]") from error
-    return chain(*found)
+    return chain(*transforms)
 
 
 def _refuse_functions(chain: Chain) -> None:
@@ -129,6 +129,6 @@ def _refuse_functions(chain: Chain) -> None:
                     "call.",
                     expected="a file without functions, or one that you trust as a program",
                     received=repr(function),
-                    fix="if you know what that function does, add --trust-functions to the "
-                    "command, or trust_functions=True to read_recipe",
+                    fix="if you trust that function, add --trust-functions to the command, or "
+                    "trust_functions=True to read_recipe",
                 )

@@ -1,8 +1,7 @@
-"""Resolve references, "package.module:name", by which files and command lines name your code.
+"""Resolve references, "package.module:name", by which recipe files and commands name user code.
 
-**Importing a module runs it**: that is Python, and no check here can come before it. Name, and
-let a recipe file name, only modules that you would run. Only a function that says it returns a Job
-is called for one.
+**Importing a module runs it**: name, and let a recipe file name, only modules that you would run. A
+function is called for a Job only if it is annotated as returning one.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ _NAMES_JOB = re.compile(r"""["']?(\w+\.)*Job["']?""")
 
 
 def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | None = None) -> Job:
-    """Return the Job that a reference names, or that the function it names returns.
+    """Return the Job at a reference, or the result of the function there.
 
-    ``arguments`` are the keyword arguments of that function; a ``seed`` stands for the job's own,
-    and for the function's argument of that name. A file may name any function there is,
-    ``os:system`` too, so only one annotated as returning a Job is called.
+    ``arguments`` are the function's keyword arguments; ``seed`` replaces the job's own, and is
+    passed to a function that takes one. Only a function annotated as returning a Job is called: a
+    file may name any function, ``os:system`` too.
     """
     target = _resolve(reference)
     if not isinstance(target, Job):
-        _require_says_job(reference, target)
+        _require_annotation(reference, target)
     function = (lambda: target) if isinstance(target, Job) else target
     signature = inspect.signature(function)
     if seed is not None and "seed" in signature.parameters:
@@ -51,7 +50,7 @@ def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | Non
             f"{reference} cannot be called with these arguments: {error}.",
             expected=", ".join(signature.parameters) or "no arguments",
             received=", ".join(arguments) or "no arguments",
-            fix="mend [arguments] in the recipe file, or --set on the command line",
+            fix="correct [arguments] in the recipe file, or --set on the command line",
         ) from error
     job = function(**arguments)
     if not isinstance(job, Job):
@@ -69,7 +68,7 @@ def resolve_function(reference: str) -> Callable[..., Any]:
     if not callable(target):
         raise UserError(
             f"{reference} is not a function.",
-            expected="something that can be called",
+            expected="a callable",
             received=type(target).__name__,
         )
     function: Callable[..., Any] = target
@@ -77,7 +76,7 @@ def resolve_function(reference: str) -> Callable[..., Any]:
 
 
 def check_reference(reference: str) -> tuple[str, str]:
-    """Return the module and the name in a reference; nothing is imported."""
+    """Return the module and the name in a reference, without importing it."""
     module, _, name = reference.partition(":")
     if all(part.isidentifier() for part in (*module.split("."), name)):
         return module, name
@@ -89,9 +88,9 @@ def check_reference(reference: str) -> tuple[str, str]:
 
 
 def require_existing(reference: str) -> None:
-    """Refuse a reference whose module or name does not exist; the module is not imported.
+    """Raise if the module or the name of a reference does not exist, without importing it.
 
-    A name is looked up in the source, unless the module makes names as it runs.
+    A name is looked up in the source, unless the module creates names at run time.
     """
     module, name = check_reference(reference)
     if hasattr(sys.modules.get(module), name):
@@ -107,7 +106,7 @@ def require_existing(reference: str) -> None:
 
 
 def _source(module: str) -> str:
-    """Return the source of a module, also from the current folder; refuse one that is missing."""
+    """Return the source of a module, also from the current folder; raise if it is missing."""
     path: list[str] = [os.getcwd(), *sys.path]
     parts, source = module.split("."), ""
     importlib.invalidate_caches()
@@ -115,9 +114,9 @@ def _source(module: str) -> str:
         name = ".".join(parts[: place + 1])
         spec = PathFinder.find_spec(name, path) or (None if place else find_spec(part))
         if spec is None and "__path__" in source:
-            return "__path__"  # its package says where to look as it runs
+            return "__path__"  # its package sets __path__ at run time
         if spec is None:
-            known = [each.name for each in iter_modules(path if place else path[:1])]
+            known = [info.name for info in iter_modules(path if place else path[:1])]
             raise _no_module(name, module, did_you_mean(part, known))
         path = [*(spec.submodule_search_locations or ())]
         file = Path(spec.origin or "")
@@ -130,7 +129,7 @@ def _no_module(missing: str, module: str, fix: str | None = None) -> UserError:
         f"There is no module {missing!r}.",
         expected="a module that is installed, or in the current folder",
         received=module,
-        fix=fix or "run from the folder that holds it, or install its package",
+        fix=fix or "run from the folder with the module, or install its package",
     )
 
 
@@ -144,17 +143,17 @@ def _require_name(reference: str, names: Sequence[str]) -> None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import the module of this name, also from the current folder, as ``python -m`` does."""
+    """Import a module, also from the current folder, as ``python -m`` does."""
     folder = os.getcwd()
-    # It stays there: the job's functions may import more of their package.
+    # The folder stays in sys.path: the job's functions may import more of their package.
     if not sys.flags.safe_path and folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
-    # A module that was written a moment ago may be newer than the import system's listing.
+    # A new module may be missing in the import system's cached listing.
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only the module itself, or a package above it, counts as "not found".
+        # Only the module itself or a parent package counts as "not found".
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise _no_module(error.name, name) from error
@@ -168,14 +167,15 @@ def _resolve(reference: str) -> Any:
     return getattr(module, name)
 
 
-def _require_says_job(reference: str, target: Any) -> None:
-    """Refuse what is not annotated as returning a Job."""
-    # The annotation is read, and never evaluated: under the __future__ import it is text.
-    said = getattr(inspect.unwrap(target), "__annotations__", {}).get("return")
-    if said is not Job and not (isinstance(said, str) and _NAMES_JOB.fullmatch(said)):
+def _require_annotation(reference: str, target: Any) -> None:
+    """Raise unless a function is annotated as returning a Job."""
+    # The annotation is never evaluated: under the __future__ import it is a string.
+    annotation = getattr(inspect.unwrap(target), "__annotations__", {}).get("return")
+    is_name = isinstance(annotation, str) and _NAMES_JOB.fullmatch(annotation)
+    if annotation is not Job and not is_name:
         raise UserError(
-            f"{reference} does not say that it returns a Job, so it is not called.",
+            f"{reference} is not annotated as returning a Job, so it is not called.",
             expected="a Job, or a function: def job(...) -> tfopt.Job:",
-            received=type(target).__name__ if said is None else f"-> {said}",
-            fix="if it makes a Job, write -> tfopt.Job before the colon of that line",
+            received=type(target).__name__ if annotation is None else f"-> {annotation}",
+            fix="if it returns a Job, write -> tfopt.Job before the colon of that line",
         )

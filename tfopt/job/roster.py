@@ -1,7 +1,6 @@
-"""List every transform under the name it has in recipe files and on the command line.
+"""List the transforms by their names in recipe files and on the command line.
 
-Naming a transform imports only that transform's own file. The contract tests walk this list, so a
-transform that is not in it does not exist.
+A name imports only the file of its transform. The contract tests walk this list.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ROSTER = {
 
 
 def transform_class(name: object) -> type[Transform]:
-    """Return the class of a name; an unknown one is an error that lists the known ones."""
+    """Return the class of a name; an unknown name raises an error that lists the known ones."""
     if not isinstance(name, str) or name not in ROSTER:
         raise UserError(
             f"There is no transform {name!r}.",
@@ -42,8 +41,8 @@ def transform_class(name: object) -> type[Transform]:
             fix=did_you_mean(str(name), list(ROSTER)),
         )
     module, _, attribute = ROSTER[name].partition(":")
-    found: type[Transform] = getattr(import_module(module), attribute)
-    return found
+    kind: type[Transform] = getattr(import_module(module), attribute)
+    return kind
 
 
 def transform_name(transform: Transform) -> str:

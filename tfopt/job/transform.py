@@ -1,7 +1,7 @@
 """Change how a job is trained: ``Transform``, its methods for the moments of a run, and ``chain``.
 
-A transform is a frozen value, and ``eval(repr(t)) == t``. :func:`tfopt.run` calls the methods, in
-the order in which they stand here, each for all transforms of the chain.
+A transform is a frozen value, and ``eval(repr(t)) == t``. :func:`tfopt.run` calls the methods in
+the order of their definition here, for all transforms of the chain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Transform:
     """A change to how a job is trained; the fields are its whole configuration.
 
-    Each method acts at one moment of a run, and does nothing unless a subclass defines it.
+    A method acts at one moment of a run, and does nothing unless a subclass defines it.
 
     Example:
         @dataclass(frozen=True, repr=False)
@@ -37,29 +37,29 @@ class Transform:
     """
 
     exact: ClassVar[bool] = True
-    """True: the trained weights are those of the unchanged job, but for rounding."""
+    """Whether the trained weights are those of the unchanged job, but for rounding."""
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "speed"
     """What it must improve to be recommended."""
     holds: ClassVar[bool] = False
-    """Whether it holds weights where it wants them while they train: only one such in a chain."""
+    """Whether it constrains weights during the training; at most one in a chain."""
     spreads: ClassVar[bool] = False
-    """Whether it decides on which devices the model trains: only one such in a chain."""
+    """Whether it places the model on devices; at most one in a chain."""
     only_a_file: ClassVar[bool] = False
-    """Whether all that it does is to make a file of the trained model."""
-    reads_held: ClassVar[bool] = False
-    """Whether ``finish`` reads what others hold, and so comes before they let go."""
+    """Whether it only writes a file of the trained model."""
+    reads_constraints: ClassVar[bool] = False
+    """Whether ``finish`` reads constraints, and so runs before they are removed."""
     functions: ClassVar[tuple[str, ...]] = ()
-    """The fields that name functions: a recipe file with one is refused unless it is trusted."""
+    """The fields that name functions; a recipe file with one must be trusted."""
 
     def setup(self, run: Run) -> None:
         """Set up the process, before TensorFlow initialises its devices."""
 
     def scope(self, run: Run) -> AbstractContextManager[object]:
-        """Return a context to build, compile and fit in; it may set ``run.replicas``."""
+        """Return the context to build, compile and fit in; it may set ``run.replicas``."""
         return nullcontext()
 
     def rebuild(self, run: Run, model: keras.Model) -> keras.Model:
-        """Return the model to go on with: a new one that has the weights of the built one."""
+        """Return the model to train: the built one, or a new one with its weights."""
         return model
 
     def data(self, run: Run, train: Any) -> Any:
@@ -78,20 +78,20 @@ class Transform:
         return []
 
     def finish(self, run: Run, model: keras.Model) -> None:
-        """Edit the trained model in place; ``run.add_file`` keeps a file that is made of it."""
+        """Edit the trained model in place; ``run.add_file`` adds a file to the outcome."""
 
     @property
     def parts(self) -> tuple[Transform, ...]:
-        """Return the single transforms this one is made of, in order."""
+        """Return the single transforms in order; for a chain several."""
         return (self,)
 
     @property
     def batch_asked(self) -> int | None:
-        """Return the global batch that this asks for."""
+        """Return the requested global batch size; None: the job's own."""
         return None
 
     def check_beside(self, earlier: Transform) -> None:
-        """Refuse an earlier transform of the chain that this one cannot run with."""
+        """Raise for an earlier transform of the chain that cannot be combined with this one."""
         if type(earlier) is type(self):
             raise CannotCombine(
                 f"{type(self).__name__} is in this chain twice.",
@@ -100,18 +100,18 @@ class Transform:
             )
         if earlier.holds and self.holds:
             raise CannotCombine(
-                f"{type(earlier).__name__} and {type(self).__name__} both hold weights while "
-                "they train, and only one can.",
+                f"{type(earlier).__name__} and {type(self).__name__} both constrain the weights "
+                "during the training, and only one can.",
                 received=f"{earlier!r} and {self!r}",
-                fix="run one job after the other: what the first has done to the weights is "
-                "kept by the second (zeros by Cluster)",
+                fix="run one job after the other: the second keeps the weights of the first "
+                "(Cluster keeps zeros)",
             )
         if earlier.spreads and self.spreads:
             raise CannotCombine(
-                f"{type(earlier).__name__} and {type(self).__name__} both spread the model over "
+                f"{type(earlier).__name__} and {type(self).__name__} both place the model on "
                 "devices, and only one can.",
                 received=f"{earlier!r} and {self!r}",
-                fix="Distribute where the model fits on one card, Split where it does not",
+                fix="use Distribute if the model fits on one GPU, Split if it does not",
             )
         require_one_batch(self, self.batch_asked, earlier)
 
@@ -149,8 +149,7 @@ def chain(*transforms: Transform) -> Chain:
         transforms: Values such as ``Prune(0.8)``, and chains; they act in this order.
 
     Raises:
-        UserError: A value is no transform, or two of them cannot run together; the error names
-            both.
+        UserError: A value is not a transform, or two of them cannot be combined.
 
     Example:
         outcome = run(job, chain(MixedPrecision(), Prune(0.8)))
@@ -165,46 +164,46 @@ def chain(*transforms: Transform) -> Chain:
     return Chain(tuple(part for transform in transforms for part in transform.parts))
 
 
-def as_chain(given: Transform | None) -> Chain:
-    """Return what a caller gave as a chain; refuse what is none."""
-    if given is not None and not isinstance(given, Transform):
+def as_chain(chain: Transform | None) -> Chain:
+    """Return a transform, or None, as a chain."""
+    if chain is not None and not isinstance(chain, Transform):
         raise UserError(
-            "This is no chain.",
+            "The chain is not a transform.",
             expected="tfopt.chain(...), one transform, or None",
-            received=repr(given),
+            received=repr(chain),
         )
-    return Chain() if given is None else Chain(given.parts)
+    return Chain() if chain is None else Chain(chain.parts)
 
 
-def require_one_batch(asking: Transform, size: int | None, other: Transform) -> None:
-    """Refuse ``size`` where another transform asks for batches of another one."""
+def require_one_batch(transform: Transform, size: int | None, other: Transform) -> None:
+    """Raise if ``other`` requests another batch size than the ``size`` of ``transform``."""
     theirs = other.batch_asked
-    if other is asking or None in (size, theirs) or theirs == size:
+    if other is transform or None in (size, theirs) or theirs == size:
         return
     raise CannotCombine(
-        f"{type(other).__name__} and {type(asking).__name__} ask for different batches.",
-        expected="one global batch: the examples of a step, over all replicas",
-        received=f"{theirs} by {other!r}, {size} by {asking!r}",
+        f"{type(other).__name__} and {type(transform).__name__} request different batch sizes.",
+        expected="one global batch size: the examples of a step, over all replicas",
+        received=f"{theirs} by {other!r}, {size} by {transform!r}",
         fix="give the size to one of them only, or the same to both",
     )
 
 
 @dataclass(repr=False)
 class Run:
-    """The training that a transform takes part in, and where it says what it did.
+    """The training as a transform sees it, and where it notes what it did.
 
     Example:
         def attach(self, run, model):  # a method of a transform
             run.note(f"{len(model.layers)} layers of {run.job.name}")
 
     Attributes:
-        job: What is trained.
-        chain: The transforms that take part.
-        replicas: Over which devices a scope distributes; None without one.
-        keeps_optimizer: False where the state of a given model's optimizer fits no more.
-        files: What was made of the trained model.
+        job: The job.
+        chain: The transforms.
+        replicas: The devices of a strategy; None without one.
+        keeps_optimizer: False if the optimizer's state no longer fits the model.
+        files: The files written of the trained model.
         data: The job's data, once it is read.
-        facts: What is known of the training from then on.
+        facts: The settings of the run, from then on.
     """
 
     job: Job
@@ -218,24 +217,24 @@ class Run:
     _notes: list[tuple[Transform, Effect]] = field(default_factory=list)
 
     def acting(self, transforms: Iterable[Transform] | None = None) -> Iterator[Transform]:
-        """Yield each transform, to which the notes belong that come until the next one."""
+        """Yield the transforms one by one; notes belong to the last one yielded."""
         for transform in self.chain.parts if transforms is None else transforms:
             self._acting = transform
             yield transform
         self._acting = None
 
     def note(self, text: str, *, acted: bool = True) -> None:
-        """Say what the acting transform did, or with ``acted=False`` why it did nothing."""
+        """Note what the acting transform did, or with ``acted=False`` why it did nothing."""
         assert self._acting is not None, "note() is for the methods of a transform"
         self._notes.append((self._acting, Effect(acted, text)))
 
     def add_file(self, file: Artefact) -> None:
-        """Keep a file that was made of the trained model."""
+        """Add a file of the trained model to the outcome."""
         self.files.append(file)
 
     @property
     def effects(self) -> tuple[tuple[Transform, Effect], ...]:
-        """Return what each transform has done so far."""
+        """Return the effects of the transforms so far."""
         merged = []
         for transform in self.chain.parts:
             own = [effect for noting, effect in self._notes if noting is transform]

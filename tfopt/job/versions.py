@@ -1,7 +1,4 @@
-"""Refuse a TensorFlow or Keras that tfopt does not run on, before a function is loaded.
-
-Neither is imported for it: versions are those of the installed packages.
-"""
+"""Check the installed TensorFlow and Keras before a function is loaded, without importing them."""
 
 from __future__ import annotations
 
@@ -24,21 +21,18 @@ _PACKAGES = {
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of TensorFlow and Keras that are installed.
+    """Return the installed versions of TensorFlow and Keras.
 
     Example:
         >>> library_versions()
         {'TensorFlow': '2.21.0', 'Keras': '3.15.1'}
     """
-    found = {name: [*_installed(name).values()] for name in _PACKAGES}
-    return {name: versions[0] for name, versions in found.items() if versions}
+    installed = {name: [*_installed(name).values()] for name in _PACKAGES}
+    return {name: versions[0] for name, versions in installed.items() if versions}
 
 
 def quiet_without_gpu() -> None:
-    """Hide what TensorFlow logs as it loads where there is no GPU, failures to open one included.
-
-    Nothing is changed where TensorFlow is loaded already, or where there is a GPU.
-    """
+    """Hide TensorFlow's log of its import without a GPU, unless it is loaded already."""
     has_gpu = Path("/dev/dxg").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
     if "tensorflow" not in sys.modules and not has_gpu:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -46,13 +40,13 @@ def quiet_without_gpu() -> None:
 
 @cache
 def require_supported() -> None:
-    """Refuse what :func:`unsupported` finds."""
+    """Raise the first error of :func:`unsupported`."""
     for error in unsupported():
         raise error
 
 
 def unsupported() -> Iterator[UserError]:
-    """Yield an error for each thing about TensorFlow and Keras here that tfopt does not run on."""
+    """Yield errors for an unsupported TensorFlow or Keras."""
     for library in _PACKAGES:
         installed = _installed(library)
         nightly = [name for name in installed if name.endswith("-nightly")]
@@ -60,19 +54,19 @@ def unsupported() -> Iterator[UserError]:
             names = " ".join(installed)
             yield UserError(
                 f"{' and '.join(installed)} are both installed, and overwrite each other's files.",
-                received=", ".join(f"{name} {found}" for name, found in installed.items()),
+                received=", ".join(f"{name} {number}" for name, number in installed.items()),
                 fix=f"pip uninstall {names}; then install one of them",
             )
-        for name, found in installed.items():
-            if _release(found) < _OLDEST[library]:
+        for name, number in installed.items():
+            if _release(number) < _OLDEST[library]:
                 oldest = ".".join(map(str, _OLDEST[library]))
                 yield UserError(
                     f"tfopt needs {library} {oldest} or newer.",
-                    received=f"{name} {found}",
+                    received=f"{name} {number}",
                     fix=f"pip install --upgrade '{name}>={oldest}'",
                 )
     legacy = os.environ.get("TF_USE_LEGACY_KERAS")
-    # As TensorFlow reads it; tfmot sets it when it is imported, and takes no harm.
+    # As TensorFlow reads it; tfmot sets it at import, after TensorFlow has read it.
     if legacy in ("1", "true", "True") and "tensorflow_model_optimization" not in sys.modules:
         yield UserError(
             "tf.keras is Keras 2 in this process, and tfopt trains models of Keras 3.",
@@ -89,14 +83,14 @@ def unsupported() -> Iterator[UserError]:
 
 
 def _installed(library: str) -> dict[str, str]:
-    """Return the packages of a library that are installed, with their versions."""
-    found = {}
+    """Return the installed packages of a library with their versions."""
+    versions = {}
     for name in _PACKAGES[library]:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _release(text: str) -> tuple[int, ...]:
@@ -105,10 +99,9 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def _backend() -> tuple[str, str]:
-    """Return the backend that Keras has, or will take when it is imported, and what says so."""
+    """Return the backend that Keras has, or will have when it is imported, and its source."""
     keras = sys.modules.get("keras")
-    # It has been imported, and not only begun to be.
-    if keras is not None and hasattr(keras, "config"):
+    if keras is not None and hasattr(keras, "config"):  # its import has ended
         backend = keras.config.backend()
         return backend, f"keras.config.backend() is {backend!r}"
     if backend := os.environ.get("KERAS_BACKEND"):

@@ -1,8 +1,7 @@
-"""Update the weights once in several steps, which together have the memory of one of them.
+"""Update the weights once in several steps, with the memory of one step.
 
-Keras's optimizers accumulate gradients themselves; here is what they need for a larger batch to be
-trained so: schedules of the learning rate that count updates, and refusals of what would differ.
-Importing this file imports Keras, from whose schedules one is derived.
+Keras's optimizers accumulate gradients themselves; this file adds learning-rate schedules that
+count updates, and errors for what would differ from a whole batch. It imports Keras at its top.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ schedules = keras.optimizers.schedules
 
 @keras.saving.register_keras_serializable(package="tfopt")
 class UpdateSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """Give the rate of a schedule by updates, where Keras asks it by steps of ``fit``.
+    """A schedule that counts updates, where Keras counts steps of ``fit``.
 
-    A model saved with it loads where ``tfopt.train.accumulate`` has been imported.
+    A model saved with it loads after ``tfopt.train.accumulate`` was imported.
     """
 
     def __init__(self, schedule: Any, steps: int) -> None:
@@ -35,26 +34,26 @@ class UpdateSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: 
         return self.schedule(keras.ops.floor_divide(step, self.steps))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, by which Keras makes it again."""
+        """Return the arguments of the constructor."""
         return {"schedule": schedules.serialize(self.schedule), "steps": self.steps}
 
 
 def accumulate(model: keras.Model, steps: int) -> keras.Model:
-    """Let a compiled model update its weights once in ``steps`` steps, in place, and return it.
+    """Make a compiled model update its weights once in ``steps`` steps, in place, and return it.
 
-    Give ``fit`` batches that many times smaller: where 8 examples fit into memory,
+    Give ``fit`` batches that many times smaller: if 8 examples fit into memory,
     ``accumulate(model, 4)`` and ``fit(..., batch_size=8)`` train what a batch of 32 would. It is
     Keras's ``gradient_accumulation_steps``, with a learning-rate schedule that counts updates.
 
-    The weights are those of the whole batch where its loss is a mean over its examples and all
-    micro-batches are of one size. Otherwise each micro-batch counts the same, whatever its masks
-    and sample weights are, and the steps that an epoch has too many go into the next one's first
-    update. BatchNormalization and Dropout see micro-batches. What counts steps, such as the
-    schedule of ``prune`` and ``steps_per_epoch``, counts ``steps`` for an update.
+    The weights are those of the whole batch if its loss is a mean over its examples and all
+    micro-batches have one size. Otherwise micro-batches count the same, whatever their masks and
+    sample weights, and the surplus steps of an epoch go into the first update of the next one.
+    BatchNormalization and Dropout see micro-batches. Step counts, such as ``steps_per_epoch`` and
+    the schedule of ``prune``, count micro-batches.
 
     Args:
         model: A compiled Keras 3 model.
-        steps: Micro-batches for each update, at least 2. Compile the model anew to take it off.
+        steps: Micro-batches per update, at least 2. Compile the model anew to undo it.
 
     Raises:
         UserError: The model is not compiled, ``steps`` is below 2, or the optimizer averages its
@@ -75,24 +74,24 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
 
 
 def micro_batches(chain: Chain) -> int:
-    """Return in how many micro-batches a chain trains each batch."""
+    """Return the number of micro-batches per batch in a chain."""
     return next((t.steps for t in chain.parts if isinstance(t, Accumulate)), 1)
 
 
 def micro_batch_size(batch_size: int, steps: int) -> int:
-    """Return the examples of a micro-batch; refuse a batch that leaves a rest."""
+    """Return the examples of a micro-batch; raise if ``steps`` does not divide the batch."""
     if batch_size % steps:
         raise UserError(
-            f"A batch of {batch_size} has no {steps} micro-batches of one size.",
+            f"A batch of {batch_size} cannot be split into {steps} micro-batches of one size.",
             expected=f"Accumulate(steps) that divides {batch_size}",
             received=f"steps={steps}",
-            fix=f"train batches of {-(-batch_size // steps) * steps}, or accumulate other steps",
+            fix=f"train batches of {-(-batch_size // steps) * steps}, or use another steps",
         )
     return batch_size // steps
 
 
 def _optimizer(model: Any) -> Any:
-    """Return the optimizer that is to accumulate; refuse one that cannot."""
+    """Return the optimizer of a model; raise if it cannot accumulate."""
     require_compiled(model, "accumulate")
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if optimizer.gradient_accumulation_steps:
@@ -104,7 +103,7 @@ def _optimizer(model: Any) -> Any:
         )
     if optimizer.use_ema:
         raise UserError(
-            "An average of the weights would count micro-batches.",
+            "use_ema would average the weights after every micro-batch.",
             expected="an optimizer without use_ema",
             received=f"{type(optimizer).__name__}(use_ema=True)",
             fix="leave use_ema out, or train whole batches",
@@ -120,7 +119,7 @@ class Accumulate(Transform):
         outcome = run(job, Accumulate(4))  # a batch of 32 in micro-batches of 8
 
     Attributes:
-        steps: Micro-batches for each update, at least 2; a divisor of the batch.
+        steps: Micro-batches per update, at least 2; a divisor of the batch size.
     """
 
     steps: int
@@ -130,12 +129,12 @@ class Accumulate(Transform):
         require_count("Accumulate.steps", self.steps, minimum=2)
 
     def attach(self, run: Run, model: Any) -> None:
-        """Say what the micro-batches are; ``run`` itself makes them, and sets the optimizer."""
+        """Note the micro-batches; ``run`` sets the batch size and the optimizer."""
         facts = run.facts
         note = f"batches of {facts.update_batch} in {self.steps} micro-batches"
         if facts.batch_size is not None:
             note += f" of {facts.batch_size}"
         over = (facts.steps_per_epoch or 0) % self.steps
         if over:
-            note += f"; the last {over} of an epoch go into the next one's first update"
+            note += f"; the last {over} of an epoch go into the first update of the next one"
         run.note(note)

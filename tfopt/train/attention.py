@@ -1,7 +1,7 @@
 """Compute attention by cuDNN's fused kernels, which never write the scores to memory.
 
-Keras's TensorFlow backend has no such kernel (keras#19418). Layers stay the objects that they are:
-only two of their methods are replaced on the instance, of which files and copies know nothing.
+Keras's TensorFlow backend has no such kernel (keras#19418). Only two methods of a layer are
+replaced, on its instance: saved models and copies are plain.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import ATTENTION, ATTENTION_MASK, asks_for_scores, layers_of, scale_of
 from tfopt.report.format import count
 from tfopt.train.fused_call import MASKED, FusedCall, fused
+from tfopt.train.precision import gpu_capabilities
 
 if TYPE_CHECKING:
     import keras
 
 logger = logging.getLogger("tfopt")
 Padding = Literal["right"] | None
-_NAME = "_fused_attention"  # among the model's attributes, unseen by Keras: it goes with the model
+_NAME = "_fused_attention"  # in vars(model), where Keras does not track it
 
 
 def dot_product_attention(
@@ -39,20 +40,20 @@ def dot_product_attention(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> Any:
-    """Return attention's output, by cuDNN's fused kernels where they serve, else by Keras.
+    """Return attention's output, by cuDNN's fused kernels if they support it, else by Keras.
 
     Args:
         query: Of shape (batch, queries, heads, head size), in float16 or bfloat16.
-        key: Of shape (batch, keys, heads, head size), as ``value``.
-        value: What is added up.
+        key: Of shape (batch, keys, heads, head size).
+        value: Of the same shape.
         bias: Added to the scores, of shape (1, heads, queries, keys) if it is trained.
         mask: True where a query may see a key: of shape (batch or 1, heads or 1, queries, keys).
-        lengths: How many keys each example has, int32; the rest is padding.
-        scale: What scores are multiplied with; None: one by the root of the head size.
+        lengths: The number of keys per example, int32; the rest is padding.
+        scale: The factor of the scores; None: one by the root of the head size.
         is_causal: Whether a query sees no later key.
 
-    It serves GPUs from compute capability 8.0 on, sizes that are known when the step is traced, and
-    head sizes that are a multiple of 8 and at most 128 (256 from 9.0 on); see :func:`refusal`.
+    Supported are GPUs from compute capability 8.0 on, sizes that are known when the step is traced,
+    and head sizes that are a multiple of 8 and at most 128 (256 from 9.0 on); see :func:`refusal`.
 
     Example:
         output = dot_product_attention(query, key, value, is_causal=True)
@@ -71,7 +72,7 @@ def dot_product_attention(
 
 
 def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None) -> str | None:
-    """Return why cuDNN's kernels do not serve these tensors on this machine, or None."""
+    """Return why cuDNN's kernels do not support these tensors on this machine, or None."""
     card = card_refusal()
     if card is not None:
         return card
@@ -79,7 +80,7 @@ def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
     if any(len(shape) != 4 for shape in shapes):
         return "there is not exactly one axis of tokens"
     if shapes[0][::2] != shapes[1][::2] or shapes[1][:3] != shapes[2][:3]:
-        return "query, key and value have other batches, heads or lengths"
+        return "query, key and value differ in batch, heads or length"
     if query.dtype not in ("float16", "bfloat16") or not query.dtype == key.dtype == value.dtype:
         return f"it computes in {getattr(query.dtype, 'name', query.dtype)}"
     if any(size is None for shape in shapes for size in shape):
@@ -107,7 +108,7 @@ def _is_by_head(mask: tuple[int | None, ...], query: tuple[int, ...]) -> bool:
 
 
 def card_refusal() -> str | None:
-    """Return why the GPUs that this process uses do not have the kernels, or None."""
+    """Return why the GPUs of this process do not have the kernels, or None."""
     import tensorflow as tf
 
     gpus = tf.config.get_visible_devices("GPU")
@@ -115,28 +116,22 @@ def card_refusal() -> str | None:
     devices = strategy.extended.worker_devices if strategy else ()
     if not gpus or any("CPU" in device for device in devices):
         return "it is not computed on a GPU"
-    capability = _capability(gpus)
+    capability = _capability()
     if capability < (8, 0):
         return "the GPU has compute capability {}.{}, and 8.0 is needed".format(*capability)
     return None
 
 
 def head_refusal(size: int) -> str | None:
-    """Return why a size of a head is not served, or None."""
-    import tensorflow as tf
-
-    at_most = 256 if _capability(tf.config.get_visible_devices("GPU")) >= (9, 0) else 128
+    """Return why a head size is not supported, or None."""
+    at_most = 256 if _capability() >= (9, 0) else 128
     if size % 8 or size > at_most:
-        return f"heads of {size}, and multiples of 8 up to {at_most} are served"
+        return f"heads of {size}, and multiples of 8 up to {at_most} are supported"
     return None
 
 
-def _capability(gpus: list[Any]) -> tuple[int, int]:
-    """Return the lowest compute capability of some GPUs; (0, 0) where there is none."""
-    import tensorflow as tf
-
-    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-    return min((each.get("compute_capability", (0, 0)) for each in details), default=(0, 0))
+def _capability() -> tuple[int, int]:
+    return min(gpu_capabilities(), default=(0, 0))
 
 
 def _fused(
@@ -172,14 +167,14 @@ def _fused(
         low = tf.broadcast_to(low, (*low.shape[:2], queries, call.keys))
         bias = tf.cast(low, query.dtype)
     if lengths is not None:
-        # An example that is padding alone sees its first key: a sum over none is not a number.
+        # An example of padding only sees its first key: a mean over no keys would be NaN.
         keys = tf.ensure_shape(tf.maximum(tf.cast(lengths, tf.int32), 1), (batch,))
         lengths = (tf.fill((batch,), queries), keys)
     return fused(call, query, key, value, bias, lengths)
 
 
 class RightPadding(NamedTuple):
-    """What stands for the mask where padding is at the right: Keras's mask, and what it means."""
+    """Keras's mask of padding at the right, with the lengths that it means."""
 
     mask: Any
     lengths: Any
@@ -187,11 +182,11 @@ class RightPadding(NamedTuple):
 
 
 class FusedLayer:
-    """The attention of one layer, fused where it can be.
+    """The attention of one layer, fused if possible.
 
     Attributes:
         name: The layer's path.
-        reason: Why training computes it as Keras does; None where it is fused.
+        reason: Why training computes it as Keras does; None if it is fused.
     """
 
     def __init__(self, layer: Any, padding: Padding, hooks: Hooks) -> None:
@@ -205,13 +200,13 @@ class FusedLayer:
             hooks.replace(layer, ATTENTION_MASK, partial(self._mask))
 
     def _mask(self, query: Any, value: Any, *_: Any, **masks: Any) -> Any:
-        """Return what Keras does; with the lengths, where all that it masks is padding."""
+        """Return Keras's mask; with the lengths, if it masks padding only."""
         import keras
 
         mask = self._keras_mask(query, value, *_, **masks)
         seen = masks.get("value_mask")
         others = masks.get("key_mask"), masks.get("attention_mask")
-        if seen is None or any(each is not None for each in others):
+        if seen is None or any(other is not None for other in others):
             return mask
         lengths = keras.ops.sum(keras.ops.cast(seen, "int32"), axis=-1)
         return RightPadding(mask, lengths, bool(masks.get("use_causal_mask")))
@@ -239,7 +234,7 @@ class FusedLayer:
                 mask = tf.expand_dims(mask, -3)
         reason = refusal(query, key, value, mask=mask)
         if any(scores) or named.get("return_attention_scores") or asks_for_scores(self._layer):
-            reason = "its scores are asked for"
+            reason = "its scores are returned"
         if training:
             if reason is not None and reason != self.reason:
                 logger.warning("%s is computed as Keras does: %s", self.name, reason)
@@ -251,15 +246,15 @@ class FusedLayer:
 
 
 class FusedLayers(Hooks):
-    """The layers of one model whose attention is fused, and those that are left, with reasons."""
+    """The layers of a model whose attention is fused, and the reasons of the others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers: list[FusedLayer] = []
         self.left: dict[str, str] = {}
 
-    def put_on(self, layers: list[Any], padding: Padding) -> None:
-        """Replace the attention of the layers that cuDNN serves."""
+    def attach(self, layers: list[Any], padding: Padding) -> None:
+        """Replace the attention of the layers that cuDNN supports."""
         for layer in layers:
             reason = _layer_refusal(layer)
             if reason is None:
@@ -268,7 +263,7 @@ class FusedLayers(Hooks):
                 self.left[layer.path or layer.name] = reason
 
     def summary(self) -> tuple[bool, str]:
-        """Return whether any attention was fused, and which in words."""
+        """Return whether any attention was fused, and a note."""
         traced = {layer.name: layer.reason for layer in self.layers if layer.reason is not None}
         left = self.left | traced
         done = len(self.layers) - len(traced)
@@ -278,37 +273,36 @@ class FusedLayers(Hooks):
 
 
 def fused_layers(model: Any) -> FusedLayers | None:
-    """Return what ``fused_attention`` has put on a model, if anything."""
-    found: FusedLayers | None = vars(model).get(_NAME)
-    return found
+    """Return the hooks that ``fused_attention`` has set on a model, if any."""
+    replaced: FusedLayers | None = vars(model).get(_NAME)
+    return replaced
 
 
 def fused_attention(model: keras.Model, *, padding: Padding = None) -> keras.Model:
     """Compute attention by cuDNN's fused kernels, in place, and return that model.
 
-    It serves ``MultiHeadAttention``, ``GroupQueryAttention`` and their subclasses that keep
-    ``_compute_attention``, in float16 or bfloat16, on GPUs from compute capability 8.0 on. Dropout
-    on the scores is not served: build the layers with ``dropout=0``. Batches whose size is not
-    known when the step is traced, since the last one of an epoch is smaller, are computed as Keras
-    does; so is a call that asks for scores. A model that is loaded, cloned or rebuilt is a plain
-    one.
+    It supports ``MultiHeadAttention``, ``GroupQueryAttention`` and their subclasses that keep
+    ``_compute_attention``, in float16 or bfloat16, on GPUs from compute capability 8.0 on, without
+    dropout on the scores: build the layers with ``dropout=0``. Batches whose size is not known when
+    the step is traced, since the last one of an epoch is smaller, are computed as Keras does; so is
+    a call that returns scores. A model that is loaded, cloned or rebuilt is a plain one.
 
     Args:
         model: A built Keras 3 model, compiled or not.
         padding: "right" declares that padding comes after the tokens: masks of the layers' inputs
-            become lengths, which cost less than a mask does. What a layer gives at padding is then
-            another value than Keras's, which averages over padding there: a model must leave it out
-            of what it pools and of its loss, as Keras's layers that take masks do.
+            become lengths, which cost less. At padding a layer's output then differs from Keras's,
+            which averages over padding: a model must exclude padding from its pooling and its loss,
+            as Keras's layers that take masks do.
 
     Raises:
-        UserError: No layer of the model can be served on this machine; the reason is in the error.
+        UserError: No layer of the model is supported on this machine; the reason is in the error.
 
     Example:
         model = tfopt.mixed_precision(model, "mixed_bfloat16")
         tfopt.fused_attention(model)
         model.fit(dataset.batch(32, drop_remainder=True))
     """
-    reason = _put_on(model, padding)
+    reason = _attach(model, padding)
     if reason is not None:
         raise UserError(
             f"No attention of {model.name!r} can be fused: {reason}.",
@@ -318,8 +312,8 @@ def fused_attention(model: keras.Model, *, padding: Padding = None) -> keras.Mod
     return model
 
 
-def _put_on(model: Any, padding: Padding) -> str | None:
-    """Fuse the attention of a model, or return why there is none to fuse."""
+def _attach(model: Any, padding: Padding) -> str | None:
+    """Fuse the attention of a model, or return why none can be fused."""
     require_built_keras3(model)
     _check_padding(padding)
     layers = _attention_layers(model)
@@ -328,28 +322,26 @@ def _put_on(model: Any, padding: Padding) -> str | None:
     card = card_refusal()
     if card is not None:
         return card
-    found = FusedLayers()
-    _take_off(model)
-    found.put_on(layers, padding)
-    if not found.layers:
-        return "; ".join(f"{name}: {reason}" for name, reason in found.left.items())
-    vars(model)[_NAME] = found
+    replaced = FusedLayers()
+    _remove(model)
+    replaced.attach(layers, padding)
+    if not replaced.layers:
+        return "; ".join(f"{name}: {reason}" for name, reason in replaced.left.items())
+    vars(model)[_NAME] = replaced
     forget_compiled_steps(model)
     return None
 
 
-def _take_off(model: Any) -> None:
-    found = vars(model).pop(_NAME, None)
-    if found is not None:
-        found.take_off()
+def _remove(model: Any) -> None:
+    replaced = vars(model).pop(_NAME, None)
+    if replaced is not None:
+        replaced.remove()
         forget_compiled_steps(model)
 
 
 def _check_padding(padding: object) -> None:
     if padding not in (None, "right"):
-        raise UserError(
-            "padding has an unknown value.", expected='None or "right"', received=repr(padding)
-        )
+        raise UserError("Invalid padding.", expected='None or "right"', received=repr(padding))
 
 
 def _attention_layers(model: Any) -> list[Any]:
@@ -363,14 +355,14 @@ def _kinds() -> tuple[Any, Any]:
 
 
 def serves(model: Any) -> bool:
-    """Return whether some attention of a model would be fused here, were it in half precision."""
+    """Return whether some attention of a model could be fused here in half precision."""
     if card_refusal() is not None:
         return False
     return any(_kind_refusal(layer) is None for layer in _attention_layers(model))
 
 
 def _layer_refusal(layer: Any) -> str | None:
-    """Return why a layer's attention cannot be fused, whatever its inputs are, or None."""
+    """Return why a layer's attention cannot be fused for any input, or None."""
     reason = _kind_refusal(layer)
     if reason is None and layer.compute_dtype not in MASKED:
         return f"it computes in {layer.compute_dtype}"
@@ -381,9 +373,9 @@ def _kind_refusal(layer: Any) -> str | None:
     """Return why a layer's attention cannot be fused in any precision, or None."""
     settings = layer.get_config()
     if getattr(type(layer), ATTENTION) not in [getattr(kind, ATTENTION) for kind in _kinds()]:
-        return f"{type(layer).__name__} has a {ATTENTION} of its own"
+        return f"{type(layer).__name__} overrides {ATTENTION}"
     if ATTENTION in vars(layer):
-        return "another function has its attention already, as quantize_aware has"
+        return "its attention is replaced already, as by quantize_aware"
     if settings.get("dropout"):
         return f"it has dropout on its scores ({settings['dropout']:g})"
     return head_refusal(settings.get("key_dim") or settings["head_dim"])
@@ -406,13 +398,13 @@ class FusedAttention(Transform):
         _check_padding(self.padding)
 
     def attach(self, run: Run, model: Any) -> None:
-        reason = _put_on(model, self.padding)
+        reason = _attach(model, self.padding)
         if reason is not None:
             run.note(f"no attention is fused: {reason}", acted=False)
 
     def finish(self, run: Run, model: Any) -> None:
-        found = fused_layers(model)
-        if found is not None:
-            acted, note = found.summary()
+        replaced = fused_layers(model)
+        if replaced is not None:
+            acted, note = replaced.summary()
             run.note(note, acted=acted)
-            _take_off(model)
+            _remove(model)

@@ -1,9 +1,8 @@
-"""Give a call that is computed twice the same variables both times.
+"""Give both computations of a recomputed call the same values of variables.
 
-Variables are read as they were before the call, and assignments are kept in ``updated`` until
-``write``. The repetition computes with the values that were read, never with what is read a second
-time: TensorFlow's graph optimizer has been seen to put that after the optimizer's assignment.
-Importing this file imports Keras, whose scope it derives from.
+Variables are read as before the call, and assignments are kept in ``updated`` until ``write``. The
+second computation never reads a variable: TensorFlow's graph optimizer may put that read after the
+optimizer's assignment. Importing this file imports Keras.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from tfopt.keras_internals import stored
 
 
 class State(keras.StatelessScope):  # type: ignore[misc]
-    """A scope in which variables are read once, and assignments stay here.
+    """A scope in which variables are read once, and assignments are deferred.
 
-    ``before`` has what each variable was when the call began, by the variable's id.
+    ``before`` maps a variable's id to the variable and its value at the start of the call.
     """
 
     def __init__(self, layer: Any, before: dict[int, tuple[Any, Any]] | None = None) -> None:
@@ -32,14 +31,14 @@ class State(keras.StatelessScope):  # type: ignore[misc]
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def get_current_value(self, variable: Any) -> Any:
-        """Return the value in this call."""
+        """Return the value of a variable in this call."""
         key = id(variable)
         if key not in self.state_mapping:
             if key not in self.before:
                 self.before[key] = (variable, self._outside(variable))
             _, value = self.before[key]
             with self._own_graph():
-                # A loop's body is a graph that ends before the call does.
+                # Not in the graph of a loop's body, which ends before the call.
                 self.state_mapping[key] = _as_read(variable, value) if variable.trainable else value
         return self.state_mapping[key]
 
@@ -51,12 +50,12 @@ class State(keras.StatelessScope):  # type: ignore[misc]
             raise _cannot_repeat(
                 self.layer, f"it assigns {variable.path} inside a loop or a condition"
             )
-        # Through a variable that was assigned there is no gradient.
+        # An assigned variable has no gradient.
         super().add_update((variable, tf.stop_gradient(value)))
         self.updated[id(variable)] = variable
 
     def write(self) -> None:
-        """Assign what the call has assigned; after the scope has been left."""
+        """Carry out the assignments of the call, outside of the scope."""
         for key, variable in self.updated.items():
             variable.assign(self.state_mapping[key])
 
@@ -78,11 +77,11 @@ class State(keras.StatelessScope):  # type: ignore[misc]
 
 
 def _as_read(variable: Any, value: Any) -> Any:
-    """Return a value that was read before with the variable's gradient, as if it were read now."""
+    """Return an earlier value of a variable with the gradient of a read of the variable."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def read() -> Any:
-        tf.convert_to_tensor(stored(variable))  # for what looks whose gradient is wanted
+        tf.convert_to_tensor(stored(variable))  # a gradient tape records this read
 
         def gradient(upstream: Any, variables: Any = None) -> Any:
             return [], [upstream]
@@ -93,22 +92,22 @@ def _as_read(variable: Any, value: Any) -> Any:
 
 
 def _initialise_waiting() -> None:
-    """Initialise variables that were made in the middle of a call, such as Keras's common seeds.
+    """Initialise variables created in the call, such as Keras's global seed generator.
 
-    Keras would go on with its initial value, which would be that of every step.
+    Keras would use the initial value, in every step.
     """
     now, outermost = keras.StatelessScope(initialize_variables=False), keras.StatelessScope()
     with now, tf.init_scope(), outermost:
-        # Keras initialises what waits when a scope is left that has none around it; then ``now``
-        # is left, and the scope of before is in force again.
+        # Keras initialises waiting variables at the end of an outermost scope. Leaving ``now``
+        # restores the scope of before.
         outermost.original_scope = None
 
 
 def _cannot_repeat(layer: Any, why: str) -> UserError:
     name = f"{type(layer).__name__} {layer.path or layer.name!r}"
     return UserError(
-        f"{name} cannot be computed again in the backward pass: {why}.",
+        f"{name} cannot be recomputed in the backward pass: {why}.",
         expected="layers whose results depend on their inputs, weights, and Keras's own seeds",
         received=why,
-        fix="leave it out: tfopt.remat(model, layers=...) names those to compute again",
+        fix="leave it out: tfopt.remat(model, layers=...) chooses the layers to recompute",
     )

@@ -1,8 +1,8 @@
 """Keep the programs that XLA compiles, so that later processes do not compile them again.
 
-TensorFlow looks a program up by its operations and devices, but not by XLA's flags, and an entry
-that was cut off makes ``fit`` end without an error. So each kind of process has a folder of its own
-here, and entries are looked through before a start.
+TensorFlow finds a program by its operations and devices, but not by XLA's flags, and a truncated
+entry makes ``fit`` end without an error. So the cache has a folder per combination of versions,
+devices and flags, and removes truncated entries at a start.
 """
 
 from __future__ import annotations
@@ -12,34 +12,36 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tfopt.errors import CannotCombine, DevicesAlreadyInitialised, UserError, require_count
 from tfopt.files import prepare_folder
+from tfopt.job.cgroup import cpu_flags
+from tfopt.job.versions import library_versions
 from tfopt.monitor.nvml import device_facts, driver_version
 
 _LIMIT_MIB = 4096
 _LONGEST_HEAD = 20  # two numbers of a protocol buffer
 _PROGRAMS = "--tf_xla_persistent_cache_directory="
-_OWN = "tfopt-xla"  # whatever else lies in the folder is not ours to remove
+_OWN = "tfopt-xla"  # only files in this folder are removed
 _AUTOTUNING = "--xla_gpu_per_fusion_autotune_cache_dir="
 _set_by: set[str] = set()
-"""Who has set TensorFlow's flags in this process."""
+"""The functions that have set TensorFlow's flags in this process."""
 
 
 def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_MIB) -> Path:
     """Keep XLA's programs in a folder from now on, and return it.
 
     Call it before TensorFlow lists a device. It sets ``TF_XLA_FLAGS``, and on a GPU ``XLA_FLAGS``
-    for what XLA's autotuning found, so that processes which this one starts keep theirs there too.
+    for the results of autotuning; child processes inherit them.
 
     Args:
-        folder: None: ``~/.cache/tfopt``. Versions, GPUs and flags have a folder each inside.
-        limit_mib: How much all of it may take; the oldest programs go first.
+        folder: None: ``~/.cache/tfopt``. It has a subfolder per combination of versions, GPUs and
+            flags.
+        limit_mib: The size limit of the folder; the oldest programs are removed first.
 
     Raises:
-        UserError: TensorFlow has listed its devices already, or the folder has a space in its name.
+        UserError: TensorFlow has initialised its devices, or the folder has a space in its path.
 
     Example:
         tfopt.compile_cache()
@@ -54,17 +56,17 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
 
 
 def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> dict[str, str]:
-    """Set variables that TensorFlow reads before it has devices, and return what they were."""
+    """Set environment variables before TensorFlow reads them, and return their earlier values."""
     earlier = {name: os.environ.get(name, "") for name in variables}
     if _set_by - {by}:
         raise CannotCombine(
-            f"{by} comes after {', '.join(_set_by)}, by which TensorFlow has read its flags.",
+            f"{by} comes after {', '.join(_set_by)}, which made TensorFlow read its flags.",
             expected="one of the two in a process",
             fix="set XLA_FLAGS in the environment of the process, and leave out Execution(xla=...)",
         )
     _set_by.add(by)
     os.environ.update(variables)
-    if _has_devices():  # asked behind the flags, since asking makes TensorFlow read them
+    if _has_devices():  # after the flags are set, since the check makes TensorFlow read them
         os.environ.update(earlier)
         raise DevicesAlreadyInitialised(
             f"{by} came too late: TensorFlow has read its flags in this process.",
@@ -75,14 +77,14 @@ def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> dict[
 
 
 def kept_in(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder in which a process with this environment keeps programs, if any."""
+    """Return the cache folder in an environment's flags, if any."""
     flags = environment.get("TF_XLA_FLAGS", "").split()
     folders = [flag.removeprefix(_PROGRAMS) for flag in flags if flag.startswith(_PROGRAMS)]
     return Path(folders[-1]) if folders else None
 
 
 def moved_cache(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a cache of ours under other flags of XLA; none without one."""
+    """Return the variables for a cache of tfopt's with new XLA flags; none without a cache."""
     kept = kept_in(environment)
     if kept is None or kept.parent.name != _OWN:
         return {}
@@ -90,10 +92,10 @@ def moved_cache(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that lead a process with this environment to the default folder.
+    """Return the variables that make a process with this environment use the default folder.
 
-    None on a CPU, where few chains compile: they would be measured as if they started warm. None
-    where there is a folder already, or where it cannot be prepared.
+    None on a CPU, where few chains compile and would be measured with a warm start. None if the
+    environment has a folder already, or if it cannot be prepared.
     """
     with suppress(UserError, OSError):
         on_gpu = not isinstance(device_facts(), str)
@@ -105,11 +107,11 @@ def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def _prepared(
     environment: Mapping[str, str], folder: str | Path | None, limit_mib: int
 ) -> tuple[Path, dict[str, str]]:
-    """Return the folder of the programs, and the variables that lead a process to it."""
+    """Return the folder of the programs, and the variables for it."""
     base = Path(folder or _default_folder(environment)).expanduser().resolve() / _OWN
     if len(str(base).split()) > 1:
         raise UserError(
-            "The compile cache's folder has a space in its name, which XLA cannot read.",
+            "The compile cache's folder must not have a space in its path: XLA cannot read it.",
             received=str(base),
             fix="choose another folder",
         )
@@ -121,20 +123,20 @@ def _prepared(
     if not isinstance(gpus, str):
         autotuning = prepare_folder(kept / "autotuning")
         variables["XLA_FLAGS"] = _with_flag(environment, "XLA_FLAGS", _AUTOTUNING, autotuning)
-    _remove_cut_off(kept)
+    _remove_truncated(kept)
     _remove_oldest(base, limit_mib << 20)
     return kept, variables
 
 
 def without_cache(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables without our flags; one that holds no other is left out."""
-    found = dict(variables)
-    for name in {"TF_XLA_FLAGS", "XLA_FLAGS"} & found.keys():
-        others = [flag for flag in found[name].split() if not _is_ours(flag)]
-        found[name] = " ".join(others)
+    """Return environment variables without tfopt's flags, and without variables left empty."""
+    kept = dict(variables)
+    for name in {"TF_XLA_FLAGS", "XLA_FLAGS"} & kept.keys():
+        others = [flag for flag in kept[name].split() if not _is_ours(flag)]
+        kept[name] = " ".join(others)
         if not others:
-            del found[name]
-    return found
+            del kept[name]
+    return kept
 
 
 def _is_ours(flag: str) -> bool:
@@ -142,11 +144,11 @@ def _is_ours(flag: str) -> bool:
 
 
 def _has_devices() -> bool:
-    """Return whether TensorFlow has its devices; that they were only listed does not show."""
+    """Return whether TensorFlow has initialised its devices; a mere listing does not count."""
     import tensorflow as tf
 
     threads = tf.config.threading.get_inter_op_parallelism_threads()
-    try:  # refused from then on
+    try:  # an error once devices are initialised
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
     except RuntimeError:
         return True
@@ -160,42 +162,21 @@ def _default_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _key(gpus: list[str], environment: Mapping[str, str]) -> str:
-    """Return a name for all that a program depends on beside its operations."""
+    """Return a hash of versions, devices and flags, on which a program depends."""
     flags = environment.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if not flag.startswith(_AUTOTUNING)]
-    versions = [
-        _version("tensorflow", "tf-nightly"),
-        _version("keras", "keras-nightly"),
-        driver_version() or "",
-    ]
-    depends = [*versions, *(gpus or [_processor()]), *flags]
+    processors = gpus or [cpu_flags() or platform.machine()]
+    depends = [*library_versions().values(), driver_version() or "", *processors, *flags]
     return hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
 
 
-def _version(*distributions: str) -> str:
-    """Return the versions of those installed, without importing them."""
-    found = []
-    for name in distributions:
-        with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return ", ".join(found)
-
-
-def _processor() -> str:
-    """Return what programs for this machine's CPU may use."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return platform.processor() or platform.machine()
-
-
 def _with_flag(environment: Mapping[str, str], variable: str, flag: str, folder: Path) -> str:
-    given = environment.get(variable, "").split()
-    return " ".join([*(each for each in given if not each.startswith(flag)), f"{flag}{folder}"])
+    current = environment.get(variable, "").split()
+    others = [other for other in current if not other.startswith(flag)]
+    return " ".join([*others, f"{flag}{folder}"])
 
 
-def _remove_cut_off(folder: Path) -> None:
+def _remove_truncated(folder: Path) -> None:
     for path in folder.glob("*.pb"):
         with suppress(FileNotFoundError):  # another process was faster
             if not _is_whole(path):
@@ -219,7 +200,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _number(head: bytes, position: int) -> tuple[int, int]:
-    """Return the number of seven bits a byte that begins here, and where it ends."""
+    """Return the varint at a position, and where it ends."""
     value = shift = 0
     while True:
         value |= (head[position] & 127) << shift
@@ -240,7 +221,7 @@ def _remove_oldest(base: Path, limit: int) -> None:
 
 
 def _entries(base: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield when each file was written, its size, and its path."""
+    """Yield the modification time, size and path of the files."""
     for path in base.rglob("*"):
         with suppress(FileNotFoundError):
             if path.is_file():

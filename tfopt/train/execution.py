@@ -1,4 +1,4 @@
-"""Choose how a compiled step is executed: XLA, and how many steps run per Python call."""
+"""Set how compiled steps are executed: by XLA, and how many per Python call."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def execution(
 
     Args:
         model: A compiled Keras 3 model.
-        jit_compile: True, False or "auto" (Keras's own choice); None keeps what is set.
+        jit_compile: True, False or "auto" (Keras's choice); None keeps the current value.
         steps_per_execution: Training steps per call from Python. Batch callbacks are called
-            once per execution. None keeps what is set.
+            once per execution. None keeps the current value.
 
     Raises:
         UserError: The model is not compiled, or a value is none of the above.
@@ -65,11 +65,11 @@ class Execution(Transform):
         outcome = run(job, Execution(jit_compile=True, steps_per_execution=16))
 
     Attributes:
-        jit_compile: Whether XLA compiles the step: True, False or "auto" (Keras's own choice);
-            None keeps what is set.
-        steps_per_execution: Training steps per call from Python; None keeps what is set.
-        xla: Flags such as ``--xla_gpu_enable_triton_gemm=false``, for the whole process from its
-            start on. They change how XLA compiles, not whether it does.
+        jit_compile: Whether XLA compiles the step: True, False or "auto" (Keras's choice); None
+            keeps the current value.
+        steps_per_execution: Training steps per call from Python; None keeps the current value.
+        xla: Flags such as ``--xla_gpu_enable_triton_gemm=false``, for the whole process. They
+            change how XLA compiles, not whether it does.
     """
 
     jit_compile: JitCompile = None
@@ -92,13 +92,13 @@ class Execution(Transform):
 
         for_gpus = all(flag.startswith("--xla_gpu_") for flag in self.xla)
         if for_gpus and not tf.config.list_physical_devices("GPU"):
-            run.note("XLA's flags are for GPUs, and there is none", acted=False)
+            run.note("the XLA flags are for GPUs, and there is none", acted=False)
         else:
-            run.note(f"XLA under {' '.join(self.xla)}")
+            run.note(f"XLA with {' '.join(self.xla)}")
 
     @contextmanager
     def scope(self, run: Run) -> Iterator[None]:
-        """Mend XLA's slow gradient of max pooling while the job runs without a GPU."""
+        """Replace XLA's slow gradient of max pooling while the job runs without a GPU."""
         import tensorflow as tf
 
         if self.jit_compile is not True or tf.config.get_visible_devices("GPU"):
@@ -106,7 +106,7 @@ class Execution(Transform):
             return
         with tiled_max_pool() as active:
             if active:
-                run.note("max pooling as XLA on the CPU runs it fast")
+                run.note("max pooling in a form that XLA runs fast on the CPU")
             yield
 
     def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -118,14 +118,14 @@ class Execution(Transform):
             changed["steps_per_execution"] = self.steps_per_execution
             done.append(f"{self.steps_per_execution} steps per execution")
         if done or not self.xla:
-            run.note(", ".join(done) or "nothing asked for", acted=bool(done))
+            run.note(", ".join(done) or "nothing to change", acted=bool(done))
         return changed
 
 
 def _validate(jit_compile: object, steps_per_execution: object) -> None:
     if not (isinstance(jit_compile, bool) or jit_compile in (None, "auto")):
         raise UserError(
-            "jit_compile has an unknown value.",
+            "Invalid jit_compile.",
             expected='True, False, "auto" or None',
             received=repr(jit_compile),
         )

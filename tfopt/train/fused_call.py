@@ -1,8 +1,8 @@
 """Call cuDNN's fused attention from TensorFlow: one kernel forward, one backward, by XLA.
 
-XLA knows both as custom calls, whose settings are its ``CudnnfMHABackendConfig``. The scores are
-never written to memory, which is what makes them fast on long sequences. JAX calls them in the same
-way (``jax/_src/cudnn/fused_attention_stablehlo.py``).
+Both are custom calls of XLA, with its ``CudnnfMHABackendConfig`` as settings. The scores are never
+written to memory, which makes long sequences fast. JAX calls them in the same way
+(``jax/_src/cudnn/fused_attention_stablehlo.py``).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-# What a masked score is lowered by: enough for a probability of zero, and cuDNN may still subtract
-# two of them.
+# Added to a masked score: its probability is zero, and the difference of two is still finite.
 MASKED = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
 
 @dataclass(frozen=True)
 class FusedCall:
-    """One attention as XLA has to know it: every size, the mask's kind, the scale."""
+    """The static settings of one attention: sizes, kind of mask, scale."""
 
     batch: int
     heads: int
@@ -77,7 +76,7 @@ class FusedCall:
 
 
 def _product(left: int, right: int) -> dict[str, list[str]]:
-    """Return the dimensions of a product of matrices, for each example and head."""
+    """Return the dimension numbers of a batched matrix product over examples and heads."""
     return {
         "lhs_contracting_dimensions": [str(left)],
         "rhs_contracting_dimensions": [str(right)],
@@ -102,10 +101,10 @@ def fused(call: FusedCall, query: Any, key: Any, value: Any, bias: Any, lengths:
     """Return the attention of tensors of shape (batch, tokens, heads, head size), with a gradient.
 
     Args:
-        call: What the tensors are.
+        call: The static settings.
         query, key, value: Of ``call.dtype``.
         bias: Of shape (1 or batch, 1 or heads, queries, keys), or None.
-        lengths: How many queries and how many keys each example has, two int32 vectors, or None.
+        lengths: The numbers of queries and of keys per example, two int32 vectors, or None.
     """
     import tensorflow as tf
 
@@ -133,7 +132,7 @@ def fused(call: FusedCall, query: Any, key: Any, value: Any, bias: Any, lengths:
 
 @lru_cache(maxsize=256)
 def _compiled(call: FusedCall, backward: bool) -> Any:
-    """Return the call as a function compiled by XLA, so that it runs in an uncompiled step too."""
+    """Return the call as a function compiled by XLA, also for steps without XLA."""
     import tensorflow as tf
 
     @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
@@ -161,7 +160,7 @@ def _results(call: FusedCall, backward: bool) -> list[Any]:
 
 
 def custom_call(target: str, operands: Sequence[Any], results: Sequence[Any], config: str) -> Any:
-    """Return the results of one of XLA's custom calls."""
+    """Return the results of an XLA custom call."""
     from tensorflow.compiler.tf2xla.python.xla import custom_call_v2
 
     return custom_call_v2(target, list(operands), results, backend_config=config)

@@ -1,6 +1,6 @@
-"""Run the graph of a functional model in parts, forward and backward each on its own device.
+"""Run the graph of a Functional model in parts, forward and backward on the device of each part.
 
-Under ``tf.device`` alone the backward pass runs where what has no device runs. Importing this file
+Under ``tf.device`` alone the backward pass would run on the default device. Importing this file
 imports Keras.
 """
 
@@ -18,21 +18,21 @@ from tfopt.compress.channels.label_graph import graph_of
 from tfopt.hooks import Hooks, putting
 from tfopt.keras_internals import LOSSES, RUN_GRAPH, layers_of, mask_of, nodes_by_depth
 from tfopt.keras_internals import with_metadata as marked
-from tfopt.train.graph_memory import bytes_given
+from tfopt.train.graph_memory import result_bytes
 from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, replacements
 
-Values = dict[int, Any]  # what was computed, by the id of the KerasTensor that it stands for
+Values = dict[int, Any]  # tensors by the id of their KerasTensor
 Step = Callable[[Values, Any], None]
 
 
 def leaves_of(graph: Any) -> list[Any]:
-    """Return the operations of a graph and of the models in it, once each, as they are called."""
-    found = [leaf for node in _nodes(graph) for leaf in _leaves(node)]
-    return list({id(leaf): leaf for leaf in found}.values())
+    """Return the operations of a graph and of models in it, once each, in the order of calls."""
+    leaves = [leaf for node in _nodes(graph) for leaf in _leaves(node)]
+    return list({id(leaf): leaf for leaf in leaves}.values())
 
 
 def activations_of(graph: Any, batch_size: int) -> list[int]:
-    """Return the bytes that each leaf gives in a training step, of which nothing is computed."""
+    """Return the bytes of each leaf's results in a training step, which is traced, not run."""
     sizes = {id(leaf): 0 for leaf in leaves_of(graph)}
 
     def measured(node: Any, values: Values, operation_fn: Any) -> None:
@@ -40,7 +40,7 @@ def activations_of(graph: Any, batch_size: int) -> list[int]:
         before = len(operations())
         _call(node, values, operation_fn)
         if id(node.operation) in sizes:
-            sizes[id(node.operation)] += bytes_given(operations()[before:])
+            sizes[id(node.operation)] += result_bytes(operations()[before:])
 
     def measure(graph: Any) -> None:
         nodes = _nodes(graph)
@@ -60,7 +60,7 @@ def activations_of(graph: Any, batch_size: int) -> list[int]:
 
 
 def run_on(graph: Any, device_of: Mapping[int, str], hooks: Hooks) -> None:
-    """Let a graph, and the models in it that lie on several devices, run in parts from now on."""
+    """Make a graph, and models in it on several devices, run in parts."""
 
     def device(node: Any) -> str | None:
         devices = {device_of[id(leaf)] for leaf in _leaves(node)}
@@ -80,31 +80,33 @@ def run_on(graph: Any, device_of: Mapping[int, str], hooks: Hooks) -> None:
 
 
 def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
-    """Return a function that makes calls of a graph on one device, where they are differentiated.
+    """Return a step that runs nodes of a graph, forward and backward, on one device.
 
-    What is used later is differentiable, the losses that layers add included.
+    Results that are ``used`` later and added losses are differentiable.
     """
-    made = [id(tensor) for node in nodes for tensor in node.outputs]
-    needed = {id(tensor) for node in nodes for tensor in node.input_tensors}.difference(made)
+    produced = [id(tensor) for node in nodes for tensor in node.outputs]
+    needed = {id(tensor) for node in nodes for tensor in node.input_tensors}.difference(produced)
     operations = [node.operation for node in nodes]
-    of_layers = [layers_of(each) for each in operations if isinstance(each, keras.Layer)]
+    of_layers = [
+        layers_of(operation) for operation in operations if isinstance(operation, keras.Layer)
+    ]
     losses_of = [getattr(layer, LOSSES) for group in of_layers for layer in group]
 
     def run(values: Values, operation_fn: Any) -> None:
-        given = {key: values[key] for key in needed}
-        floats = [key for key, value in given.items() if is_float(value)]
+        taken = {key: values[key] for key in needed}
+        floats = [key for key, value in taken.items() if is_float(value)]
         outputs, losses = dict[int, Any](), list[tuple[Any, int]]()
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def compute(*inputs: Any) -> Any:
-            own, known = dict(given), [(added, len(added)) for added in losses_of]
+            own, known = dict(taken), [(added, len(added)) for added in losses_of]
             with tf.GradientTape() as tape:
                 tape.watch(inputs)
                 for key, value in zip(floats, inputs, strict=True):
-                    own[key] = marked(tf.identity(value), mask_of(given[key]))
+                    own[key] = marked(tf.identity(value), mask_of(taken[key]))
                 for node in nodes:
                     _call(node, own, operation_fn)
-            outputs.update((key, own[key]) for key in made if key in used)
+            outputs.update((key, own[key]) for key in produced if key in used)
             for added, before in known:
                 losses.extend((added, place) for place in range(before, len(added)))
             own_losses = [added[place] for added, place in losses]
@@ -112,23 +114,23 @@ def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
 
             def gradient(*upstream: Any, variables: Sequence[Any] = ()) -> Any:
                 with tf.device(device):
-                    found = tape.gradient(results, [*inputs, *variables], upstream)
-                own, others = found[: len(inputs)], found[len(inputs) :]
+                    gradients = tape.gradient(results, [*inputs, *variables], upstream)
+                own, others = gradients[: len(inputs)], gradients[len(inputs) :]
                 return (own, others) if variables else own
 
             return results, gradient
 
         with tf.device(device):
-            found = iter(compute(*(given[key] for key in floats)))
-        values.update(zip(outputs, replacements([*outputs.values()], found), strict=True))
-        for (added, place), loss in zip(losses, found, strict=True):
+            computed = iter(compute(*(taken[key] for key in floats)))
+        values.update(zip(outputs, replacements([*outputs.values()], computed), strict=True))
+        for (added, place), loss in zip(losses, computed, strict=True):
             added[place] = loss
 
     return run
 
 
 def _through(graph: Any, parts: Sequence[Step]) -> Callable[..., Any]:
-    """Return what stands for the graph's own way through its calls."""
+    """Return the replacement of a graph's ``_run_through_graph``, which runs the parts."""
     plain = getattr(graph, RUN_GRAPH)
 
     def run_through_graph(inputs: Any, operation_fn: Any = lambda x: x, call_fn: Any = None) -> Any:
@@ -150,13 +152,13 @@ def _call(node: Any, values: Values, operation_fn: Any) -> None:
 
 
 def _nodes(graph: Any) -> list[Any]:
-    """Return the calls of a graph in the order in which Keras makes them."""
+    """Return the nodes of a graph in the order in which Keras runs them."""
     by_depth = sorted(nodes_by_depth(graph).items(), reverse=True)
     return [node for _, nodes in by_depth for node in nodes if not node.is_input]
 
 
 def _inside(node: Any) -> Any:
-    """Return the graph of a model that is called; None for a layer or another operation."""
+    """Return the graph of a node's model; None for a layer or another operation."""
     return graph_of(node.operation) if isinstance(node.operation, keras.Model) else None
 
 

@@ -1,11 +1,10 @@
-"""Keep host memory that a step frees for the next one, instead of giving it back to the system.
+"""Keep host memory that a step frees for the next step, instead of returning it to the system.
 
-glibc returns large freed blocks to the kernel. A training step on the CPU frees and takes again the
-same megabytes of activations, and each time the kernel hands them out page by page and zeroes them.
-glibc learns the sizes that come again and keeps most of them. TensorFlow 2.21 takes that from it:
-once a process has made a dataset from a Python generator (``Dataset.from_generator``; ``fit`` on a
-generator or a ``PyDataset``), every block above 128 KiB goes back at once, against a leak under
-Python 3.11 (tensorflow/tensorflow#65675).
+glibc returns large freed blocks to the kernel. A training step on the CPU frees and allocates the
+same megabytes of activations, and the kernel zeroes them page by page each time. glibc adapts its
+threshold to recurring sizes, but TensorFlow 2.21 turns that off: after the first dataset from a
+Python generator (``Dataset.from_generator``; ``fit`` on a generator or a ``PyDataset``), blocks
+above 128 KiB are returned at once, against a leak under Python 3.11 (tensorflow/tensorflow#65675).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _MIB = 1024**2
 
 
 def keep_host_memory() -> Effect:
-    """Let the allocator keep freed memory, in the whole process and until it ends.
+    """Make the allocator keep freed memory, in the whole process and until it ends.
 
-    Call it after ``tfopt.place`` or whatever else chooses devices, since TensorFlow runs for it.
-    Only glibc's own allocator is set. Blocks above a GiB, such as whole data sets, still go back
-    to the system when they are freed; so do those above 64 MiB in threads beside the main one.
+    Call it after ``tfopt.place`` and other choices of devices, since it runs TensorFlow. It sets
+    glibc's allocator only. Blocks above a GiB, such as whole datasets, are still returned to the
+    system when they are freed; so are those above 64 MiB in threads other than the main one.
 
     Example:
         print(tfopt.keep_host_memory().note)
@@ -37,12 +36,12 @@ def keep_host_memory() -> Effect:
     if not hasattr(library, "gnu_get_libc_version"):
         return Effect(False, "this system's C library is not glibc")
     if "malloc" in os.environ.get("LD_PRELOAD", ""):  # jemalloc, tcmalloc and mimalloc come so
-        return Effect(False, f"{os.environ['LD_PRELOAD']} serves the host's memory")
-    _let_tensorflow_set_its_own()
-    # glibc before 2.35 takes no more than 32 MiB.
+        return Effect(False, f"{os.environ['LD_PRELOAD']} allocates the host's memory")
+    _trigger_tensorflow_setting()
+    # glibc before 2.35 accepts at most 32 MiB.
     library.mallopt(_MMAP_THRESHOLD, 1024 * _MIB) or library.mallopt(_MMAP_THRESHOLD, 32 * _MIB)
     library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-    library.mallopt(_TOP_PAD, 64 * _MIB)  # the length of a thread's heap: one that is empty stays
+    library.mallopt(_TOP_PAD, 64 * _MIB)  # the size of a thread's heap, so that an empty one stays
     return Effect(True, "freed host memory is kept for the next step")
 
 
@@ -55,13 +54,13 @@ class KeepHostMemory(Transform):
     """
 
     def attach(self, run: Run, model: Any) -> None:
-        # Here the devices are chosen, and no step was taken yet.
+        # After the choice of devices, before the first step.
         effect = keep_host_memory()
         run.note(effect.note, acted=effect.acted)
 
 
-def _let_tensorflow_set_its_own() -> None:
-    """Make a generator dataset: TensorFlow sets the threshold at the first one, and only then."""
+def _trigger_tensorflow_setting() -> None:
+    """Create a generator dataset: TensorFlow sets the threshold at the first one only."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):

@@ -16,13 +16,13 @@ _RULES = ("linear", "sqrt")
 
 
 def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rule) -> float:
-    """Return the rate for ``batch`` by the linear or square-root rule, from one tuned for another.
+    """Scale a rate tuned for ``tuned_batch`` to ``batch``, by the linear or square-root rule.
 
     Args:
         rate: The learning rate that was tuned.
-        tuned_batch: The batch for which it was.
-        batch: The batch to train with.
-        rule: "linear" for SGD, "sqrt" for Adam and its kin.
+        tuned_batch: The batch size for which it was tuned.
+        batch: The batch size of the training.
+        rule: "linear" for SGD, "sqrt" for Adam and the like.
 
     Raises:
         UserError: A batch is not a count, or the rule is unknown.
@@ -34,8 +34,8 @@ def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rul
     require_count("scaled_learning_rate(batch)", batch)
     if rule not in _RULES:
         raise UserError(
-            "The rule is unknown by which a learning rate goes with the batch.",
-            expected='"linear" (SGD) or "sqrt" (Adam and its kin)',
+            "Unknown rule of scaled_learning_rate().",
+            expected='"linear" (SGD) or "sqrt" (Adam and the like)',
             received=repr(rule),
         )
     ratio = batch / tuned_batch
@@ -46,16 +46,16 @@ def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rul
 class LearningRate(Transform):
     """Set the peak learning rate, with linear warm-up and a decay to zero.
 
-    A schedule of the job's own is never overwritten: such a job is refused.
+    A job that has a schedule itself raises an error.
 
     Example:
         outcome = run(job, chain(LearningRate("sqrt", warmup=0.1), Pipeline(batch_size=256)))
 
     Attributes:
         peak: A rate, or the rule that scales the job's own rate with its batch: "linear"
-            (SGD), "sqrt" (Adam and its kin), or None for the job's own rate.
+            (SGD), "sqrt" (Adam and the like), or None for the job's own rate.
         warmup: Fraction of the training over which the rate rises from zero.
-        decay: "cosine" lets it fall to zero afterwards; None holds it.
+        decay: "cosine": the rate falls to zero afterwards; None: it is constant.
     """
 
     peak: float | Rule | None = None
@@ -70,20 +70,19 @@ class LearningRate(Transform):
         if self.peak is None or isinstance(self.peak, str):
             if self.peak not in (*_RULES, None):
                 expected = 'a rate above 0, "linear", "sqrt" or None'
-                raise _refusal("peak names an unknown rule", expected, self.peak)
+                raise _invalid("peak", expected, self.peak)
         elif not within(self.peak, 0, math.inf) or not self.peak:
-            raise _refusal("peak is not a usable rate", "a finite number above 0", self.peak)
+            raise _invalid("peak", "a finite number above 0", self.peak)
         if not within(self.warmup, 0, 1):
-            what = "warmup is not a fraction of the training"
-            raise _refusal(what, "0 <= warmup < 1", self.warmup)
+            raise _invalid("warmup", "a fraction of the training, 0 <= warmup < 1", self.warmup)
         if self.decay not in (None, "cosine"):
-            raise _refusal("decay is unknown", '"cosine" or None', self.decay)
+            raise _invalid("decay", '"cosine" or None', self.decay)
 
     def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
         import keras
 
         optimizer = keras.optimizers.get(arguments["optimizer"])
-        # A loss-scaling optimizer has its rate inside.
+        # A LossScaleOptimizer has the rate in its inner optimizer.
         own = learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer))
         if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
             raise UserError(
@@ -108,8 +107,8 @@ class LearningRate(Transform):
         batch = facts.update_batch
         if batch is None or facts.tuned_batch_size is None:
             raise UserError(
-                f"LearningRate({self.peak!r}) scales with the batch, which this job does not name.",
-                expected="a batch_size and a tuned_batch_size, of the job or seen in its data",
+                f"LearningRate({self.peak!r}) needs the job's batch size.",
+                expected="a batch_size and a tuned_batch_size, of the job or its data",
                 received=f"batch_size={batch}, tuned for {facts.tuned_batch_size}",
                 fix="set them on the job, or give the rate as a number",
             )
@@ -123,14 +122,13 @@ class LearningRate(Transform):
         if facts.steps_per_epoch is None:
             raise UserError(
                 "Warm-up and decay need the length of the training.",
-                expected="a data set of known length, or Job.steps_per_epoch",
-                received="a data set of unknown length",
-                fix="set Job.steps_per_epoch, or say how many examples there are with "
-                "Pipeline(examples=...)",
+                expected="a dataset of known length, or Job.steps_per_epoch",
+                received="a dataset of unknown length",
+                fix="set Job.steps_per_epoch, or Pipeline(examples=...)",
             )
         total = facts.steps_per_epoch * facts.epochs // facts.accumulate
         rising = round(self.warmup * total)
-        # Keras's own schedule, so that a saved model loads without tfopt; alpha=1 holds the peak.
+        # A Keras schedule, so that a saved model loads without tfopt; alpha=1 keeps the peak.
         return keras.optimizers.schedules.CosineDecay(
             initial_learning_rate=0.0 if rising else peak,
             decay_steps=max(total - rising, 1),
@@ -149,5 +147,5 @@ class LearningRate(Transform):
         return "learning rate: " + ", ".join(shape)
 
 
-def _refusal(what: str, expected: str, value: object) -> UserError:
-    return UserError(f"LearningRate.{what}.", expected=expected, received=repr(value))
+def _invalid(field: str, expected: str, value: object) -> UserError:
+    return UserError(f"Invalid LearningRate.{field}.", expected=expected, received=repr(value))

@@ -1,7 +1,7 @@
-"""Estimate what a training step takes of a device's memory.
+"""Estimate the device memory of a training step.
 
-The step is traced, not run: weights, statistics and seeds stay as they are; a compiled model's
-metrics and optimizer are built, as ``fit`` would.
+The step is traced, not run: weights, statistics and seeds are unchanged; metrics and optimizer are
+built, as by ``fit``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The parts of one training step's memory.
+    """The memory of one training step, by parts.
 
     Example:
         memory = tfopt.training_memory(model, (x, y), batch_size=64)
@@ -38,9 +38,9 @@ class TrainingMemory:
         optimizer_mib: The optimizer's variables.
         input_mib: The batch.
         gradients_mib: The gradients of the weights.
-        activations_mib: The rest at the fullest moment: what the forward pass keeps for the
-            backward pass, and what both work on.
-        peak_mib: All that is there at that moment.
+        activations_mib: The rest of the peak: activations kept for the backward pass, and
+            temporaries.
+        peak_mib: The peak.
     """
 
     batch_size: int
@@ -62,19 +62,18 @@ class TrainingMemory:
 def training_memory(
     model: keras.Model, batch: Any, batch_size: int | None = None
 ) -> TrainingMemory:
-    """Estimate what a step of a compiled model takes, also under ``remat``.
+    """Estimate the memory of a step of a compiled model, also under ``remat``.
 
-    It is no upper bound: kernels have memory of their own (cuDNN's workspaces), operations run at
-    the same time, and allocators lose some: ``benchmarks/gpu_day.py`` compares.
+    It is no upper bound: kernels have workspaces (cuDNN), operations run concurrently, and memory
+    is fragmented: ``benchmarks/gpu_day.py`` compares.
 
     Args:
-        model: A built and compiled Keras 3 model, made outside of strategies.
-        batch: ``(x, y)`` or ``(x, y, sample_weight)``, of which only shapes and types count.
-        batch_size: Another number of examples than those in ``batch``.
+        model: A built and compiled Keras 3 model, built outside of strategies.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)``, of which only shapes and dtypes matter.
+        batch_size: Another number of examples than in ``batch``.
 
     Raises:
-        UserError: The model is not built and compiled, or is a strategy's; or ``batch`` is not what
-            ``fit`` gives to a step.
+        UserError: The model is not built and compiled, or has replicas, or ``batch`` is invalid.
 
     Example:
         print(tfopt.training_memory(model, (x[:1], y[:1]), batch_size=256))
@@ -88,7 +87,7 @@ def training_memory(
     build_by_shapes(model, specs)
     graph = _traced(model, specs)
     most, of_results = peak_of(graph)
-    gradients, taken = (sum(map(size_of, each)) for each in (graph.outputs, graph.inputs))
+    gradients, taken = (sum(map(size_of, tensors)) for tensors in (graph.outputs, graph.inputs))
     parameters, slots = bytes_of(model.variables), bytes_of(model.optimizer.variables)
     return TrainingMemory(
         batch_size=examples,
@@ -104,7 +103,7 @@ def training_memory(
 def _require_one_replica(model: Any) -> None:
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UserError(
-            "The memory of several replicas is not estimated at once.",
+            "training_memory() needs a model without replicas.",
             received=f"{model.distribute_strategy.num_replicas_in_sync} replicas",
             fix="build it without a strategy and give batch_size=global batch // replicas",
         )
@@ -118,7 +117,7 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
     lengths = {leaf.shape[0] for leaf in leaves}
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3 or len(lengths) != 1:
         raise UserError(
-            "The batch is not what fit() gives to a step.",
+            "Invalid batch of training_memory().",
             expected="a tuple (x, y) or (x, y, sample_weight) of one number of examples",
             received=f"{type(batch).__name__} of {', '.join(map(str, lengths)) or 'no'} examples",
         )
@@ -137,24 +136,24 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
 
 
 def _traced(model: Any, specs: Any) -> Any:
-    """Return the graph of one step, whose outputs are the gradients given to the optimizer."""
+    """Return the graph of one step, whose outputs are the gradients."""
     import tensorflow as tf
 
     def step(data: Any) -> list[Any]:
-        given: list[Any] = []
+        gradients: list[Any] = []
 
         def apply(grads: Iterable[Any], trainable_variables: Any = None) -> None:
-            given.extend(tf.convert_to_tensor(grad) for grad in grads if grad is not None)
+            gradients.extend(tf.convert_to_tensor(grad) for grad in grads if grad is not None)
 
         with replaced(model.optimizer, apply=apply):
             model.train_step(data)
-        return given
+        return gradients
 
     return tf.function(step, autograph=False).get_concrete_function(specs).graph
 
 
 def bytes_of(variables: Iterable[Any]) -> int:
-    """Return what variables take."""
+    """Return the bytes of variables."""
     import tensorflow as tf
 
     return sum(prod(v.shape) * int(tf.as_dtype(v.dtype).size) for v in variables)

@@ -1,7 +1,7 @@
-"""Read what an error says about memory: messages of TensorFlow, XLA, CUDA and NumPy.
+"""Recognise out-of-memory errors of TensorFlow, XLA, CUDA and NumPy by their messages.
 
-An error that is no lack of memory is read as None, also where its class is the same: a full disk,
-too many open files and too long a message are ResourceExhaustedErrors too.
+Other errors are read as None, also of the same class: a full disk, too many open files and an
+oversized message are ResourceExhaustedErrors too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _DEVICE = re.compile(r"\b(GPU|CPU):(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What there was no memory for, in the words of the message.
+class FailedAllocation:
+    """The failed allocation, as in the message.
 
     ``operation`` is a node of the graph ("sequential/dense/MatMul"), ``device`` such as "GPU:0".
     """
@@ -41,35 +41,35 @@ class Asked:
         return f"{self.line} (by {self.operation})" if self.operation else self.line
 
 
-def read(error: BaseException) -> Asked | None:
-    """Return what an error could not get; None where it is about something else."""
+def read(error: BaseException) -> FailedAllocation | None:
+    """Return the allocation that failed; None for any other error."""
     if isinstance(error, MemoryError):
-        asked = _read(str(error)) or Asked(str(error) or type(error).__name__)
+        asked = _read(str(error)) or FailedAllocation(str(error) or type(error).__name__)
         return replace(asked, device=asked.device or "CPU:0")
     if isinstance(error, OSError):
         short = error.errno == errno.ENOMEM
-        return Asked(str(error), device="CPU:0") if short else None
-    # Those of TensorFlow are not RuntimeErrors; their classes say little.
+        return FailedAllocation(str(error), device="CPU:0") if short else None
+    # TensorFlow's errors are not RuntimeErrors.
     if isinstance(error, RuntimeError) or hasattr(error, "node_def"):
         return _read(str(error))
     return None
 
 
 def is_lack_of_memory(text: str) -> bool:
-    """Return whether the last words of a process say that memory ran out."""
+    """Return whether the last output of a process says that memory ran out."""
     return _read(text) is not None or "MemoryError" in text
 
 
-def _read(text: str) -> Asked | None:
+def _read(text: str) -> FailedAllocation | None:
     line = next((line.strip() for line in text.splitlines() if _LACK.search(line)), None)
     if line is None:
         return None
-    named = (next(filter(None, found.groups())) for found in _OPERATION.finditer(text))
-    own = (name for name in named if not any(each in name for each in _WHOLE_FUNCTIONS))
-    return Asked(line, next(own, None), _device(line) or _device(text))
+    named = (next(filter(None, match.groups())) for match in _OPERATION.finditer(text))
+    own = (name for name in named if not any(function in name for function in _WHOLE_FUNCTIONS))
+    return FailedAllocation(line, next(own, None), _device(line) or _device(text))
 
 
 def _device(text: str) -> str | None:
-    """Return the device of a tensor; of a copy that failed, the GPU that it was for."""
-    found = sorted(_DEVICE.findall(text.upper()), key=lambda each: each[0] != "GPU")
-    return ":".join(found[0]) if found else None
+    """Return the device in a message; of a failed copy between devices, the GPU."""
+    devices = sorted(_DEVICE.findall(text.upper()), key=lambda device: device[0] != "GPU")
+    return ":".join(devices[0]) if devices else None

@@ -1,7 +1,6 @@
-"""Choose which devices TensorFlow may use, and how it takes their memory.
+"""Choose the devices of TensorFlow, and how it allocates their memory.
 
-Everything is checked before anything is set, and a setting that comes too late for TensorFlow is
-an error instead of being ignored.
+Arguments are checked before anything is set; a setting that is too late for TensorFlow is an error.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def place(
         compile_cache: Keep what XLA compiles for later processes, as ``tfopt.compile_cache()``.
 
     Returns:
-        What was done, in words; ``acted`` is False on a machine without a GPU.
+        The effect with a note; ``acted`` is False on a machine without a GPU.
 
     Raises:
         UserError: There is no such GPU, two settings contradict each other, or TensorFlow has
@@ -91,7 +90,7 @@ class Place(Transform):
         _validate(self.gpus, self.memory_growth, self.memory_limit_mib, self.compile_cache)
 
     def setup(self, run: Run) -> None:
-        effect = place(**{each.name: getattr(self, each.name) for each in fields(self)})
+        effect = place(**{field.name: getattr(self, field.name) for field in fields(self)})
         run.note(effect.note, acted=effect.acted)
 
 
@@ -102,7 +101,7 @@ def _validate(
     for entry in entries:
         if isinstance(entry, bool) or not isinstance(entry, int | str) or entry == "":
             raise UserError(
-                "place() does not know which GPUs are meant.",
+                "Invalid gpus of place().",
                 expected='"all", "most_free", "none", an index, a name, or several of the two',
                 received=repr(gpus),
             )
@@ -116,7 +115,7 @@ def _validate(
             )
     if len(set(entries)) != len(entries) or not entries:
         raise UserError(
-            "place() needs each GPU once.",
+            "gpus of place() must be different, and at least one.",
             expected="at least one GPU, none of them twice",
             received=repr(gpus),
             fix='use "none" to run on the CPU',
@@ -142,7 +141,7 @@ def _most_free(count: int) -> int:
     memories = gpu_memories()
     if isinstance(memories, str):
         raise UserError(
-            'place("most_free") cannot read how much memory the GPUs have free.',
+            'place("most_free") cannot read the free memory of the GPUs.',
             expected="a working NVIDIA management library (NVML)",
             received=memories,
             fix="name the GPU by index",
@@ -175,7 +174,7 @@ def _find(entry: int | str, physical: list[Any]) -> Any:
 
 
 def _set_devices(chosen: list[Any], memory_growth: bool, memory_limit_mib: int | None) -> None:
-    """Set the GPUs and their memory mode, which TensorFlow refuses once it has them otherwise."""
+    """Set the GPUs and their memory mode; raise if TensorFlow is initialised with others."""
     import tensorflow as tf
 
     try:

@@ -1,8 +1,8 @@
-"""Train in mixed precision, with everything delicate left in float32.
+"""Train in mixed precision, with output layers and the loss in float32.
 
-Output layers and the loss compute in float32, and weights keep their values. A layer whose policy
-is not plain float32 (integer, string, quantized, chosen by its author), or whose class would not
-pass the policy on to its inner layers, is left as it is and named in the effect.
+Weights keep their values. A layer whose policy is not a plain one (integer, string, quantized,
+chosen by its author), or whose class does not pass the policy on to its inner layers, is left
+unchanged and named in the effect.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.errors import UserError, first_line, require_switch
+from tfopt.job.cgroup import cpu_flags
 from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.parts import Effect
 from tfopt.job.rebuild import ONE_AT_A_TIME
@@ -30,7 +30,7 @@ PLAIN = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
 class Tally:
-    """A count of what was retyped and what was left alone."""
+    """The layers that were retyped, and those that were left unchanged."""
 
     def __init__(self) -> None:
         self.changed = 0
@@ -38,12 +38,12 @@ class Tally:
         self.left: list[str] = []
 
     def note(self, policy: str) -> str:
-        """Return the tally in words."""
+        """Return the tally as a note."""
         parts = [f"{self.changed} layers in {policy}"] if self.changed else []
         if self.outputs:
             parts.append(f"output {', '.join(self.outputs)} in float32")
         if self.left:
-            parts.append(f"left as they were: {', '.join(self.left)}")
+            parts.append(f"unchanged: {', '.join(self.left)}")
         return "; ".join(parts)
 
 
@@ -65,7 +65,7 @@ def retyped_config(
             tally.left.append(f"{_layer_name(item)} ({item['class_name']} {obstacle})")
             return item
         _set_policy(item, config, target, is_output, tally)
-        # A wrapper's or RNN's inner layers compute for the same output.
+        # The inner layers of a wrapper or RNN compute the same output.
         inner = Tally()
         config = {k: _retyped_inner(v, policy, is_output, inner) for k, v in config.items()}
         tally.left += inner.left
@@ -73,7 +73,7 @@ def retyped_config(
 
 
 def _retyped_inner(value: Any, policy: str, is_output: bool, tally: Tally) -> Any:
-    """Return an entry of a layer's configuration, with the layers that it describes retyped."""
+    """Return an entry of a layer's configuration with its layers retyped."""
     if isinstance(value, list):
         return [_retyped_inner(part, policy, is_output, tally) for part in value]
     if isinstance(value, dict) and _is_layer(value):
@@ -82,35 +82,35 @@ def _retyped_inner(value: Any, policy: str, is_output: bool, tally: Tally) -> An
 
 
 def _obstacle(item: dict[str, Any], policy: str) -> str | None:
-    """Return why a class of the user's own cannot take a policy; Keras's own classes can.
+    """Return why a custom class cannot take a policy; None if it can, as Keras's classes.
 
-    The layers that it makes for itself may not follow: half-precision inputs would then meet
-    float32 layers inside, which fails or gains nothing. Only an instance shows that.
+    Inner layers that it creates may not follow: half-precision inputs would meet float32 layers,
+    which fails or gains nothing. Only an instance shows that.
     """
     if str(item.get("module")).split(".")[0] == "keras":
         return None
     if "dtype" not in item["config"]:
         return "has no dtype in its get_config()"
     if _policy_name(item["config"]["dtype"]) not in PLAIN:
-        return None  # it keeps its policy in any case, and is named with it
+        return None  # it keeps its policy, and is named with it
     import keras
 
     trial = copy.deepcopy(item)
     trial["config"]["dtype"] = policy
     with ONE_AT_A_TIME, warnings.catch_warnings():
-        # The rebuilding itself repeats whatever there is to warn of.
+        # The rebuilding itself repeats the warnings.
         warnings.simplefilter("ignore")
         try:
             layer = keras.saving.deserialize_keras_object(trial, safe_mode=False)
         except Exception:
             return f"does not build in {policy}"
-    # A container computes nothing itself; only what it holds has to follow.
+    # A container computes nothing itself; its layers have to follow.
     left = [
         inner.name
         for inner in layers_inside(layer)
         if inner.dtype_policy.name in set(PLAIN) - {policy} and not layers_inside(inner)
     ]
-    return f"makes layers without passing its dtype on: {', '.join(left)}" if left else None
+    return f"creates layers without passing its dtype on: {', '.join(left)}" if left else None
 
 
 def _set_policy(
@@ -150,10 +150,10 @@ def _layer_name(layer: dict[str, Any]) -> str:
 
 
 def _output_names(config: dict[str, Any]) -> frozenset[str]:
-    """Return the layers whose results are the model's: a Sequential's last one, or those named.
+    """Return the output layers: the last one of a Sequential model, or ``output_layers``.
 
-    An operation (``a + b``, ``keras.ops.softmax(x)``) has no policy: it computes in that of the
-    layers before it, which thus belong to the output too.
+    An operation (``a + b``, ``keras.ops.softmax(x)``) has no policy: it computes in the precision
+    of the layers before it, which thus belong to the output too.
     """
     if "output_layers" not in config:
         return frozenset({_layer_name(config["layers"][-1])}) if config["layers"] else frozenset()
@@ -172,7 +172,7 @@ def _output_names(config: dict[str, Any]) -> frozenset[str]:
 
 
 def _nodes(value: Any) -> Iterator[str]:
-    """Yield the layers named in the part of a configuration that says what comes from where."""
+    """Yield the names of layers in ``output_layers`` or ``inbound_nodes`` of a configuration."""
     if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
         yield value[0]
     elif isinstance(value, list | tuple):
@@ -192,8 +192,8 @@ _TF32_SINCE = (8, 0)
 def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
     """Return a new model with the same weights under ``policy``; the given one is unchanged.
 
-    A compiled model comes back compiled, optimizer state included. "auto" is mixed_float16 where
-    all GPUs have tensor cores for it, else float32; with nothing to change, the given model itself
+    A compiled model comes back compiled, optimizer state included. "auto" is mixed_float16 if all
+    GPUs have tensor cores for it, else float32; with nothing to change, the given model itself
     comes back.
 
     Args:
@@ -201,7 +201,7 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
         policy: "auto", "mixed_float16", "mixed_bfloat16" or "float32".
 
     Raises:
-        UserError: The policy is unknown, or a layer of the model cannot be made again from its
+        UserError: The policy is unknown, or a layer of the model cannot be rebuilt from its
             ``get_config()``.
 
     Example:
@@ -220,9 +220,9 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
 
 
 def choose_policy() -> tuple[Policy, str]:
-    """Return the policy that "auto" takes on this machine, and why.
+    """Return the policy that "auto" selects on this machine, and why.
 
-    On a CPU that is float32, whatever arithmetic it has: bfloat16 makes some models slower there.
+    On a CPU it is float32: bfloat16 makes some models slower there.
     """
     capabilities = gpu_capabilities()
     if not capabilities:
@@ -234,14 +234,14 @@ def choose_policy() -> tuple[Policy, str]:
 
 
 def half_precision() -> Policy | None:
-    """Return the half precision that this machine has arithmetic for, which a model may gain from.
+    """Return the half precision that this machine computes natively, or None.
 
-    On a CPU that is bfloat16 where it has AVX512-BF16 or AMX-BF16.
+    On a CPU it is bfloat16, with AVX512-BF16 or AMX-BF16.
     """
     chosen, _ = choose_policy()
     if chosen != "float32":
         return chosen
-    cpu_has_it = not gpu_capabilities() and _cpu_flags() & {"amx_bf16", "avx512_bf16"}
+    cpu_has_it = not gpu_capabilities() and {*cpu_flags().split()} & {"amx_bf16", "avx512_bf16"}
     return "mixed_bfloat16" if cpu_has_it else None
 
 
@@ -270,7 +270,7 @@ class MixedPrecision(Transform):
 
     @contextmanager
     def scope(self, run: Run) -> Iterator[None]:
-        """Switch TensorFloat-32 where that is asked for, and back afterwards."""
+        """Set TensorFloat-32 if requested, and restore it afterwards."""
         if self.tf32 is None:
             yield
             return
@@ -295,14 +295,13 @@ class MixedPrecision(Transform):
         return retyped
 
     def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Wrap the optimizer for float16 explicitly, so that a saved model keeps its scaling.
+        """Wrap the optimizer for float16, so that a saved model keeps loss scaling.
 
-        compile() would wrap it by the model's policy, which a saved Functional model forgets.
+        compile() wraps it by the model's policy, which a saved Functional model lacks.
         """
         if (choose_policy()[0] if self.policy == "auto" else self.policy) != "mixed_float16":
             return arguments
-        # It serves the retyped layers: without them the policy has done nothing.
-        run.note("dynamic loss scaling", acted=False)
+        run.note("dynamic loss scaling", acted=False)  # only the retyped layers count
         return {**arguments, "optimizer": _with_loss_scaling(arguments["optimizer"])}
 
 
@@ -329,26 +328,17 @@ def _tf32_effect(on: bool) -> Effect:
     switch = "on" if on else "off"
     if any(capability >= _TF32_SINCE for capability in gpu_capabilities()):
         return Effect(True, f"TF32 {switch}")
-    return Effect(False, f"TF32 {switch}: no effect, no visible GPU has it (Ampere or newer)")
+    return Effect(False, f"TF32 {switch}: no effect, no visible GPU has TF32 (Ampere or newer)")
 
 
 def _validate(policy: object) -> None:
     if policy not in POLICIES:
         raise UserError(
-            "The precision policy is unknown.",
+            "Unknown precision policy.",
             expected=" | ".join(POLICIES),
             received=repr(policy),
-            fix="a pure float16 policy trains badly; mixed_float16 keeps float32 weights",
+            fix='use "mixed_float16", which keeps float32 weights, instead of pure "float16"',
         )
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return frozenset()
-    lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
-    return frozenset(next(lines, "").split())
 
 
 def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
@@ -357,38 +347,38 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
 
     require_built_keras3(model)
     tally = Tally()
-    # A model built under a policy that was global then shows it by its layers only.
+    # A global policy at the time of building shows in the layers only.
     present = {layer.dtype_policy.name for layer in layers_of(model)}
     if policy == "float32" and present == {policy}:
         return model, Effect(False, "the model is float32 already")
-    maker = rebuilder(model, None)
-    if maker is not None:
+    creator = rebuilder(model, None)
+    if creator is not None:
         return model, Effect(
             False,
-            f"{maker} makes its layers itself, and which of them give the output cannot be seen "
-            f"from outside: give the inner ones dtype={policy!r} there",
+            f"{creator} creates its layers itself, and its output layers are not known: set "
+            f"dtype={policy!r} on the inner layers there",
         )
     try:
         retyped = rebuild(model, lambda config: retyped_config(config, policy, True, tally))
     except UserError as error:
         raise UserError(
-            f"{model.name!r} cannot be made again under {policy}, which it needs.",
+            f"{model.name!r} cannot be rebuilt under {policy}.",
             expected="layers that round-trip through get_config() and from_config()",
-            received=", ".join(_not_made_again(model)) or error.what,
-            fix=f"keras.config.set_dtype_policy({policy!r}), build the model anew, and give that "
+            received=", ".join(_not_rebuilt(model)) or error.what,
+            fix=f"keras.config.set_dtype_policy({policy!r}), build the model anew, and call its "
             "set_weights(model.get_weights())",
         ) from error
     if retyped.dtype_policy.name != policy:
-        # Sequential and Functional models do not serialise a policy of their own, and compile()
-        # reads the model's to decide on loss scaling.
+        # Sequential and Functional models do not serialise their policy, by which compile()
+        # decides on loss scaling.
         retyped.dtype_policy = policy
     if not tally.changed:
         return model, Effect(False, f"nothing was changed: {tally.note(policy)}")
     return retyped, Effect(True, tally.note(policy))
 
 
-def _not_made_again(model: keras.Model) -> Iterator[str]:
-    """Yield the layers that cannot be made by their configurations."""
+def _not_rebuilt(model: keras.Model) -> Iterator[str]:
+    """Yield the layers that cannot be rebuilt from their configurations."""
     import keras
 
     for layer in model.layers:

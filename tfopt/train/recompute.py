@@ -1,7 +1,7 @@
-"""Compute a layer's call again in the backward pass instead of keeping its inside for the gradient.
+"""Recompute a layer's call in the backward pass instead of keeping its activations.
 
-Outputs and gradients are those of the plain call: random numbers are drawn from the same seeds,
-moving statistics move once, and masks, logits and added losses go on. Importing this file imports
+Outputs and gradients are those of the plain call: random numbers have the same seeds, moving
+statistics move once, and masks, logits and added losses are passed on. Importing this file imports
 Keras.
 """
 
@@ -18,7 +18,7 @@ from tfopt.train.call_state import State
 
 
 def recomputed(layer: Any) -> Callable[..., Any]:
-    """Return the layer's ``call`` with its inside computed again in the backward pass."""
+    """Return a ``call`` of the layer that is recomputed in the backward pass."""
     plain = layer.call
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -30,17 +30,17 @@ def recomputed(layer: Any) -> Callable[..., Any]:
 
 
 def is_symbolic(arguments: Any) -> bool:
-    """Return whether only shapes are asked for, or tensors stand in for weights."""
+    """Return whether a call is symbolic, or stateless with other values for the weights."""
     if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(arguments)):
         return True
     with keras.StatelessScope(initialize_variables=False) as inner:
         scope = inner.original_scope
-    # Through Keras's own scope the gradient of what stands in for weights would be lost.
+    # In Keras's own scope the gradient of these values would be lost.
     return scope is not None and not isinstance(scope, State)
 
 
 def _trains(args: Any, kwargs: Any) -> bool:
-    """Return whether a call trains: shapes may be asked for only, or ``training`` be False."""
+    """Return whether a call is neither symbolic nor with ``training=False``."""
     if is_symbolic((args, kwargs)):
         return False
     training = kwargs.get("training")
@@ -48,14 +48,14 @@ def _trains(args: Any, kwargs: Any) -> bool:
 
 
 class _Call:
-    """One call: computed now, and again when its gradient is asked for."""
+    """One call: computed now, and again for its gradient."""
 
     def __init__(self, layer: Any, plain: Any, args: Any, kwargs: Any) -> None:
         self._layer, self._plain = layer, plain
-        self._given = (args, kwargs)
-        self._leaves = keras.tree.flatten(self._given)
+        self._arguments = (args, kwargs)
+        self._leaves = keras.tree.flatten(self._arguments)
         self._floats = [place for place, leaf in enumerate(self._leaves) if is_float(leaf)]
-        # MultiHeadAttention takes the masks off the tensors that it is given.
+        # MultiHeadAttention removes the masks of its arguments.
         self._masks = [internals.mask_of(leaf) for leaf in self._leaves]
         self._context = internals.call_state()
         self._state: Any = None
@@ -63,13 +63,13 @@ class _Call:
         self._first: list[Any] = []
 
     def outputs(self) -> Any:
-        """Return what the layer gives, to be differentiated by computing it again."""
+        """Return the outputs, differentiable by recomputation."""
         inputs = [self._leaves[place] for place in self._floats]
         *differentiable, _ = tf.recompute_grad(self._compute)(tf.zeros(()), *inputs)
-        found = iter(differentiable)
+        values = iter(differentiable)
         self._state.write()
-        results = replacements(self._first, found)
-        for loss in found:
+        results = replacements(self._first, values)
+        for loss in values:
             keras.Layer.add_loss(self._layer, loss)  # a model's own add_loss is an error
         return keras.tree.pack_sequence_as(self._structure, results)
 
@@ -79,60 +79,59 @@ class _Call:
         return (*self._compute_again(late, inputs), late)
 
     def _compute_first(self, inputs: Any) -> tuple[Any, ...]:
-        args, kwargs = self._arguments(self._leaves, inputs)
+        args, kwargs = self._packed(self._leaves, inputs)
         with State(self._layer) as state:
             self._structure = self._plain(*args, **kwargs)
         self._state, self._first = state, keras.tree.flatten(self._structure)
         return differentiable_of(self._first, state.losses)
 
     def _compute_again(self, late: Any, inputs: Any) -> tuple[Any, ...]:
-        """Compute with what was read the first time.
+        """Compute with the values that were read the first time.
 
-        ``late`` is zero, which nobody knows before the gradient is there: else TensorFlow would
-        find the same operations in the forward pass and keep what they gave until now.
+        ``late`` is zero, but known only with the gradient: otherwise TensorFlow would merge the
+        operations with those of the forward pass, and keep their results.
         """
-
         before = {
             key: (variable, _after(late, value))
             for key, (variable, value) in self._state.before.items()
         }
-        args, kwargs = self._arguments([_after(late, leaf) for leaf in self._leaves], inputs)
+        args, kwargs = self._packed([_after(late, leaf) for leaf in self._leaves], inputs)
         with internals.in_call_state(self._context), State(self._layer, before) as state:
             result = self._plain(*args, **kwargs)
         return differentiable_of(keras.tree.flatten(result), state.losses)
 
-    def _arguments(self, leaves: list[Any], inputs: Any) -> Any:
+    def _packed(self, leaves: list[Any], inputs: Any) -> Any:
         values = list(leaves)
         for place, value in zip(self._floats, inputs, strict=True):
             values[place] = value
         pairs = zip(values, self._masks, strict=True)
         marked = [internals.with_metadata(value, mask) for value, mask in pairs]
-        return keras.tree.pack_sequence_as(self._given, marked)
+        return keras.tree.pack_sequence_as(self._arguments, marked)
 
 
 def differentiable_of(flat: list[Any], losses: list[Any]) -> tuple[Any, ...]:
-    """Return the floats: outputs, each followed by its logits, and then the losses."""
-    found: list[Any] = []
+    """Return the float outputs, each followed by its logits, and then the losses."""
+    floats: list[Any] = []
     for leaf in flat:
         if is_float(leaf):
-            found.append(leaf)
+            floats.append(leaf)
         if internals.logits_of(leaf) is not None:
-            found.append(internals.logits_of(leaf))
-    return (*found, *losses)
+            floats.append(internals.logits_of(leaf))
+    return (*floats, *losses)
 
 
-def replacements(flat: list[Any], found: Iterator[Any]) -> list[Any]:
-    """Return the outputs with the floats found for them, and their masks and logits."""
+def replacements(flat: list[Any], values: Iterator[Any]) -> list[Any]:
+    """Return the outputs with new values for the floats, and with their masks and logits."""
     results = []
     for leaf in flat:
-        result = next(found) if is_float(leaf) else leaf
-        logits = next(found) if internals.logits_of(leaf) is not None else None
+        result = next(values) if is_float(leaf) else leaf
+        logits = next(values) if internals.logits_of(leaf) is not None else None
         results.append(internals.with_metadata(result, internals.mask_of(leaf), logits))
     return results
 
 
 def _after(late: Any, value: Any) -> Any:
-    """Return the same integers or truths, not known before ``late`` is; anything else as it is."""
+    """Return integers or booleans that depend on ``late``; anything else unchanged."""
     if not tf.is_tensor(value):
         return value
     if value.dtype.is_bool:

@@ -1,7 +1,7 @@
-"""Train a model that is larger than one card: its layers in parts, each on a device of its own.
+"""Train a model that is larger than one GPU: split its layers over several devices.
 
-Activations are handed over where the graph is cut, and their gradients on the way back. The devices
-work one after the other: this brings room, not speed.
+Activations cross devices where the graph is cut, and so do their gradients. The devices work one
+after the other: this adds memory, not speed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import keras
 
 _MIB = 1024**2
-_XLA = "jit_compile=True asks for XLA, which runs a step on one device"
-_NAME = "_split"  # among the model's attributes, unseen by Keras: it goes with the model
+_XLA = "jit_compile=True compiles by XLA, which runs a step on one device"
+_NAME = "_split"  # in vars(model), where Keras does not track it
 
 
 def split(
@@ -34,19 +34,19 @@ def split(
 ) -> keras.Model:
     """Spread the layers of a built model over several devices, in place, and return that model.
 
-    In the order of the graph they become as many parts as there are devices, of which the largest
-    is as small as possible: weights with gradients and two variables of the optimizer each, and
-    activations. Each part runs forward, backward and through its update on its own device, the loss
-    on the last one. A layer that is called twice lies where it is called first. A model that is
-    loaded, cloned or rebuilt is a plain one. XLA, which runs a step on one device, is switched off.
+    In the order of the graph the layers become one part per device, such that the largest part is
+    as small as possible, by its activations and by its weights with their gradients and two
+    optimizer variables each. A part runs forward, backward and its update on its device, the loss
+    on the last one. A layer that is called twice is on the device of its first call. A model that
+    is loaded, cloned or rebuilt is a plain one. XLA, which runs a step on one device, is off.
 
     Args:
-        model: A built Sequential or Functional model, made outside of strategies, whose optimizer
-            has no variables yet. If its weights alone are more than a card holds, build it in
+        model: A built Sequential or Functional model, built outside of strategies, whose optimizer
+            has no variables yet. If its weights alone exceed a GPU's memory, build it in
             ``with tf.device("CPU:0")``.
         devices: Names such as ("GPU:0", "GPU:1"). None: all GPUs, or without one all logical CPU
-            devices. (): the model runs as before again, with its weights where they are.
-        batch_size: The examples of a step, for which activations are weighed.
+            devices. (): undo it; the weights stay on their devices.
+        batch_size: The examples of a step, by which activations are estimated.
 
     Raises:
         UserError: The model is neither Sequential nor Functional, there are fewer than two devices,
@@ -62,16 +62,16 @@ def split(
         plan = _plan(model, devices, require_count("split(batch_size)", batch_size))
     before = vars(model).pop(_NAME, None)
     if before is not None:
-        before.take_off()
+        before.remove()
     if plan is not None:
-        vars(model)[_NAME] = _OnDevices(model, plan)
+        vars(model)[_NAME] = _SplitHooks(model, plan)
     forget_compiled_steps(model)
     return model
 
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What one device holds of a model: some of its layers, with what they take in MiB."""
+    """The layers of a model on one device, with their memory in MiB."""
 
     device: str
     layers: tuple[Any, ...]
@@ -81,19 +81,19 @@ class DevicePart:
     def __str__(self) -> str:
         ends = dict.fromkeys((self.layers[0].name, self.layers[-1].name))
         return (
-            f"{self.device} holds {' to '.join(ends)} ({count(len(self.layers), 'layer')}): "
+            f"{self.device} has {' to '.join(ends)} ({count(len(self.layers), 'layer')}): "
             f"{self.weights_mib:,.1f} MiB of weights, {self.activations_mib:,.1f} of activations"
         )
 
 
 def device_parts(model: Any) -> tuple[DevicePart, ...]:
-    """Return what each device holds of a model that is split; nothing for another one."""
-    found: _OnDevices | None = vars(model).get(_NAME)
-    return () if found is None else found.parts
+    """Return the parts of a split model; empty for any other model."""
+    placed: _SplitHooks | None = vars(model).get(_NAME)
+    return () if placed is None else placed.parts
 
 
 def _plan(model: Any, names: Sequence[str] | None, batch_size: int) -> tuple[DevicePart, ...]:
-    """Return what each device is to hold; refuse what cannot be, before anything is changed."""
+    """Return the parts of a model; raise if it cannot be split, before anything is changed."""
     from tfopt.train.graph_parts import activations_of, leaves_of
 
     require_built_keras3(model)
@@ -113,34 +113,34 @@ def _plan(model: Any, names: Sequence[str] | None, batch_size: int) -> tuple[Dev
             if room is not None and (weights[place] + gradients[place]) / _MIB > room:
                 name = leaves[place].name
                 raise _cannot(model, f"weights and gradients of {name!r} are more than {words}")
-        held = sum(weights[start:end]) / _MIB, sum(activations[start:end]) / _MIB
-        parts.append(DevicePart(device, tuple(leaves[start:end]), *held))
+        sizes = sum(weights[start:end]) / _MIB, sum(activations[start:end]) / _MIB
+        parts.append(DevicePart(device, tuple(leaves[start:end]), *sizes))
     return tuple(parts)
 
 
 def _devices(names: Sequence[str] | None) -> list[str]:
-    """Return the names of devices that there are; refuse fewer than two."""
-    there = [*_logical("GPU"), *_logical("CPU")]
-    given = _usual_devices() if names is None else names
-    found = [str(name).upper().split("DEVICE:")[-1].lstrip("/") for name in given]
-    if isinstance(names, str) or len(found) < 2 or len({*found} & {*there}) != len(found):
+    """Return the names of existing devices; raise for fewer than two."""
+    existing = [*_logical("GPU"), *_logical("CPU")]
+    requested = _default_devices() if names is None else names
+    chosen = [str(name).upper().split("DEVICE:")[-1].lstrip("/") for name in requested]
+    if isinstance(names, str) or len(chosen) < 2 or len({*chosen} & {*existing}) != len(chosen):
         raise UserError(
-            "A model is split over two devices at least.",
-            expected=f"two or more of {', '.join(there)}",
-            received=repr(given),
+            "split() needs at least two existing devices.",
+            expected=f"two or more of {', '.join(existing)}",
+            received=repr(requested),
             fix="on one card tfopt.remat(model) and tfopt.accumulate(model, steps) save memory",
         )
-    return found
+    return chosen
 
 
-def _usual_devices() -> list[str]:
+def _default_devices() -> list[str]:
     return _logical("GPU") or _logical("CPU")
 
 
 def _logical(kind: str) -> list[str]:
     import tensorflow as tf
 
-    return [each.name.removeprefix("/device:") for each in tf.config.list_logical_devices(kind)]
+    return [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices(kind)]
 
 
 def _graph(model: Any) -> Any:
@@ -148,17 +148,17 @@ def _graph(model: Any) -> Any:
 
     graph = graph_of(model)
     if graph is None:
-        raise _cannot(model, "its layers are called by code of its own, not by a graph")
+        raise _cannot(model, "it is a subclassed model, without a graph of its layers")
     return graph
 
 
 def _require_one_way(model: Any) -> None:
-    """Refuse what is run in another way, or lies somewhere already."""
+    """Raise for a model under a strategy, compiled by XLA, or with optimizer variables."""
     import tensorflow as tf
 
     now = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() or model.distribute_strategy is not now:
-        raise _cannot(model, "it is under a strategy, which copies it to all devices")
+        raise _cannot(model, "it is under a strategy, which mirrors it on all devices")
     if model.compiled and model.jit_compile and not auto_jit_compile(model):
         raise _cannot(model, _XLA)
     if getattr(getattr(model, "optimizer", None), "built", False):
@@ -175,7 +175,7 @@ def _cannot(model: Any, why: str) -> UserError:
 
 
 def _cuts(sizes: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Return where parts begin and the last ends, so that the largest is as small as possible."""
+    """Return the bounds of parts such that the largest part is as small as possible."""
     sums = [0, *accumulate(sizes)]
     best: dict[int, tuple[int, tuple[int, ...]]]
     best = {end: (sums[end], (0, end)) for end in range(1, len(sums))}
@@ -190,8 +190,8 @@ def _cuts(sizes: Sequence[int], parts: int) -> tuple[int, ...]:
     return best[len(sizes)][1]
 
 
-class _OnDevices(Hooks):
-    """What was replaced on one model and its optimizers."""
+class _SplitHooks(Hooks):
+    """The hooks of a split model and its optimizers."""
 
     def __init__(self, model: Any, parts: tuple[DevicePart, ...]) -> None:
         from tfopt.train.graph_parts import run_on
@@ -200,14 +200,14 @@ class _OnDevices(Hooks):
         self.parts = parts
         placed = [(leaf, part.device) for part in parts for leaf in part.layers]
         device_of = {id(leaf): device for leaf, device in placed}
-        # A variable of two layers stays with the first.
+        # A variable shared by two layers is on the device of the first.
         homes = {id(v): (v, device) for x, device in placed[::-1] for v in _variables(x)}
         for variable, device in homes.values():
             _move(variable, device)
         run_on(_graph(model), device_of, self)
         for step in ("train_step", "test_step"):
             self.replace(model, step, _on(parts[-1].device, getattr(model, step)))
-        self._undo.enter_context(replaced(model, supports_jit=False))  # what "auto" asks
+        self._undo.enter_context(replaced(model, supports_jit=False))  # by which "auto" decides
         plain = model.compile
 
         def compile(*args: Any, **settings: Any) -> None:
@@ -219,15 +219,15 @@ class _OnDevices(Hooks):
         self.replace(model, "compile", compile)
         if model.compiled:
             if model.jit_compile:
-                message = f"XLA is switched off for {model.name!r}, which runs on several devices."
+                message = f"XLA is off for {model.name!r}, which runs on several devices."
                 warnings.warn(message, RuntimeWarning, stacklevel=3)
             model.jit_compile = False
             self._place_updates(model.optimizer)
 
     def _place_updates(self, optimizer: Any) -> None:
-        """Let the optimizer keep and compute what belongs to a weight where the weight lies."""
+        """Make the optimizer create its variables and update on the device of the weight."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if inner is None:  # compiled to be evaluated
+        if inner is None:  # compiled without an optimizer, for evaluate()
             return
         for name in ("add_variable_from_reference", "update_step"):
             self.replace(inner, name, _on(None, getattr(inner, name)))
@@ -241,13 +241,13 @@ class _OnDevices(Hooks):
 
 
 def _on(device: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs on a device; None: on that of the variable it is given."""
+    """Return a function that runs on a device; None: on that of its first variable."""
     import keras
     import tensorflow as tf
 
     def inside(*args: Any, **kwargs: Any) -> Any:
-        given = () if device else keras.tree.flatten((args, kwargs))
-        with tf.device(device or next(x for x in given if hasattr(x, "handle")).handle.device):
+        leaves = () if device else keras.tree.flatten((args, kwargs))
+        with tf.device(device or next(x for x in leaves if hasattr(x, "handle")).handle.device):
             return function(*args, **kwargs)
 
     return inside
@@ -258,7 +258,7 @@ def _variables(operation: Any) -> list[Any]:
 
 
 def _move(variable: Any, device: str) -> None:
-    """Let a variable of Keras's lie on a device, with the value that it has."""
+    """Move a Keras variable to a device."""
     import tensorflow as tf
 
     old, names = variable.value, ("trainable", "aggregation", "synchronization")
@@ -269,7 +269,7 @@ def _move(variable: Any, device: str) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Split(Transform):
-    """Train a model that is larger than one card, its layers spread over several devices.
+    """Train a model that is larger than one GPU, its layers spread over several devices.
 
     Example:
         outcome = run(job, Split(("GPU:0", "GPU:1")))
@@ -285,8 +285,8 @@ class Split(Transform):
         object.__setattr__(self, "devices", hashable(self.devices))
 
     def attach(self, run: Run, model: Any) -> None:
-        if self.devices is None and len(_usual_devices()) < 2:
-            run.note(f"not split: {_usual_devices()[0]} is the only device", acted=False)
+        if self.devices is None and len(_default_devices()) < 2:
+            run.note(f"not split: {_default_devices()[0]} is the only device", acted=False)
             return
         split(model, self.devices, batch_size=run.facts.batch_size or 32)
         run.note("; ".join([*map(str, device_parts(model)), "XLA is off"]))

@@ -1,12 +1,11 @@
-"""Mend XLA's gradient of max pooling on the CPU, several times slower than TensorFlow's.
+"""Replace XLA's gradient of max pooling on the CPU, several times slower than TensorFlow's.
 
-The defect: the gradient becomes HLO's select-and-scatter, which the CPU backend lowers to a scalar
-loop. A small convolutional net then trains slower with ``jit_compile=True`` than without. Seen on
-TensorFlow 2.21.
+The gradient becomes HLO's select-and-scatter, which the CPU backend lowers to a scalar loop: a
+small convolutional net trains slower with ``jit_compile=True`` than without (TensorFlow 2.21).
 
-The mend: where pooling windows do not overlap and tile the image, the same function is written as a
-reshape and a maximum, with a gradient that XLA fuses. Outputs and gradients are equal bit for bit,
-ties included; every other pooling goes to Keras unchanged, also ``keras.ops.max_pool``.
+If pooling windows do not overlap and tile the image, the same function is a reshape and a maximum,
+with a gradient that XLA fuses. Outputs and gradients are equal bit for bit, also for ties; other
+poolings are Keras's, also ``keras.ops.max_pool``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def probe() -> bool:
 
 @contextmanager
 def tiled_max_pool() -> Iterator[bool]:
-    """Let MaxPooling2D pool in the fast form inside; yield whether the defect was there."""
+    """Use the fast form in MaxPooling2D inside; yield whether XLA needs it."""
     if not probe():
         yield False
         return
@@ -53,7 +52,7 @@ def tiled_max_pool() -> Iterator[bool]:
 
 
 def _tiling_window(layer: Any, shape: Any) -> tuple[int, int] | None:
-    """Return the window where windows tile a channels-last image of known size, else None."""
+    """Return the window if windows tile a channels-last image of known size, else None."""
     window = layer.pool_size
     if layer.data_format != "channels_last" or None in shape[1:] or layer.strides != window:
         return None
@@ -65,7 +64,7 @@ def _tiling_window(layer: Any, shape: Any) -> tuple[int, int] | None:
 
 
 def max_pool_tiles(inputs: Any, rows: int, columns: int) -> Any:
-    """Pool over tiles of ``rows`` x ``columns``; what does not fill a tile is cut off."""
+    """Pool over tiles of ``rows`` x ``columns``; a partial tile is cut off."""
     import tensorflow as tf
 
     inputs = tf.convert_to_tensor(inputs)
@@ -89,7 +88,7 @@ def max_pool_tiles(inputs: Any, rows: int, columns: int) -> Any:
 
 
 def _first_equal(tiles: Any, highest: Any, rows: int, columns: int) -> Any:
-    """Return a mask of each tile's first place, in row-major order, that holds its maximum."""
+    """Return a mask of the first maximum of each tile, in row-major order."""
     import tensorflow as tf
 
     lines = []

@@ -1,4 +1,4 @@
-"""Set flags of XLA's for this process; one that XLA does not know is an error, not its end."""
+"""Set XLA flags for this process; a flag that XLA does not know is an error, not a crash."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tfopt.errors import UserError
 from tfopt.train.compile_cache import moved_cache, set_before_devices
 
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
-_PROBED_S = 60.0
+_PROBE_S = 60.0
 
 
 def set_xla_flags(flags: Sequence[str]) -> None:
-    """Add flags to ``XLA_FLAGS`` for the whole process, before TensorFlow has its devices.
+    """Add flags to ``XLA_FLAGS`` for the whole process, before TensorFlow initialises its devices.
 
-    A flag that is there with another value is replaced. The programs of a compile cache are kept
-    in the folder for these flags from then on.
+    Other values of the same flags are replaced. A compile cache uses the folder for these flags
+    from then on.
     """
     require_flags(flags)
-    given = os.environ.get("XLA_FLAGS", "").split()
-    if set(flags) <= set(given):
+    current = os.environ.get("XLA_FLAGS", "").split()
+    if set(flags) <= set(current):
         return  # an earlier run has set them
     names = {_name(flag) for flag in flags}
-    kept = [flag for flag in given if _name(flag) not in names]
+    kept = [flag for flag in current if _name(flag) not in names]
     variables = {"XLA_FLAGS": " ".join([*kept, *flags])}
     variables |= moved_cache({**os.environ, **variables})
     fix = "run the job in a new process"
@@ -38,11 +38,11 @@ def set_xla_flags(flags: Sequence[str]) -> None:
 
 
 def require_flags(flags: Sequence[object]) -> None:
-    """Refuse what is no flag of XLA's by its form."""
+    """Raise unless all flags have the form of an XLA flag."""
     for flag in flags:
         if not isinstance(flag, str) or not _FLAG.fullmatch(flag):
             raise UserError(
-                "This is no flag of XLA's.",
+                "Invalid XLA flag.",
                 expected='"--xla_NAME=VALUE", such as "--xla_gpu_enable_triton_gemm=false"',
                 received=repr(flag),
             )
@@ -57,26 +57,26 @@ def _require_known(flags: Sequence[str]) -> None:
         return
     unknown = [flag for flag in flags if not _are_known([flag])]
     raise UserError(
-        f"XLA does not take {' '.join(unknown or flags)}.",
-        expected="flags of the XLA in this TensorFlow, with values that they take",
-        fix="leave it out: XLA ends a process that has it",
+        f"XLA does not know {' '.join(unknown or flags)}.",
+        expected="flags of this TensorFlow's XLA, with valid values",
+        fix="remove it: XLA aborts a process with an unknown flag",
     )
 
 
 def _are_known(flags: Sequence[str]) -> bool:
-    """Return whether a process that reads these flags lives."""
+    """Return whether a process survives these flags."""
     variables = {"XLA_FLAGS": " ".join(flags), "TF_XLA_FLAGS": "", "CUDA_VISIBLE_DEVICES": "-1"}
-    # Forked as what measures is: TensorFlow is loaded at most, and has not started.
+    # A fork is safe: TensorFlow may be imported, but has not initialised its devices.
     child = multiprocessing.get_context("fork").Process(target=_read, args=(variables,))
     child.start()
-    child.join(_PROBED_S)
+    child.join(_PROBE_S)
     child.kill()
     child.join()
     return child.exitcode == 0
 
 
 def _read(variables: Mapping[str, str]) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # XLA's words about it
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # XLA's error
     os.environ.update(variables)
     import tensorflow as tf
 

@@ -303,7 +303,7 @@ def test_a_column_of_categories_is_not_rounded_to_its_neighbours():
     model = keras.Model(x, layers.Dense(3)(layers.Concatenate()([x[:, :3], words])))
     quantize_aware(model)
     assert rows(model)["inputs"].output is None
-    assert "categories" in rows(model)["inputs"].remark
+    assert "indices" in rows(model)["inputs"].remark
 
 
 def test_strip_leaves_a_plain_model_with_the_rounded_kernels():

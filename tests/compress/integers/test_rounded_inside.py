@@ -112,7 +112,7 @@ def test_a_choice_that_hides_scores_has_no_range():
     model(ROWS, training=True)
     (row,) = (row for row in quantization_report(model) if row.kind == "Where")
     assert row.output is None
-    assert "may hide scores" in row.remark
+    assert "may mask scores" in row.remark
     np.testing.assert_allclose(model(ROWS), plain, atol=0.05)
 
 

@@ -1,7 +1,7 @@
 """Rules for convolutions: plain, transposed, grouped, depthwise, separable, in any dimension.
 
-A depthwise convolution follows its input's channels; the groups of a grouped one stay of one size,
-either each with fewer channels or fewer of them.
+A depthwise convolution follows its input's channels; a grouped one gets narrower groups, or fewer
+groups.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tfopt.compress.channels.labels import Analysis, Array, Call, Flow, Role
 
 
 def channel_axis(layer: Any, rank: int) -> int:
-    """Return where a layer has its channels."""
+    """Return the axis of a layer's channels."""
     return 1 if getattr(layer, "data_format", None) == "channels_first" else rank - 1
 
 
 def _taken(analysis: Analysis, call: Call) -> tuple[int, Array]:
-    """Return the axis of the channels, and the labels that come in on it."""
+    """Return the channel axis, and the input's labels on it."""
     (flow,) = call.inputs
     axis = channel_axis(call.layer, len(flow.shape))
     return axis, analysis.along(call, flow, axis)
 
 
 def _given(analysis: Analysis, call: Call, axis: int, labels: Array, role: Role) -> list[Flow]:
-    """Cut the bias by the labels that go out, and pass them on."""
+    """Cut the bias by the output's labels, and return the output."""
     analysis.cut(call, call.layer.bias, 0, labels, role)
     return [after_activation(analysis, call, Flow.on_axis(call.shapes[0], axis, labels))]
 
@@ -51,14 +51,14 @@ def _grouped(analysis: Analysis, call: Call, takes: Array) -> Array:
     of_group = takes.reshape(groups, inside)
     whole = f"{call.title} groups them with channels that stay whole"
     if inside < groups and (takes >= 0).any():
-        # Many narrow groups: whole groups go, with their inputs and outputs.
+        # Many narrow groups: whole groups are removed, with their inputs and outputs.
         analysis.labels.unite(of_group[:, :1], of_group, whole)
         makes = np.repeat(of_group[:, 0], layer.filters // groups)
         analysis.cut(call, layer.kernel, -1, makes, "follows")
         groups_left = of_group[:, 0]
         analysis.change(call, lambda kept: {"groups": kept(groups_left), "filters": kept(makes)})
         return makes
-    # Few wide groups: each loses the same of its channels.
+    # Few wide groups: all lose the same number of channels.
     analysis.labels.unite(of_group[:1], of_group, whole)
     makes = np.tile(analysis.make(call, layer.filters // groups, "filters a group"), groups)
     analysis.cut(call, layer.kernel, -2, of_group[0], "takes")
@@ -73,7 +73,7 @@ def _transposed(analysis: Analysis, call: Call) -> list[Flow]:
     analysis.cut(call, layer.kernel, -1, takes, "takes")
     analysis.cut(call, layer.kernel, -2, makes, "makes")
     analysis.change(call, lambda kept: {"filters": kept(makes)})
-    # Each weight meets every position of the input, not of the output.
+    # A weight is multiplied with every position of the input, not of the output.
     analysis.multiplies(layer.kernel, call.positions(axis, of=call.inputs[0]))
     return _given(analysis, call, axis, makes, "makes")
 

@@ -1,7 +1,7 @@
 """Rules for Dense, Embedding and attention.
 
-Of attention heads are removed, each with its queries, keys, values and output. A head's size stays,
-and so the scale of its scores.
+Attention loses whole heads, with their queries, keys, values and outputs; the size of a head, and
+so the scale of the scores, is kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
     analysis.cut(call, out.kernel, 0, heads, "takes")
     analysis.multiplies(out.kernel, call.positions(-1, of=query))
     if len(call.shapes) > 1:
-        analysis.labels.pin(heads, f"{call.title} gives its scores away, head by head")
+        analysis.labels.pin(heads, f"{call.title} returns its scores per head")
     rest = [Flow.plain(shape) for shape in call.shapes[1:]]
     if layer.get_config()["output_shape"]:
         return [Flow.plain(call.shapes[0]), *rest]
@@ -61,9 +61,9 @@ def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _queries_values_keys(call: Call) -> tuple[Flow, Flow, Flow]:
-    given = call.named("query", "value", "key")
-    query, value = given["query"], given["value"]
-    return query, value, value if given.get("key") is None else given["key"]
+    arguments = call.named("query", "value", "key")
+    query, value = arguments["query"], arguments["value"]
+    return query, value, value if arguments.get("key") is None else arguments["key"]
 
 
 DENSE_RULES = {

@@ -1,7 +1,7 @@
-"""Rules for what acts on each channel alone, and for what combines tensors position by position.
+"""Rules for layers that act on every channel separately, and for elementwise combinations.
 
-What has weights for each channel is cut with them. What normalizes over channels keeps them whole,
-since the others would come out differently without those removed.
+Weights per channel are cut with the channels. Normalizations over channels keep all of them, since
+the result depends on every channel.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tfopt.compress.channels.each_channel import after_activation
 from tfopt.compress.channels.labels import Analysis, Call, Flow
 
 
-def _alone(analysis: Analysis, call: Call) -> list[Flow]:
+def _separate(analysis: Analysis, call: Call) -> list[Flow]:
     flow = call.inputs[0]
     noise = getattr(call.layer, "noise_shape", None) or (None,) * len(flow.shape)
     if any(noise[axis] not in (None, 1) for axis in flow.varying):
-        analysis.pin(flow, f"{call.title} has a noise_shape with their number")
+        analysis.pin(flow, f"{call.title} has a noise_shape with the number of channels")
     return [Flow(shape, flow.labels) for shape in call.shapes]
 
 
@@ -38,7 +38,7 @@ def _prelu(analysis: Analysis, call: Call) -> list[Flow]:
 def _batch_normalization(analysis: Analysis, call: Call) -> list[Flow]:
     layer, flow = call.layer, call.inputs[0]
     if set(flow.varying) - {flow.axis(layer.axis)}:
-        analysis.pin(flow, f"{call.title} takes its statistics over the axis they are on")
+        analysis.pin(flow, f"{call.title} computes statistics over the channel axis")
         return [Flow.plain(call.shapes[0])]
     labels = analysis.along(call, flow, layer.axis)
     for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
@@ -47,7 +47,7 @@ def _batch_normalization(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _over_axes(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow Softmax, LayerNormalization and its like, which work over the axes of ``axis``."""
+    """Follow Softmax, LayerNormalization and so on, which reduce over ``axis``."""
     flow, axes = call.inputs[0], call.layer.axis
     axes = axes if isinstance(axes, list | tuple) else [axes]
     if {flow.axis(axis) for axis in axes} & set(flow.varying):
@@ -56,7 +56,7 @@ def _over_axes(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _combine(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow Add, Multiply and their like; constants among the arguments included."""
+    """Follow Add, Multiply and so on, also with constants."""
     first, *others = call.inputs
     for other in others:
         first = _combined(analysis, call, first, other)
@@ -66,10 +66,10 @@ def _combine(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _average(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow the layer, a mean of its inputs; the operation of that name is one over an axis."""
+    """Follow the layer, a mean of its inputs; the operation of that name reduces an axis."""
     if hasattr(call.layer, "axis"):
         for flow in call.inputs:
-            analysis.pin(flow, f"{call.title} may be a mean of them")
+            analysis.pin(flow, f"{call.title} may be a mean over channels")
         return [Flow.plain(shape) for shape in call.shapes]
     return _combine(analysis, call)
 
@@ -81,11 +81,11 @@ def _combined(analysis: Analysis, call: Call, one: Flow, other: Flow) -> Flow:
             analysis.pin(flow, f"{call.title} combines tensors of different rank")
         return one if len(one.shape) > len(other.shape) else other
     for flow, beside in ((one, other), (other, one)):
-        # Along the axis of these channels the other tensor is one value for all.
+        # The other tensor has size 1 along the axis of these channels.
         if flow.varying and all(beside.shape[axis] == 1 for axis in flow.varying):
             analysis.pin(beside, f"{call.title} combines channels on different axes")
             return Flow(_broadcast(one, other), flow.labels)
-    reason = f"{call.title} combines them with a tensor whose channels stay whole"
+    reason = f"{call.title} combines them with channels that are kept"
     analysis.labels.unite(one.labels, other.labels, reason)
     labels = np.maximum(*np.broadcast_arrays(one.labels, other.labels))
     return Flow.of(_broadcast(one, other), labels)
@@ -100,10 +100,10 @@ def _beside_constant(analysis: Analysis, call: Call, flow: Flow, constant: Any) 
     shape: Sequence[int] = getattr(constant, "shape", None) or np.shape(constant)
     sizes = dict(zip(range(len(flow.shape) - len(shape), len(flow.shape)), shape, strict=True))
     if any(sizes.get(axis, 1) != 1 for axis in flow.varying):
-        analysis.pin(flow, f"{call.title} combines them with constants for each channel")
+        analysis.pin(flow, f"{call.title} combines them with constants per channel")
 
 
-_ALONE = """
+_SEPARATE = """
     Identity Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout
     GaussianNoise AlphaDropout ActivityRegularization Rescaling ReLU LeakyReLU ELU StochasticDepth
     Cast SaturateCast StopGradient Copy
@@ -113,14 +113,14 @@ _COMBINING = """
     Power Mod FloorDivide Where Greater GreaterEqual Less LessEqual Equal NotEqual
 """
 _OVER_AXES = {
-    "Softmax": "weighs channels against each other",
+    "Softmax": "mixes channels",
     **dict.fromkeys(
         ("LayerNormalization", "RMSNormalization", "UnitNormalization"),
-        "takes its statistics over all of them",
+        "computes statistics over channels",
     ),
 }
 ELEMENTWISE_RULES = {
-    **dict.fromkeys(_ALONE.split(), _alone),
+    **dict.fromkeys(_SEPARATE.split(), _separate),
     **dict.fromkeys(_COMBINING.split(), _combine),
     **dict.fromkeys(_OVER_AXES, _over_axes),
     "Average": _average,

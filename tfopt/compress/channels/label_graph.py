@@ -1,7 +1,7 @@
-"""The way of labels through the graph of a model, nested models included.
+"""Follow labels through the graph of a model, also of nested models.
 
-A layer or operation without a rule pins what it is given, unless it has no weights and is seen to
-act on each channel alone.
+A layer or operation without a rule pins its inputs, unless it has no weights and a trial shows that
+it acts on every channel separately.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _RULES: dict[str, Callable[[Analysis, Call], list[Flow]]] = {
     **ELEMENTWISE_RULES,
     **SHAPE_RULES,
 }
-# What an unknown operation is tried on: enough for any window, and quick.
-_TRIED = 32
+# The size of axes in a trial of an unknown operation: enough for any window, and fast.
+_TRIAL_SIZE = 32
 
 
 def analyse(model: keras.Model, chosen: Matches) -> Analysis:
-    """Return the channels of a model; its outputs stay whole."""
+    """Return the analysis of a model, whose outputs are pinned."""
     graph = graph_of(model)
     if graph is None:
         raise UserError(
-            f"The layers of {model.name!r} are called by code of its own, so what depends on a "
-            "channel cannot be read.",
+            f"{model.name!r} has no graph of its layers, so that the dependencies of channels are "
+            "unknown.",
             expected="a Sequential or Functional model",
             received=f"{type(model).__name__}, a subclassed model",
-            fix="build the same layers as a Functional model, or remove channels of a Functional "
-            "model inside it",
+            fix="rebuild it as a Functional model, or remove channels of a Functional model inside "
+            "it",
         )
     analysis = Analysis(chosen)
     inputs = [Flow.plain(tensor.shape) for tensor in graph.inputs]
@@ -53,7 +53,7 @@ def analyse(model: keras.Model, chosen: Matches) -> Analysis:
 
 
 def graph_of(model: Any) -> Any:
-    """Return the Functional model that runs when a model is called; None where there is none."""
+    """Return the Functional model that computes a model's call, or None."""
     import keras
 
     if isinstance(model, keras.Sequential):
@@ -64,7 +64,7 @@ def graph_of(model: Any) -> Any:
 
 
 def _walk(analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str) -> list[Flow]:
-    """Return the flows at a graph's outputs, for those at its inputs."""
+    """Return the flows of a graph's outputs for those of its inputs."""
     flows = {id(tensor): flow for tensor, flow in zip(graph.inputs, inputs, strict=True)}
     for _, nodes in sorted(nodes_by_depth(graph).items(), reverse=True):
         for node in nodes:
@@ -84,13 +84,13 @@ def _walk(analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str) -> 
 
 
 def apply(analysis: Analysis, call: Call) -> list[Flow]:
-    """Return the flows that a layer makes of those it is given."""
+    """Return the flows of a layer's outputs."""
     import keras
 
     if isinstance(call.layer, keras.Model) and graph_of(call.layer) is not None:
         return _enter(analysis, _without_masks(analysis, call))
     analysis.layers.setdefault(id(call.layer), (call.path, call.layer))
-    # A class of the user's own has no rule, whatever its name: its call may do anything.
+    # A custom class has no rule, whatever its name.
     of_keras = type(call.layer).__module__.startswith("keras.")
     rule = _RULES.get(type(call.layer).__name__) if of_keras else None
     if rule is None or _has_further_weights(call.layer):
@@ -104,13 +104,13 @@ def _has_further_weights(layer: Any) -> bool:
 
 
 def _without_masks(analysis: Analysis, call: Call) -> Call:
-    """Return a call without its masks, which say which positions count and hold no channels."""
+    """Return a call without its masks, which have no channels."""
     import keras
 
     masks = {name for name in call.kwargs if name == "mask" or name.endswith("_mask")}
     for leaf in keras.tree.flatten([call.kwargs[name] for name in sorted(masks)]):
         if isinstance(leaf, Flow):
-            analysis.pin(leaf, f"{call.title} takes them as a mask")
+            analysis.pin(leaf, f"{call.title} uses them as a mask")
     rest = {name: value for name, value in call.kwargs.items() if name not in masks}
     return replace(call, kwargs=rest)
 
@@ -121,7 +121,7 @@ def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
     if not any(flow.varying for flow in call.inputs) and not getattr(call.layer, "weights", None):
         return [Flow.plain(shape) for shape in call.shapes]
     kind = type(call.layer).__name__
-    reason = f"{call.path} is of a type that the analysis does not follow: {kind}"
+    reason = f"{call.path} is of an unsupported type: {kind}"
     if _has_further_weights(call.layer):
         reason = f"{call.title} is quantized or has LoRA weights"
     analysis.unknown[id(call.layer)] = reason
@@ -131,13 +131,13 @@ def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _acts_on_each_channel(call: Call) -> bool:
-    """Return whether an operation, or a user's layer without weights, leaves channels alone."""
+    """Return whether an operation, or a custom layer without weights, keeps channels separate."""
     import keras
 
     layer, base = call.layer, keras.layers.Layer
     if isinstance(layer, base) and not isinstance(layer, keras.layers.Lambda):
         if type(layer).__module__.startswith("keras."):
-            return False  # its masks, say, would not be seen in what it returns
+            return False  # its result does not show all that it does, such as masks
         if type(layer).compute_mask is not base.compute_mask:
             return False
     if getattr(layer, "variables", ()):
@@ -148,7 +148,7 @@ def _acts_on_each_channel(call: Call) -> bool:
     shape = flow.shape
     if not isinstance(layer, base):
         shape = tuple(
-            size if size is None or axis in flow.varying else min(size, _TRIED)
+            size if size is None or axis in flow.varying else min(size, _TRIAL_SIZE)
             for axis, size in enumerate(shape)
         )
 
@@ -162,7 +162,7 @@ def _acts_on_each_channel(call: Call) -> bool:
 
 
 def _enter(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow a model inside a model, with the sizes of its own inputs."""
+    """Follow a nested model, with the sizes of its own inputs."""
     import keras
 
     graph = graph_of(call.layer)
@@ -175,13 +175,13 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
         if not fits or any(inner.shape[axis] is None for axis in flow.varying):
             analysis.pin(flow, f"{call.title} has an input of another or an unknown size")
             inner = Flow.plain(inner.shape)
-        reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
+        reason = f"{call.path} is shared, and is called with channels that are kept"
         analysis.same((id(call.layer), number), inner, reason)
-        (layer,) = (each for each in graph.operations if getattr(each, "output", None) is tensor)
+        (layer,) = (op for op in graph.operations if getattr(op, "output", None) is tensor)
         _resize_input(analysis, layer, inner)
         inputs.append(inner)
-    found = _walk(analysis, graph, inputs, call.path)
-    return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, found, strict=True)]
+    flows = _walk(analysis, graph, inputs, call.path)
+    return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, flows, strict=True)]
 
 
 def _resize_input(analysis: Analysis, layer: Any, flow: Flow) -> None:
@@ -189,7 +189,7 @@ def _resize_input(analysis: Analysis, layer: Any, flow: Flow) -> None:
 
 
 def _with_flows(arguments: Any, flows: dict[int, Flow]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a node's arguments with the flows of its tensors in their places."""
+    """Return a node's arguments with flows in place of tensors."""
     import keras
 
     args, kwargs = keras.tree.map_structure(

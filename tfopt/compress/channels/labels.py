@@ -1,4 +1,4 @@
-"""Every channel as a label: which channels are one and the same, and which must stay."""
+"""Labels of channels: which channels belong together, and which must be kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfopt.compress.kernels import Matches
 Array = np.ndarray[Any, Any]
 Shape = tuple[int | None, ...]
 NONE = -1
-"""Where a tensor holds no channel that could be removed: inputs, what unknown layers give."""
+"""No removable channel: inputs, and outputs of unknown layers."""
 
 
 class Labels:
@@ -29,36 +29,36 @@ class Labels:
         return len(self._parent)
 
     def new(self, count: int) -> Array:
-        """Make new labels. A lone channel is never removed, so it has none."""
+        """Return new labels. A single channel is never removed, and has none."""
         if count < 2:
             return np.full(count, NONE)
-        made = np.arange(len(self), len(self) + count)
-        self._parent = np.concatenate([self._parent, made])
-        return made
+        labels = np.arange(len(self), len(self) + count)
+        self._parent = np.concatenate([self._parent, labels])
+        return labels
 
     def roots(self, labels: Array) -> Array:
-        """Return the one label that stands for all that each was united with."""
-        found = labels
+        """Return the roots of labels, which represent all united ones."""
+        roots = labels
         if not (labels >= 0).any():
-            return found
+            return roots
         while True:
-            above = np.where(found >= 0, self._parent[found], NONE)
-            if np.array_equal(above, found):
-                return found
-            found = above
+            above = np.where(roots >= 0, self._parent[roots], NONE)
+            if np.array_equal(above, roots):
+                return roots
+            roots = above
 
     def reason(self, root: int) -> str | None:
-        """Return why a root must stay; None if it may go."""
+        """Return why a root must be kept, or None."""
         return self._reasons.get(root)
 
     def pin(self, labels: Array, reason: str) -> None:
-        """Keep channels whole from now on, and all that they are ever united with."""
+        """Keep channels, and all that are united with them."""
         for root in np.unique(self.roots(labels)):
             if root >= 0:
                 self._reasons.setdefault(int(root), reason)
 
     def unite(self, one: Array, other: Array, reason: str) -> None:
-        """Unite channels, position by position; beside NONE a channel stays, for ``reason``."""
+        """Unite channels elementwise; one with NONE is pinned, for ``reason``."""
         one, other = np.broadcast_arrays(one, other)
         lone = (one < 0) != (other < 0)
         if lone.any():
@@ -69,7 +69,7 @@ class Labels:
             self._join(int(first), int(second))
 
     def _join(self, first: int, second: int) -> None:
-        root, gone = (int(self.roots(np.array([each]))[0]) for each in (first, second))
+        root, gone = (int(self.roots(np.array([label]))[0]) for label in (first, second))
         if root == gone:
             return
         self._parent[gone] = root
@@ -79,10 +79,10 @@ class Labels:
 
 @dataclass(frozen=True)
 class Flow:
-    """A tensor: its shape, and the label at each position.
+    """A tensor: its shape, and the labels of its positions.
 
-    ``labels`` has the tensor's rank, with size 1 along every axis on which they do not vary, the
-    batch and axes of unknown size among them.
+    ``labels`` has the tensor's rank, with size 1 along axes on which they do not vary, such as the
+    batch and axes of unknown size.
     """
 
     shape: Shape
@@ -90,7 +90,7 @@ class Flow:
 
     @staticmethod
     def of(shape: Shape, labels: Array) -> Flow:
-        """Return labels that broadcast to a shape in their smallest form."""
+        """Return a tensor with labels, reduced to size 1 along constant axes."""
         for axis, size in enumerate(labels.shape):
             first = labels.take([0], axis) if size else labels
             if size > 1 and bool((labels == first).all()):
@@ -104,7 +104,7 @@ class Flow:
 
     @staticmethod
     def on_axis(shape: Shape, axis: int, labels: Array) -> Flow:
-        """Return a tensor whose labels stand along one axis."""
+        """Return a tensor with labels along one axis."""
         form = [1] * len(shape)
         form[axis] = len(labels)
         return Flow.of(shape, labels.reshape(form))
@@ -119,23 +119,23 @@ class Flow:
         return number % len(self.shape)
 
     def spread(self) -> Array:
-        """Return the labels in full, one a position, for an example; every size must be known."""
+        """Return the labels of all positions of an example; all sizes must be known."""
         return np.broadcast_to(self.labels, (1, *(size or 1 for size in self.shape[1:])))
 
 
 Role = Literal["makes", "takes", "follows"]
 Kept = Callable[[Array], int]
-"""How many of some labels stay."""
+"""Returns the number of labels that are kept."""
 Change = Callable[[Kept], Mapping[str, Any]]
-"""The part of a layer's configuration that says how wide it is, for what stays."""
+"""Returns the changes of a layer's configuration."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which channel each slice of a variable belongs to, along one axis.
+    """The labels of a variable's slices along one axis.
 
-    A layer ``makes`` channels by its outputs' slices, ``takes`` them by those of its inputs, and
-    ``follows`` with weights of each channel's own.
+    A layer ``makes`` channels by slices of its outputs, ``takes`` them by slices of its inputs, and
+    ``follows`` them by weights per channel.
     """
 
     layer: Any
@@ -147,7 +147,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Maker:
-    """A layer and the width of it that its labels stand for."""
+    """A layer that creates channels, with their labels."""
 
     path: str
     labels: Array
@@ -155,14 +155,14 @@ class Maker:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a layer or an operation: its arguments hold flows where it had tensors."""
+    """One call of a layer or an operation, with flows in place of tensors."""
 
     layer: Any
     path: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     shapes: tuple[Shape, ...]
-    """Of the outputs."""
+    """The shapes of the outputs."""
 
     @property
     def title(self) -> str:
@@ -182,17 +182,17 @@ class Call:
     def _leaves(self) -> list[Any]:
         import keras
 
-        found: list[Any] = keras.tree.flatten((self.args, dict(self.kwargs)))
-        return found
+        leaves: list[Any] = keras.tree.flatten((self.args, dict(self.kwargs)))
+        return leaves
 
     def named(self, *names: str) -> dict[str, Any]:
-        """Return the arguments by name, for what was given by position too."""
+        """Return the arguments by name, also positional ones."""
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
     def positions(self, *without: int, of: Flow | None = None) -> int | None:
-        """Multiply the sizes of a tensor but for the batch and some axes; default: the output.
+        """Return the product of a tensor's sizes without the batch and some axes; None if unknown.
 
-        None where one of them is unknown.
+        The default tensor is the output.
         """
         shape = self.shapes[0] if of is None else of.shape
         skipped = {0, *(axis % len(shape) for axis in without)}
@@ -203,7 +203,7 @@ class Call:
 
 @dataclass
 class Analysis:
-    """Labels, and everything of a model that depends on them."""
+    """The labels of a model, and the parts of it that depend on them."""
 
     chosen: Matches
     labels: Labels = field(default_factory=Labels)
@@ -211,16 +211,16 @@ class Analysis:
     makers: dict[tuple[int, str], Maker] = field(default_factory=dict)
     changes: list[tuple[Any, Change]] = field(default_factory=list)
     work: list[tuple[Any, int | None]] = field(default_factory=list)
-    """Kernels, and how often an example is multiplied with each of their weights."""
+    """Kernels, and the number of multiplications per weight for an example."""
     layers: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    """Every layer and operation that is called: path and itself, by identity."""
+    """Paths and layers or operations, by id."""
     unknown: dict[int, str] = field(default_factory=dict)
-    """Why a layer is not followed, by its identity."""
+    """Why a layer is not followed, by id."""
     _same: dict[Any, Flow] = field(default_factory=dict)
 
     @property
     def unfollowed(self) -> dict[str, str]:
-        """Return why layers with matrices are not followed: their work is not known."""
+        """Return the paths of layers with matrices that are not followed, with the reasons."""
         return {
             path: self.unknown[id(layer)]
             for path, layer in map(self.layers.__getitem__, self.unknown)
@@ -228,7 +228,7 @@ class Analysis:
         }
 
     def make(self, call: Call, count: int, what: str) -> Array:
-        """Return the labels of a layer's own channels: the same at each of its calls."""
+        """Return the labels of a layer's channels, the same in all of its calls."""
         key = (id(call.layer), what)
         if key not in self.makers:
             self.makers[key] = Maker(call.path, self.labels.new(count))
@@ -237,56 +237,56 @@ class Analysis:
         return self.makers[key].labels
 
     def cut(self, call: Call, variable: Any, axis: int, labels: Array, role: Role) -> None:
-        """Record what the slices of a variable belong to."""
+        """Record the labels of a variable's slices."""
         if variable is None:
             return
         key = (id(variable), axis % len(variable.shape))
         assert len(labels) == variable.shape[key[1]], (call.title, variable.path, len(labels))
         if key in self.cuts:
-            reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
+            reason = f"{call.path} is shared, and is called with channels that are kept"
             self.labels.unite(self.cuts[key].labels, labels, reason)
         else:
             self.cuts[key] = Cut(call.layer, variable, key[1], labels, role)
 
     def change(self, call: Call, change: Change) -> None:
-        """Record what a layer's configuration becomes."""
+        """Record a change of a layer's configuration."""
         self.changes.append((call.layer, change))
 
     def multiplies(self, kernel: Any, times: int | None) -> None:
-        """Count the work of a kernel."""
+        """Record the multiplications of a kernel."""
         self.work.append((kernel, times))
 
     def along(self, call: Call, flow: Flow, axis: int) -> Array:
-        """Return the labels along one axis; those along any other are pinned."""
+        """Return the labels along one axis; pin those that vary along others."""
         axis = flow.axis(axis)
         size = flow.shape[axis]
         if set(flow.varying) - {axis} or size is None:
-            self.pin(flow, f"{call.title} mixes positions that its channels are spread over")
+            self.pin(flow, f"{call.title} mixes positions over which its channels are spread")
             return np.full(size or 1, NONE)
         return np.broadcast_to(flow.labels.reshape(-1), (size,))
 
     def pin(self, flow: Flow, reason: str) -> None:
-        """Keep all channels of a tensor whole."""
+        """Keep all channels of a tensor."""
         self.labels.pin(flow.labels, reason)
 
     def straight(self, call: Call, shape: Shape, labels: Array) -> Flow:
-        """Return a tensor whose labels vary along one axis: along the others they are united."""
+        """Return a tensor whose labels vary along one axis; unite them along the others."""
         flow = Flow.of(shape, labels)
         for axis in flow.varying[:-1]:
-            reason = f"{call.title} puts them side by side with channels that stay whole"
+            reason = f"{call.title} joins them with channels that are kept"
             self.labels.unite(labels.take([0], axis), labels, reason)
             labels = labels.take([0], axis)
         return Flow.of(shape, labels)
 
     def same(self, key: Any, flow: Flow, reason: str) -> None:
-        """Unite what is met twice under one key."""
+        """Unite the flows with the same key."""
         if key in self._same:
             self.labels.unite(self._same[key].labels, flow.labels, reason)
         else:
             self._same[key] = flow
 
     def shape_after(self, flow: Flow, kept: Kept) -> Shape:
-        """Return the shape of a tensor without what is removed."""
+        """Return the shape of a tensor after the removal."""
         return tuple(
             size if axis not in flow.varying else kept(flow.labels.reshape(-1))
             for axis, size in enumerate(flow.shape)
@@ -294,21 +294,21 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Units that the same layers make: any number of them may go, the rest stays.
+class ChannelBlock:
+    """Units of the same layers, any number of which may be removed.
 
-    A unit is what can only go together: one channel of each of these layers, or several.
+    A unit is removed as a whole: one channel of each of these layers, or several.
     """
 
     makers: tuple[Maker, ...]
     units: Array
     channels_a_unit: int
-    """What every layer's number of channels a unit is a multiple of."""
+    """The greatest common divisor of the layers' channels per unit."""
     reason: str | None
-    """Why none may go; None if they may."""
+    """Why none may be removed, or None."""
 
 
-def find_blocks(analysis: Analysis) -> tuple[Block, ...]:
+def find_blocks(analysis: Analysis) -> tuple[ChannelBlock, ...]:
     """Return all blocks of a model, in the order of its layers."""
     made_by: dict[int, list[int]] = defaultdict(list)
     channels: dict[int, int] = defaultdict(int)
@@ -323,7 +323,7 @@ def find_blocks(analysis: Analysis) -> tuple[Block, ...]:
     for root, numbers in made_by.items():
         together[tuple(numbers), analysis.labels.reason(root)].append(root)
     return tuple(
-        Block(
+        ChannelBlock(
             tuple(makers[number] for number in numbers),
             np.array(units),
             math.gcd(*(channels[unit] for unit in units)),

@@ -1,6 +1,6 @@
-"""How much each unit matters, which units of each block go, and how small that makes a model.
+"""Score units, choose those to remove, and count the parameters and FLOPs of the rest.
 
-At least one unit of a block stays, and as many as ``multiple`` channels where it has twice as many.
+A block keeps at least one unit, or ``multiple`` channels if it has twice as many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from tfopt.compress.channels.labels import Analysis, Array, Block, Cut
+from tfopt.compress.channels.labels import Analysis, Array, ChannelBlock, Cut
 from tfopt.compress.examples import batches_of, never_ends
 from tfopt.compress.float_copy import outside_strategies
 from tfopt.errors import UserError, first_line
@@ -27,28 +27,28 @@ _BATCH = 32
 
 
 def score_units(model: keras.Model, analysis: Analysis, score: Score, data: Any) -> Array:
-    """Return one value a label, at its root; the smallest go first."""
+    """Return a score per label, at its root; the smallest are removed first."""
     norms = _by_unit(analysis, _norms)
     if score == "norm":
         return norms
     if score == "batchnorm":
-        found = _by_unit(analysis, _scales)
+        scores = _by_unit(analysis, _scales)
     else:
-        # Between replicas there is no one variable to take a gradient of.
+        # The variables of a strategy have no gradient outside of replicas.
         losses = outside_strategies(partial(_lost_without, model, analysis, data))
-        found = _by_unit(analysis, lambda cut: losses.get((id(cut.variable), cut.axis)))
-    # What has no BatchNorm after it, or is frozen, is judged by its weights, on the same scale.
-    return np.where(np.isnan(found), norms, found)
+        scores = _by_unit(analysis, lambda cut: losses.get((id(cut.variable), cut.axis)))
+    # Units without BatchNormalization, and frozen ones, have the norm, on the same scale.
+    return np.where(np.isnan(scores), norms, scores)
 
 
 def _by_unit(analysis: Analysis, values: Callable[[Cut], Array | None]) -> Array:
-    """Return the root mean square over the cuts of each unit; NaN for one without any."""
+    """Return the root mean square over the cuts of units; NaN without cuts."""
     total, count = np.zeros((2, len(analysis.labels)))
     for cut in analysis.cuts.values():
-        found = values(cut) if (cut.labels >= 0).any() else None
-        if found is None:
+        scores = values(cut) if (cut.labels >= 0).any() else None
+        if scores is None:
             continue
-        squares = np.square(found, dtype=np.float64)
+        squares = np.square(scores, dtype=np.float64)
         mean = squares.mean()
         roots = analysis.labels.roots(cut.labels)
         np.add.at(total, roots[roots >= 0], squares[roots >= 0] / (mean or 1.0))
@@ -74,14 +74,14 @@ def _values(variable: Any) -> Array:
 
 
 def _over_slices(values: Array, axis: int) -> Array:
-    others = tuple(each for each in range(values.ndim) if each != axis)
+    others = tuple(other for other in range(values.ndim) if other != axis)
     return np.asarray(values.sum(others))
 
 
 def _lost_without(
     model: keras.Model, analysis: Analysis, data: Any
 ) -> Mapping[tuple[int, int], Array]:
-    """Return first-order estimates of what the loss changes by without each slice of a kernel."""
+    """Return first-order estimates of the change of the loss without a slice of a kernel."""
     import tensorflow as tf
 
     cuts = [
@@ -90,7 +90,7 @@ def _lost_without(
         if cut.variable.trainable and len(cut.variable.shape) > 1 and cut.role != "takes"
     ]
     variables = list({id(cut.variable): cut.variable for cut in cuts}.values())
-    found: dict[tuple[int, int], Array] = {}
+    losses: dict[tuple[int, int], Array] = {}
     batches = 0
     for x, y, weight in _batches(data):
         with tf.GradientTape() as tape:
@@ -102,42 +102,41 @@ def _lost_without(
                 slope = tf.convert_to_tensor(slopes[id(cut.variable)]).numpy()
                 lost = np.abs(_over_slices(slope * _values(cut.variable), cut.axis))
                 key = (id(cut.variable), cut.axis)
-                found[key] = found.get(key, 0.0) + lost
+                losses[key] = losses.get(key, 0.0) + lost
         batches += 1
-    if not batches or not all(np.isfinite(lost).all() for lost in found.values()):
+    if not batches or not all(np.isfinite(lost).all() for lost in losses.values()):
         raise UserError(
-            "The gradients of this data do not say which channels matter.",
-            expected="at least one batch, and a loss that is finite on it",
+            "data= gives no finite gradients.",
+            expected="at least one batch with a finite loss",
             received=f"{batches} batches",
         )
-    return found
+    return losses
 
 
 def _loss(model: keras.Model, x: Any, y: Any, weight: Any) -> Any:
     try:
         y_pred = model(x, training=False)
         return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=False)
-    # Whatever a model raises that is given what it does not take.
-    except Exception as error:
+    except Exception as error:  # a model may raise anything for wrong inputs
         raise UserError(
-            f"The loss of {model.name!r} cannot be computed on this data.",
+            f"The loss of {model.name!r} cannot be computed on data=.",
             expected="a tuple (x, y) of arrays as fit takes them, or batches of them",
             received=first_line(error),
         ) from error
 
 
 def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield inputs, labels and weights: a tuple of arrays is cut up, others yield batches."""
+    """Yield batches of inputs, labels and weights."""
     import keras
 
     if isinstance(data, list) or hasattr(data, "shape"):
         raise UserError(
-            "data= holds no labels.",
+            "data= has no labels.",
             expected="a tuple (x, y) of arrays, or batches as fit takes them",
             received=type(data).__name__,
         )
     if never_ends(data):
-        raise UserError("data= never ends.", expected="a finite dataset", fix="data.take(100), say")
+        raise UserError("data= is endless.", expected="a finite dataset", fix="data.take(100), say")
     for batch in batches_of(_in_batches(data) if isinstance(data, tuple) else data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         yield x, y, weight
@@ -151,7 +150,7 @@ def _in_batches(arrays: tuple[Any, ...]) -> Any:
         examples = tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples(arrays))
     except ValueError as error:
         raise UserError(
-            "data= holds different numbers of examples.",
+            "data= has different numbers of examples.",
             expected="as many labels as inputs",
             received=first_line(error),
         ) from error
@@ -163,23 +162,23 @@ _SEARCH_STEPS = 12
 
 @dataclass(frozen=True)
 class Selection:
-    """What goes, and what that leaves."""
+    """The labels to remove, and the size of the rest."""
 
     analysis: Analysis
     gone: Array
-    """Of each label, whether its root goes."""
+    """Whether a label's root is removed, by label."""
 
     def mask(self, labels: Array) -> Array:
-        """Return which of some labels stay."""
+        """Return which of some labels are kept."""
         roots = self.analysis.labels.roots(labels)
         return np.asarray((roots < 0) | ~self.gone[roots])
 
     def kept(self, labels: Array) -> int:
-        """Return how many of some labels stay."""
+        """Return the number of labels that are kept."""
         return int(self.mask(labels).sum()) if len(self.gone) else len(labels)
 
     def shape(self, variable: Any) -> tuple[int, ...]:
-        """Return the shape that a variable will have."""
+        """Return the shape of a variable after the removal."""
         cuts = self.analysis.cuts
         return tuple(
             self.kept(cuts[id(variable), axis].labels) if (id(variable), axis) in cuts else size
@@ -187,53 +186,53 @@ class Selection:
         )
 
     def parameters(self, variables: Sequence[Any]) -> int:
-        """Return how many weights some variables will have."""
+        """Return the number of weights of variables after the removal."""
         return sum(math.prod(self.shape(variable)) for variable in variables)
 
     def flops(self) -> int | None:
-        """Return two for each product of an example with a kernel; None: a size is unknown."""
-        found = [
+        """Return two per multiplication with a kernel for an example; None for unknown sizes."""
+        products = [
             None if times is None else 2 * times * math.prod(self.shape(kernel))
             for kernel, times in self.analysis.work
         ]
-        known = [each for each in found if each is not None]
-        return sum(known) if len(known) == len(found) else None
+        known = [product for product in products if product is not None]
+        return sum(known) if len(known) == len(products) else None
 
 
-def nothing(analysis: Analysis) -> Selection:
-    """Return the selection that leaves a model as it is."""
+def empty_selection(analysis: Analysis) -> Selection:
+    """Return the selection that removes nothing."""
     return Selection(analysis, np.zeros(len(analysis.labels), dtype=bool))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How units are chosen, but for how many."""
+    """How units are chosen, for any fraction."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ChannelBlock, ...]
     scores: Array
     multiple: int
     ranking: Literal["layer", "global"]
 
     def select(self, analysis: Analysis, fraction: float) -> Selection:
-        """Choose about a fraction of all units that may go, the least important ones."""
-        selection = nothing(analysis)
+        """Choose about a fraction of the removable units, the least important ones."""
+        selection = empty_selection(analysis)
         for block in self.blocks:
             if block.reason is None:
                 order = block.units[np.argsort(self.scores[block.units], kind="stable")]
-                stay = _stay(block, self._wanted(block, fraction), self.multiple)
-                selection.gone[order[: len(order) - stay]] = True
+                kept = _kept(block, self._wanted(block, fraction), self.multiple)
+                selection.gone[order[: len(order) - kept]] = True
         return selection
 
-    def _wanted(self, block: Block, fraction: float) -> float:
+    def _wanted(self, block: ChannelBlock, fraction: float) -> float:
         if self.ranking == "layer" or fraction >= 1:
             return len(block.units) * (1 - fraction)
-        every = np.concatenate([each.units for each in self.blocks if each.reason is None])
+        every = np.concatenate([other.units for other in self.blocks if other.reason is None])
         threshold = np.quantile(self.scores[every], fraction)
         return int((self.scores[block.units] >= threshold).sum())
 
 
-def _stay(block: Block, wanted: float, multiple: int) -> int:
-    """Return how many units stay: ``wanted`` in multiples of channels, where the block is wide."""
+def _kept(block: ChannelBlock, wanted: float, multiple: int) -> int:
+    """Return ``wanted`` units, rounded to multiples of channels if the block is wide."""
     units = len(block.units)
     step = multiple // math.gcd(multiple, block.channels_a_unit)
     if units < 2 * step:
@@ -244,27 +243,27 @@ def _stay(block: Block, wanted: float, multiple: int) -> int:
 def search(
     choice: Choice, analysis: Analysis, fraction: float, cost: Callable[[Selection], float]
 ) -> Selection:
-    """Return the smallest selection that brings a cost down by a fraction."""
+    """Return the smallest selection that reduces a cost by a fraction."""
     costs: dict[bytes, float] = {}
 
     def cost_of(selection: Selection) -> float:
-        # Widths are whole multiples, so that many fractions select the same.
+        # Many fractions select the same, since widths are multiples.
         key = selection.gone.tobytes()
         if key not in costs:
             costs[key] = cost(selection)
         return costs[key]
 
-    limit = (1 - fraction) * cost_of(nothing(analysis))
+    limit = (1 - fraction) * cost_of(empty_selection(analysis))
     low, high = 0.0, 1.0
     best = choice.select(analysis, high)
     least = cost_of(best)
     if not least <= limit:
         raise UserError(
-            f"No choice of channels brings the target down by {fraction:.0%}.",
+            f"No choice of channels reduces the target by {fraction:.0%}.",
             expected=f"at most {limit:,.6g} left",
-            received=f"{least:,.6g} with as many channels removed as can be",
-            fix="ask for less, or choose more layers; tfopt.compress.channels_report names "
-            "those that stay whole",
+            received=f"{least:,.6g} with as many channels removed as possible",
+            fix="use a smaller fraction, or more layers; tfopt.compress.channels_report names "
+            "those that are kept",
         )
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
-"""Rules for what moves channels: pooling, padding, reshaping, joining, slicing, reducing.
+"""Rules for operations that move channels: pooling, padding, reshaping, joining, slicing, reducing.
 
-Labels move exactly as the values do. Where their new places could not be left out evenly they are
-united until they can, or pinned.
+Labels move as the values do. If they are not along one axis afterwards, they are united until they
+are, or pinned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfopt.compress.channels.labels import Analysis, Array, Call, Flow, Kept, Sh
 
 
 def _spatial(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow pooling, padding, cropping, resizing: positions change, channels do not."""
+    """Follow pooling, padding, cropping and resizing, which keep channels."""
     (flow,) = call.inputs
     axis = channel_axis(call.layer, len(flow.shape))
     if not flow.varying:
@@ -36,21 +36,19 @@ def _global_pooling(analysis: Analysis, call: Call) -> list[Flow]:
 def _flatten(analysis: Analysis, call: Call) -> list[Flow]:
     (flow,) = call.inputs
     if channel_axis(call.layer, len(flow.shape)) == 1 and len(flow.shape) > 2:
-        # Keras flattens images of either format into the same order.
+        # Keras flattens images of both formats into the same order.
         shape = (flow.shape[0], *flow.shape[2:], flow.shape[1])
         flow = Flow(shape, np.moveaxis(flow.labels, 1, -1))
     return [_reshaped(analysis, call, flow, call.shapes[0])]
 
 
 def _reshape(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow the layer or the operation: its configuration says the new shape, with or without
-    the batch.
-    """
+    """Follow the layer or the operation, whose new shape is with or without the batch."""
     (flow,) = call.inputs
     name = "target_shape" if hasattr(call.layer, "target_shape") else "newshape"
     target = getattr(call.layer, name)
     result = _reshaped(analysis, call, flow, call.shapes[0])
-    reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
+    reason = f"{call.path} is shared, and is called with channels that are kept"
     analysis.same(id(call.layer), result, reason)
     asked = tuple(target) if isinstance(target, list | tuple) else (target,)
 
@@ -66,7 +64,7 @@ def _reshape(analysis: Analysis, call: Call) -> list[Flow]:
 def _reshaped(analysis: Analysis, call: Call, flow: Flow, shape: Shape) -> Flow:
     if not flow.varying:
         return Flow(shape, flow.labels.reshape((1,) * len(shape)))
-    old, new = ([size for size in each[1:] if size] for each in (flow.shape, shape))
+    old, new = ([size for size in sizes[1:] if size] for sizes in (flow.shape, shape))
     known = len(old) + len(new) == len(flow.shape) + len(shape) - 2
     if not known or math.prod(old) != math.prod(new):
         analysis.pin(flow, f"{call.title} reshapes a tensor of an unknown size")
@@ -87,8 +85,8 @@ def _concatenate(analysis: Analysis, call: Call) -> list[Flow]:
         axis,
     )
     if shape[axis] is None or any(size > 1 for size in _but(joined, axis)):
-        # Channels on another axis: each is one with its continuation.
-        reason = f"{call.title} continues them with channels that stay whole"
+        # A channel on another axis is united with its continuation.
+        reason = f"{call.title} continues them with channels that are kept"
         analysis.labels.unite(joined.take([0], axis), joined, reason)
         joined = joined.take([0], axis)
     return [Flow.of(shape, joined)]
@@ -99,13 +97,13 @@ def _but(labels: Array, axis: int) -> tuple[int, ...]:
 
 
 def _reduce(analysis: Analysis, call: Call) -> list[Flow]:
-    """Follow Mean, Sum, Max and so on over axes that hold no channels."""
+    """Follow Mean, Sum, Max and so on over axes without channels."""
     (flow, *_), axes = call.inputs, call.layer.axis
     if axes is None:
         axes = range(len(flow.shape))
     gone = {flow.axis(axis) for axis in (axes if hasattr(axes, "__iter__") else [axes])}
     if gone & set(flow.varying):
-        analysis.pin(flow, f"{call.title} reduces the axis that they are on")
+        analysis.pin(flow, f"{call.title} reduces the channel axis")
         return [Flow.plain(call.shapes[0])]
     labels = flow.labels if call.layer.keepdims else np.squeeze(flow.labels, tuple(gone))
     return [Flow(call.shapes[0], labels)]
@@ -118,13 +116,13 @@ def _get_item(analysis: Analysis, call: Call) -> list[Flow]:
     places = _places_after(call.constants, len(flow.shape))
     (axis, *more) = flow.varying
     if more or places is None or places[axis] is None:
-        analysis.pin(flow, f"{call.title} takes some of them by number")
+        analysis.pin(flow, f"{call.title} indexes channels")
         return [Flow.plain(shape)]
     return [Flow.on_axis(shape, places[axis] or 0, flow.labels.reshape(-1))]
 
 
 def _places_after(key: tuple[Any, ...], rank: int) -> list[int | None] | None:
-    """Return where each axis is after indexing; None for one that is not taken whole."""
+    """Return the axes after indexing; None for one that is not taken as a whole."""
     parts = list(key)
     if not all(isinstance(part, slice | int | None) or part is Ellipsis for part in parts):
         return None
@@ -135,13 +133,13 @@ def _places_after(key: tuple[Any, ...], rank: int) -> list[int | None] | None:
     places: list[int | None] = []
     place = 0
     for part in parts:
-        if part is not None:  # None is an axis more
+        if part is not None:  # None is a new axis
             places.append(place if part == slice(None) else None)
         place += not isinstance(part, int)
     return places
 
 
-# What only moves axes does to labels as it does to values.
+# Operations that only move axes apply to labels, too.
 _REARRANGING: dict[str, Callable[[Any, Array], Array]] = {
     "Permute": lambda layer, labels: labels.transpose((0, *layer.dims)),
     "Transpose": lambda layer, labels: labels.transpose(layer.axes),

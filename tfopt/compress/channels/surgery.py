@@ -1,7 +1,7 @@
-"""The smaller model, its masked twin, and whether the two compute the same.
+"""Build the smaller model and its masked twin, and compare them.
 
-The smaller one has the configuration with new widths, and the weights without what is removed; the
-twin has the shape of the given model, and uses none of that.
+The smaller model has new widths and sliced weights; the twin has the shape of the given model, and
+does not use the removed channels.
 """
 
 from __future__ import annotations
@@ -20,47 +20,46 @@ from tfopt.keras_internals import layers_inside, layers_of
 if TYPE_CHECKING:
     import keras
 
-# Sums over fewer channels are taken in another order. Over some hundred layers in float32 that
-# stays a factor of ten below this, relative to the largest output; half precision has 8 bits.
+# Sums over fewer channels have another order. Over some hundred layers in float32 the error is a
+# tenth of this, relative to the largest output; half precision has 8 bits.
 _TOLERANCE, _IN_HALF_PRECISION = 1e-3, 0.1
-# For a size that is left open: it fits what is halved five times.
+# The value of an unknown size: it can be halved five times.
 _OPEN_SIZE = 32
 
 
 def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
-    """Return the largest difference of two models; raise where it is more than rounding."""
+    """Return the largest difference of two models; raise if it is more than rounding."""
     difference = largest_difference(smaller, twin)
     dtypes = {layer.compute_dtype for layer in layers_of(twin)}
     limit = _IN_HALF_PRECISION if dtypes & {"float16", "bfloat16"} else _TOLERANCE
     if difference is not None and not difference <= limit:
         raise UserError(
-            f"The model {twin.name!r} without the channels does not compute what it did before "
-            "without using them.",
+            f"The smaller model of {twin.name!r} differs from it with the channels masked.",
             expected=f"outputs that differ by at most {limit:.3g} of the largest",
             received=f"{difference:.3g}",
-            fix="leave out layers whose code depends on its widths, by layers=",
+            fix="exclude layers whose code depends on their widths, by layers=",
         )
     return difference
 
 
 def largest_difference(smaller: keras.Model, twin: keras.Model) -> float | None:
-    """Return how far two models' outputs differ, relative to these; None: not compared."""
+    """Return the largest relative difference of two models' outputs; None: not compared."""
     example = _example(twin)
     try:
         expected = _outputs(twin, example)
     except Exception:
-        return None  # what the given model cannot do cannot be compared
-    if not all(np.isfinite(each).all() for each in expected):
-        return None  # the logarithm of what is below zero, say
-    found = [
+        return None  # the given model cannot be run on random inputs
+    if not all(np.isfinite(output).all() for output in expected):
+        return None  # such as the logarithm of a negative number
+    differences = [
         float(np.abs(one - other).max(initial=0.0) / max(np.abs(other).max(initial=0.0), 1e-6))
         for one, other in zip(_outputs(smaller, example), expected, strict=True)
     ]
-    return float(np.max(found))  # which NaN in any of them makes NaN
+    return float(np.max(differences))  # NaN if any of them is
 
 
 def _example(model: keras.Model) -> Any:
-    """Return random values for each input."""
+    """Return random values for the inputs."""
     import keras
 
     graph = graph_of(model)
@@ -72,10 +71,10 @@ def _values(tensor: Any) -> Any:
     import tensorflow as tf
 
     generator = np.random.default_rng(0)
-    shape = [tensor.shape[0] or 1, *(each or _OPEN_SIZE for each in tensor.shape[1:])]
+    shape = [tensor.shape[0] or 1, *(size or _OPEN_SIZE for size in tensor.shape[1:])]
     if tensor.dtype == "string":
         return tf.fill(shape, "a text")
-    # Of the number of a word or a class all that is known is that 0 and 1 are some.
+    # 0 and 1 are valid indices of words or classes.
     is_number = "float" not in tensor.dtype
     values = generator.integers(0, 2, shape) if is_number else generator.normal(size=shape)
     return keras.ops.convert_to_tensor(values, dtype=tensor.dtype)
@@ -84,14 +83,15 @@ def _values(tensor: Any) -> Any:
 def _outputs(model: keras.Model, example: Any) -> list[Any]:
     import keras
 
-    found = keras.tree.flatten(model(example, training=False))
+    outputs = keras.tree.flatten(model(example, training=False))
     return [
-        np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(each, "float32"))) for each in found
+        np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(output, "float32")))
+        for output in outputs
     ]
 
 
-def without(model: keras.Model, selection: Selection) -> keras.Model:
-    """Return a new model, without what the selection removes."""
+def smaller_model(model: keras.Model, selection: Selection) -> keras.Model:
+    """Return the smaller model of a selection."""
     weights = tuple(_sliced(variable, selection) for variable in model.weights)
     changes: dict[int, dict[str, Any]] = {
         id(layer): {}
@@ -109,10 +109,10 @@ def without(model: keras.Model, selection: Selection) -> keras.Model:
 
 
 def masked(model: keras.Model, selection: Selection) -> keras.Model:
-    """Return a copy of the model in which nothing uses what the selection removes.
+    """Return a copy of the model that does not use the removed channels.
 
-    Where a kernel takes a removed channel, its weights are zero. The channel itself is computed:
-    a bias after it would make it anything but zero.
+    Kernels that take a removed channel have zeros for it. The channel itself is computed, since a
+    bias after it would make it nonzero.
     """
     weights = tuple(_unused(variable, selection) for variable in model.weights)
     return rebuild(model, weights=weights)
@@ -137,8 +137,8 @@ def _unused(variable: Any, selection: Selection) -> Array:
 
 
 def _edit(layer: Any, config: dict[str, Any], changes: dict[int, dict[str, Any]]) -> None:
-    """Change a layer's configuration, and those of the layers inside it."""
-    # It says the shapes that the layer was built for; the graph builds it anew.
+    """Change a layer's configuration, and those of inner layers."""
+    # build_config has the old shapes; the graph builds the layer anew.
     config.pop("build_config", None)
     if id(layer) in changes:
         config["config"].update(changes[id(layer)])
@@ -147,9 +147,9 @@ def _edit(layer: Any, config: dict[str, Any], changes: dict[int, dict[str, Any]]
 
 
 def _drop_arrays(settings: dict[str, Any]) -> None:
-    """Drop initial values that are an array, such as word vectors, of the size there was.
+    """Drop initializers with an array of the old size, such as word vectors.
 
-    The weights are set in any case; the layer has its class's own initializer from then on.
+    The weights are set in any case; the layer then has its class's default initializer.
     """
     for name in [name for name in settings if name.endswith("_initializer")]:
         inner = settings[name].get("config") if isinstance(settings[name], dict) else None
@@ -166,16 +166,16 @@ def _edit_inside(layer: Any, config: dict[str, Any], changes: dict[int, dict[str
         return
     if "layers" not in settings:
         raise UserError(
-            f"{type(layer).__name__} makes its layers itself, with their widths.",
+            f"{type(layer).__name__} creates its layers itself, with their widths.",
             expected="a model that is saved layer by layer",
             received=f"get_config() of {type(layer).__name__} without layers",
             fix="keras.Model(model.inputs, model.outputs) is the same without the class",
         )
-    # In the order in which Keras writes them: a layer of the user's own need not tell its name.
+    # In the order in which Keras writes them: a custom layer may lack its name.
     inside = (
         layers_inside(layer, recursive=False)
         if isinstance(layer, keras.Sequential)
         else graph.operations
     )
-    for each, inner in zip(inside, settings["layers"], strict=True):
-        _edit(each, inner, changes)
+    for child, inner in zip(inside, settings["layers"], strict=True):
+        _edit(child, inner, changes)

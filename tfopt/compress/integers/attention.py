@@ -1,8 +1,8 @@
-"""Attention as an int8 file computes it, with masks that leave the scores their steps.
+"""Attention as an int8 file computes it, with masks that keep the range of the scores.
 
-Keras and users hide a score by an enormous negative number; of 256 values between that and the
-scores none is left for the scores. Here what is hidden is a little below the lowest score of its
-row, which changes shares by a quarter of a percent at most.
+A score masked by a huge negative number leaves none of the 256 values for the other scores. Here
+masked scores are a little below the lowest score of their row, which changes probabilities by a
+quarter of a percent at most.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import math
 from typing import Any
 
 from tfopt.compress.integers.fake_quant import Rounded
-from tfopt.compress.model_graph import Place, kinds
+from tfopt.compress.model_graph import Neighbours, kinds
 from tfopt.keras_internals import ATTENTION, layers_inside, scale_of
 
 PLACES = ("query", "scores", "hidden", "context")
-"""Where LiteRT rounds inside attention of many heads, the softmax apart, which is a layer."""
+"""The values that LiteRT rounds inside multi-head attention, except the softmax, a layer."""
 
-# What is hidden in a row has together at most e ** -6 of the share of the largest.
+# All masked keys of a row have at most e ** -6 of the probability of the largest one.
 _BELOW = 6.0
-# Where nobody knows how many keys there are.
+# The assumed number of keys if it is unknown
 _LONG = 1024
 _MANY_HEADS = frozenset({"MultiHeadAttention", "GroupedQueryAttention"})
 
 
 def is_attention_of_many_heads(layer: Any) -> bool:
-    """Return whether its heads are computed by Keras's own method, along one axis."""
+    """Return whether a layer is multi-head attention by Keras's own method, along one axis."""
     axes = tuple(getattr(layer, "attention_axes", None) or (1,))
     if not kinds(layer) & _MANY_HEADS or axes != (1,):
         return False
@@ -33,8 +33,8 @@ def is_attention_of_many_heads(layer: Any) -> bool:
     return own.__module__.startswith("keras.")
 
 
-def hidden(scores: Any, kept: Any, axis: int = -1) -> Any:
-    """Put the scores that are not kept so far below those of their row that they have no share."""
+def lowered_scores(scores: Any, kept: Any, axis: int = -1) -> Any:
+    """Lower the scores that are not kept below all others of their row."""
     import tensorflow as tf
 
     depth = _BELOW + math.log(scores.shape[axis] or _LONG)
@@ -53,15 +53,15 @@ def heads(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> tuple[Any, Any]:
-    """Return what the heads gather from the values, and the shares by which they do."""
+    """Return the context of the heads, and the attention probabilities."""
     from keras import ops
 
     mask = attention_mask
     if use_causal_mask:
-        places = (ops.arange(ops.shape(each)[1]) for each in (query, value))
+        places = (ops.arange(ops.shape(tensor)[1]) for tensor in (query, value))
         causal = ops.greater_equal(*ops.meshgrid(*places, indexing="ij"))
         mask = causal if mask is None else ops.logical_and(ops.cast(mask, "bool"), causal)
-    inner = {type(each).__name__: each for each in layers_inside(layer, recursive=False)}
+    inner = {type(child).__name__: child for child in layers_inside(layer, recursive=False)}
     scale = ops.cast(scale_of(layer), query.dtype)
     query = rounded(ops.multiply(query, scale), "query")
     more = "xyz"[: len(query.shape) - 4]  # axes that are not attended over
@@ -72,8 +72,8 @@ def heads(
         while len(mask.shape) < len(scores.shape):
             mask = ops.expand_dims(mask, -3)
         kept = ops.cast(mask, "bool")
-        shares = inner["Softmax"](rounded(hidden(scores, kept), "hidden"))
-        # Of a row that is hidden as a whole Keras takes the mean, or nothing, as it has two ways.
+        shares = inner["Softmax"](rounded(lowered_scores(scores, kept), "hidden"))
+        # For a fully masked row Keras computes the mean, or zero on its path with dropout.
         if layer.dropout > 0 or return_attention_scores:
             shares = ops.where(kept, shares, 0.0)
     used = inner["Dropout"](shares, training=training) if layer.dropout > 0 else shares
@@ -81,8 +81,8 @@ def heads(
     return rounded(context, "context"), shares
 
 
-def hides_scores(part: Any, place: Place) -> bool:
-    """Return whether a part may only hide scores from a softmax: its range would hold none."""
+def masks_scores(part: Any, place: Neighbours) -> bool:
+    """Return whether a part may mask scores before a softmax, and so should have no range."""
     if place.is_output or not kinds(part) & {"Where", "Add", "Subtract"}:
         return False
     functions = (getattr(after, "activation", None) for after in place.after)

@@ -1,4 +1,4 @@
-"""Separable convolutions in their two parts, which an int8 file computes one after the other."""
+"""Separable convolutions in two parts, as an int8 file computes them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tfopt.compress.model_graph import computes_as_keras, kinds
 
 
 def has_two_parts(layer: Any) -> bool:
-    """Return whether :func:`in_two_parts` computes the layer."""
+    """Return whether :func:`in_two_parts` can compute a layer."""
     return "BaseSeparableConv" in kinds(layer) and computes_as_keras(layer)
 
 
 def in_two_parts(layer: Any, between: Callable[[Any], Any], inputs: Any) -> Any:
-    """Compute a separable convolution with ``between`` on what its depthwise part gives."""
+    """Compute a separable convolution with ``between`` applied to its depthwise result."""
     from keras import ops
 
     shared = {"data_format": layer.data_format}

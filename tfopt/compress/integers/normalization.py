@@ -1,8 +1,8 @@
-"""Normalizations with the values that are rounded between their operators.
+"""Normalizations with rounded values between their operators.
 
-Keras computes ``x * inv - mean * inv``, whose two terms are much larger than their difference; here
-the mean is taken off first. In float the results differ only for rows that nearly are zeros beside
-others (a variance below 1/512 of what is usual in the example).
+Keras computes ``x * inv - mean * inv``, whose terms are much larger than their difference; here the
+mean is subtracted first. In float the results differ only for rows with a variance below 1/512 of
+the mean of their example.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.model_graph import kinds
 
 _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization"})
-# No inverse is over 23 times what is usual.
-_LITTLE = 1 / 512
+# The lowest variance relative to the mean of the example: no inverse is above 23 times the usual.
+_LOWEST = 1 / 512
 
 
 def places_of_normalization(layer: Any) -> tuple[str, ...]:
-    """Return the places inside a layer that :func:`normalized` computes, in order; else none."""
+    """Return the rounded places inside a normalization, in order; empty for other layers."""
     names = kinds(layer)
     if getattr(layer, "rms_scaling", False) or not names & _NORMALIZATIONS:
         return ()
@@ -30,7 +30,7 @@ def places_of_normalization(layer: Any) -> tuple[str, ...]:
 
 
 def normalized(layer: Any, inputs: Any, rounded: Rounded) -> Any:
-    """Return what a normalization gives, with ``rounded`` at its places."""
+    """Return the result of a normalization, with ``rounded`` at its places."""
     import tensorflow as tf
 
     axes = _axes(layer, inputs)
@@ -54,32 +54,32 @@ def normalized(layer: Any, inputs: Any, rounded: Rounded) -> Any:
 
 
 def _inverse(square: Any, epsilon: float, rounded: Rounded) -> Any:
-    """Return one by the root of a square, which is no less than a little of its example's mean.
+    """Return the inverse root of a mean square, which is clipped relative to its example's mean.
 
-    Of a row of zeros (padding, a class token that begins as zeros) the inverse is a thousand times
-    that of others, of which nothing would be left in 256 values.
+    The inverse of a row of zeros (padding, a zero class token) is a thousand times that of others,
+    for which none of the 256 values would be left.
     """
     import tensorflow as tf
 
     beside = [axis for axis in range(1, len(square.shape)) if square.shape[axis] != 1]
     if beside:
         usual = tf.reduce_mean(square, beside, keepdims=True)
-        square = tf.maximum(square, usual * _LITTLE)
+        square = tf.maximum(square, usual * _LOWEST)
     variance = square + epsilon
     near = rounded(variance, "variance")
     if near is not variance:
-        # Of what is rounded to zero an int8 file gives the largest inverse that there is.
+        # For a variance rounded to zero an int8 file has the largest possible inverse.
         near = tf.where(near > 0, near, variance)
     return rounded(tf.math.rsqrt(near), "inverse")
 
 
 def _axes(layer: Any, inputs: Any) -> list[int]:
-    given = [layer.axis] if isinstance(layer.axis, int) else layer.axis
-    return sorted(axis % len(inputs.shape) for axis in given)
+    axes = [layer.axis] if isinstance(layer.axis, int) else layer.axis
+    return sorted(axis % len(inputs.shape) for axis in axes)
 
 
 def _along(weight: Any, inputs: Any, axes: list[int]) -> Any:
-    """Return a weight with the axes of the inputs; None where there is none."""
+    """Return a weight broadcast to the axes of the inputs, or None."""
     import tensorflow as tf
 
     if weight is None:

@@ -1,8 +1,8 @@
-"""Where a model is to compute with fake-quantized values: a plan, as plain data.
+"""Plan where a model is fake-quantized, as plain data.
 
-It follows what LiteRT's converter fuses: nothing is rounded between a convolution, its batch
-normalization and its ReLU. Every layer and operation is in it once, with what is done there or the
-reason why nothing is.
+The plan follows the fusions of LiteRT's converter: nothing is rounded between a convolution, its
+batch normalization and its ReLU. It has every layer and operation once, with what is rounded, or
+the reason why nothing is.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tfopt.compress.integers.attention import PLACES, hides_scores, is_attention_of_many_heads
+from tfopt.compress.integers.attention import PLACES, is_attention_of_many_heads, masks_scores
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
 from tfopt.compress.integers.fake_quant import Rounded
 from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.kernels import Matches, kernels_of
 from tfopt.compress.model_graph import (
     Address,
-    Place,
+    Neighbours,
     computes_as_keras,
     is_layer,
     kinds,
@@ -31,9 +31,9 @@ from tfopt.keras_internals import layers_of
 
 
 def places_inside(part: Any) -> tuple[str, ...]:
-    """Return the places where LiteRT rounds inside a part, in the order of the computation.
+    """Return the places where LiteRT rounds inside a part, in order.
 
-    They are those between the operators of a layer; a ``call`` of a user's own has none.
+    They are between the operators of a Keras layer; a custom ``call`` has none.
     """
     if has_two_parts(part):
         return ("between",)
@@ -45,14 +45,14 @@ def places_inside(part: Any) -> tuple[str, ...]:
 
 
 def rounded_inside(layer: Any, rounded: Rounded) -> Callable[..., Any]:
-    """Return the ``call`` with ``rounded`` at its places, of a layer but attention."""
+    """Return a layer's ``call`` with ``rounded`` at its places; not for attention."""
     if has_two_parts(layer):
         return lambda inputs: in_two_parts(layer, lambda deep: rounded(deep, "between"), inputs)
 
     def call(inputs: Any) -> Any:
         import tensorflow as tf
 
-        # Squares of half precision overflow, and so Keras computes this in float32 as well.
+        # In float32, as in Keras: squares overflow in half precision.
         result = normalized(layer, tf.cast(inputs, tf.float32), rounded)
         return tf.cast(result, layer.compute_dtype)
 
@@ -66,11 +66,7 @@ _LOOK_UP = frozenset(
 
 
 def _looks_up(owner: Any) -> bool:
-    """Return whether a model reads indices.
-
-    Rounded into 256 steps, an index would become its neighbour's, and the model would train on
-    other categories than it was given.
-    """
+    """Return whether a model reads indices, which rounding to 256 values would change."""
     return any(_reads_indices(part) or _looks_up(part) for _, part in parts(owner))
 
 
@@ -78,13 +74,13 @@ def _reads_indices(part: Any) -> bool:
     if "Cast" not in kinds(part):
         return bool(kinds(part) & _LOOK_UP)
     results = result_tensors(part) or []
-    return any(str(each.dtype).startswith(("int", "uint")) for each in results)
+    return any(str(tensor.dtype).startswith(("int", "uint")) for tensor in results)
 
 
-# In LiteRT what such a part takes and gives has one scale: with a range of its own, which may be
-# narrower, the converter would cut off what comes before.
+# In LiteRT the input and the output of such a part have one scale: a narrower range of the output
+# would clip the input.
 _MOVES = "passes its input's values on"
-_NOTHING = "does nothing when the model is served"
+_NOTHING = "does nothing in inference"
 _MOVING = """
     Flatten Reshape Permute RepeatVector BaseZeroPadding BaseCropping ZeroPadding1D ZeroPadding2D
     ZeroPadding3D Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D UpSampling3D Identity
@@ -104,16 +100,16 @@ _REASONS = {
 
 
 def why_no_range(part: Any) -> str | None:
-    """Return why a result has the range of what comes in; None where it has its own."""
+    """Return why a result has the range of the input, or None if it has its own."""
     names = kinds(part)
-    found = next((why for name, why in _REASONS.items() if name in names), None)
-    if found is None and any(name.startswith("Random") for name in names):
+    reason = next((why for name, why in _REASONS.items() if name in names), None)
+    if reason is None and any(name.startswith("Random") for name in names):
         return _NOTHING
-    return found
+    return reason
 
 
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
-"""The ranges that LiteRT prescribes for the results of sigmoid and softmax, and of tanh."""
+"""LiteRT's fixed ranges of the results of sigmoid and softmax, and of tanh."""
 
 _LINEAR = frozenset({"linear"})
 _RELU = _LINEAR | {"relu", "relu6"}
@@ -123,7 +119,7 @@ _FOLDS_NORMALIZATION = frozenset(
     {"Dense", "BaseConv", "BaseConvTranspose", "BaseDepthwiseConv", "BaseSeparableConv"}
 )
 _FUSES_RELU = _FOLDS_NORMALIZATION | {"BatchNormalization", "Add", "Subtract", "Multiply"}
-_NOT_CHOSEN = "not chosen by quantize_aware(): quantized when it is converted"
+_NOT_CHOSEN = "not chosen by quantize_aware(): quantized by the converter"
 _OUTPUTS_INSIDE = frozenset(
     {"TimeDistributed", "MultiHeadAttention", "GroupedQueryAttention", "Functional", "Sequential"}
 )
@@ -131,19 +127,19 @@ _OUTPUTS_INSIDE = frozenset(
 
 @dataclass(frozen=True)
 class Point:
-    """A layer or an operation, and what is fake-quantized there.
+    """What is fake-quantized at a layer or an operation.
 
     Attributes:
-        path: Names from the model down.
-        address: Where it is found again in a loaded model.
+        path: Its path.
+        address: Its address in the model, also in a loaded one.
         kind: Its class.
         kernels: Whether its kernels are.
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
-            "symmetric_unit" (prescribed); None: its result is not.
-        before_activation: Whether what its own activation receives is.
-        inside: What is inside, where LiteRT computes a layer by several operators.
-        inputs: Of the model itself: which of its flattened inputs are.
-        remark: Why nothing is done, or what is left to the conversion.
+            "symmetric_unit" (fixed); None: the result is not.
+        before_activation: Whether the input of its activation is.
+        inside: The places inside, if LiteRT computes it by several operators.
+        inputs: Of the model itself: the numbers of its flattened inputs that are.
+        remark: Why nothing is, or what is left to the converter.
     """
 
     path: str
@@ -163,13 +159,13 @@ class Point:
         return bool(own or self.output or self.inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return plain data from which :func:`point_from_config` makes an equal point."""
+        """Return the fields as plain data."""
         values = asdict(self).items()
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
 
 
 def point_from_config(config: Mapping[str, Any]) -> Point:
-    """Return the point that :meth:`Point.get_config` described."""
+    """Return the point of a configuration."""
     values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     return Point(**values)
 
@@ -180,20 +176,19 @@ def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
 
 
 def _of_inputs(model: Any) -> Point:
-    """Return the point of the model's own inputs, which LiteRT quantizes when they come in."""
+    """Return the point of the model's inputs, which LiteRT quantizes."""
     import keras
 
     if getattr(model, "inputs", None):
         dtypes = [str(tensor.dtype) for tensor in model.inputs]
     else:
         shapes: list[Any] = []
-        given = model.get_build_config() or {}
-        keras.tree.map_shape_structure(shapes.append, given)
+        keras.tree.map_shape_structure(shapes.append, model.get_build_config() or {})
         dtypes = ["float32"] * len(shapes)
     floats = tuple(n for n, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat")))
-    remark = None if floats else "no input holds float values"
+    remark = None if floats else "no float inputs"
     if floats and _looks_up(model):
-        floats, remark = (), "may hold categories: quantized when it is converted"
+        floats, remark = (), "may be indices: quantized by the converter"
     return Point("inputs", (), plain_class(model).__name__, inputs=floats, remark=remark)
 
 
@@ -221,11 +216,13 @@ def _visit(
 
 
 def _inside(part: Any) -> bool:
-    """Return whether a part's own parts are points; a recurrent cell is used in a loop."""
+    """Return whether a part's own parts are points; a recurrent cell runs in a loop."""
     return is_layer(part) and "RNN" not in kinds(part) and any(True for _ in parts(part))
 
 
-def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] | None) -> Point:
+def _decide(
+    part: Any, address: Address, path: str, known: Mapping[int, Neighbours] | None
+) -> Point:
     names = kinds(part)
     kernels = is_layer(part) and bool(kernels_under(part))
     passed_on = why_no_range(part)
@@ -235,7 +232,7 @@ def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] |
     if output == "fused":
         output = None
     if "RNN" in names:
-        remark, split = "inside the loop only kernels are: the rest when it is converted", False
+        remark, split = "only kernels in the loop: the rest is quantized by the converter", False
     return Point(
         path,
         address,
@@ -249,47 +246,47 @@ def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] |
 
 
 def _fused_activations(part: Any) -> frozenset[str]:
-    """Return the activations that are one operator with a part."""
+    """Return the activations that LiteRT fuses with a part."""
     return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
 
 
 def kernels_under(layer: Any) -> list[Any]:
-    """Return the kernels that a point's layer computes with: its own, or those of its cell."""
+    """Return the kernels of a layer, or of a recurrent layer's cell."""
     if "RNN" not in kinds(layer):
         return list(kernels_of(layer))
     return [kernel for inner in layers_of(layer) for kernel in kernels_of(inner)]
 
 
-def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, str | None]:
+def _output(part: Any, known: Mapping[int, Neighbours] | None) -> tuple[str | None, str | None]:
     """Return the range of a result, or None or "fused" with the reason."""
     results = result_tensors(part)
     if results is not None:
         if len(results) != 1:
-            return None, "has several results: quantized when it is converted"
+            return None, "has several results: quantized by the converter"
         if not str(results[0].dtype).startswith(("float", "bfloat")):
             return None, "has no float result"
     if "OneHot" in kinds(part):
-        return None, "makes zeros and ones: quantized when it is converted"
+        return None, "has zeros and ones: quantized by the converter"
     place = None if known is None else known[id(part)]
     if known is not None and place is not None and _is_fused(part, known):
         return "fused", f"one operator together with {place.after[0].name}"
-    if place is not None and hides_scores(part, place):
-        return None, "may hide scores from a softmax: quantized when it is converted"
+    if place is not None and masks_scores(part, place):
+        return None, "may mask scores of a softmax: quantized by the converter"
     own = _activation(part)
-    found = _RANGE_OF.get(own or "", "moving")
-    if place is not None and place.is_output and found == "unit":
-        return None, "gives probabilities: LiteRT prescribes their 256 values"
-    return found, None
+    range_kind = _RANGE_OF.get(own or "", "moving")
+    if place is not None and place.is_output and range_kind == "unit":
+        return None, "gives probabilities, whose range is fixed in LiteRT"
+    return range_kind, None
 
 
-def _is_fused(part: Any, known: Mapping[int, Place]) -> bool:
-    """Return whether the converter makes one operator of a part and the only one after it."""
+def _is_fused(part: Any, known: Mapping[int, Neighbours]) -> bool:
+    """Return whether the converter fuses a part with the only one after it."""
     place = known[id(part)]
     if place.is_output or len(place.after) != 1:
         return False
     follower, names, own = place.after[0], kinds(part), _activation(part)
     if "Concatenate" in kinds(follower):
-        # What is joined has one range in LiteRT, and so is rounded once: to the joint one.
+        # Concatenated tensors have one range in LiteRT, and are rounded once, to that one.
         return own in (None, *_RELU) and not _joins_what_has_a_range(part, known)
     if own not in (None, "linear"):
         return False
@@ -298,8 +295,8 @@ def _is_fused(part: Any, known: Mapping[int, Place]) -> bool:
     return bool(names & _FUSES_RELU) and "relu" in _fused_activations(part) and _is_relu(follower)
 
 
-def _joins_what_has_a_range(part: Any, known: Mapping[int, Place]) -> bool:
-    """Return whether the range of something joined would become that of all of it."""
+def _joins_what_has_a_range(part: Any, known: Mapping[int, Neighbours]) -> bool:
+    """Return whether a concatenation has an input with its own range."""
     if "Concatenate" not in kinds(part):
         return False
     return any(
@@ -309,7 +306,7 @@ def _joins_what_has_a_range(part: Any, known: Mapping[int, Place]) -> bool:
 
 
 def _folds(part: Any) -> bool:
-    """Return False for volumes and dense layers on more than rows: those are several operators."""
+    """Return False for Conv3D, and Dense on more than two axes: those are several operators."""
     if "Conv3D" in kinds(part):
         return False
     tensors = result_tensors(part) or []
@@ -328,10 +325,7 @@ def _is_relu(part: Any) -> bool:
 
 
 def _activation(part: Any) -> str | None:
-    """Return the name of the function that a part ends with; None where it has none.
-
-    A ``call`` of a user's own may end with anything, whatever its class and its attributes are.
-    """
+    """Return the name of a part's activation, or None, also for a custom ``call``."""
     if not computes_as_keras(part):
         return None
     names = kinds(part)

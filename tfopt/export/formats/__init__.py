@@ -1,1 +1,1 @@
-"""The formats that models are served in: one file each, behind one protocol."""
+"""The serving formats, one file each, behind one base class."""

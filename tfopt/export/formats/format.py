@@ -1,6 +1,6 @@
-"""What a serving format does: writes a model's graph as a file, and runs that file.
+"""Define a serving format: it writes a model's graph as a file, and runs that file.
 
-A format is an object without state. :data:`tfopt.export.formats.roster.FORMATS` holds all of them.
+Formats are stateless objects, listed in :data:`tfopt.export.formats.roster.FORMATS`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Precision = Literal[
 ]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 CALIBRATED = frozenset({"int8", "int16"})
-"""Precisions whose ranges are found on calibration data."""
+"""Precisions with ranges from calibration data."""
 Device = Literal["cpu", "gpu"]
 Graph = Literal["plain", "unrolled", "litert", "litert_integers"]
-"""The forms in which a model reaches a format; see :class:`tfopt.export.reference.Reference`."""
-Run = Callable[[Sequence[Array]], list[Array]]
-"""One call of an engine: an array an input, in order; back comes an array an output."""
+"""The forms of a model from which files are written; see ``tfopt.export.reference.Reference``."""
+Runner = Callable[[Sequence[Array]], list[Array]]
+"""One call of an engine: from an array per input to an array per output, in order."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Signature:
 
     @property
     def batch(self) -> int | None:
-        """Return the one batch size that goes in; None where any does."""
+        """Return the fixed batch size; None if it is free."""
         return self.inputs[0].batch
 
     def named(self, rows: Sequence[Array]) -> dict[str, Array]:
-        """Return the arrays by the names of their inputs."""
-        return {port.name: each for port, each in zip(self.inputs, rows, strict=True)}
+        """Return the arrays by input name."""
+        return {port.name: values for port, values in zip(self.inputs, rows, strict=True)}
 
     def comment(self) -> str:
-        """Return a line of code that says what x holds: an array, or of several inputs a dict."""
+        """Return a comment on ``x`` in code: an array, or for several inputs a dict."""
         if len(self.inputs) == 1:
             return f"# x: {_in_words(self.inputs[0])}"
         return "# x: a dict of " + ", ".join(f"{p.name}: {_in_words(p)}" for p in self.inputs)
@@ -62,22 +62,22 @@ class Signature:
         return f'{{"{self.inputs[0].name}": x}}' if len(self.inputs) == 1 else "x"
 
     def keywords(self, form: str = "{}") -> str:
-        """Return the inputs as keywords of a call in code, each in a form of an array."""
+        """Return the inputs as keyword arguments in code, each formatted by ``form``."""
         name = self.inputs[0].name
         if len(self.inputs) == 1 and name.isidentifier() and not iskeyword(name):
             return f"{name}={form.format('x')}"
         return f"**{{k: {form.format('v')} for k, v in {self.by_name()}.items()}}"
 
 
-def way_round(operators: Collection[str]) -> str:
-    """Return what to do about operators that a format lacks."""
-    alone = (
+def operator_fix(operators: Collection[str]) -> str:
+    """Return the fix for operators that a format does not support."""
+    fix = (
         "replace the layer that uses it, or keep that step outside the model (text and lookups "
         "belong before it)"
     )
     if PYTHON_OPERATIONS & {*operators}:
-        return f"{alone}: no file holds what Python computes"
-    return f"{alone}; the format saved_model takes it as it is"
+        return f"{fix}: no file supports Python code"
+    return f"{fix}; the format saved_model supports it"
 
 
 def _in_words(port: Port) -> str:
@@ -87,12 +87,12 @@ def _in_words(port: Port) -> str:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Where the forms of one model lie, for a process that writes files of them.
+    """The paths of one model's forms, for a process that writes files of them.
 
     Attributes:
         signature: Inputs and outputs.
         forms: Paths: SavedModels for "plain" and "unrolled", .tflite files for the others.
-        calibration: Path of the calibration data, an array an input; None without.
+        calibration: Path of the calibration data, an array per input; None without.
     """
 
     signature: Signature
@@ -100,28 +100,28 @@ class Graphs:
     calibration: Path | None = None
 
     def feeds(self) -> list[dict[str, Array]]:
-        """Return the calibration data in feeds of the size that the model takes, or of one."""
+        """Return the calibration data in batches of the model's size, or of one example."""
         assert self.calibration is not None
         size = self.signature.batch or 1
         with np.load(self.calibration) as kept:
             columns = [kept[f"input_{number}"] for number in range(len(self.signature.inputs))]
-        # A repeated row changes no range.
+        # Rows repeated by padding change no range.
         starts = range(0, len(columns[0]), size)
         rows = ([padded(a[start : start + size], size) for a in columns] for start in starts)
-        return [self.signature.named(each) for each in rows]
+        return [self.signature.named(feed) for feed in rows]
 
 
 class Format(ABC):
     """A file format with its engine.
 
     Attributes:
-        name: What users type.
-        filename: The file, or the folder, that an engine opens; relative to the export's folder.
-        engine: Who runs it, in words.
-        packages: Modules to import, and the distributions that bring them.
-        extra: The extra of tfopt that installs them; None where tfopt always does.
-        precisions: What it can be written in.
-        devices: Where it runs.
+        name: The name in ``formats=``.
+        filename: The file or folder that an engine opens, relative to the export's folder.
+        engine: The name of the engine.
+        packages: Required modules, and the distributions that install them.
+        extra: The extra of tfopt that installs them; None if tfopt always does.
+        precisions: The supported precisions.
+        devices: The supported devices.
     """
 
     name: ClassVar[str]
@@ -134,14 +134,14 @@ class Format(ABC):
 
     @abstractmethod
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the forms that it can be written from, the best first."""
+        """Return the forms from which it can be written, the best first."""
 
     @abstractmethod
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
-        """Write the file into an empty folder; return what there is to know about it."""
+        """Write the file into an empty folder; return notes on it."""
 
     @abstractmethod
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
         """Load the file in this process; return one call of it."""
 
     @abstractmethod
@@ -149,18 +149,18 @@ class Format(ABC):
         """Return a few lines of Python that load and call the file without tfopt."""
 
     def require(self) -> None:
-        """Raise where a package that it needs is not installed."""
+        """Raise if a required package is not installed."""
         missing = [name for module, name in self.packages.items() if find_spec(module) is None]
         if missing:
             raise UserError(
                 f"The format {self.name!r} needs packages that are not installed.",
                 expected=", ".join(self.packages.values()),
                 received=f"without {', '.join(missing)}",
-                fix=f"pip install 'tfopt[{self.extra}]'" if self.extra else "install tfopt again",
+                fix=f"pip install 'tfopt[{self.extra}]'" if self.extra else "reinstall tfopt",
             )
 
     def require_gpu(self) -> None:
-        """Raise where the engine would run on the CPU of this process, and not say so."""
+        """Raise if the engine would silently run on the CPU of this process."""
         return
 
     def engine_version(self) -> str:

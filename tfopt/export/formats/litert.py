@@ -1,4 +1,4 @@
-"""LiteRT (.tflite) files: TensorFlow's converter for the graph, litert-quantizer for integers."""
+"""LiteRT (.tflite) files, by TensorFlow's converter and litert-quantizer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tfopt.export.formats.format import (
     Graph,
     Graphs,
     Precision,
-    Run,
+    Runner,
     Signature,
 )
 from tfopt.export.litert_file import (
-    Kernel,
     LeftFloat,
+    LiteRTKernel,
     LitertPredictor,
     float_ops,
     float_weights,
@@ -36,7 +36,7 @@ from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
 _BLOCK = 32
-# What lets callers give and get floats, as from each other file.
+# Left in float, so that inputs and outputs are floats as in other files
 _ENDS = ("INPUT", "OUTPUT")
 
 
@@ -44,7 +44,7 @@ class LiteRT(Format):
     """Files for phones, microcontrollers and CPUs.
 
     Args:
-        integer_io: Whether a file in int8 takes and gives integers, too.
+        integer_io: Whether the inputs and outputs of an int8 file are integers, too.
     """
 
     name = "litert"
@@ -60,7 +60,7 @@ class LiteRT(Format):
         self._integer_io = integer_io
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the graph of operators that have integer kernels, where those will compute."""
+        """Return the form of operators with integer kernels for calibrated precisions."""
         return ("litert_integers",) if precision in CALIBRATED else ("litert",)
 
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
@@ -71,13 +71,13 @@ class LiteRT(Format):
             return []
         feeds = graphs.feeds() if precision in CALIBRATED else None
         plain = graphs.forms[form].read_bytes()
-        made = recipe(precision, plain, integer_io=self._integer_io)
-        content = quantized(plain, made, feeds)
+        entries = recipe(precision, plain, integer_io=self._integer_io)
+        content = quantized(plain, entries, feeds)
         target.write_bytes(content)
         left = left_float(content, precision)
         return [left_in_words(left)] if left else []
 
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
         """Open the file in LiteRT's interpreter."""
         return LitertPredictor(
             (folder / self.filename).read_bytes(),
@@ -96,7 +96,7 @@ class LiteRT(Format):
 
 
 def left_float(content: bytes, precision: Precision) -> tuple[LeftFloat, ...]:
-    """Return what stayed in float of a file, and why."""
+    """Return the parts of a file left in float, with the reasons."""
     if precision == "float32":
         return ()
     return float_ops(content) if precision in CALIBRATED else float_weights(content)
@@ -107,12 +107,12 @@ def recipe(
     content: bytes,
     *,
     integer_io: bool = False,
-    four_bits: Sequence[Kernel] = (),
+    four_bits: Sequence[LiteRTKernel] = (),
 ) -> list[dict[str, Any]]:
     """Return litert-quantizer's recipe for a float file; int8 may have four bits in some kernels.
 
-    Tables that are looked up, as embeddings are, have eight bits where no activation has: to the
-    quantizer a lookup has no weights, but integers that come out, in the table's range.
+    Lookup tables (embeddings) have eight bits also without quantized activations: for the quantizer
+    a lookup has no weights, but an integer output in the table's range.
     """
     from litert_quantizer import recipe as recipes
     from litert_quantizer.algorithm_manager import AlgorithmName
@@ -125,44 +125,43 @@ def recipe(
         everything = TFLOperationName.ALL_SUPPORTED
         manager.add_weight_only_config(".*", everything, 16, whole, casting)
         return list(manager.get_quantization_recipe())
-    usual: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    defaults: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "int8": recipes.static_wi8_ai8,
         "int16": recipes.static_wi8_ai16,
         "dynamic": recipes.dynamic_wi8_afp32,
         "weight_only": recipes.weight_only_wi8_afp32,
         "int4": recipes.dynamic_wi4_afp32,
     }
-    made = usual[precision]()
+    entries = defaults[precision]()
     if precision == "int4":
         dense = TFLOperationName.FULLY_CONNECTED
-        for each in kernels(content, [dense.value]):
-            if each.shape[-1] % _BLOCK == 0:
-                pattern = _pattern(each.gives)
-                made += recipes.dynamic_wi4b32_afp32(regex=pattern, operation_name=dense)
-    manager.load_quantization_recipe(made)
+        for kernel in kernels(content, [dense.value]):
+            if kernel.shape[-1] % _BLOCK == 0:
+                pattern = _pattern(kernel.gives)
+                entries += recipes.dynamic_wi4b32_afp32(regex=pattern, operation_name=dense)
+    manager.load_quantization_recipe(entries)
     if precision not in CALIBRATED:
-        if found := tables(content):
-            manager.add_static_config(_pattern(found), TFLOperationName.GATHER, 8, 8)
+        if ranges := tables(content):
+            manager.add_static_config(_pattern(ranges), TFLOperationName.GATHER, 8, 8)
         return list(manager.get_quantization_recipe())
-    for each in four_bits:
-        kind = TFLOperationName(each.kind)
-        manager.add_static_config(_pattern(each.gives), kind, 8, weight_num_bits=4)
+    for kernel in four_bits:
+        kind = TFLOperationName(kernel.kind)
+        manager.add_static_config(_pattern(kernel.gives), kind, 8, weight_num_bits=4)
     ends = () if integer_io else _ENDS
     return [*manager.get_quantization_recipe(), *_left_in_float(content, ends)]
 
 
 def _pattern(gives: Iterable[str]) -> str:
-    """Return a pattern for operators: the names of all that one gives, each with a semicolon."""
+    """Return a regular expression for operators with these outputs."""
     return f"^(?:{'|'.join(map(re.escape, gives))});?$"
 
 
 def _left_in_float(content: bytes, ends: Iterable[str]) -> list[dict[str, Any]]:
-    """Return what leaves inputs and outputs in float, and what is wrong in integers.
+    """Return entries that leave inputs, outputs, divisions and indices in float.
 
-    That is a division by what is rounded to zero, and what is read as an index: rounded to 256
-    values, it would be another one.
+    A divisor may be rounded to zero, and an index rounded to 256 values would be another one.
     """
-    left = [(".*", each) for each in (*ends, "DIV")]
+    left = [(".*", operation) for operation in (*ends, "DIV")]
     if indices := moved_indices(content):
         left.append((_pattern(indices), "*"))
     return [
@@ -175,7 +174,7 @@ def quantized(
     recipe: list[dict[str, Any]],
     feeds: Sequence[dict[str, Array]] | None = None,
 ) -> bytes:
-    """Return a float file quantized by a recipe; ``feeds`` set the ranges of activations."""
+    """Return a float file quantized by a recipe; ``feeds`` calibrate activations."""
     from litert_quantizer import quantizer
 
     if feeds:
@@ -189,34 +188,34 @@ def quantized(
             result = work.quantize(ranges, enable_progress_report=False).quantized_model
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(
-            "litert-quantizer refuses this model.",
+            "litert-quantizer cannot quantize this model.",
             received=f"{type(error).__name__}: {first_line(error)}",
-            fix="take another precision, or the format onnx or openvino",
+            fix="use another precision, or the format onnx or openvino",
         ) from error
     return with_shared_vectors(bytes(result))
 
 
 def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
-    """Return the file with a feed's sizes as its default where it leaves some open.
+    """Return the file with a feed's sizes as the default of unknown sizes.
 
-    The quantizer allocates memory before it is fed. The default is 1, and longer convolutions end
-    it there.
+    The quantizer allocates memory before it is fed. With the default of 1 it fails on larger
+    convolutions.
     """
     from ai_edge_litert.tools import flatbuffer_utils
 
     model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
-    for each in model.signatureDefs[0].inputs:
-        model.subgraphs[0].tensors[each.tensorIndex].shape = list(feed[each.name.decode()].shape)
+    for port in model.signatureDefs[0].inputs:
+        model.subgraphs[0].tensors[port.tensorIndex].shape = list(feed[port.name.decode()].shape)
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
 def _ranges(
     content: bytes, recipe: list[dict[str, Any]], feeds: Sequence[dict[str, Array]] | None
 ) -> dict[str, Any]:
-    """Return the least and the largest value of each tensor over all feeds, else of each table.
+    """Return the ranges of tensors over all feeds; without feeds, those of lookup tables.
 
-    The quantizer's default, a moving average, cuts off what few examples reach: the error of an
-    MNIST net is eleven times as large.
+    The quantizer's default, a moving average, cuts rare values off: the error of an MNIST net is
+    eleven times as large.
     """
     if not feeds:
         ends = tables(content).items()
@@ -230,5 +229,5 @@ def _ranges(
         bytearray(content), qsv_update_func=qsv_utils.min_max_update
     )
     calibration.calibrate({"serving_default": feeds}, manager)
-    found: dict[str, Any] = calibration.get_model_qsvs()
-    return found
+    ranges: dict[str, Any] = calibration.get_model_qsvs()
+    return ranges

@@ -16,21 +16,21 @@ from tfopt.export.formats.format import (
     Graph,
     Graphs,
     Precision,
-    Run,
+    Runner,
     Signature,
-    way_round,
+    operator_fix,
 )
 from tfopt.files import write_atomically
 
 _OPSET = 17
-"""At 18 tf2onnx turns the axes of a mean even where it leaves its transpose: ConvNeXt was wrong."""
+"""With 18 tf2onnx permutes the axes of a mean without its transpose: ConvNeXt was wrong."""
 _GRAPH, _XLA = "saved_model.pb", "_XlaMustCompile"
 _DYNAMIC = ("MatMul", "Gemm")
 _PRODUCTS = (*_DYNAMIC, "Gather")
-"""What integers make faster where nothing is convolved; scales around the rest cost more."""
+"""The operators that int8 makes faster in models without convolutions; scales slow others down."""
 _SEVEN_BITS = True
-"""Sums of products of 8 bits overflow, in silence, on CPUs without VNNI: errors ten times as large.
-Weights of 7 bits are right on each CPU that may come to serve the file."""
+"""Sums of 8-bit products silently overflow on CPUs without VNNI, with errors ten times as large.
+Weights of 7 bits are right on every CPU."""
 
 
 class Onnx(Format):
@@ -45,7 +45,7 @@ class Onnx(Format):
     provider = "CPUExecutionProvider"
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the graph without loops, or with them where they cannot be unrolled."""
+        """Return the graph with unrolled loops, or with loops that cannot be unrolled."""
         return ("unrolled", "plain")
 
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
@@ -57,10 +57,10 @@ class Onnx(Format):
         (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
         notes = ["convolutions stay in float"] if precision == "dynamic" else []
         if target.stat().st_size > plain.stat().st_size:
-            notes.append("larger than in float32: scales take more than so few weights save")
+            notes.append("larger than in float32: the scales take more than the weights save")
         return notes
 
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
         """Open the file in ONNX Runtime."""
         import onnxruntime
 
@@ -72,7 +72,7 @@ class Onnx(Format):
         return lambda rows: list(session.run(outputs, signature.named(rows)))
 
     def session(self, path: Path, options: Any) -> Any:
-        """Return the file in ONNX Runtime."""
+        """Return a session of ONNX Runtime."""
         import onnxruntime
 
         return onnxruntime.InferenceSession(str(path), options, providers=[self.provider])
@@ -87,7 +87,7 @@ class Onnx(Format):
 
 
 def converted(saved_model: Path) -> Path:
-    """Return the float ONNX file of a SavedModel, which lies beside it once it was made."""
+    """Return the float ONNX file of a SavedModel, written beside it at the first call."""
     path = saved_model.with_suffix(".onnx")
     return path if path.exists() else write_atomically(path, _convert(saved_model))
 
@@ -104,7 +104,7 @@ def _convert(saved_model: Path) -> bytes:
             f"ONNX has no operator for {', '.join(unknown)}.",
             expected=f"operators that tf2onnx can express in opset {_OPSET}",
             received=", ".join(unknown),
-            fix=way_round(unknown),
+            fix=operator_fix(unknown),
         )
     return bytes(proto.SerializeToString())
 
@@ -120,13 +120,11 @@ def _proto(saved_model: Path) -> Any:
             None,
             tag=["serve"],
             signatures=["serving_default"],
-            # Without it TensorFlow copies the weights many times.
-            large_model=True,
+            large_model=True,  # otherwise TensorFlow copies the weights many times
             return_tensors_to_rename=True,
         )
-    # Without names that stand for other tensors of the graph.
     proto, _ = tf2onnx.convert.from_graph_def(
-        # tf2onnx leaves these two steps out for large models.
+        # tf2onnx skips these two steps for large models.
         tf_loader.fix_freezing_errors_part2(tf_loader.fix_freezing_errors(graph)),
         name="model",
         input_names=inputs,
@@ -139,9 +137,9 @@ def _proto(saved_model: Path) -> Any:
 
 
 def _without_xla(saved_model: Path, folder: Path) -> Path:
-    """Return a SavedModel in which nothing is left whole for XLA, as Keras's grouped convolutions.
+    """Return a SavedModel without functions marked for XLA, as Keras's grouped convolutions.
 
-    tf2onnx has no operator for a call that is not inlined.
+    They would not be inlined, and tf2onnx has no operator for a call.
     """
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -150,8 +148,8 @@ def _without_xla(saved_model: Path, folder: Path) -> Path:
         return saved_model
     proto = saved_model_pb2.SavedModel.FromString(content)
     for function in proto.meta_graphs[0].graph_def.library.function:
-        for each in (function, *function.node_def):
-            each.attr.pop(_XLA, None)
+        for node in (function, *function.node_def):
+            node.attr.pop(_XLA, None)
     (folder / _GRAPH).write_bytes(proto.SerializeToString())
     for other in saved_model.iterdir():
         if other.name != _GRAPH:
@@ -160,7 +158,7 @@ def _without_xla(saved_model: Path, folder: Path) -> Path:
 
 
 def _not_of_onnx(proto: Any) -> set[str]:
-    """Return the operators that the standard does not have: tf2onnx leaves them as they were."""
+    """Return the operators that are not of ONNX: tf2onnx keeps unknown ones unchanged."""
     from onnx import defs
 
     known = {schema.name for schema in defs.get_all_schemas()}
@@ -169,13 +167,13 @@ def _not_of_onnx(proto: Any) -> set[str]:
 
 
 def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:
-    """Write ``erfc(x)`` as ``1 - erf(x)``: exact GELU has it, and tf2onnx does not know it."""
-    given, outputs = node.input[0], list(node.output)
+    """Convert ``erfc(x)``, as in exact GELU, to ``1 - erf(x)``: tf2onnx does not support it."""
+    x, outputs = node.input[0], list(node.output)
     shapes, dtypes = node.output_shapes, node.output_dtypes
     kind = np.float64 if dtypes[0] == 11 else np.float32
     graph.remove_node(node.name)
     one = graph.make_const(f"{name}_one", np.array(1, kind)).output[0]
-    erf = graph.make_node("Erf", [given], shapes=shapes, dtypes=dtypes).output[0]
+    erf = graph.make_node("Erf", [x], shapes=shapes, dtypes=dtypes).output[0]
     graph.make_node("Sub", [one, erf], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
 
 
@@ -184,7 +182,7 @@ def _plain(plain: Path, target: Path, graphs: Graphs) -> None:
 
 
 def _float16(plain: Path, target: Path, graphs: Graphs) -> None:
-    """Halve the numbers inside; inputs and outputs stay float32."""
+    """Convert to float16; inputs and outputs stay float32."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -192,7 +190,7 @@ def _float16(plain: Path, target: Path, graphs: Graphs) -> None:
 
 
 def _static(plain: Path, target: Path, graphs: Graphs) -> None:
-    """Write scales beside the numbers (QDQ), which TensorRT reads as well."""
+    """Quantize with QDQ nodes, which TensorRT reads as well."""
     import onnx
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -245,11 +243,11 @@ _WRITERS = {"float32": _plain, "float16": _float16, "int8": _static, "dynamic": 
 
 
 def triton_config(path: Path, name: str) -> str:
-    """Return the ``config.pbtxt`` with which Triton serves an ONNX file."""
+    """Return Triton's ``config.pbtxt`` for an ONNX file."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
-    # The text form of protocol buffers takes no comma after the last one.
+    # The text format of protocol buffers allows no trailing comma.
     inputs, outputs = (",".join(map(_tensor, ends)) for ends in (graph.input, graph.output))
     return (
         f'name: "{name}"\nbackend: "onnxruntime"\nmax_batch_size: 0\n'

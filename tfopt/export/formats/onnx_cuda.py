@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.errors import UserError
-from tfopt.export.formats.format import Run, Signature
+from tfopt.export.formats.format import Runner, Signature
 from tfopt.export.formats.onnx import Onnx
 
 _DISTRIBUTION = "onnxruntime-gpu"
@@ -24,13 +24,13 @@ class OnnxCuda(Onnx):
     engine = "ONNX Runtime on CUDA"
     packages: ClassVar = {"onnxruntime": _DISTRIBUTION, "tf2onnx": "tf2onnx", "onnx": "onnx"}
     extra = "onnx-gpu"
-    # Integers gain nothing there: the provider computes them in float.
+    # The provider computes integers in float.
     precisions = ("float32", "float16")
     devices = ("gpu",)
     provider = "CUDAExecutionProvider"
 
     def require(self) -> None:
-        """Raise where the module ``onnxruntime`` is not that of the package for GPUs."""
+        """Raise if the module ``onnxruntime`` is not of the package for GPUs."""
         super().require()
         try:
             version(_DISTRIBUTION)
@@ -43,20 +43,20 @@ class OnnxCuda(Onnx):
             ) from None
 
     def require_gpu(self) -> None:
-        """Raise where the module that is imported has no CUDA provider."""
+        """Raise if ONNX Runtime has no CUDA provider."""
         import onnxruntime
 
-        found = onnxruntime.get_available_providers()
-        if self.provider not in found:
+        providers = onnxruntime.get_available_providers()
+        if self.provider not in providers:
             raise UserError(
                 "ONNX Runtime would compute on the CPU: it has no CUDA provider.",
                 expected=self.provider,
-                received=", ".join(found),
+                received=", ".join(providers),
                 fix=_REPLACE,
             )
 
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
-        """Open the file on the GPU; refuse where ONNX Runtime takes the CPU instead."""
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
+        """Open the file on the GPU; raise if ONNX Runtime falls back to the CPU."""
         import onnxruntime
 
         self.require_gpu()
@@ -64,16 +64,16 @@ class OnnxCuda(Onnx):
         return super().open(folder, signature, threads)
 
     def session(self, path: Path, options: Any) -> Any:
-        """Return the file in ONNX Runtime; the session tells in which provider it came to lie."""
+        """Return a session; raise if it fell back to another provider."""
         session = super().session(path, options)
-        taken = session.get_providers()
-        if taken[0] != self.provider:
+        providers = session.get_providers()
+        if providers[0] != self.provider:
             raise UserError(
                 "ONNX Runtime fell back to the CPU: its CUDA provider could not start.",
                 expected=f"{self.provider} first",
-                received=", ".join(taken),
-                fix="pip install -U 'tfopt[onnx-gpu]' brings CUDA 12 and cuDNN 9; nvidia-smi shows "
-                "whether the GPU is there",
+                received=", ".join(providers),
+                fix="pip install -U 'tfopt[onnx-gpu]' installs CUDA 12 and cuDNN 9; nvidia-smi "
+                "shows whether there is a GPU",
             )
         return session
 

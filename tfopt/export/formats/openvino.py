@@ -1,4 +1,4 @@
-"""OpenVINO files, quantized by NNCF: a .xml for the graph and a .bin for the numbers."""
+"""OpenVINO files, quantized by NNCF: a .xml for the graph and a .bin for the weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.errors import UserError, first_line
-from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Run, Signature, way_round
+from tfopt.export.formats.format import (
+    Format,
+    Graph,
+    Graphs,
+    Precision,
+    Runner,
+    Signature,
+    operator_fix,
+)
 
 _PLACE = "Exception from src/"
 
@@ -23,11 +31,11 @@ class OpenVino(Format):
     precisions = ("float32", "float16", "int8", "weight_only", "int4")
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the graph without loops, or with them where they cannot be unrolled."""
+        """Return the graph with unrolled loops, or with loops that cannot be unrolled."""
         return ("unrolled", "plain")
 
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
-        """Convert the graph, then compress it."""
+        """Convert the graph, then quantize it."""
         import openvino
 
         target = folder / self.filename
@@ -38,21 +46,21 @@ class OpenVino(Format):
             raise UserError(
                 "OpenVINO has no operator for a part of this model.",
                 received=str(error).strip().splitlines()[-1][:400],
-                fix=way_round(re.findall(r"\w+", str(error))),
+                fix=operator_fix(re.findall(r"\w+", str(error))),
             ) from error
         openvino.save_model(
             compressed(model, precision, graphs), target, compress_to_fp16=precision == "float16"
         )
         return []
 
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
-        """Compile the file for this CPU, in float32 where it is not quantized."""
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
+        """Compile the file for this CPU, in float32 unless it is quantized."""
         import openvino
 
         settings = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
-            # A CPU with bfloat16 would take that of its own accord.
+            # By default a CPU with bfloat16 computes in it.
             "INFERENCE_PRECISION_HINT": "f32",
         }
         core = openvino.Core()
@@ -64,7 +72,7 @@ class OpenVino(Format):
             raise UserError(
                 "OpenVINO cannot compile this file.",
                 received=first_line(RuntimeError("\n".join(lines))),
-                fix="take another precision, or the format onnx or litert",
+                fix="use another precision, or the format onnx or litert",
             ) from error
         request = model.create_infer_request()
 
@@ -85,7 +93,7 @@ class OpenVino(Format):
 
 
 def compressed(model: Any, precision: Precision, graphs: Graphs) -> Any:
-    """Return OpenVINO's model in another precision, by NNCF."""
+    """Return an OpenVINO model quantized by NNCF."""
     if precision in ("float32", "float16"):
         return model
     import nncf
@@ -99,7 +107,7 @@ def compressed(model: Any, precision: Precision, graphs: Graphs) -> Any:
             subset_size=len(feeds),
             advanced_parameters=nncf.AdvancedQuantizationParameters(
                 activations_range_estimator_params=ranges,
-                # Weights of 7 bits: sums of products of 8 overflow on CPUs without VNNI.
+                # Weights of 7 bits: sums of 8-bit products overflow on CPUs without VNNI.
                 overflow_fix=nncf.OverflowFix.ENABLE,
             ),
         )

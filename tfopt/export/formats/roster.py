@@ -12,8 +12,8 @@ from tfopt.export.formats.saved_model_xla import SavedModelXla
 from tfopt.export.formats.tensorrt import TensorRt
 
 FORMATS: dict[str, Format] = {
-    each.name: each
-    for each in (
+    file_format.name: file_format
+    for file_format in (
         SavedModel(),
         SavedModelXla(),
         LiteRT(),

@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModel, in the layout that TensorFlow Serving reads: a folder a version."""
+"""TensorFlow's SavedModel, in the layout of TensorFlow Serving: a folder per version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfopt.export.formats.format import (
     Graph,
     Graphs,
     Precision,
-    Run,
+    Runner,
     Signature,
 )
 
@@ -41,8 +41,8 @@ class SavedModel(Format):
         shutil.copytree(graphs.forms[form], folder / self.filename)
         return []
 
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
-        """Load the graph; a process that has run TensorFlow keeps the threads that it has."""
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
+        """Load the graph; ``threads`` has no effect if TensorFlow has run in this process."""
         import tensorflow as tf
 
         with suppress(RuntimeError):
@@ -55,11 +55,11 @@ class SavedModel(Format):
             result = serve(**{name: tf.constant(a) for name, a in signature.named(rows).items()})
             return [result[name].numpy() for name in signature.outputs]
 
-        # A signature does not hold its variables.
+        # A signature does not keep its variables alive.
         return partial(run, loaded)
 
     def require_gpu(self) -> None:
-        """Raise where TensorFlow sees no GPU."""
+        """Raise if TensorFlow sees no GPU."""
         import tensorflow as tf
 
         if not tf.config.list_physical_devices("GPU"):
@@ -67,15 +67,15 @@ class SavedModel(Format):
                 "TensorFlow would compute on the CPU: it sees no GPU.",
                 expected="an NVIDIA GPU with its driver, and TensorFlow's CUDA libraries",
                 received="none",
-                fix="`tfopt doctor` tells why; pip install 'tfopt[gpu]' brings the libraries",
+                fix="`tfopt doctor` shows why; pip install 'tfopt[gpu]' installs the libraries",
             )
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that call the signature."""
-        given = signature.keywords("tf.constant({})")
+        inputs = signature.keywords("tf.constant({})")
         return (
             "import tensorflow as tf\n"
             f'model = tf.saved_model.load("{path}")\n'
-            f'outputs = model.signatures["serving_default"]({given})\n'
+            f'outputs = model.signatures["serving_default"]({inputs})\n'
             f'y = outputs["{signature.outputs[0]}"].numpy()'
         )

@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModel whose signature XLA compiles, wherever it is loaded."""
+"""TensorFlow's SavedModel with a signature that XLA compiles after loading."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.export.formats.format import Array, Graph, Graphs, Precision, Run, Signature
+from tfopt.export.formats.format import Array, Graph, Graphs, Precision, Runner, Signature
 from tfopt.export.formats.saved_model import SavedModel
 
 _LACKING = "Detected unsupported operations"
@@ -37,8 +37,8 @@ class SavedModelXla(SavedModel):
         tf.saved_model.save(owner, str(folder / self.filename), signatures=signatures)
         return ["XLA compiles it at the first call of each batch size"]
 
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
-        """Load the graph; its first call compiles it, or tells which operation XLA lacks."""
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
+        """Load the graph; its first call compiles it, or names the operation that XLA lacks."""
         import tensorflow as tf
 
         run = super().open(folder, signature, threads)
@@ -53,7 +53,7 @@ class SavedModelXla(SavedModel):
                 raise UserError(
                     "XLA cannot compile this model.",
                     received=lacking[0].partition(": ")[2][:400],
-                    fix="the format saved_model takes it as it is",
+                    fix="use the format saved_model",
                 ) from error
 
         return compiled

@@ -1,7 +1,7 @@
 """TensorRT engines, built from ONNX files through NVIDIA's polygraphy.
 
-An engine is for the GPU and the version that built it. TensorRT 11 takes its precision from the
-ONNX file alone (strongly typed): halves and scales are written there.
+An engine runs on the GPU model and the version that built it. TensorRT 11 takes its precision from
+the ONNX file (strongly typed).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.errors import UserError
-from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Run, Signature
+from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Runner, Signature
 from tfopt.export.formats.onnx import Onnx
 
 _BATCHES = (1, 8, 64)
-"""The least, the usual and the largest batch that an engine is built for."""
+"""The smallest, the usual and the largest batch size of an engine."""
 
 
 class TensorRt(Format):
-    """Engines for one kind of NVIDIA GPU. Has not run on hardware yet."""
+    """Engines for one model of NVIDIA GPU. Has not run on hardware yet."""
 
     name = "tensorrt"
     filename = "1/model.plan"
@@ -36,11 +36,11 @@ class TensorRt(Format):
     devices = ("gpu",)
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the graphs that ONNX files are written from."""
+        """Return the forms from which ONNX files are written."""
         return Onnx().forms(precision)
 
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
-        """Write an ONNX file in the precision, and build the engine of it."""
+        """Write an ONNX file in the precision, and build its engine."""
         from polygraphy.backend.trt import engine_from_network, network_from_onnx_path, save_engine
 
         target = folder / self.filename
@@ -57,7 +57,7 @@ class TensorRt(Format):
         )
         return notes
 
-    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+    def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
         """Load the engine onto the GPU."""
         self.require_gpu()
         from polygraphy.backend.common import bytes_from_path
@@ -73,13 +73,13 @@ class TensorRt(Format):
         return run
 
     def require_gpu(self) -> None:
-        """Raise where there is no NVIDIA GPU to build an engine on."""
+        """Raise if there is no NVIDIA GPU to build an engine on."""
         if shutil.which("nvidia-smi") is None:
             raise UserError(
                 "A TensorRT engine is built and run on the NVIDIA GPU that will serve it.",
                 expected="a machine with an NVIDIA GPU and its driver",
                 received="no nvidia-smi on this machine",
-                fix='export "onnx" here, and "tensorrt" on the machine with the GPU',
+                fix='export "onnx" here, and "tensorrt" on the serving machine',
             )
 
     def code(self, path: str, signature: Signature) -> str:
@@ -93,7 +93,7 @@ class TensorRt(Format):
 
 
 def config(signature: Signature) -> Any:
-    """Return the builder's settings: which batches the engine is to take."""
+    """Return the builder's settings, with the batch sizes of the engine."""
     from polygraphy.backend.trt import CreateConfig, Profile
 
     if signature.batch is not None:
