@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tfopt.job.transform import Transform
 
 _EXPORT = """\
-Writes a saved Keras model in each FORMAT and PRECISION, and compares each file with the model in a
-process of its own; what is too far from it is not left. Exit code 1: some could not be made."""
+Writes a saved Keras model in all --formats and --precision, and compares each file with the model;
+a file that loses too much is deleted. Exit code 1: some could not be made."""
 
 _OPTIMIZE = """\
 Writes a saved Keras model in all formats that are installed and all their precisions, compares and
-scores each file, measures one call of it in turns with the others, and leaves the best. Prints
-the table, and the code that loads the winner without tfopt."""
+scores each file, measures one call of it in turns with the others, and keeps the best. Prints
+the table, and the code that loads the best file without tfopt."""
 
 # TensorFlow would report the GPU that is not here as an error.
 _NO_LOG = ("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -15,11 +15,11 @@ from tfopt.recipes.flags import INTERRUPTED, add_output, count, duration
 from tfopt.tune.objective import OBJECTIVES
 
 _DESCRIPTION = """\
-Searches precision, batch size (with its learning rate), steps per execution, XLA, the input
-pipeline and devices for JOB (of a recipe, its job as it is). Processes of all candidates take turns
-of a tenth of a second; what changes the weights is trained with several seeds; the best meets the
-job as it is in a final of several processes each. Prints the chain, and writes tuned.toml,
-bench.json, bench.md and bench.html."""
+Tries precision, batch size (with its learning rate), steps per execution, XLA, the input pipeline
+and devices on JOB (of a recipe, without its chain). Processes of all candidates take turns of a
+tenth of a second; a chain that changes the weights is trained with several seeds; the best is
+compared with the job as it is in a final. Prints the chain, and writes tuned.toml, bench.json,
+bench.md and bench.html."""
 
 
 def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -108,9 +108,9 @@ def hardware_estimate(
     activations. Take it to choose what to try, not what to buy.
 
     Args:
-        job: What is trained.
-        chain: Under what it is trained, such as ``MixedPrecision("mixed_float16")``.
-        batch_size: Another number of examples a step.
+        job: The job to estimate.
+        chain: What changes it, such as ``MixedPrecision("mixed_float16")``.
+        batch_size: Examples a step; None: the job's.
 
     Raises:
         UserError: ``batch_size`` is not a count, or the job cannot be built under the chain.

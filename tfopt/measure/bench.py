@@ -107,11 +107,11 @@ def measure(
         job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
             "package.module:job": each process makes it anew.
         chain: A chain, or one transform; None measures the job alone.
-        arguments: Of that function.
+        arguments: Keyword arguments of that function.
         budget_s: The seconds it may take; whole trainings that have begun are finished.
         whole: Train every variant whole, for its accuracy and the time to it; False trains only
             what trains other weights, for its accuracy.
-        seeds: Whole trainings of each.
+        seeds: Whole trainings of a variant.
         ablate: Measure the chain without each link, in place of its prefixes.
         verbose: Show what is measured now, the time left, and what was found.
 

@@ -53,10 +53,10 @@ def resume(
     Weights that are not finite are never saved: they end the training with an error.
 
     Args:
-        folder: Where the checkpoints are; it is made if need be.
-        every_steps: Save after so many batches too.
-        every_seconds: Save after so many seconds too; None: never by time.
-        keep: How many checkpoints stay.
+        folder: The folder of the checkpoints, which need not exist.
+        every_steps: Also save after so many batches.
+        every_seconds: Also save after so many seconds; None: never by time.
+        keep: How many checkpoints to keep.
 
     Raises:
         UserError: A setting is not a count; in ``fit``, the checkpoints are another model's,

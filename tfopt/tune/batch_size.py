@@ -53,8 +53,8 @@ def find_batch_size(
 
     The job's own batch is tried first, or the next smaller multiple of 8 (and of the replicas),
     then twice as much while it trains, then the gap is halved. The largest and the fastest are
-    measured again, in turns, where they fit into memory together. Ctrl-C ends it with what was
-    found by then.
+    measured again, in turns, where they fit into memory together. Ctrl-C ends it with the
+    results so far.
 
     Example::
 
@@ -64,11 +64,11 @@ def find_batch_size(
     Args:
         job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
             "package.module:job": each process makes it anew, and calls its callbacks.
-        arguments: Of that function.
+        arguments: Keyword arguments of that function.
         under: A transform or a chain to apply to the job.
-        at_most: None larger; never more than there are examples to train on.
-        budget_s: After so long, no further trial begins.
-        verbose: Show what is tried now, and what came of it.
+        at_most: The largest size to try; never more than there are examples to train on.
+        budget_s: Seconds after which no further trial begins.
+        verbose: Show what is tried now, and the result.
 
     Raises:
         UserError: The job cannot be imported or built in another process, or no batch trains.

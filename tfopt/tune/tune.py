@@ -40,7 +40,7 @@ def tune(
 
     Single changes of the job race at once, then combinations of what helped; the winner meets the
     job as it is in a final of up to five new processes a side. With a final, nothing is returned
-    that is not certainly faster. Interrupted (Ctrl-C), the search returns what is certain by then.
+    that is not certainly faster. Interrupted (Ctrl-C), the search returns what is certain so far.
 
     Example::
 
@@ -61,20 +61,20 @@ def tune(
         batch_size: With a model and arrays or a source: as ``fit`` takes it.
         test: With a model: what accuracy is measured on; without it, only what trains the same
             weights is tried.
-        arguments: Of the job function.
+        arguments: Keyword arguments of the job function.
         budget_s: The seconds it may take; whole trainings that have begun are finished.
-        objective: What is to be small: "training" is the predicted time of the whole training,
+        objective: What to minimize: "training" is the predicted time of the whole training,
             building and compiling included; "step" the time of an example; "memory" the peak;
             "energy" that of an example; "time-to-accuracy" is "training", and of several learning
             rates the one that reaches the accuracy of the job as it is first.
         exact: Try only what trains the weights of the job as it is.
-        space: Values to try in the place of those found for the job and the machine, by setting:
+        space: Values to try in the place of those chosen for the job and the machine, by setting:
             ``{"batch_size": [64, 128], "jit_compile": []}``.
-        seeds: Whole trainings that confirm a chain that changes the weights; 0: it is returned
-            unconfirmed, and the report says so.
+        seeds: Whole trainings that confirm the accuracy of a chain that changes the weights; 0: it
+            is returned unconfirmed, and the report says so.
         max_drop: Points of test accuracy that may be lost.
         final: False returns the winner of the races unproven, to be measured by what follows.
-        verbose: Show what runs, what was found, and what is left.
+        verbose: Show what runs, the best so far, and the time left.
 
     Raises:
         UserError: The job cannot be imported or built in another process, a model comes without

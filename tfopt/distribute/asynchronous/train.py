@@ -52,15 +52,15 @@ def train_asynchronously(
         data: Makes a batched ``tf.data.Dataset`` for a worker, given its ``Share``: ``index`` and
             ``count``. It is called on the chief; the dataset's graph runs on the worker, so files
             must be there, and arrays travel in the graph, of 2 GiB at most.
-        epochs: How many.
+        epochs: Epochs to train.
         validation_data: What ``evaluate`` takes: ``(x, y)`` or a dataset, on the chief.
         callbacks: Keras callbacks that act at the ends of epochs.
         staleness: The oldest gradient to be applied, in steps; None sets no bound. A bound is
             kept by handing out fewer steps at once, so that workers wait: half as many, and one.
-        checkpoint: A folder for what is trained, kept at every epoch's end, the newest three.
-            A training that finds it there goes on from it, also with other workers or more epochs;
+        checkpoint: A folder for checkpoints, one at every epoch's end, of which the newest three
+            stay. A training goes on from the newest one, also with other workers or more epochs;
             another model's, optimizer's or loss's is refused. A full disk is a warning.
-        patience_s: How long to wait for tasks that do not answer, and for a step of any worker.
+        patience_s: Seconds to wait for tasks that do not answer, and for a step of any worker.
 
     Raises:
         UserError: TF_CONFIG has no parameter servers, ``build`` or ``data`` is not a function, a
