@@ -25,7 +25,7 @@ from tfopt import Execution, MixedPrecision, Place, chain
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job.references import resolve_job
 from tfopt.job.transform import Transform
-from tfopt.measure.engine import Engine, timed_process
+from tfopt.measure.engine import Engine
 from tfopt.measure.targets import Target
 from tfopt.monitor.readings import GPU_METRICS
 from tfopt.report.timed_process import TimedProcess
@@ -249,7 +249,7 @@ def _timed(job: str, arguments: Mapping[str, Any], transform: Transform, day: Da
     with Engine(turn_s=0.1 if day.rehearse else 0.25) as engine:
         (candidate,) = engine.admit([variant])
         engine.take_rounds([candidate], 2 if day.rehearse else 12)
-    process = timed_process(candidate) if candidate.turns else None
+    process = candidate.timed() if candidate.turns else None
     notes = candidate.ready.notes if candidate.ready else {}
     return _Timed(process, candidate.out, notes)
 

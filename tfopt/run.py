@@ -98,6 +98,7 @@ def run(
         outcome = run(job, chain(MixedPrecision(), Prune(0.8)))
         outcome.save("out")
     """
+    quiet_without_gpu()
     with explain_out_of_memory() as watched, prepared(job, chain) as ready:
         watched.watch(ready.model, ready.facts.batch_size)
         return ready.fit(callbacks=callbacks, verbose=verbose)
@@ -137,7 +138,6 @@ def prepared(
     """
     require_job(job)
     run = Run(_in_micro_batches(job, as_chain(chain)), as_chain(chain))
-    quiet_without_gpu()
     import keras
 
     with ExitStack() as stack:

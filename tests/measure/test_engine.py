@@ -14,7 +14,7 @@ from processes import processes_in, wait_until
 from tfopt import Execution, MixedPrecision, Pipeline, Place, chain
 from tfopt.measure import display as module
 from tfopt.measure.display import Display
-from tfopt.measure.engine import Candidate, Engine, compared, copies, timed_process
+from tfopt.measure.engine import Candidate, Engine, compared, copies
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, Turn
 
@@ -34,6 +34,14 @@ FAST, HALF, BATCH = map(
 @pytest.fixture
 def machine(monkeypatch):
     return Machine(monkeypatch, policy=0.5)
+
+
+PEAKS = {
+    "host_peak_mib": 1.0,
+    **dict.fromkeys(("gpu_peak_mib", "energy_per_example_j")),
+    "gpus": (),
+    "unavailable": dict.fromkeys(("gpu_peak_mib", "energy_per_example_j"), "no GPU"),
+}
 
 
 class Heard(Display):
@@ -79,7 +87,7 @@ def test_who_dies_or_hangs_leaves_with_its_reason_and_its_turns_count_for_nothin
         assert (half.status, half.out.splitlines()[0]) == ("failed", "it gave no sign for 60 s")
         assert machine.children[1].ended
         assert display.said == ["+ MixedPrecision: it gave no sign for 60 s"]
-        assert timed_process(plain).rounds == tuple(range(8))
+        assert plain.timed().rounds == tuple(range(8))
     # A step that takes a minute is waited for.
     longest = max(turn.lasted_s for turn in plain.turns.values())
     assert machine.children[0].patience >= 60 + 20 * longest
@@ -155,7 +163,7 @@ def test_as_many_start_and_train_as_the_memory_of_the_gpu_and_the_host_holds(mac
 def made(levels, rounds=range(8), batch=32):
     """Candidates that took so many seconds a step in the rounds in which they had turns."""
     ready = Ready(0.1, 0.5, 1, batch, 1, 100, 10, "toy", {}, frozenset())
-    turns = [{n: Turn(10, 10 * level(n), 1.0, None) for n in rounds} for level in levels]
+    turns = [{n: Turn(10, 10 * level(n), 1.0, PEAKS) for n in rounds} for level in levels]
     return [Candidate(PLAIN, ready=ready, turns=each) for each in turns]
 
 
@@ -178,7 +186,7 @@ def test_only_rounds_that_all_were_in_are_compared():
 def candidate(**settings):
     """One that starts in 2.5 s, and takes a second for a step of 32 examples."""
     ready = Ready(0.5, 2.0, 1, 32, 1, 300, 100, "toy", {}, frozenset(), **settings)
-    return Candidate(PLAIN, ready=ready, turns={0: Turn(4, 4.0, 4.5, None)})
+    return Candidate(PLAIN, ready=ready, turns={0: Turn(4, 4.0, 4.5, PEAKS)})
 
 
 def test_the_display_says_for_how_long_a_process_compiles(monkeypatch):
@@ -242,7 +250,7 @@ def test_real_processes_take_turns_and_those_in_trouble_leave(in_toy_folder):
         assert by_name["dying"].out.startswith("the process ended without a result: exit code 7")
         assert "SIGKILL" in by_name["killed"].out
         wait_until(lambda: set(processes_in(in_toy_folder).values()) == {"T"})
-        measured = [timed_process(each) for each in found if each.turns]
+        measured = [each.timed() for each in found if each.turns]
         assert len(measured) == 3
         for process in measured:
             assert len(process.turns_ms) == 5

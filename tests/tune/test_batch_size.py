@@ -92,7 +92,7 @@ OVER = "the process ended without a result; its last output: it held more than t
 def test_trials_that_die_are_failed_trials_with_their_reasons(machine):
     for reason in (OVER, "killed by SIGKILL", "a\nb", "ValueError: " + "x " * 1000):
         machine.failing = lambda asked: reason if asked["batch_size"] == 64 else None  # noqa: B023
-        found = find_batch_size("a.b:c", at_most=64)
+        found = find_batch_size("toy:job", at_most=64)
         assert found.largest == 56
         told = found.tried[-1].reason.removesuffix(" [...]")
         assert " ".join(reason.split()).startswith(told)
@@ -102,13 +102,13 @@ def test_trials_that_die_are_failed_trials_with_their_reasons(machine):
 
 def test_the_largest_and_the_fastest_take_turns(machine):
     made_fast(machine, 64)
-    found = find_batch_size("a.b:c", at_most=128)
+    found = find_batch_size("toy:job", at_most=128)
     assert [child.asked["batch_size"] for child in machine.children[-4:]] == [128] * 2 + [64] * 2
     assert {each.batch: each.processes for each in found.tried} == {32: 0, 64: 2, 128: 2}
     assert (found.largest, found.fastest) == (128, 64)
     assert (found.comparison.verdict, found.comparison.processes) == ("faster", 2)
     for machine.free_mib in (150.0, 400.0):  # for one, and for three of four processes
-        found = find_batch_size("a.b:c", at_most=128)
+        found = find_batch_size("toy:job", at_most=128)
         assert (found.largest, found.fastest, found.comparison) == (128, 64, None)
         assert "measured once: no difference from the largest is certain" in str(found)
 
@@ -119,33 +119,33 @@ def test_an_interrupted_search_tells_what_was_found_by_then(machine, folder, cap
             raise KeyboardInterrupt
 
     machine.before, at = before, 128
-    found = find_batch_size("a.b:c")
+    found = find_batch_size("toy:job")
     assert found.interrupted
     assert [(each.batch, each.passed) for each in found.tried] == [(32, True), (64, True)]
-    assert main(["batch-size", "a.b:c", "--output", "out"]) == 130
+    assert main(["batch-size", "toy:job", "--output", "out"]) == 130
     assert "was interrupted" in capsys.readouterr().out
     assert json.loads((folder / "out/batch_size.json").read_text())["largest"] == 64
     at = 32
     with pytest.raises(KeyboardInterrupt):
-        find_batch_size("a.b:c")
+        find_batch_size("toy:job")
     assert not machine.alive
 
 
 def test_on_a_cpu_a_process_may_take_nine_tenths_of_what_is_free(machine):
     machine.free_mib = 1000.0
-    assert find_batch_size("a.b:c", at_most=32).limit_mib == 900
+    assert find_batch_size("toy:job", at_most=32).limit_mib == 900
     assert machine.children[-1].task.way.limit_mib == 900
     machine.facts = sizes_jobs.facts(gpus=1, examples=64)
-    assert [each.batch for each in find_batch_size("a.b:c").tried] == [32, 64]
+    assert [each.batch for each in find_batch_size("toy:job").tried] == [32, 64]
     assert machine.children[-1].task.way.limit_mib is None
 
 
 def test_where_nothing_trains_or_its_time_is_over_it_is_an_error(machine):
     with pytest.raises(UserError, match="its time was over"):
-        find_batch_size("a.b:c", budget_s=1e-9)
+        find_batch_size("toy:job", budget_s=1e-9)
     machine.failing = lambda asked: "killed by SIGKILL"
     with pytest.raises(UserError, match="No batch was found that trains"):
-        find_batch_size("a.b:c")
+        find_batch_size("toy:job")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_where_nothing_trains_or_its_time_is_over_it_is_an_error(machine):
 )
 def test_mistakes_are_refused_before_anything_is_started(machine, settings, words):
     with pytest.raises(UserError, match=words):
-        find_batch_size(**{"job": "a.b:c", **settings})
+        find_batch_size(**{"job": "toy:job", **settings})
     assert not machine.children
 
 

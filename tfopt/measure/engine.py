@@ -67,10 +67,38 @@ class Candidate:
         """Return whether it takes turns."""
         return self.child is not None and self.ready is not None and not self.out
 
+    def timed(self, rounds: Iterable[int] | None = None) -> TimedProcess:
+        """Return what was measured of it, over all its turns or those of some rounds."""
+        ready, turns = self.ready, self.turns
+        assert ready is not None
+        figures = dict(turns[max(turns)].peaks)
+        programs, lacking = ready.new_programs, {}
+        if isinstance(programs, str):
+            programs, lacking = None, {"new_programs": programs}
+        if ready.batch_size is None:
+            lacking["batch_size"] = "the data yields its own batches"
+        figures["unavailable"] = {**figures["unavailable"], **lacking}
+        numbers = tuple(turns if rounds is None else rounds)
+        steps_s = [turns[number].seconds / turns[number].steps for number in numbers]
+        epoch_s = (ready.epoch_steps or 0) * statistics.median(steps_s)
+        return TimedProcess(
+            build_s=round(ready.build_s, 4),
+            first_step_s=round(ready.first_step_s, 4),
+            first_steps=ready.first_steps,
+            fill_s=round(max(ready.filled_s - epoch_s, 0.0), 4),
+            rounds=numbers,
+            turns_ms=tuple(round(1000 * step_s, 5) for step_s in steps_s),
+            steps=tuple(turns[number].steps for number in numbers),
+            batch_size=ready.batch_size,
+            replicas=ready.replicas,
+            new_programs=programs,
+            data=ready.data,
+            **figures,
+        )
+
     def example_s(self, rounds: Iterable[int] | None = None) -> float:
         """Return the median time of an example, over all its turns or those of some rounds."""
-        assert self.ready is not None
-        return self._step_s(rounds) / (self.ready.batch_size or 1)
+        return self.timed(rounds).example_ms / 1000
 
     @property
     def start_s(self) -> float:
@@ -86,20 +114,9 @@ class Candidate:
 
         ``start_s`` takes the place of what its start took.
         """
-        assert self.ready is not None
-        further = examples - self.ready.first_steps * (self.ready.batch_size or 1)
-        start_s = start_s or self.start_s
-        return start_s + self.fill_s(rounds) + further * self.example_s(rounds)
-
-    def fill_s(self, rounds: Iterable[int] | None = None) -> float:
-        """Return how much longer the epoch takes that fills a cache; 0 without one."""
-        assert self.ready is not None
-        epoch_s = (self.ready.epoch_steps or 0) * self._step_s(rounds)
-        return max(self.ready.filled_s - epoch_s, 0.0)
-
-    def _step_s(self, rounds: Iterable[int] | None) -> float:
-        turns = self.turns.values() if rounds is None else [self.turns[n] for n in rounds]
-        return statistics.median(turn.seconds / turn.steps for turn in turns)
+        timed = self.timed(rounds)
+        steps_s = timed.training_s(examples / (timed.batch_size or 1)) - timed.first_step_s
+        return (start_s or self.start_s) + steps_s
 
 
 def shared_rounds(candidates: Iterable[Candidate]) -> list[int]:
@@ -343,32 +360,6 @@ class Engine:
 
 def _used_mib() -> float:
     return max((each.total_mib - each.free_mib for each in visible_gpus()), default=0.0)
-
-
-def timed_process(candidate: Candidate) -> TimedProcess:
-    """Return what was measured of a candidate that has had turns, for the report."""
-    ready, turns = candidate.ready, candidate.turns
-    assert ready is not None
-    found = dict(turns[max(turns)].peaks)
-    if ready.batch_size is None:
-        why = {"batch_size": "the data yields its own batches"}
-        found["unavailable"] = {**found["unavailable"], **why}
-    if isinstance(ready.new_programs, str):
-        found["unavailable"] = {**found["unavailable"], "new_programs": ready.new_programs}
-    return TimedProcess(
-        build_s=round(ready.build_s, 4),
-        first_step_s=round(ready.first_step_s, 4),
-        first_steps=ready.first_steps,
-        fill_s=round(candidate.fill_s(), 4),
-        rounds=tuple(turns),
-        turns_ms=tuple(round(1000 * turn.seconds / turn.steps, 5) for turn in turns.values()),
-        steps=tuple(turn.steps for turn in turns.values()),
-        batch_size=ready.batch_size,
-        replicas=ready.replicas,
-        new_programs=None if isinstance(ready.new_programs, str) else ready.new_programs,
-        data=ready.data,
-        **found,
-    )
 
 
 def copies(variant: Target, count: int) -> list[Target]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.measure.compare import scaling
-from tfopt.measure.engine import Candidate, Engine, timed_process
+from tfopt.measure.engine import Candidate, Engine, compared
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import COMPARED, EXACT, TOO_FEW, Trainings, compare_trainings, quality
 from tfopt.measure.turn_taking import Ready
 from tfopt.report.bench_report import Quality, VariantReport
-from tfopt.report.statistics import LEAST, Comparison, compare
+from tfopt.report.statistics import Comparison
 from tfopt.report.strict import Status
-from tfopt.report.timed_process import TimedProcess, in_shared_rounds
+from tfopt.report.timed_process import TimedProcess
 
 IS_REFERENCE = "this is the reference"
 _NONE_BEFORE = "nothing was measured before it"
@@ -82,14 +82,11 @@ class Row:
     @property
     def processes(self) -> list[TimedProcess]:
         """Return what was measured of those that had turns."""
-        return [timed_process(each) for each in self.candidates if each.turns]
+        return [each.timed() for each in self.candidates if each.turns]
 
     def compared(self, reference: Row) -> Comparison | None:
         """Return the time of an example as a share of the reference's."""
-        first, own = in_shared_rounds(reference.processes, self.processes)
-        if min(len(first), len(own)) < LEAST:
-            return None
-        return compare([each.example_ms for each in first], [each.example_ms for each in own])
+        return compared(reference.candidates, self.candidates)
 
 
 def _notes(variant: Target, notes: Mapping[str, str]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from tfopt.job.job import Job
 from tfopt.job.transform import Transform, as_chain
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
-from tfopt.measure.engine import Engine, compared, copies, timed_process
+from tfopt.measure.engine import Engine, compared, copies
 from tfopt.measure.job_facts import RULES, JobFacts
 from tfopt.measure.targets import Target, plain_arguments, reference_of
 from tfopt.report import format as fmt
@@ -163,7 +163,7 @@ class _Search:
                 reason = shorten(candidate.out, _LONGEST_REASON, placeholder=" [...]")
                 self.tried[size] = Tried(size, reason)
                 continue
-            timed = timed_process(candidate)
+            timed = candidate.timed()
             peak_mib = timed.gpu_peak_mib or timed.host_peak_mib
             found = self.tried[size] = Tried(size, None, peak_mib, timed.step_ms)
             self.display.say(f"batch {size:,}: trains, {found.examples_per_s:,.0f} examples/s")

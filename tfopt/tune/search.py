@@ -28,7 +28,6 @@ from tfopt.measure.engine import (
     compared,
     copies,
     shared_rounds,
-    timed_process,
 )
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rows import Row
@@ -241,7 +240,7 @@ class Search:
 
     def _taken(self, candidate: Candidate) -> float:
         """Return the memory or the energy that a process has taken."""
-        process = timed_process(candidate)
+        process = candidate.timed()
         memory = process.host_peak_mib if process.gpu_peak_mib is None else process.gpu_peak_mib
         found = memory if self.wanted.objective == "memory" else process.energy_per_example_j
         if found is None:
