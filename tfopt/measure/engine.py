@@ -72,9 +72,9 @@ class Candidate:
         ready, turns = self.ready, self.turns
         assert ready is not None
         figures = dict(turns[max(turns)].peaks)
-        programs, lacking = ready.new_programs, {}
+        programs, lacking = ready.new_programs, dict[str, str]()
         if isinstance(programs, str):
-            programs, lacking = None, {"new_programs": programs}
+            lacking["new_programs"] = programs
         if ready.batch_size is None:
             lacking["batch_size"] = "the data yields its own batches"
         figures["unavailable"] = {**figures["unavailable"], **lacking}
@@ -91,7 +91,7 @@ class Candidate:
             steps=tuple(turns[number].steps for number in numbers),
             batch_size=ready.batch_size,
             replicas=ready.replicas,
-            new_programs=programs,
+            new_programs=None if isinstance(programs, str) else programs,
             data=ready.data,
             **figures,
         )
