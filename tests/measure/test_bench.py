@@ -281,7 +281,7 @@ def test_measure_returns_a_report(machine):
         ({"seeds": -1}, "seeds"),
         ({"whole": "yes"}, "whole"),
         ({"arguments": {"f": len}}, "'f' cannot be sent"),
-        ({"job": lambda: None}, "has to make the job anew"),
+        ({"job": lambda: None}, "which make the job themselves"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(machine, given, words):

@@ -119,7 +119,7 @@ def test_what_a_variant_is_may_differ_and_what_it_ran_on_may_not():
     def by(batch, replicas):
         return variant("baseline", processes(10, 2, batch_size=batch, replicas=replicas))
 
-    told = ["replicas: 1 against 4", "global batch: not told by the data against 96"]
+    told = ["replicas: 1 against 4", "global batch: unknown against 96"]
     seen = variant_differences(by(None, 1), by(96, 4))
     assert [(each.told, each.blocks) for each in seen] == [(words, True) for words in told]
     assert variant_differences(by(None, 1), by(None, 1)) == ()

@@ -80,7 +80,7 @@ def a_job() -> Job:
 def test_a_function_goes_by_its_name(monkeypatch):
     assert reference_of(a_job, "measure") == f"{__name__}:a_job"
     assert reference_of("os:path", "measure") == "os:path"
-    with pytest.raises(UserError, match="has to make the job anew"):
+    with pytest.raises(UserError, match="which make the job themselves"):
         reference_of(Job(build=a_job, data=a_job, compile=dict), "measure")
     # A measurement that its own processes would start again.
     child = type("Spec", (), {"name": "tfopt.measure.starter"})

@@ -152,7 +152,7 @@ def test_where_nothing_trains_or_its_time_is_over_it_is_an_error(machine):
     ("settings", "words"),
     [
         ({"job": "nothing"}, "reference is malformed"),
-        ({"job": lambda: None}, "has to make the job anew"),
+        ({"job": lambda: None}, "which make the job themselves"),
         ({"at_most": 0}, "at_most is not a count"),
         ({"budget_s": 0}, "budget_s must be a number above 0"),
         ({"under": "chain"}, "The chain is not a transform"),
@@ -186,5 +186,5 @@ def test_a_job_that_does_not_train_is_an_error_of_the_job(folder, monkeypatch):
     assert "Unable to allocate" in str(raised.value)
     # A process that takes more than it may ends itself.
     monkeypatch.setattr(search, "available_memory", lambda: Memory(100 * MIB, "made"))
-    with pytest.raises(UserError, match=r"MiB, more than the 90 MiB it may"):
+    with pytest.raises(UserError, match=r"MiB, more than its limit of 90 MiB"):
         find_batch_size("sizes_jobs:small", at_most=8)

@@ -141,7 +141,7 @@ def _plan(
 
 
 def _diagnose_input(target: Target, options: argparse.Namespace, output: Path) -> str:
-    """Tell what binds the input, and leave input.json; return its content."""
+    """Print what binds the input, and write input.json; return its content."""
     from tfopt.files import write_atomically
     from tfopt.measure.display import Display
     from tfopt.measure.input_doctor import diagnose_input

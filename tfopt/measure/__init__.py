@@ -1,1 +1,1 @@
-"""Measure: the only room that reads clocks. Every variant runs in a process of its own."""
+"""Measure variants of a job, each in its own process. No other room reads clocks."""

@@ -187,7 +187,7 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
         # A chain that ruins the model may well be faster than what is left of it.
         fails = bool(choice.otherwise.parts) and verdict == "slower"
     else:
-        # Who keeps a link for its size has that, whatever the time.
+        # A link that is kept for its size is smaller at any speed.
         fails = aims >= {"speed"} and "size" not in aims and verdict in ("slower", "no difference")
     return in_words(found[1]) if fails else None
 

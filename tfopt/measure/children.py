@@ -38,7 +38,7 @@ _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 Task = Callable[[Job, Chain, Connection], Any]
-"""Something to do with a job in a process of its own, that can be pickled; the parent hears."""
+"""Work on a job in a child process: picklable, with a pipe to the parent."""
 
 
 class Lost(Exception):
@@ -50,7 +50,7 @@ class Lost(Exception):
 
 
 class Child:
-    """A process that carries out a task on a target's job, in a process group of its own.
+    """A process that carries out a task on a target's job, in its own process group.
 
     It is forked from a process that has loaded TensorFlow and touched no device; where the job's
     module sets variables that TensorFlow reads then, from another one that was given them.
@@ -159,7 +159,7 @@ class Child:
 
 
 def carried_out(target: Target, task: Task, *, timeout_s: float = 24 * 3600.0) -> Any:
-    """Carry a task out in a process of its own, and return what it found.
+    """Carry a task out in a new process, and return its result.
 
     Raises:
         Lost: It failed, died, or took longer than ``timeout_s``.

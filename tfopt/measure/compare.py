@@ -27,8 +27,8 @@ NOT_IN_THE_INTERVAL = (
 Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]  # the worst is last
 _MEMORY = "memory, GiB"
 _SAME_MEMORY_WITHIN = 0.05
-# What is compared, what only looks on while it runs, and variables that choose among GPUs (told by
-# their names) or what is logged.
+# What is compared, what only observes, and variables that choose among GPUs (which are compared by
+# their names) or set the logging.
 _NOTED = """
     tfopt git command measured job chain psutil nvidia-ml-py
     CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES TF_CPP_MIN_LOG_LEVEL TF_CPP_VMODULE
@@ -190,7 +190,7 @@ def scaling(a: TimedProcess, b: TimedProcess) -> tuple[Difference, ...]:
 
 
 def _scale(process: TimedProcess) -> dict[str, Any]:
-    batch = process.batch_size or "not told by the data"
+    batch = process.batch_size or "unknown"
     return {"replicas": process.replicas, "global batch": batch}
 
 

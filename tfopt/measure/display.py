@@ -17,7 +17,7 @@ _SOON_S, _SILENT_S = 5.0, 30.0
 class Display(Progress):
     """A progress line for what runs, and a line for what is done; nothing unless ``verbose``.
 
-    The line shows the seconds so far of ``budget_s``, from the first use on. A notebook without
+    The line shows the seconds of the run so far, and its ``budget_s``. A notebook without
     ipywidgets, with which rich draws there, gets the lines alone.
     """
 

@@ -42,14 +42,14 @@ _TIMES_ITS_LONGEST = 20  # after so much longer than any turn of it a candidate 
 
 @dataclass(eq=False)
 class Candidate:
-    """A variant in a process of its own.
+    """A variant in its own process.
 
     Attributes:
-        ready: What it said when it had compiled; None before.
+        ready: Its report after compiling; None before.
         turns: By the number of the round.
-        out: Why it has left; empty while it takes turns.
-        status: Of what has left: refused, no_effect or failed.
-        held_mib: The memory that was its alone when it was ready.
+        out: Why it takes no more turns; empty while it does.
+        status: Then refused, no_effect or failed.
+        held_mib: Its unshared memory when it was ready.
         began: When its process was started, in seconds of ``time.monotonic()``.
     """
 
@@ -72,9 +72,9 @@ class Candidate:
         ready, turns = self.ready, self.turns
         assert ready is not None
         figures = dict(turns[max(turns)].peaks)
-        programs, lacking = ready.new_programs, {}
+        programs, lacking = ready.new_programs, dict[str, str]()
         if isinstance(programs, str):
-            programs, lacking = None, {"new_programs": programs}
+            lacking["new_programs"] = programs
         if ready.batch_size is None:
             lacking["batch_size"] = "the data yields its own batches"
         figures["unavailable"] = {**figures["unavailable"], **lacking}
@@ -91,7 +91,7 @@ class Candidate:
             steps=tuple(turns[number].steps for number in numbers),
             batch_size=ready.batch_size,
             replicas=ready.replicas,
-            new_programs=programs,
+            new_programs=None if isinstance(programs, str) else programs,
             data=ready.data,
             **figures,
         )

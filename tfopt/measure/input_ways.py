@@ -155,7 +155,7 @@ def with_stand_in(ready: Prepared) -> Prepared:
 
 
 def with_input(ready: Prepared, dataset: Any) -> Prepared:
-    """Return the job with another input, of a length that nobody knows."""
+    """Return the job with another input, of unknown length."""
     ready.run.job = ready.job.with_(steps_per_epoch=None)
     ready.run.facts = replace(ready.facts, steps_per_epoch=None)
     return replace(ready, train_input=dataset)

@@ -76,7 +76,7 @@ class JobFacts:
 
     @property
     def generated(self) -> int | None:
-        """Return how many examples a generator yields, which a pipeline has to be told."""
+        """Return how many examples a generator yields, which a pipeline needs."""
         known = self.source == "generator" and self.whole_executions is None
         return self.epoch_examples if known else None
 

@@ -37,7 +37,7 @@ def peak_gpu_mib(unavailable: dict[str, str]) -> float | None:
         hidden = len(tf.config.list_physical_devices("GPU"))
         reason = f"no GPU in use: {hidden} hidden from TensorFlow" if hidden else why_no_gpu()
     except ValueError as error:
-        reason = f"TensorFlow's allocator does not tell: {error}"
+        reason = f"TensorFlow's allocator reports nothing: {error}"
     unavailable["gpu_peak_mib"] = reason
     return None
 

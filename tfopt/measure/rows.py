@@ -23,7 +23,7 @@ _NOT_TRAINED = "no whole training of it was made"
 
 @dataclass(eq=False)
 class Row:
-    """A variant with all that is known of it.
+    """A variant with its processes and trainings.
 
     Attributes:
         reference: What it is compared with, which has the same data.

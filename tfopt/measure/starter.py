@@ -100,7 +100,7 @@ def _become_child(pipe: int, log: str) -> None:
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        with suppress(OSError):  # where memory ends, this ends before anybody's work
+        with suppress(OSError):  # the first to be killed where memory runs out
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(written, 1)

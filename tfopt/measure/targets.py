@@ -74,7 +74,7 @@ def reference_of(job: str | Callable[..., Job], caller: str) -> str:
     name = getattr(job, "__qualname__", None)
     if isinstance(job, Job) or not callable(job) or name is None or not name.isidentifier():
         raise UserError(
-            "Each measurement is a process of its own, and has to make the job anew.",
+            "A measurement runs in new processes, which make the job themselves.",
             expected='"package.module:name", or a function of a module: def job() -> tfopt.Job',
             received=f"a {type(job).__name__}" if name is None else name,
             fix="write such a function at the top of a module, and give it or its name",

@@ -1,6 +1,6 @@
 """Train variants whole, beside each other, and compare what they reach and how soon.
 
-A training is not timed: it tells after how many steps which accuracy was reached. Its time is the
+A training is not timed: its result is the accuracy by the number of steps. Its time is the
 first step, that count times the step time from the turns, and the ends of epochs as the share that
 the training saw. So trainings run on all cores at once, and their scatter is that of the seeds.
 """

@@ -72,7 +72,7 @@ class Turn:
     """One turn: the counted steps, their seconds, and all of its seconds.
 
     ``peaks`` are what the process has taken so far, as a ``TimedProcess`` holds it, and
-    ``processor_s`` is what the way told of the turn.
+    ``processor_s`` are the seconds of processor time that the way reports.
     """
 
     steps: int
@@ -94,7 +94,7 @@ class Way:
         return ready
 
     def processor_s(self) -> float:
-        """Return the seconds in which the process has computed; 0 where nobody asks."""
+        """Return the seconds in which the process has computed; 0 by default."""
         return 0.0
 
 
@@ -104,7 +104,7 @@ class TakeTurns:
 
     Attributes:
         skip_if_idle: End before the first step where the last transform changes nothing here.
-        look: Tell the facts of the job.
+        look: Report the facts of the job.
     """
 
     way: Way = Way()  # noqa: RUF009 (it has no state)
@@ -294,7 +294,7 @@ class _Turns:
             self._wait()
 
     def _new_programs(self) -> int | str:
-        """Return how many programs came into the compile cache, or why nobody knows."""
+        """Return how many programs came into the compile cache, or why that is unknown."""
         before, after = self._programs, _programs(self._ready)
         return after if isinstance(after, str) else len(after.difference(before))
 
@@ -316,8 +316,8 @@ class _Turns:
         energies = [state.energy_j for state in states if state.energy_j is not None]
         known = bool(energies) and len(energies) == len(states)
         if not known:
-            told = "the driver does not tell it" if states else "no GPU is in use"
-            reasons["energy_per_example_j"] = told
+            why = "the driver does not report it" if states else "no GPU is in use"
+            reasons["energy_per_example_j"] = why
         examples = self._all_steps * (self._said.batch_size or 1)
         return {
             "host_peak_mib": peak_host_mib(reasons),

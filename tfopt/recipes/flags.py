@@ -26,7 +26,7 @@ INTERRUPTED = 130
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that takes whole flags only and suggests the one that was meant.
 
-    Nobody trusts a file by a typing slip.
+    So a shortened flag never trusts a file by mistake.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

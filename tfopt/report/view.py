@@ -138,7 +138,7 @@ def _origin(report: BenchReport) -> Words:
     facts = {
         "Command": report.command,
         "Measured": fmt.moment(report.created),
-        "Data": report.data or "not told",
+        "Data": report.data or "unknown",
         "Machine": f"{machine.cpu}, {fmt.count(machine.cpu_count, 'CPU')}, "
         f"{machine.memory_gib:g} GiB, {machine.platform}",
         "Limits": f"{'no CPU quota' if cpus is None else f'{cpus:g} CPUs'}, "
@@ -241,7 +241,7 @@ _GPU_FIGURES = {
 
 
 def _gpu_words(gpu: GpuState) -> str:
-    """Return what the driver told of a GPU."""
+    """Return what the driver reported of a GPU."""
     figures = ((words, getattr(gpu, name)) for name, words in _GPU_FIGURES.items())
     told = [words.format(figure(value, "").text) for words, value in figures]
     if gpu.throttle_reasons:

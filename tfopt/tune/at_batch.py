@@ -48,8 +48,8 @@ class AtBatch(Way):
 
     Attributes:
         tuned: What the learning rate was chosen for, which stays.
-        rebatch: The data yields batches of its own, of which new ones are made.
-        limit_mib: Of resident memory; a process that holds more ends itself.
+        rebatch: The data yields batches, which are split and batched again.
+        limit_mib: Of resident memory; a process that uses more ends itself.
     """
 
     batch: int
@@ -84,11 +84,11 @@ class AtBatch(Way):
 
 
 def end_above(limit_mib: float) -> None:
-    """End this process when it holds more, with the reason as its last words."""
+    """End this process when it uses more memory, after printing the reason."""
     # TensorFlow reserves far more addresses than it uses: ``ulimit -v`` would end it too early.
     process = psutil.Process()
     while (held_mib := process.memory_info().rss / MIB) <= limit_mib:
         time.sleep(_LOOKS_EVERY_S)
-    words = f"the process held {held_mib:,.0f} MiB, more than the {limit_mib:,.0f} MiB it may\n"
+    words = f"the process used {held_mib:,.0f} MiB, more than its limit of {limit_mib:,.0f} MiB\n"
     os.write(2, words.encode())
     os._exit(1)

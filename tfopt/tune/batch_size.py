@@ -1,7 +1,7 @@
 """Find the largest batch that trains, by training it, and the fastest.
 
-Each trial is a process of its own, so that one that is killed, crashes, hangs or runs out of memory
-is a failed trial with its reason. Interrupted, the search returns what was found by then.
+Each trial runs in its own process: one that is killed, crashes, hangs or runs out of memory is a
+failed trial with its reason. Interrupted, the search returns the results so far.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Tried:
 
     Attributes:
         reason: Why it failed; None where it trained.
-        peak_mib: The most that was held: by TensorFlow of all GPUs, or resident in the process.
+        peak_mib: The peak memory: of TensorFlow on all GPUs, or resident in the process.
         step_ms: The median over the processes that took turns in the end; else of its trial.
         processes: How many took turns in the end.
     """

@@ -80,9 +80,9 @@ class Trial:
     racer: Candidate = field(init=False)
     final: list[Candidate] = field(default_factory=list)
     value: float = math.inf
-    """What is to be small, over that of the job as it is, in the last race it was in."""
+    """The objective over that of the job as it is, in its last race."""
     beaten: str = ""
-    """By how much it was behind in a race."""
+    """By how much it was slower in a race."""
     lost: str = ""
     """Why it may not win though it is fast."""
 
@@ -223,7 +223,7 @@ class Search:
         return 10 * math.ceil(needed_s / 10)
 
     def _value(self, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
-        """Return what is to be small, of one process."""
+        """Return the objective of one process."""
         if self.wanted.objective in ("memory", "energy"):
             return self._taken(candidate)
         if self.wanted.objective == "step" or self.facts.epoch_examples is None:
@@ -318,7 +318,7 @@ class Search:
     def _race(self, settings: Sequence[Changes], what: str) -> int:
         """Race these with the best so far and the job as it is; return how many were started."""
         begun, ends = time.monotonic(), self._races_end
-        # Who starts late in the race would have no turns in it.
+        # A process that starts late would get no turns.
         until = begun + _STARTING_SHARE * (ends - begun)
         trials = self._admit(settings, until, ends)
         if trials:
@@ -407,7 +407,7 @@ class Search:
         )
 
     def _take_race_turns(self, trials: Sequence[Trial], what: str, ends: float) -> None:
-        """Give turns, and drop by and by who is clearly behind."""
+        """Give turns, and drop the trials that fall clearly behind."""
         racing = [t for t in dict.fromkeys([self.plain, self.best, *trials]) if t.racer.alive]
         first = self._engine.round
         until = math.inf
@@ -449,7 +449,7 @@ class Search:
                 trial.row.notes = (f"raced by one process: about {speed}",)
 
     def _drop(self, trial: Trial, leader: Trial | None = None) -> None:
-        """End the process of a race, who may be behind; what it measured stays in its row."""
+        """End a trial's process, slower than ``leader`` if one is given; its figures stay."""
         if leader is not None:
             behind = fmt.quantity(trial.value / leader.value)
             trial.beaten = f"about {behind} times slower than {leader.setting}"
