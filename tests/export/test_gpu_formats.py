@@ -12,7 +12,7 @@ from keras import layers
 
 import tfopt
 from tfopt import UserError
-from tfopt.export.export import answers
+from tfopt.export.export import file_outputs
 from tfopt.export.formats import onnx_cuda
 from tfopt.export.formats.onnx_cuda import OnnxCuda
 from tfopt.export.formats.roster import FORMATS
@@ -82,7 +82,7 @@ def test_what_xla_cannot_compile_is_refused_with_its_reason(tmp_path):
 
 
 def test_onnx_runtime_is_asked_for_cuda(onnx_file, for_gpus, model):
-    (given,) = answers(FORMATS["onnx_cuda"], onnx_file.folder, onnx_file.signature, [X])
+    (given,) = file_outputs(FORMATS["onnx_cuda"], onnx_file.folder, onnx_file.signature, [X])
     assert for_gpus.asked == [CUDA]
     np.testing.assert_allclose(given, model.predict(X, verbose=0), atol=1e-5)
     assert f'providers=["{CUDA}"]' in OnnxCuda().code("file", onnx_file.signature)

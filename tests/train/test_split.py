@@ -158,7 +158,7 @@ def test_in_a_chain_it_says_what_each_device_holds(on_devices):
     )
     first, second, xla = found["note"].split("; ")
     assert first.startswith("CPU:0 has dense")
-    assert second.startswith("CPU:1 holds ")
+    assert second.startswith("CPU:1 has ")
     assert "MiB of weights" in second
     assert xla == "XLA is off"
     assert found["differs"] < 2e-6

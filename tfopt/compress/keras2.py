@@ -168,7 +168,6 @@ def _wrapped(
 
 
 def _compiled_like(source: Any, target: Any) -> Any:
-    """Return ``target`` compiled like ``source``, without the optimizer's state."""
     config = source.get_compile_config() if getattr(source, "optimizer", None) else None
     if config is not None:
         target.compile_from_config(config)

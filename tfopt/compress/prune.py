@@ -147,7 +147,6 @@ def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
 
 
 def _mask_of(site: Site) -> Any:
-    """Return the mask of a site, or None."""
     from tfopt.compress.weight_mask import WeightMask
 
     return site.constraint if isinstance(site.constraint, WeightMask) else None
@@ -188,8 +187,8 @@ def prune(
         criterion: The importance of a weight: its "magnitude", or "lamp", its square relative to
             the sum of the squares in its kernel that are not smaller.
         across: "layer": every kernel has the sparsity; "model": all their weights are ranked
-            together. By magnitude a layer with larger weights then keeps more, and a layer before
-            a normalization, where scale does not matter, may lose nearly all; "lamp" compares
+            together. By magnitude a layer with larger weights then keeps more, and a layer after a
+            normalization, where small weights matter as much, loses nearly all; "lamp" compares
             layers of any scale.
         layers: The layers: a regular expression searched for in the layers' paths
             ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.

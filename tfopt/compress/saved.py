@@ -152,7 +152,6 @@ def refresh_models(model: Any) -> None:
 
 
 def _awareness_on(model: Any) -> Awareness | None:
-    """Return a model's quantization awareness, or None."""
     awareness: Awareness | None = vars(model).get("quantization_awareness")
     return awareness
 

@@ -24,7 +24,6 @@ from tfopt.compress.reports import count_values
 
 
 def _sums(weights: Any, index: Any, clusters: int) -> Any:
-    """Return the sums of the clusters."""
     # TensorFlow computes int32 on the host, also within a GPU's step.
     return tf.math.unsorted_segment_sum(weights, tf.cast(index, tf.int64), clusters)
 

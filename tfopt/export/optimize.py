@@ -485,7 +485,6 @@ def _against(times: Times, reference: str, name: str) -> Comparison:
 
 
 def _medians(processes: Sequence[Turns]) -> list[float]:
-    """Return the median seconds of a call per process."""
     return [float(np.median([np.median(turn) for turn in turns])) for turns in processes]
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfopt
-from tfopt.compress.integers.attention import heads, hidden
+from tfopt.compress.integers.attention import heads, lowered_scores
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
 from tfopt.compress.integers.plan import places_inside
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
@@ -57,7 +57,7 @@ def test_the_heads_are_those_of_keras(make, dropout, causal):
 def test_what_is_hidden_has_no_share_however_long_the_row():
     scores = tf.constant(RNG.normal(size=(4, 600)).astype("float32"))
     kept = tf.constant(np.arange(600) < 3)[None]
-    shares = tf.nn.softmax(hidden(scores, kept)).numpy()
+    shares = tf.nn.softmax(lowered_scores(scores, kept)).numpy()
     assert shares[:, 3:].sum(axis=1).max() < 0.01
 
 

@@ -59,7 +59,6 @@ def largest_difference(smaller: keras.Model, twin: keras.Model) -> float | None:
 
 
 def _example(model: keras.Model) -> Any:
-    """Return random values for the inputs."""
     import keras
 
     graph = graph_of(model)
