@@ -74,7 +74,7 @@ def test_without_a_driver_one_line_says_so_and_the_host_is_shown():
 def test_once_is_a_table_of_80_columns_or_an_object_with_all_that_was_sampled(nvml_stand_in):
     done = ended("--once", env=nvml_stand_in(TRACE))
     assert "GPU 0 NVIDIA Stand-In" in done.stdout
-    assert "held down by heat, seen by the driver" in done.stdout
+    assert "throttled by heat, detected by the driver" in done.stdout
     assert "29.3/40.0" in done.stdout
     assert "312/400" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
@@ -119,10 +119,10 @@ def test_in_a_pipe_it_is_tables_and_each_finding_once_until_a_signal(
 ):
     process = running(env={**nvml_stand_in(TRACE), "COLUMNS": "200"})
     seen = []
-    while not any("was held down by heat" in line for line in seen):
+    while not any("was throttled by heat" in line for line in seen):
         seen.append(process.stdout.readline())
     seen += [process.stdout.readline() for _ in range(20)]
-    (found,) = (line for line in seen if "was held down by heat" in line)
+    (found,) = (line for line in seen if "was throttled by heat" in line)
     assert "GPU 1" in found
     assert "".join(seen).count("GPU 0 NVIDIA Stand-In") >= 2
     assert "\x1b" not in "".join(seen)

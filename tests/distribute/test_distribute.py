@@ -69,7 +69,10 @@ def test_a_scope_that_comes_too_late_is_refused_without_waiting_for_the_others(m
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     tf.zeros(1) + 1.0
-    with pytest.raises(UserError, match="came too late to join the other workers"), distribute():
+    with (
+        pytest.raises(UserError, match="was called too late to join the other workers"),
+        distribute(),
+    ):
         pass
 
 
@@ -81,7 +84,7 @@ def of_datasets(size):
 
 
 REFUSED = {
-    "too late": (too_late, ("came too late", "build or load the model inside", "new process")),
+    "too late": (too_late, ("called too late", "build or load the model inside", "new process")),
     "batch": (
         lambda: run(job(), Distribute(logical_cpus=2, global_batch=15)),
         ("does not divide over 2 replicas", "use 14 or 16"),
@@ -122,15 +125,15 @@ def test_nonsense_is_refused():
         ({"gpus": (0, 0)}, "each GPU once"),
         ({"gpus": ()}, "each GPU once"),
         ({"logical_cpus": 0}, "logical_cpus is not a count"),
-        ({"gpus": (0,), "logical_cpus": 2}, "gpus and logical_cpus both say"),
-        ({"global_batch": 8, "per_replica_batch": 4}, "global_batch and per_replica_batch both"),
+        ({"gpus": (0,), "logical_cpus": 2}, "gpus and logical_cpus exclude each other"),
+        ({"global_batch": 8, "per_replica_batch": 4}, "global_batch and per_replica_batch exclude"),
     ):
         with pytest.raises(UserError, match=words):
             Distribute(**bad)
 
 
 def test_a_model_is_refused_at_the_call_and_a_scope_without_with_warns():
-    with pytest.raises(UserError, match=r"takes GPU indices, and no model"):
+    with pytest.raises(UserError, match=r"takes GPU indices, not a model"):
         distribute(build())
     with pytest.warns(RuntimeWarning, match=r"without `with`, and nothing is distributed"):
         distribute()

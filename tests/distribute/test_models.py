@@ -84,7 +84,7 @@ def test_compile_enters_the_scope_of_its_model_and_refuses_what_was_made_elsewhe
     assert "built outside" in found["evaluated"]
     assert "optimizer=Adam(...)" in found["optimizer"]
     assert "metrics=MeanSquaredError(...)" in found["metric"]
-    assert "made outside" in found["part"]
+    assert "created outside" in found["part"]
     assert "/dense" in found["part"]
 
 
@@ -132,7 +132,7 @@ def of_parts():
 
 def test_models_without_a_call_need_built_parts(replicas):
     refused = replicas(of_parts)
-    assert "Coder makes weights in its first step." in refused
+    assert "Coder creates weights in its first step." in refused
     assert "Dense" in refused
 
 

@@ -31,7 +31,7 @@ def test_one_process_has_no_cluster_and_a_wrong_tf_config_is_a_failure():
     assert check.verdict == "not here"
     (check,) = cluster.cluster(Subject(environment={"TF_CONFIG": "{broken"}))
     assert check.verdict == "failure"
-    assert "mend TF_CONFIG" in check.fix
+    assert "correct TF_CONFIG" in check.fix
     assert any(each.startswith("expected:") for each in check.evidence)
 
 
@@ -49,22 +49,22 @@ def test_doctors_that_run_at_the_same_time_reach_each_other(free_ports):
         thread.join()
     for checks in found.values():
         assert checks["own port"].verdict == "ok"
-        assert checks["other tasks"].told == "all 2 other tasks can be reached"
+        assert checks["other tasks"].message == "all 2 other tasks can be reached"
 
 
 def test_who_cannot_be_reached_is_named(free_ports):
     addresses = [f"127.0.0.1:{free_ports[0]}", f"127.0.0.1:{free_ports[1]}", "no-host.invalid:2222"]
     checks = checks_of(addresses)
     assert checks["other tasks"].verdict == "failure"
-    assert checks["other tasks"].told == "worker 2 (no-host.invalid:2222) cannot be reached"
+    assert checks["other tasks"].message == "worker 2 (no-host.invalid:2222) cannot be reached"
     # A port that nobody listens at yet is what there is before a training.
     checks = checks_of(addresses[:2])
     assert checks["other tasks"].verdict == "ok"
-    assert "nobody listens yet as worker 1" in checks["other tasks"].told
+    assert "worker 1 does not listen yet" in checks["other tasks"].message
 
 
 def test_a_port_of_its_own_that_is_taken(free_ports):
     with socket.create_server(("127.0.0.1", free_ports[0])):
         checks = checks_of([f"127.0.0.1:{port}" for port in free_ports[:2]])
     assert checks["own port"].verdict == "failure"
-    assert "in use" in checks["own port"].told
+    assert "in use" in checks["own port"].message

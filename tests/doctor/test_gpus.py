@@ -52,12 +52,12 @@ def pci_device(root, address, **files):
 
 
 def verdicts(found):
-    return [(check.verdict, check.told) for check in found]
+    return [(check.verdict, check.message) for check in found]
 
 
 def test_a_driver_against_the_build(driver, tmp_path, monkeypatch):
     (check,) = gpus.driver(Subject(root=tmp_path))
-    assert (check.verdict, check.told) == (
+    assert (check.verdict, check.message) == (
         "ok",
         "driver 580.65.06, TensorFlow built for CUDA 12.5.1",
     )
@@ -76,7 +76,7 @@ def test_a_device_on_the_bus_without_a_driver_is_a_failure(played, tmp_path):
     pci_device(tmp_path, "0000:3b:00.0")
     (check,) = gpus.driver(Subject(root=tmp_path))
     assert check.verdict == "failure"
-    assert check.told.startswith("1 NVIDIA device(s) on the PCI bus, and no driver")
+    assert check.message.startswith("1 NVIDIA device(s) on the PCI bus, and no driver")
 
 
 def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_path, monkeypatch):
@@ -84,14 +84,14 @@ def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_
     subject = Subject(root=tmp_path)
     found = [check for each in ON_GPUS for check in each.look(subject)]
     (check,) = [each for each in found if each.verdict == "failure"]
-    assert check.told == "GPU 1 is lost: the driver lists it and cannot reach it"
+    assert check.message == "GPU 1 is lost: the driver lists it and cannot reach it"
     assert (check.evidence, "dmesg" in check.fix) == (("NVML: GPU is lost",), True)
     # In order is the other one only.
     assert ("ok", "GPU 0: NVIDIA Stand-In") in verdicts(found)
-    assert not [each for each in found if each is not check and "GPU 1" in each.told]
+    assert not [each for each in found if each is not check and "GPU 1" in each.message]
     # Nothing is computed on it, and no package blamed.
     asked = asked_of(monkeypatch)
-    (left_out,) = [each for each in compute_checks.on_gpus(subject) if "GPU 1" in each.told]
+    (left_out,) = [each for each in compute_checks.on_gpus(subject) if "GPU 1" in each.message]
     assert (left_out.verdict, len(asked)) == ("not here", 1)
 
 
@@ -132,7 +132,7 @@ def test_a_gpu_that_tensorflow_does_not_take_is_told_with_both_sides(driver, mon
     asked_of(monkeypatch, [{"what": "no device"}])
     check = next(iter(compute_checks.on_gpus(Subject())))
     assert check.verdict == "failure"
-    assert check.told.endswith("and TensorFlow does not see it")
+    assert check.message.endswith("and TensorFlow does not see it")
     ours, theirs = check.evidence
     assert ours.startswith("driver 470.199.02, CUDA up to ")
     assert ours.endswith("compute capability 8.0")
@@ -144,7 +144,7 @@ def test_memory_that_somebody_holds(driver):
     driver(second={"memory.used": 5000 * MIB})
     free, held = gpus.memory(Subject(environment={}))
     assert free.verdict == "ok"
-    assert "takes nearly all" in free.told
+    assert "takes nearly all" in free.message
     assert held.verdict == "warning"
     assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in held.fix
     _, held = gpus.memory(Subject(environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"}))

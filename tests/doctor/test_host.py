@@ -31,17 +31,17 @@ def test_names_that_keras_has_no_longer_are_told_with_what_needs_them(monkeypatc
     *others, check = host.versions(Subject())
     assert len(others) == before
     assert check.verdict == "warning"
-    assert "_gone_with_the_next_keras" in check.told
-    assert check.told.endswith("does not work: resume, split")
+    assert "_gone_with_the_next_keras" in check.message
+    assert check.message.endswith("does not work: resume, split")
 
 
 def test_cores_against_a_quota(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "allowed_cores", lambda: 8)
     check = only(host.cores(in_group(tmp_path, cpu_max="250000 100000")))
-    assert check.told == "the container may use 2.5 cores, and TensorFlow starts threads for 8"
+    assert check.message == "the container may use 2.5 cores, and TensorFlow starts threads for 8"
     (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("max 100000")
     check = only(host.cores(Subject(root=tmp_path)))
-    assert check.told == "8 cores"
+    assert check.message == "8 cores"
 
 
 def test_memory_of_a_container_against_the_gpus(tmp_path, played):
@@ -49,17 +49,17 @@ def test_memory_of_a_container_against_the_gpus(tmp_path, played):
     subject = in_group(tmp_path, memory_max=str(4 * 1024**3))
     check = only(host.memory(subject))
     assert check.verdict == "warning"
-    assert "4 GiB of memory for GPUs with 40 GiB" in check.told
+    assert "4 GiB of memory for GPUs with 40 GiB" in check.message
     assert "a limit of 4 GiB (cgroup)" in check.evidence
 
 
 def test_a_small_dev_shm_has_its_fix(tmp_path, monkeypatch):
     check = only(host.shared_memory(Subject(root=tmp_path, environment={})))
     assert check.verdict == "warning"
-    assert "is not there" in check.told
+    assert "does not exist" in check.message
     usage = SimpleNamespace(free=16 * 1024**2)
     monkeypatch.setattr(host.psutil, "disk_usage", lambda path: usage)
     check = only(host.shared_memory(Subject(root=tmp_path, environment={})))
     assert check.verdict == "warning"
-    assert "0.0156 GiB free" in check.told
+    assert "0.0156 GiB free" in check.message
     assert "--shm-size=2g" in check.fix

@@ -76,9 +76,9 @@ def test_a_job_that_is_in_order(subject, tmp_path):
     checks = by_name(job(subject("plain")))
     assert {check.verdict for check in checks.values()} <= {"ok", "warning"}
     assert list(checks) == ["transforms", "job", "precision", "memory", "rehearsal"]
-    assert "1,271 parameters, toy" in checks["job"].told
-    assert "64 examples a step" in checks["job"].told
-    assert "3 steps trained" in checks["rehearsal"].told
+    assert "1,271 parameters, toy" in checks["job"].message
+    assert "64 examples a step" in checks["job"].message
+    assert "3 steps trained" in checks["rehearsal"].message
     assert any(line.startswith("peak") for line in checks["memory"].evidence)
     assert not (tmp_path / "written.txt").exists(), "the job's callbacks have no part in it"
 
@@ -86,7 +86,7 @@ def test_a_job_that_is_in_order(subject, tmp_path):
 def test_transforms_that_do_not_combine_are_named(probed):
     checks = probed("plain", chain=BOTH)
     assert checks["transforms"].verdict == "failure"
-    assert checks["transforms"].told.startswith("Prune and Cluster both constrain the weights")
+    assert checks["transforms"].message.startswith("Prune and Cluster both constrain the weights")
     assert checks["transforms"].fix
 
 
@@ -101,5 +101,5 @@ def test_a_model_that_does_not_take_its_data(probed):
     assert checks["job"].verdict == "ok"
     assert checks["memory"].verdict == "not here"
     assert checks["rehearsal"].verdict == "failure"
-    assert "Sequential.call()" in checks["rehearsal"].told
-    assert "19" in checks["rehearsal"].told, "the whole of Keras's message, not its first line"
+    assert "Sequential.call()" in checks["rehearsal"].message
+    assert "19" in checks["rehearsal"].message, "the whole of Keras's message, not its first line"

@@ -52,7 +52,7 @@ def gone(*processes):
 def test_why_a_process_ended_is_reported(folder):
     (crashed,) = job(Subject(job="bad_jobs:aborts"))
     assert crashed.verdict == "failure"
-    assert crashed.told == "the job's process ended while at: making the job"
+    assert crashed.message == "the job's process ended at this stage: making the job"
     assert crashed.evidence[0].startswith("the process ended with SIGABRT: ")
     assert "the last words" in crashed.evidence[0]
 
@@ -72,13 +72,13 @@ def test_a_module_that_is_not_there_is_a_users_mistake():
     asked = {"job": "no_such_module:job", "arguments": {}, "chain": []}
     stage, check = examine_job(asked)
     assert (stage, check.verdict) == ("making the job", "failure")
-    assert "no module 'no_such_module'" in check.told
+    assert "no module 'no_such_module'" in check.message
 
 
 def test_real_products_and_a_real_xla_program_on_this_cpu():
     (check,) = on_cpu(Subject())
     assert check.verdict == "ok"
-    assert check.told == "float32, float16, bfloat16, XLA: as computed in float64"
+    assert check.message == "float32, float16, bfloat16, XLA: as computed in float64"
     assert all("relative error" in each for each in check.evidence)
 
 
@@ -109,8 +109,8 @@ def test_a_check_that_breaks_or_hangs_is_a_row_and_not_the_end():
         ("breaks here", "warning"),
         ("works", "ok"),
     ]
-    assert found[1].told == "could not be looked at: ZeroDivisionError: by nothing"
-    assert "did not end within 0.2 s" in found[2].told
+    assert found[1].message == "could not be checked: ZeroDivisionError: by nothing"
+    assert "did not end within 0.2 s" in found[2].message
     assert progress[0] == "host: breaks"
 
 

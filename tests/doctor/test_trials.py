@@ -38,7 +38,7 @@ def test_every_trial_is_right_on_this_cpu():
     with on_a_stand_in():
         (check,) = checks_of(*TRIALS)
     assert check.verdict == "ok"
-    assert check.told == f"{', '.join(TRIALS)}: as computed in float64"
+    assert check.message == f"{', '.join(TRIALS)}: as computed in float64"
     assert [each.split(":")[0] for each in check.evidence] == list(TRIALS)
 
 
@@ -48,11 +48,11 @@ def test_a_convolution_without_a_kernel_names_the_cudnn_that_has_it(monkeypatch)
 
     monkeypatch.setattr(tf.nn, "conv2d", no_config)
     failed, right = checks_of("convolution with bias", "XLA")
-    assert (failed.verdict, failed.told) == ("failure", "convolution with bias fails")
+    assert (failed.verdict, failed.message) == ("failure", "convolution with bias fails")
     told = "InternalError: InternalError: Autotuner could not find any supported configs"
     assert failed.evidence == (told,)
     assert failed.fix == CUDNN
-    assert (right.verdict, right.told) == ("ok", "XLA: as computed in float64")
+    assert (right.verdict, right.message) == ("ok", "XLA: as computed in float64")
 
 
 def test_attention_with_wrong_gradients_is_told(monkeypatch):
@@ -63,7 +63,7 @@ def test_attention_with_wrong_gradients_is_told(monkeypatch):
     with on_a_stand_in():
         monkeypatch.setattr(fused_call, "custom_call", without_scale)
         (check,) = checks_of("fused attention")
-    assert (check.verdict, check.told) == ("failure", "fused attention is wrong")
+    assert (check.verdict, check.message) == ("failure", "fused attention is wrong")
     assert check.evidence[0].startswith("fused attention: relative error 1.0e+00, 0.02 allowed")
     assert check.fix.startswith(CUDNN)
 
@@ -84,26 +84,26 @@ def test_fit_whose_steps_are_lost_is_told(monkeypatch):
 
     monkeypatch.setattr(kind, "__init__", init)
     (check,) = checks_of("fit in mixed_float16")
-    assert (check.verdict, check.told) == ("failure", "fit in mixed_float16 is wrong")
+    assert (check.verdict, check.message) == ("failure", "fit in mixed_float16 is wrong")
     assert check.fix.startswith("pip install -U 'tfopt[gpu]'")
 
 
 def test_numbers_that_are_none_are_wrong():
     answers = [{"what": "bfloat16", "error": float("nan"), "seconds": 0.1}]
     (check,) = judge("GPU 0", answers)
-    assert (check.verdict, check.told) == ("failure", "bfloat16 is wrong")
-    assert check.fix.startswith("pip install -U 'nvidia-cublas-cu12<13'; wrong numbers on one GPU")
+    assert (check.verdict, check.message) == ("failure", "bfloat16 is wrong")
+    assert check.fix.startswith("pip install -U 'nvidia-cublas-cu12<13'; if only one GPU")
 
 
 def test_after_a_trial_that_ends_its_process_another_goes_on(monkeypatch):
     monkeypatch.setattr(compute_checks, "compute", broken_stack.compute)
     answers = tried("GPU", list(TRIALS), {})
     ended, failed, right = judge("GPU 0", answers)
-    assert (ended.told, ended.fix) == ("convolution with bias fails", CUDNN)
+    assert (ended.message, ended.fix) == ("convolution with bias fails", CUDNN)
     assert ended.evidence[0].startswith("the process ended with SIGABRT: ")
     assert "no engine" in ended.evidence[0]
-    assert (failed.told, failed.evidence) == ("fused attention fails", ("no kernel image",))
-    assert right.told == (
+    assert (failed.message, failed.evidence) == ("fused attention fails", ("no kernel image",))
+    assert right.message == (
         "float32, tensorfloat32, float16, bfloat16, XLA, fit in mixed_float16: as computed in float64"
     )
 
@@ -111,7 +111,7 @@ def test_after_a_trial_that_ends_its_process_another_goes_on(monkeypatch):
 def test_a_process_that_ends_at_the_import_is_one_failure(monkeypatch):
     monkeypatch.setattr(compute_checks, "compute", broken_stack.no_import)
     (check,) = judge("GPU 0", tried("GPU", list(TRIALS), {}))
-    assert check.told == "importing TensorFlow fails"
+    assert check.message == "importing TensorFlow fails"
     assert check.fix == "pip install -U 'tfopt[gpu]'"
 
 

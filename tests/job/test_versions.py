@@ -76,7 +76,7 @@ def test_a_function_is_refused_and_what_helps_is_not(monkeypatch, capsys):
         _ = tfopt.footprint
     _, legacy = host_checks.versions(Subject())
     assert legacy.verdict == "failure"
-    assert "tf.keras is Keras 2" in legacy.told
+    assert "tf.keras is Keras 2" in legacy.message
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     printed = capsys.readouterr().out

@@ -17,7 +17,7 @@ from tfopt.monitor.readings import (
     SampledGpu,
 )
 
-HOT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", cause="heat")
+HOT = ClockReason("heat, detected by the driver (SwThermalSlowdown)", cause="heat")
 IDLE = ClockReason("nothing to do (GpuIdle)")
 
 

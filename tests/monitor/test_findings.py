@@ -162,7 +162,7 @@ def held(reason, since=20):
 
 def test_throttled_says_by_what_and_at_which_clock():
     (found,) = found_by("throttled", trace(gpu=held(HEAT)))
-    assert "held down by heat, seen by the driver (SwThermalSlowdown) in 67 %" in found.message
+    assert "throttled by heat, detected by the driver (SwThermalSlowdown) in 67 %" in found.message
     shown = {
         "SM clock 1,050 MHz",
         "its highest 1,410 MHz",

@@ -204,7 +204,7 @@ def test_a_driver_that_does_not_answer_is_left_behind_with_a_warning(
     played, monkeypatch, sampler_threads
 ):
     gpus = played(gpu(0) + "1 0 nvmlDeviceGetPowerUsage ~0.6\n")
-    monkeypatch.setattr(samplers, "_LAST_ANSWER_S", 0.1)
+    monkeypatch.setattr(samplers, "_HANG_S", 0.1)
 
     def sample_while_it_hangs():
         with sampling(ME, clock=time.perf_counter, period_s=0.01) as sampler:
@@ -215,7 +215,7 @@ def test_a_driver_that_does_not_answer_is_left_behind_with_a_warning(
             assert sampler.take().gpus == ()
             assert len(sampler.recording().samples) >= 1
 
-    with pytest.warns(RuntimeWarning, match="has not answered"):
+    with pytest.warns(RuntimeWarning, match="has not replied"):
         sample_while_it_hangs()
     (thread,) = sampler_threads()
     thread.join()  # the next trace is not for this thread

@@ -17,11 +17,11 @@ from tfopt.monitor.readings import (
     StepMark,
 )
 
-HEAT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", "heat")
+HEAT = ClockReason("heat, detected by the driver (SwThermalSlowdown)", "heat")
 POWER = ClockReason("the power limit (SwPowerCap)", "power")
-BRAKE = ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", "hardware")
+BRAKE = ClockReason("an external power brake (HwPowerBrakeSlowdown)", "hardware")
 IDLE = ClockReason("nothing to do (GpuIdle)")
-SET = ClockReason("clocks set by somebody (ApplicationsClocksSetting)")
+SET = ClockReason("clocks set by a user (ApplicationsClocksSetting)")
 
 # A GPU with nothing wrong: busy, cool, alone, at full clocks.
 HEALTHY = {

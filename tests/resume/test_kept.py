@@ -63,7 +63,7 @@ def test_an_optimizer_comes_back_from_wherever_it_is(place, tmp_path):
     rule = PLACES[place]
     trained = assert_goes_on(make, tmp_path / "built")
     assert_same(*(values(rule(model).variables) for model, _ in trained))
-    with pytest.raises(UserError, match=r"first step of OwnSteps made .*momentum"):
+    with pytest.raises(UserError, match=r"first step of OwnSteps created .*momentum"):
         fit(lambda: make(built=False), tmp_path / "unbuilt")
 
 
@@ -110,7 +110,7 @@ def test_a_callback_that_is_not_asked_or_tells_what_cannot_be_saved_is_named(tmp
         """Remembers nothing."""
 
     callbacks = [Counts(), Shows()]
-    with pytest.warns(RuntimeWarning, match="Not in the checkpoints: what Counts may remember"):
+    with pytest.warns(RuntimeWarning, match="The state of Counts is not in the checkpoints"):
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path / "counts", callbacks=callbacks)
 
     class Tells(keras.callbacks.Callback):
@@ -166,6 +166,6 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("kept_by", MODELS)
-def test_variables_that_keras_does_not_track_come_back(kept_by, tmp_path):
-    assert_goes_on(lambda: (MODELS[kept_by](), {"x": dataset()}), tmp_path)
+@pytest.mark.parametrize("untracked_in", MODELS)
+def test_variables_that_keras_does_not_track_come_back(untracked_in, tmp_path):
+    assert_goes_on(lambda: (MODELS[untracked_in](), {"x": dataset()}), tmp_path)

@@ -11,8 +11,8 @@ import pytest
 
 from tfopt import UserError
 from tfopt.resume import store as store_module
-from tfopt.resume.packing import Unsaveable, pack, unpack
-from tfopt.resume.peers import Alone
+from tfopt.resume.packing import NotSerializable, pack, unpack
+from tfopt.resume.peers import SingleWorker
 from tfopt.resume.shared_store import SharedStore
 from tfopt.resume.store import Store
 
@@ -49,7 +49,7 @@ def test_what_has_no_plain_value_is_refused_by_its_type():
     for value in (*kinds, [{1, 2}], np.array(["a", None]), names):
         kind = value[0] if isinstance(value, list) and type(value) is list else value
         name = "object" if isinstance(value, np.ndarray) and value.dtype == object else None
-        with pytest.raises(Unsaveable, match=name or type(kind).__name__):
+        with pytest.raises(NotSerializable, match=name or type(kind).__name__):
             pack(value, [])
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path):
     cut.write_bytes(content[: len(content) // 2])
     content = altered.read_bytes()
     altered.write_bytes(content[:2000] + bytes([content[2000] ^ 1]) + content[2001:])
-    with pytest.warns(RuntimeWarning, match="cannot be used") as warned:
+    with pytest.warns(RuntimeWarning, match="is skipped") as warned:
         name, state = store.read_newest()
     assert len(warned) == 2
     assert (name, state["number"]) == ("checkpoint-000001", 0)
@@ -84,7 +84,7 @@ def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path, several):
-    store = SharedStore(tmp_path, 3, Alone()) if several else Store(tmp_path, keep=3)
+    store = SharedStore(tmp_path, 3, SingleWorker()) if several else Store(tmp_path, keep=3)
     for number in (1, 2):
         store.write({"trained": number, "variables": []})
         (tmp_path / f"checkpoint-00000{number}").write_bytes(b"x")
@@ -104,8 +104,8 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, mon
     monkeypatch.undo()
     with pytest.raises(UserError, match="another version of tfopt") as caught:
         store.read_newest()
-    assert "form 99" in str(caught.value)
-    assert "train from the start in a folder" in str(caught.value)
+    assert "format 99" in str(caught.value)
+    assert "train from the start in another folder" in str(caught.value)
     assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
 
 

@@ -185,7 +185,7 @@ def parts_of(data: Data) -> dict[str, Examples]:
 
 
 def _is_array(data: Any) -> bool:
-    # A data frame has a dtype for every column, and none of its own.
+    # A data frame has dtypes only for its columns.
     return hasattr(data, "shape") and (hasattr(data, "dtype") or hasattr(data, "__array__"))
 
 

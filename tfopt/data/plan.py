@@ -81,7 +81,7 @@ class Plan:
             if self.service is not None and value not in (None, True):
                 raise CannotCombine(
                     f"A data service cannot be combined with {setting}={value!r}: its workers "
-                    "divide every epoch anew, and batches come in no fixed order.",
+                    "divide every epoch differently, and batches arrive in no fixed order.",
                     fix=f"drop service= or {setting}=",
                 )
         for name in ("batch_size", "examples"):
@@ -112,7 +112,7 @@ def _check_cache(cache: object) -> None:
     on_disk = isinstance(cache, str) and cache.startswith(FILE) and len(cache) > len(FILE)
     if cache not in (None, "memory") and not on_disk:
         raise UserError(
-            "Invalid cache.",
+            "Invalid `cache`.",
             expected='None, "memory", or "file:" and a path, as in "file:/scratch/train"',
             received=repr(cache),
             fix=f"write {FILE + cache!r}" if isinstance(cache, str) and "/" in cache else None,

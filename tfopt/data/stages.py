@@ -162,7 +162,6 @@ def calls_python(node: Any) -> bool:
 
 
 def _operations(node: Any) -> set[str]:
-    """Return the types of the operations in a stage's functions."""
     graphs = (function.function.graph.as_graph_def() for function in node._functions())
     return set().union(*map(operations_of, graphs))
 

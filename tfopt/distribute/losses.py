@@ -1,8 +1,8 @@
-"""Compute a loss, and what layers add to it, of the whole batch.
+"""Compute a loss of the whole batch.
 
-Keras reduces a loss to one number: a weighted sum over the examples, divided by how many there are,
-or by those that a mask leaves. Replicas add up both. Where a loss is no such sum, each replica
-computes it of the rows of all.
+Keras reduces a loss to a weighted sum over the examples, divided by their number or that of the
+unmasked ones. Replicas sum both. A loss that is no such sum is computed on each replica from the
+rows of all.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfopt.distribute.whole_batch import all_reduce_sum, drop_padding, gather_rows, shard_here
+from tfopt.distribute.whole_batch import all_reduce_sum, current_shard, drop_padding, gather_rows
 from tfopt.errors import UserError
 from tfopt.keras_internals import mask_of, with_metadata
 
@@ -28,9 +28,9 @@ _REDUCTIONS = ("sum", "mean", "sum_over_batch_size")
 
 
 def adds_up(loss: Any) -> bool:
-    """Return whether a loss has a value for each example by itself, and reduces them as Keras does.
+    """Return whether a loss is a reduction, by Keras, of one value for each example.
 
-    Of Keras's losses that is known; a function or a ``keras.losses.Loss`` of your own says so by an
+    This is known of Keras's losses; a custom function or ``keras.losses.Loss`` declares it by an
     attribute: ``focal.adds_up = True``.
 
     >>> adds_up(keras.losses.MeanSquaredError()), adds_up(keras.losses.Dice())
@@ -41,19 +41,19 @@ def adds_up(loss: Any) -> bool:
         return False
     if loss.reduction not in _REDUCTIONS:
         return False
-    own = getattr(loss, "fn", None) or kind
-    for each in (loss, own):
-        if hasattr(each, "adds_up"):
-            return bool(each.adds_up)
-    of_keras = [getattr(each, "__module__", "") for each in (kind.call, own)]
-    name = getattr(own, "__name__", "").lower()
+    function = getattr(loss, "fn", None) or kind
+    for owner in (loss, function):
+        if hasattr(owner, "adds_up"):
+            return bool(owner.adds_up)
+    modules = [getattr(part, "__module__", "") for part in (kind.call, function)]
+    name = getattr(function, "__name__", "").lower()
     return name not in _OF_WHOLE_BATCHES and all(
-        module.startswith("keras.src.losses") for module in of_keras
+        module.startswith("keras.src.losses") for module in modules
     )
 
 
 def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tuple[Any, Any]:
-    """Return a loss's numerator, and its divisor where it is a mean; both are added up."""
+    """Return the numerator of a loss, and the divisor of a mean, else None."""
     numerator = _Sum(loss.dtype, loss.call)(y_true, y_pred, sample_weight)
     if loss.reduction == "sum":
         return numerator, None
@@ -66,7 +66,7 @@ def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tup
 
 
 class _Sum(keras.losses.Loss):  # type: ignore[misc]
-    """The sum of a function's values, weighted and without those that are masked."""
+    """The weighted sum of a function's unmasked values."""
 
     def __init__(self, dtype: str, values: Callable[[Any, Any], Any]) -> None:
         super().__init__(reduction="sum", dtype=dtype)
@@ -77,18 +77,18 @@ class _Sum(keras.losses.Loss):  # type: ignore[misc]
 
 
 class WholeLoss:
-    """A loss of Keras's ``compile``, computed of the whole batch."""
+    """A loss of ``compile``, computed of the whole batch."""
 
     def __init__(self, loss: Any) -> None:
         self.loss = loss
         self.name = getattr(loss, "name", None)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        loss, shard = self.loss, shard_here()
+        loss, shard = self.loss, current_shard()
         if shard is None or not isinstance(loss, keras.losses.Loss):
             return loss(y_true, y_pred, sample_weight)
         if not shard.is_global_loss or shard.rows_are_whole:
-            return loss(y_true, y_pred, sample_weight)  # in a step, or a loss, of the user's own
+            return loss(y_true, y_pred, sample_weight)  # in a custom step or loss
         if not adds_up(loss):
             return loss(*gather_rows(drop_padding((y_true, y_pred, sample_weight))))
         numerator, divisor = terms(loss, y_true, y_pred, sample_weight)
@@ -100,10 +100,10 @@ class WholeLoss:
 
 
 def undeclared(who: str) -> UserError:
-    """Return the error for a loss of the user's own of which nobody said how it adds up."""
+    """Return the error for a custom loss whose reduction is not declared."""
     return UserError(
-        f"{who}, and tfopt is not told how its numbers add up over the replicas.",
-        expected="a mean over the examples of a batch, or a sum over them, declared",
+        f"{who}, and its reduction over the replicas is not declared.",
+        expected="own_losses=, the reduction over the examples of a batch",
         fix='distribute(own_losses="mean") where a batch twice as large gives the same number '
         '(keras.ops.mean), or own_losses="sum" where it gives twice as much',
     )

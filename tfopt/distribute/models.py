@@ -1,8 +1,7 @@
-"""Let the models that are made under a strategy train by ``Step``, through methods of their own.
+"""Attach ``Step`` to the models that are created inside ``tfopt.distribute()``.
 
-A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``compile`` and so on,
-on the instance: they call Keras's with what its step needs. ``keras.Model`` is changed while the
-scope is open, to see which models are made in it, and is left as it was.
+Such a model gets ``fit``, ``evaluate``, ``compile`` and other methods on the instance, which wrap
+those of Keras. ``keras.Model`` is patched while the scope is open, to see which models are created.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -20,19 +19,19 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfopt.distribute.shards import refuse_what_cannot_be_split, until_all_have_ended
+from tfopt.distribute.shards import check_divisible, with_unknown_length
 from tfopt.distribute.step import (
     Step,
-    has_own,
     metrics_of,
+    overrides,
     require_built_parts,
     split,
     unbuilt_parts,
 )
 from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import padded, replicas_of
-from tfopt.distribute.worker_files import divided, saved
-from tfopt.distribute.workers import together
+from tfopt.distribute.worker_files import redirect_callbacks, save_on_chief
+from tfopt.distribute.workers import coordinated
 from tfopt.errors import UserError
 from tfopt.hooks import Shared, replaced
 from tfopt.keras_internals import BUILD, dataset_of, stored
@@ -41,33 +40,33 @@ from tfopt.resume.peers import exchange_of
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _SAVES = ("save", "save_weights", "export")
 _OWN = ("compile", "make_predict_function", "predict_on_batch", "predict_step")
-_NAME = "_distributed"  # among a model's attributes, unseen by Keras
+_NAME = "_distributed"  # the attribute of a model, which Keras does not track
 
 
 @dataclass(frozen=True)
-class Declared:
-    """What a user has said of the models made in a scope."""
+class ScopeSettings:
+    """The user's settings for the models of a scope."""
 
     own_losses: Literal["mean", "sum"] | None = None
     verify: bool = True
     global_batch: int | None = None
-    """The batches that ``fit`` makes of arrays, where it is not given a size."""
+    """The default ``batch_size`` of ``fit`` for arrays."""
 
 
 class DistributedModel:
     """The methods of one model that trains on several replicas."""
 
-    def __init__(self, model: Any, strategy: Any, declared: Declared) -> None:
+    def __init__(self, model: Any, strategy: Any, settings: ScopeSettings) -> None:
         self.strategy = strategy
-        self.declared = declared
+        self.settings = settings
         self.exchange = exchange_of(strategy)
-        self.step = Step(model, declared.own_losses, self.exchange)
+        self.step = Step(model, settings.own_losses, self.exchange)
         self.proof: Any = None
-        """The verdict of ``verify``, once it was asked."""
+        """The verdict of ``verify``; None before ``fit``."""
         self._model = model
 
     def attach(self) -> None:
-        """Put the methods on the model."""
+        """Set the methods on the model."""
         for name in _CALLS:
             self._put(name, functools.partial(self._call, name))
         if self.exchange is not None:  # all workers write to one path
@@ -88,54 +87,54 @@ class DistributedModel:
         object.__setattr__(self._model, name, own)
 
     def plain(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the method that the model's class has."""
+        """Call the method of the model's class."""
         return getattr(type(self._model), name)(self._model, *args, **kwargs)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the model's own method, with what it needs in force and its errors named."""
+        """Call a method of the model's class, with workers coordinated and ``fit`` verified."""
         plain = functools.partial(getattr(type(self._model), name), self._model)
         with _numbers():
             if name.endswith("_on_batch"):
                 return plain(*args, **kwargs)
-            given = inspect.signature(plain).bind(*args, **kwargs)
-            given.apply_defaults()
+            bound = inspect.signature(plain).bind(*args, **kwargs)
+            bound.apply_defaults()
             workers: AbstractContextManager[None] = nullcontext()
             if self.exchange is not None:
-                workers = together(self.exchange, name, self._model, given.arguments)
+                workers = coordinated(self.exchange, name, self._model, bound.arguments)
             with workers:
                 if name == "fit":
-                    self._refuse_to_split(given.arguments)
+                    self._check_divisible(bound.arguments)
                 if self.exchange is not None:
-                    self._share_out(given.arguments)
+                    self._prepare_for_workers(bound.arguments)
                 if name == "fit" and self._is_unproven():
-                    self.proof = prove(self.step, given.arguments)
-                return plain(*given.args, **given.kwargs)
+                    self.proof = prove(self.step, bound.arguments)
+                return plain(*bound.args, **bound.kwargs)
 
-    def _share_out(self, arguments: dict[str, Any]) -> None:
-        """Replace the datasets and callbacks of a call by those for several workers."""
-        divided(arguments.get("callbacks"), self.exchange)
+    def _prepare_for_workers(self, arguments: dict[str, Any]) -> None:
+        """Adapt the datasets and callbacks of a call to several workers."""
+        redirect_callbacks(arguments.get("callbacks"), self.exchange)
         of_x = arguments.get("steps_per_epoch") or arguments.get("steps")
         for name, steps in (("x", of_x), ("validation_data", arguments.get("validation_steps"))):
             data = arguments.get(name)
             if isinstance(data, tf.data.Dataset) and not steps:
-                arguments[name] = until_all_have_ended(data, self.exchange.place.workers)
+                arguments[name] = with_unknown_length(data, self.exchange.place.workers)
 
-    def _refuse_to_split(self, arguments: dict[str, Any]) -> None:
-        """Refuse what replicas cannot share of a ``fit``, to which the scope's batch is given."""
+    def _check_divisible(self, arguments: dict[str, Any]) -> None:
+        """Set the scope's batch in a call of ``fit``, and refuse what replicas cannot divide."""
         if arguments.get("batch_size") is None and _is_arrays(arguments.get("x")):
-            arguments["batch_size"] = self.declared.global_batch
-        refuse_what_cannot_be_split(self._model, arguments, replicas_of(self.strategy))
+            arguments["batch_size"] = self.settings.global_batch
+        check_divisible(self._model, arguments, replicas_of(self.strategy))
 
     def _is_unproven(self) -> bool:
-        return self.declared.verify and self.proof is None and bool(self._model.compiled)
+        return self.settings.verify and self.proof is None and bool(self._model.compiled)
 
     def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(getattr(type(self._model), name), self._model)
-        return saved(plain, self.exchange, *args, **kwargs)
+        return save_on_chief(plain, self.exchange, *args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(keras.Model.compile).bind(self._model, *args, **kwargs).arguments
-        _require_made_inside(self._model, given)
+        bound = inspect.signature(keras.Model.compile).bind(self._model, *args, **kwargs)
+        _require_compiled_inside(self._model, bound.arguments)
         with self.strategy.scope():
             self.plain("compile", *args, **kwargs)
         self.proof = None
@@ -154,60 +153,60 @@ class DistributedModel:
         return model.predict_function
 
     def _predict_on_batch(self, x: Any) -> Any:
-        """Return each output once: Keras hands every replica the whole batch."""
+        """Return each output once, where Keras gives every replica the whole batch."""
         return self.plain("predict_on_batch", split(self.strategy, x)[0])
 
     def _predict_step(self, data: Any) -> Any:
-        """Predict, where this replica has no examples, of a row of zeros, and leave that out."""
+        """Predict on a row of zeros where this replica has no examples, and drop its output."""
         first = next(leaf for leaf in tree.flatten(data) if leaf is not None)
         if first.shape[0] or not isinstance(first, tf.Tensor):
             return self.plain("predict_step", data)
-        there = tf.cast(tf.shape(first)[0] > 0, tf.int32)
-        outputs = self.plain("predict_step", padded(data, 1 - there))
-        return tree.map_structure(lambda v: v[: tf.shape(v)[0] * there], outputs)
+        not_empty = tf.cast(tf.shape(first)[0] > 0, tf.int32)
+        outputs = self.plain("predict_step", padded(data, 1 - not_empty))
+        return tree.map_structure(lambda v: v[: tf.shape(v)[0] * not_empty], outputs)
 
     def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Build the model by what the data say of themselves; nothing is read (keras#20585)."""
+        """Build the model by the spec of the data, without reading them (keras#20585)."""
         model = self._model
         _require_trained_inside(model)
-        if type(model).call is keras.Model.call:  # parts and a train_step, as a VAE of the guides
+        if type(model).call is keras.Model.call:  # layers and a train_step, as in Keras's VAE
             require_built_parts(model, "inside the scope")
             return
         if iterator is not None:
             data_batch = _spec_of_a_part(iterator)
-        known = {"iterator": iterator} if data_batch is None else {"data_batch": data_batch}
+        inputs = {"iterator": iterator} if data_batch is None else {"data_batch": data_batch}
         try:
-            self.plain(BUILD, **known)
+            self.plain(BUILD, **inputs)
         except UserError:
             raise
         except Exception:
-            # A step of the user's own may call the model otherwise than Keras would.
-            are_built = all(getattr(each, "built", True) for each in metrics_of(model))
-            if not has_own(model, "train_step") or unbuilt_parts(model) or not are_built:
+            # A custom train_step may call the model with other arguments than Keras.
+            are_built = all(getattr(metric, "built", True) for metric in metrics_of(model))
+            if not overrides(model, "train_step") or unbuilt_parts(model) or not are_built:
                 raise
 
 
 def distributed(model: Any) -> DistributedModel | None:
-    """Return what trains a model on several replicas; None where it was made elsewhere."""
-    found: DistributedModel | None = vars(model).get(_NAME)
-    return found
+    """Return the ``DistributedModel`` of a model; None if it was created outside a scope."""
+    attached: DistributedModel | None = vars(model).get(_NAME)
+    return attached
 
 
-def leave_proof_out(model: Any) -> None:
-    """Let ``fit`` begin without ``verify``, as where a few steps are measured."""
-    found = distributed(model)
-    if found is not None:
-        found.declared = replace(found.declared, verify=False)
+def skip_verification(model: Any) -> None:
+    """Let ``fit`` begin without ``verify``, such as to measure a few steps."""
+    attached = distributed(model)
+    if attached is not None:
+        attached.settings = replace(attached.settings, verify=False)
 
 
-_open: list[tuple[Any, Declared]] = []
+_open: list[tuple[Any, ScopeSettings]] = []
 
 
 @contextmanager
-def models_attached(strategy: Any, declared: Declared) -> Iterator[None]:
-    """Attach every model that is made under this strategy inside the block."""
-    entry = (strategy, declared)
-    with _models_seen(), _numbers():
+def attach_models(strategy: Any, settings: ScopeSettings) -> Iterator[None]:
+    """Attach every model that is created under this strategy inside the block."""
+    entry = (strategy, settings)
+    with _models_watched(), _numbers():
         _open.append(entry)
         try:
             yield
@@ -216,19 +215,19 @@ def models_attached(strategy: Any, declared: Declared) -> Iterator[None]:
 
 
 @contextmanager
-def _see_models() -> Iterator[None]:
-    """Let Keras's classes say which models are made and used."""
+def _watch_models() -> Iterator[None]:
+    """Patch Keras's classes to see which models are created and used."""
     kind = keras.Model
-    # Keras asks whether a model's compile is another one than this class's.
-    compiles = next(each for each in kind.__mro__ if "compile" in vars(each))
-    made, compiled, built = kind.__init__, compiles.compile, getattr(kind, BUILD)
+    # The class that defines compile(): Keras checks whether a model overrides it.
+    trainer = next(base for base in kind.__mro__ if "compile" in vars(base))
+    initialise, compile, build = kind.__init__, trainer.compile, getattr(kind, BUILD)
 
-    @functools.wraps(made)
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        for strategy, declared in reversed(_open):
+    @functools.wraps(initialise)
+    def initialise_attached(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        for strategy, settings in reversed(_open):
             if self.distribute_strategy is strategy and distributed(self) is None:
-                DistributedModel(self, strategy, declared).attach()
+                DistributedModel(self, strategy, settings).attach()
                 break
 
     def checked(plain: Callable[..., Any], call: str) -> Callable[..., Any]:
@@ -240,22 +239,22 @@ def _see_models() -> Iterator[None]:
         return method
 
     with (
-        replaced(kind, __init__=initialise),
-        replaced(kind, **{BUILD: checked(built, "fit() or evaluate()")}),
-        replaced(compiles, compile=checked(compiled, "compile()")),
-        # On which this thread's scopes are kept: keras.backend.clear_session() may come inside.
+        replaced(kind, __init__=initialise_attached),
+        replaced(kind, **{BUILD: checked(build, "fit() or evaluate()")}),
+        replaced(trainer, compile=checked(compile, "compile()")),
+        # The default graph keeps this thread's scopes, and clear_session() would reset it.
         replaced(tf.compat.v1, reset_default_graph=lambda: None),
     ):
         yield
 
 
-_models_seen = Shared(_see_models)
+_models_watched = Shared(_watch_models)
 
 
 def _variables_as_numbers() -> AbstractContextManager[None]:
-    """Let callbacks write ``float(optimizer.learning_rate)``, as on one device.
+    """Add ``float()`` and ``int()`` to variables of several devices, for callbacks.
 
-    TensorFlow's variables of several devices only know ``numpy()``.
+    They often write ``float(optimizer.learning_rate)``; TensorFlow has only ``numpy()`` there.
     """
 
     def reader(number: type) -> Callable[[Any], Any]:
@@ -271,37 +270,37 @@ def _refuse_built_outside(model: Any, call: str) -> None:
     if distributed(model) is not None or tf.distribute.get_strategy() not in [s for s, _ in _open]:
         return
     raise UserError(
-        f"{call} inside tfopt.distribute() of a model that was built outside: {model.name!r} "
-        "would train on one device.",
-        expected="a model whose weights were made inside the scope",
-        received=f"{type(model).__name__} built before or behind it",
+        f"{call} inside tfopt.distribute(), but {model.name!r} was built outside and would train "
+        "on one device.",
+        expected="a model that is built inside the scope",
+        received=f"{type(model).__name__} built before or after it",
         fix="with tfopt.distribute(): model = build(), or keras.models.load_model(path), and then "
         "model.compile(...)",
     )
 
 
-def _require_made_inside(model: Any, given: dict[str, Any]) -> None:
-    """Refuse optimizers and metrics that have their variables elsewhere."""
+def _require_compiled_inside(model: Any, arguments: dict[str, Any]) -> None:
+    """Refuse optimizers and metrics that were created outside the scope."""
     outside = [
-        f"{argument}={type(each).__name__}(...)"
-        for argument in ("optimizer", "metrics", "weighted_metrics")
-        for each in tree.flatten(given.get(argument))
-        if _is_made_elsewhere(each)
+        f"{name}={type(value).__name__}(...)"
+        for name in ("optimizer", "metrics", "weighted_metrics")
+        for value in tree.flatten(arguments.get(name))
+        if _is_outside(value)
     ]
     if outside:
         raise UserError(
-            f"compile() of {model.name!r}, which trains under tfopt.distribute(), with what was "
-            "made outside.",
-            expected="optimizers and metrics that are made inside the scope, as names or objects",
+            f"compile() of {model.name!r}, which trains under tfopt.distribute(), got objects "
+            "from outside the scope.",
+            expected="optimizers and metrics that are created inside the scope, or their names",
             received=", ".join(outside),
-            fix='give them by name ("adam"), or make them in the scope: with '
+            fix='give them by name ("adam"), or create them in the scope: with '
             "replicas.strategy.scope(): model.compile(keras.optimizers.Adam(1e-4), ...)",
         )
 
 
-def _is_made_elsewhere(each: Any) -> bool:
+def _is_outside(value: Any) -> bool:
     kinds = keras.optimizers.Optimizer | keras.metrics.Metric
-    return isinstance(each, kinds) and not all(map(_is_mirrored, each.variables))
+    return isinstance(value, kinds) and not all(map(_is_mirrored, value.variables))
 
 
 def _is_mirrored(variable: Any) -> bool:
@@ -309,18 +308,17 @@ def _is_mirrored(variable: Any) -> bool:
 
 
 def _require_trained_inside(model: Any) -> None:
-    """Refuse weights of parts that were made outside the scope."""
+    """Refuse trainable weights that were created outside the scope."""
     outside = [v.path for v in model.trainable_variables if not _is_mirrored(v)]
     if outside:
         more = f" and {len(outside) - 5} more" if len(outside) > 5 else ""
         raise UserError(
-            f"{model.name!r} was made inside tfopt.distribute(), and weights that it would train "
-            "outside.",
-            expected="the model with all parts that are trained made inside "
-            "with tfopt.distribute():",
-            received=f"{', '.join(outside[:5])}{more}, made outside",
-            fix="build or load these parts inside the scope; a part that is only read (a teacher, "
-            "a frozen base) may come from outside: part.trainable = False",
+            f"{model.name!r} was created inside tfopt.distribute(), but some of its trainable "
+            "weights outside.",
+            expected="a model with all trained layers created inside with tfopt.distribute():",
+            received=f"{', '.join(outside[:5])}{more}, created outside",
+            fix="build or load these layers inside the scope; layers that are not trained (a "
+            "teacher, a frozen base) may come from outside: layer.trainable = False",
         )
 
 
@@ -329,13 +327,13 @@ def _is_arrays(x: Any) -> bool:
 
 
 def _spec_of_a_part(epochs: Any) -> Any:
-    """Return the spec of one replica's part of a batch; None where the data do not know it."""
+    """Return the spec of one replica's part of a batch; None if it is unknown."""
 
     def of_a_part(spec: Any) -> Any:
         spec = getattr(spec, "_value_specs", [spec])[0]
-        # Keras's own for what is not given, such as a generator's sample weights.
+        # Keras's spec of a missing part, such as a generator's sample weights.
         return None if isinstance(spec, tf.OptionalSpec) else spec
 
     specs = tree.map_structure(of_a_part, dataset_of(epochs).element_spec)
-    there = [each for each in tree.flatten(specs) if each is not None]
-    return specs if all(each.shape.rank is not None for each in there) else None
+    known = [spec for spec in tree.flatten(specs) if spec is not None]
+    return specs if all(spec.shape.rank is not None for spec in known) else None

@@ -1,4 +1,4 @@
-"""Read the few batches that a proof takes its steps on, without taking them from ``fit``.
+"""Read the first batches of the data of ``fit``, for the steps of a proof.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -18,37 +18,37 @@ import tensorflow as tf
 from keras import tree
 from tensorflow.core.framework import graph_pb2
 
-from tfopt.distribute.shards import all_of
+from tfopt.distribute.shards import upstream_datasets
 
 
-class CannotRead(Exception):
-    """Data that cannot be read twice, or not be cut into whole batches."""
+class UnreadableData(Exception):
+    """Data that cannot be read twice, or cannot be cut into batches."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Whole batches as NumPy arrays, the first one uneven where that can be."""
+    """Batches as NumPy arrays, the first one uneven if shapes allow it."""
 
     all: list[Any]
     is_fixed: bool
-    """Whether the number of examples is part of their shape."""
+    """Whether the batch size is static."""
 
     def specs(self) -> Any:
         """Return the specs of a batch."""
         return tree.map_structure(self._spec, *self.all)
 
     def _spec(self, *values: Any) -> Any:
-        """Return the spec of one leaf in all batches, whose texts may differ in length."""
-        sizes = [set(each) for each in zip(*(value.shape for value in values), strict=True)]
-        shape = [next(iter(each)) if len(each) == 1 else None for each in sizes]
+        """Return the spec of one leaf in all batches, with open sizes where they differ."""
+        sizes = [set(size) for size in zip(*(value.shape for value in values), strict=True)]
+        shape = [next(iter(size)) if len(size) == 1 else None for size in sizes]
         first = shape[0] if self.is_fixed else None
         return tf.TensorSpec((first, *shape[1:]), tf.as_dtype(values[0].dtype))
 
     def dataset(self) -> Any:
         """Return a dataset of the leaves of all batches."""
         return tf.data.Dataset.from_generator(
-            # Copies, since TensorFlow writes into what it is given.
-            lambda: (tuple(map(np.array, tree.flatten(each))) for each in self.all),
+            # Copies, since TensorFlow may write into the arrays.
+            lambda: (tuple(map(np.array, tree.flatten(batch))) for batch in self.all),
             output_signature=tuple(tree.flatten(self.specs())),
         )
 
@@ -57,29 +57,29 @@ class Batches:
         return tree.pack_sequence_as(self.all[0], list(leaves))
 
 
-def of_the_chief(found: Batches, exchange: Any, strategy: Any) -> Batches:
-    """Return the chief's batches on each of the workers, which may have data of their own."""
-    data = pickle.dumps(found)
+def broadcast_batches(batches: Batches, exchange: Any, strategy: Any) -> Batches:
+    """Return the chief's batches, on each of the workers."""
+    data = pickle.dumps(batches)
     numbers = np.frombuffer(data + bytes(-len(data) % 8), "int64")
-    told = exchange.gather({"call": "the proof before fit()", "numbers": len(numbers)})
+    facts = exchange.gather({"call": "the proof before fit()", "numbers": len(numbers)})
     if not exchange.place.is_chief:
-        numbers = np.zeros(next(iter(told.values()))["numbers"], "int64")
-    with strategy.scope():  # in which all workers' variables begin with the chief's value
-        held = tf.Variable(numbers, trainable=False)
-    chiefs: Batches = pickle.loads(held.numpy().tobytes())
-    return chiefs
+        numbers = np.zeros(next(iter(facts.values()))["numbers"], "int64")
+    with strategy.scope():  # where variables get the chief's initial value
+        variable = tf.Variable(numbers, trainable=False)
+    of_chief: Batches = pickle.loads(variable.numpy().tobytes())
+    return of_chief
 
 
 def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: Any) -> Batches:
-    """Return batches of what ``fit`` is given, as large as one replica's and the first uneven.
+    """Return batches of the data of ``fit``, of one replica's size and the first one uneven.
 
-    So one device needs no more memory for a whole one than for its part of a step of ``fit``.
+    One device then needs no more memory than in a step of ``fit``.
     """
-    found = [_arrays(batch) for batch in _first(arguments, steps)]
-    if not found or not len(tree.flatten(found[0])[0]):
-        raise CannotRead("there is no data")
+    batches = [_arrays(batch) for batch in _first(arguments, steps)]
+    if not batches or not len(tree.flatten(batches[0])[0]):
+        raise UnreadableData("there is no data")
     is_fixed = _is_fixed(arguments.get("x"), model)
-    size = min(len(tree.flatten(batch)[0]) for batch in found)
+    size = min(len(tree.flatten(batch)[0]) for batch in batches)
     if not is_fixed:
         even = max(size // replicas, min(size, 2 * replicas + 2))
         uneven = min(size, max(even - 3, replicas + 1))
@@ -88,33 +88,34 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
     else:
         sizes = [size] * steps
     cut = [
-        tree.map_structure(lambda v, n=n: v[:n], found[k % len(found)]) for k, n in enumerate(sizes)
+        tree.map_structure(lambda v, n=n: v[:n], batches[k % len(batches)])
+        for k, n in enumerate(sizes)
     ]
     return Batches(cut, is_fixed)
 
 
 def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
-    """Return the first batches; put a generator that begins with them in place of one."""
+    """Return the first batches; a generator is replaced by one that begins with them."""
     x, weights = arguments.get("x"), arguments.get("class_weight")
     if x is None:
-        raise CannotRead("there is no data")
+        raise UnreadableData("there is no data")
     if isinstance(x, types.GeneratorType):
         read = list(itertools.islice(x, steps))
         arguments["x"] = (batch for batch in itertools.chain(read, x))
-        return list(map(_as_keras_gives_it, read))
+        return list(map(_packed, read))
     if isinstance(x, tf.data.Dataset):
-        batches = iter(_begun_anew(x).take(steps))
+        batches = iter(_independent_copy(x).take(steps))
     elif isinstance(x, keras.utils.PyDataset):
-        batches = map(_as_keras_gives_it, _items(x, steps))
+        batches = map(_packed, _items(x, steps))
     elif not all(hasattr(leaf, "shape") for leaf in tree.flatten(x)):
-        raise CannotRead(f"a {type(x).__name__} is not read twice")
+        raise UnreadableData(f"a {type(x).__name__} cannot be read twice")
     else:
-        batches = _of_arrays(arguments, steps)
-    return [_weighed(batch, weights) for batch in batches]
+        batches = _array_batches(arguments, steps)
+    return [_with_class_weights(batch, weights) for batch in batches]
 
 
-def _of_arrays(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
-    """Yield the first batches that Keras would make of arrays, unshuffled."""
+def _array_batches(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
+    """Yield the first batches of arrays, as Keras would without shuffling."""
     x, y, weights = (arguments.get(name) for name in ("x", "y", "sample_weight"))
     if tree.is_nested(y) and weights is not None and not tree.is_nested(weights):
         weights = tree.map_structure(lambda _: weights, y)
@@ -142,38 +143,38 @@ def _items(data: Any, steps: int) -> Iterator[Any]:
     return (data[n] for n in range(steps if number is None else min(steps, number)))
 
 
-def _begun_anew(dataset: Any) -> Any:
-    """Return the same dataset with orders of its own, which begin with that of the first epoch.
+def _independent_copy(dataset: Any) -> Any:
+    """Return the dataset with the same orders, which reading it does not advance.
 
-    To read a dataset draws the order of an epoch from what all its iterators share.
+    All iterators of a dataset draw their orders from one generator.
     """
-    if not any(type(each).__name__ == "_ShuffleDataset" for each in all_of(dataset)):
+    if not any(type(node).__name__ == "_ShuffleDataset" for node in upstream_datasets(dataset)):
         return dataset
     try:
         graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-    except Exception as error:  # more than 2 GiB, or what cannot be written down
-        raise CannotRead("a shuffled dataset too large to copy") from error
+    except Exception as error:  # more than 2 GiB, or not serializable
+        raise UnreadableData("a shuffled dataset too large to copy") from error
     nodes = {node.name: node for node in graph.node}
     for shuffle in graph.node:
         if shuffle.op == "ShuffleDatasetV3":
             orders = nodes[shuffle.input[-1].split(":")[0]]
             orders.op = "DummySeedGenerator"
             orders.ClearField("attr")
-    made = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
-    return tf.data.experimental.from_variant(made, dataset.element_spec)
+    copy = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    return tf.data.experimental.from_variant(copy, dataset.element_spec)
 
 
-def _as_keras_gives_it(batch: Any) -> Any:
-    """Return what a step gets of a batch that Python code has made."""
+def _packed(batch: Any) -> Any:
+    """Return a batch of Python code in the form in which Keras gives it to a step."""
     return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
-def _weighed(batch: Any, class_weight: Any) -> Any:
+def _with_class_weights(batch: Any, class_weight: Any) -> Any:
     if class_weight is None:
         return batch
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     if weights is not None:
-        raise CannotRead("sample weights and class weights together")  # which fit refuses
+        raise UnreadableData("sample weights and class weights together")  # which fit refuses
     labels = np.asarray(y)
     if labels.ndim > 1:
         labels = labels[..., 0] if labels.shape[-1] == 1 else labels.argmax(axis=-1)
@@ -184,9 +185,9 @@ def _weighed(batch: Any, class_weight: Any) -> Any:
 def _arrays(batch: Any) -> Any:
     arrays = tree.map_structure(_array, batch)
     if any(leaf.ndim == 0 for leaf in tree.flatten(arrays)):
-        raise CannotRead("a part of each batch is a single number")
+        raise UnreadableData("a part of each batch is a single number")
     if len({len(leaf) for leaf in tree.flatten(arrays)}) != 1:
-        raise CannotRead("the parts of a batch are not of one length")
+        raise UnreadableData("the parts of a batch differ in length")
     return arrays
 
 
@@ -198,12 +199,12 @@ def _array(value: Any) -> Any:
 def _require_dense(value: Any) -> None:
     is_sparse = isinstance(value, tf.RaggedTensor | tf.SparseTensor) or hasattr(value, "tocsr")
     if value is None or is_sparse:
-        raise CannotRead(f"a {type(value).__name__} is not cut into examples")
+        raise UnreadableData(f"a {type(value).__name__} cannot be cut into examples")
 
 
 def _is_fixed(x: Any, model: Any) -> bool:
-    """Return whether the data or the model know the size of a batch beforehand."""
-    shapes = [each.shape for each in getattr(model, "inputs", None) or []]
+    """Return whether the data or the model has a static batch size."""
+    shapes = [tensor.shape for tensor in getattr(model, "inputs", None) or []]
     if isinstance(x, tf.data.Dataset):
-        shapes += [each.shape for each in tf.nest.flatten(x.element_spec) if hasattr(each, "shape")]
+        shapes += [spec.shape for spec in tf.nest.flatten(x.element_spec) if hasattr(spec, "shape")]
     return any(shape is not None and len(shape) > 0 and shape[0] is not None for shape in shapes)

@@ -1,4 +1,4 @@
-"""Keep what a proof changes of a model, and have random numbers that replicas can share.
+"""Save and restore the state that a proof changes, and draw equal random numbers on replicas.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -19,7 +19,7 @@ from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
 from tfopt.hooks import putting, replaced
 from tfopt.keras_internals import stored
 from tfopt.resume.random_state import capture_host, restore_host
-from tfopt.resume.variables import put_back, values_of
+from tfopt.resume.variables import restore_values, values_of
 from tfopt.resume.variables import variables_of as all_variables_of
 
 _SEED = (7, 7)
@@ -27,7 +27,7 @@ _OF_A_DRAW = ("mean", "stddev", "minval", "maxval", "dtype")
 
 
 class SavedState:
-    """Everything that steps change of a model; put back where the block is left."""
+    """All state of a model that steps change, restored at the end of the block."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -39,42 +39,42 @@ class SavedState:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.put_back()
+        self.restore()
         self._undo.close()
 
     def save(self) -> None:
-        """Save what there is now; what an optimizer makes in its first step is saved there."""
-        self._save([each.variable for each in all_variables_of(self._model)])
-        for metric in metrics_of(self._model):  # also those that an own ``metrics`` leaves out
+        """Save all variables, those of an optimizer that is not built yet in its first step."""
+        self._save([named.variable for named in all_variables_of(self._model)])
+        for metric in metrics_of(self._model):  # also those that a custom ``metrics`` leaves out
             self._save(metric.variables)
-        for optimizer in optimizers_of(self._model).values():
-            for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-                if each is not None and not each.built:
-                    self._save_once_built(each)
+        for outer in optimizers_of(self._model).values():
+            for optimizer in (outer, getattr(outer, "inner_optimizer", None)):
+                if optimizer is not None and not optimizer.built:
+                    self._save_once_built(optimizer)
 
     def before(self, variable: Any) -> Any:
-        """Return what the first copy of a variable was; None where it was not saved."""
+        """Return the saved first copy of a variable; None if it was not saved."""
         _, values = self._saved.get(id(stored(variable)), (None, [None]))
         return values[0]
 
-    def note_random_state(self) -> None:
-        """Take the random state of now as the one to put back."""
+    def save_random_state(self) -> None:
+        """Save the current random state, in place of that of the beginning."""
         self._random_state = _random_state()
 
-    def put_back(self) -> None:
-        """Put everything back, copy by copy: to assign a metric's variable would exchange it."""
+    def restore(self) -> None:
+        """Restore all state, copy by copy: assigning a metric's variable needs a collective."""
         for variable, values in self._saved.values():
-            put_back(variable, values)
+            restore_values(variable, values)
         _set_random_state(self._random_state)
 
-    def draw_anew(self) -> None:
-        """Set all seeds to others than a proof began with."""
+    def change_seeds(self) -> None:
+        """Set all seeds to other values."""
         random.seed(20250)
         np.random.seed(20250)
         tf.random.set_seed(20250)
         for variable, values in self._saved.values():
             if variable.dtype.is_integer and variable.shape.rank == 1:  # a generator's state
-                put_back(variable, [value + 1 for value in values])
+                restore_values(variable, [value + 1 for value in values])
 
     def _save(self, variables: list[Any]) -> None:
         for variable in map(stored, variables):
@@ -94,25 +94,26 @@ class SavedState:
 
 
 def _random_state() -> tuple[Any, ...]:
-    there = context.context()
-    drawn = getattr(there, "_rng", None)
-    return capture_host(), there._seed, drawn, None if drawn is None else drawn.getstate()
+    eager = context.context()
+    generator = getattr(eager, "_rng", None)
+    state = None if generator is None else generator.getstate()
+    return capture_host(), eager._seed, generator, state
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
-    there = context.context()
-    of_host, there._seed, drawn, of_drawn = state
+    eager = context.context()
+    of_host, eager._seed, generator, of_generator = state
     restore_host(of_host)
-    there._rng = drawn
-    if drawn is not None:
-        drawn.setstate(of_drawn)
+    eager._rng = generator
+    if generator is not None:
+        generator.setstate(of_generator)
 
 
 @contextmanager
-def same_for_each_example() -> Iterator[set[str]]:
-    """Let functions of ``tf.random`` draw one row for all examples; yield the names of those used.
+def equal_rows_drawn() -> Iterator[set[str]]:
+    """Let functions of ``tf.random`` draw one row for all examples; yield the names of used ones.
 
-    Replicas then have the random numbers of one device, in Dropout, augmentation, or noise.
+    Replicas then have the random numbers of one device, in dropout, augmentation or noise.
     """
     drawn: set[str] = set()
     with putting() as put:
@@ -126,11 +127,8 @@ def same_for_each_example() -> Iterator[set[str]]:
 
 
 @contextmanager
-def functions_traced_anew() -> Iterator[None]:
-    """Let each ``tf.function`` of the user's own be traced for the proof alone.
-
-    What it keeps is for all its callers: a trace of one device, and with random numbers of a proof.
-    """
+def retrace_functions() -> Iterator[None]:
+    """Trace copies of the user's ``tf.function`` objects, which would cache traces of the proof."""
     kind = type(tf.function(lambda: None))
     plain = kind.__call__
 
@@ -141,22 +139,22 @@ def functions_traced_anew() -> Iterator[None]:
         yield
 
 
-def of_proof(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function compiled once; TensorFlow would warn of several proofs' as one retraced."""
-    made = tf.function(function, autograph=False, reduce_retracing=True)
+def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function compiled once, without TensorFlow's warning about retracing."""
+    traced = tf.function(function, autograph=False, reduce_retracing=True)
     compiled: list[Any] = []
 
     def call(iterator: Any) -> Any:
         if not compiled:
-            compiled.append(made.get_concrete_function(iterator))
+            compiled.append(traced.get_concrete_function(iterator))
         return compiled[0](iterator)
 
     return call
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
-    """Compute products of float32 in float32, where a GPU would round their factors to 10 bits."""
+def without_tensor_float_32() -> Iterator[None]:
+    """Compute products of float32 without TensorFloat-32, which rounds factors to 10 bits."""
     plain = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
@@ -169,15 +167,15 @@ def _one_row(own: Any, stateless: Any, names: set[str]) -> Callable[..., Any]:
     signature = inspect.signature(own)
 
     def draw(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        how = {name: given[name] for name in _OF_A_DRAW if name in given}
+        arguments = signature.bind(*args, **kwargs).arguments
+        settings = {name: arguments[name] for name in _OF_A_DRAW if name in arguments}
         names.add(own.__name__)
-        shape = tf.convert_to_tensor(given["shape"], dtype_hint=tf.int32)
-        known = tf.get_static_value(shape, partial=True)
+        shape = tf.convert_to_tensor(arguments["shape"], dtype_hint=tf.int32)
+        static = tf.get_static_value(shape, partial=True)
         one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
-        drawn = tf.broadcast_to(stateless(one_row, seed=_SEED, **how), shape)
-        if known is not None:
-            drawn.set_shape([None if each is None else int(each) for each in known])
+        drawn = tf.broadcast_to(stateless(one_row, seed=_SEED, **settings), shape)
+        if static is not None:
+            drawn.set_shape([None if size is None else int(size) for size in static])
         return drawn
 
     return draw

@@ -1,8 +1,7 @@
 """Train on several replicas, of one machine or several, with explicit batch sizes.
 
-On one machine that is MirroredStrategy; in a process that TF_CONFIG or Slurm puts into a cluster
-of workers it is MultiWorkerMirroredStrategy. A process has one strategy, which a second scope takes
-up again.
+One machine uses MirroredStrategy; a cluster of workers, by TF_CONFIG or Slurm, uses
+MultiWorkerMirroredStrategy. A process has one strategy, which a second scope uses again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 from tfopt.distribute.launch.place import ClusterPlace, place_in_cluster
 from tfopt.distribute.shards import per_replica
-from tfopt.distribute.workers import lost_workers_named
+from tfopt.distribute.workers import name_lost_workers
 from tfopt.errors import (
     DevicesAlreadyInitialised,
     UserError,
@@ -29,8 +28,8 @@ from tfopt.job.transform import Run, Transform, require_one_batch
 from tfopt.resume.peers import exchange_of
 
 _PEER_TIMEOUT_S = 600.0
-# The strategy of this process, and what it was made for.
-_in_force: dict[tuple[Any, ...], Any] = {}
+# The strategy of this process, by its cluster and devices.
+_strategies: dict[tuple[Any, ...], Any] = {}
 
 
 @dataclass(frozen=True)
@@ -39,25 +38,25 @@ class Replicas:
 
     strategy: Any
     count: int
-    """Replicas of all workers."""
+    """The replicas of all workers."""
     devices: tuple[str, ...]
-    """Those of this process."""
+    """The devices of this process."""
     global_batch: int | None
     per_replica_batch: int | None
     workers: int = 1
     rank: int = 0
-    """The number of this process among the workers; 0 is the one that writes files."""
+    """The number of this process among the workers; 0 writes files."""
 
     @property
     def is_chief(self) -> bool:
-        """Return whether this process is the one that writes logs and files of your own."""
+        """Return whether this process should write your logs and files."""
         return self.rank == 0
 
     def wait_for_all(self) -> None:
-        """Wait until every worker has called it: for a file that the chief has written first."""
+        """Wait until every worker has called it, such as before reading a file of the chief."""
         exchange = exchange_of(self.strategy)
         if exchange is not None:
-            exchange.meet("wait_for_all()")
+            exchange.barrier("wait_for_all()")
 
 
 def distribute(
@@ -78,39 +77,36 @@ def distribute(
             model.compile("adam", "mse")
         model.fit(x, y, batch_size=replicas.global_batch)
 
-    Without ``with`` nothing is distributed, and a warning says so. In a process of a cluster
-    (TF_CONFIG, or a task of Slurm's srun) the replicas are those of all workers; every worker runs
-    the same script, and gives ``fit`` the same data and the global batch, of which each example
-    goes to one replica.
+    Without ``with`` nothing is distributed, and a warning says so. In a cluster (TF_CONFIG, or a
+    task of Slurm's srun) the replicas are those of all workers: every worker runs the same script
+    and gives ``fit`` the same data and the global batch, and each example goes to one replica.
 
-    What is trained is what one device would train: losses and metrics are the whole batch's, and
-    before the first epoch ``fit`` proves it on a few batches of the model's own data.
+    The training equals that of one device: losses and metrics are those of the whole batch, and
+    before the first epoch ``fit`` verifies it on a few batches of the data.
 
     Args:
         gpus: Indices among the visible GPUs; None takes all of them.
-        logical_cpus: Replicas on this many logical CPU devices instead, to try a
-            distributed training on a machine without GPUs. Needs a process in which
-            TensorFlow has not initialised its devices yet.
-        global_batch: Examples a step, over all replicas; ``fit`` takes it for arrays where it is
-            given no ``batch_size``.
-        per_replica_batch: Examples a step on each replica; give this or ``global_batch``.
-        own_losses: How losses of your own add up over the examples, which tfopt does not guess:
-            "mean" where a batch twice as large gives the same number, "sum" where it gives twice
-            as much. Needed for a ``train_step`` of your own and for ``add_loss``.
-        verify: Compare the replicas with one device before the first epoch: equal goes on, a
-            difference ends with an error that names it, and what cannot be compared (dropout)
-            is said.
+        logical_cpus: Use this many logical CPU devices instead, to try a distributed training
+            on a machine without GPUs, before TensorFlow has initialised its devices.
+        global_batch: Examples per step, over all replicas; the default ``batch_size`` of ``fit``
+            for arrays.
+        per_replica_batch: Examples per step on each replica, in place of ``global_batch``.
+        own_losses: How custom losses are reduced over the examples: "mean" where a batch twice as
+            large gives the same number, "sum" where it gives twice as much. Required for a custom
+            ``train_step`` and for ``add_loss``.
+        verify: Compare the replicas with one device before the first epoch. A difference raises
+            an error that names it; parts that cannot be compared, such as dropout, are logged.
         peer_timeout_s: In a cluster, how long this worker waits for another one, at the start
-            and in a step of ``fit``, before it ends with an error that names it.
+            and in a step of ``fit``, before it raises an error that names it.
 
     Raises:
-        UserError: Two settings contradict each other, a GPU is not there, another strategy is in
-            force, or Keras is older than 3.10; in ``fit``, the replicas differ from one device, or
+        UserError: Two settings contradict each other, a GPU is missing, another strategy is
+            open, or Keras is older than 3.10; in ``fit``, the replicas differ from one device, or
             a worker is lost.
     """
     if not within(peer_timeout_s, 1, 86401):
         raise UserError(
-            "peer_timeout_s is not a time to wait.",
+            "Invalid `peer_timeout_s`.",
             expected="seconds, from 1 to a day",
             received=repr(peer_timeout_s),
         )
@@ -118,15 +114,15 @@ def distribute(
         gpus, logical_cpus, global_batch, per_replica_batch, own_losses, bool(verify)
     )
     return Scope(
-        _entered(settings, peer_timeout_s),
+        _distribute_scope(settings, peer_timeout_s),
         "distribute()",
         "nothing is distributed: with tfopt.distribute() as replicas: model = build()",
     )
 
 
 @contextmanager
-def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
-    """Be in the scope; yield its replicas."""
+def _distribute_scope(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
+    """Enter the scope, and yield its replicas."""
     import tensorflow as tf
 
     if tf.distribute.has_strategy():
@@ -140,40 +136,39 @@ def _entered(settings: Distribute, peer_timeout_s: float) -> Iterator[Replicas]:
     devices = _devices(settings.gpus, settings.logical_cpus, in_cluster=place is not None)
     workers = place.workers if place is not None else 1
     count = max(len(devices), 1) * workers
-    total, each = _batches(count, settings.global_batch, settings.per_replica_batch)
+    total, part = _batches(count, settings.global_batch, settings.per_replica_batch)
     rank = place.rank if place is not None else 0
     if count == 1:
-        yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
+        yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, part)
         return
     strategy = _strategy(place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
-    watched = nullcontext() if exchange is None else lost_workers_named(exchange)
-    from tfopt.distribute.models import Declared, models_attached
+    watched = nullcontext() if exchange is None else name_lost_workers(exchange)
+    from tfopt.distribute.models import ScopeSettings, attach_models
 
-    declared = Declared(settings.own_losses, settings.verify, total)
-    attached = models_attached(strategy, declared)
-    with watched, strategy.scope(), attached:
-        yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
+    of_models = ScopeSettings(settings.own_losses, settings.verify, total)
+    with watched, strategy.scope(), attach_models(strategy, of_models):
+        yield Replicas(strategy, count, tuple(devices), total, part, workers, rank)
 
 
 def _training_place() -> ClusterPlace | None:
-    """Return the place among several workers; None where this process trains by itself."""
+    """Return the place among several workers; None if this process trains alone."""
     place = place_in_cluster()
     if place is None:
         return None
     if "ps" in place.cluster:
         raise UserError(
-            "The cluster has parameter servers, and distribute() trains in step.",
+            "distribute() trains synchronously, without parameter servers.",
             expected="a cluster of workers, with or without a chief",
             received=f"{place.name} of " + ", ".join(place.cluster),
-            fix='tfopt launch without --ps (in a TF_CONFIG of one\'s own: no "ps"), or '
+            fix='tfopt launch without --ps (without "ps" in TF_CONFIG), or '
             "tfopt.train_asynchronously() in place of distribute() and fit()",
         )
     return place if place.workers > 1 else None
 
 
 def _require_metrics_of_replicas() -> None:
-    """Refuse a Keras whose metrics add up on every replica what all of them saw."""
+    """Refuse a Keras whose metrics count the examples of all replicas on each one."""
     import keras
 
     if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
@@ -186,25 +181,25 @@ def _require_metrics_of_replicas() -> None:
 
 
 def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float) -> Any:
-    """Return the one strategy of this process; made by the first call."""
+    """Return the one strategy of this process, which the first call creates."""
     where = (None if place is None else place.tf_config, devices)
-    if where not in _in_force:
-        _refuse_another(where, devices)
+    if where not in _strategies:
+        _refuse_second_strategy(where, devices)
         if place is not None or len(devices) > 1:
             _require_metrics_of_replicas()
         from tfopt.distribute.strategy import MirroredStrategy, join
 
         if place is None:
-            _in_force[where] = MirroredStrategy(devices)
+            _strategies[where] = MirroredStrategy(devices)
         else:
-            _in_force[where] = join(place, devices, timeout_s)
-    return _in_force[where]
+            _strategies[where] = join(place, devices, timeout_s)
+    return _strategies[where]
 
 
-def _refuse_another(where: tuple[Any, ...], devices: tuple[str, ...]) -> None:
-    for cluster, before in _in_force:
+def _refuse_second_strategy(where: tuple[Any, ...], devices: tuple[str, ...]) -> None:
+    for cluster, before in _strategies:
         raise UserError(
-            "This process has a strategy over other devices already.",
+            "This process already has a strategy over other devices.",
             expected="one strategy a process; a second one aborts collectives",
             received=f"{', '.join(devices)} now, {', '.join(before)} before"
             + ("" if cluster == where[0] else ", and another cluster"),
@@ -215,7 +210,7 @@ def _refuse_another(where: tuple[Any, ...], devices: tuple[str, ...]) -> None:
 def _devices(
     gpus: Sequence[int] | None, logical_cpus: int | None, *, in_cluster: bool
 ) -> list[str]:
-    """Return the names of the GPUs with these indices, all visible ones for None; or of CPUs."""
+    """Return the names of these GPUs, of all visible ones for None, or of logical CPUs."""
     import tensorflow as tf
 
     if logical_cpus is not None:
@@ -223,7 +218,7 @@ def _devices(
         return [f"CPU:{index}" for index in range(logical_cpus)]
     if not in_cluster:
         visible = len(tf.config.list_logical_devices("GPU"))
-    else:  # to ask for logical devices would initialise TensorFlow before it knows the cluster
+    else:  # listing logical devices would initialise TensorFlow before it knows the cluster
         visible = len(tf.config.get_visible_devices("GPU"))
         if not visible and gpus is None:
             return ["CPU:0"]
@@ -249,18 +244,18 @@ def _split_cpu(tf: Any, count: int) -> None:
         )
     except RuntimeError as error:
         raise DevicesAlreadyInitialised(
-            f"distribute(logical_cpus={count}) came too late: TensorFlow has initialised its "
+            f"distribute(logical_cpus={count}) was called too late: TensorFlow has initialised its "
             "devices in this process.",
             expected="the call before the first tensor, and before the model",
             received=f"{len(configured) if configured else 1} logical CPU device(s)",
-            fix="enter distribute() right behind the imports, and build or load the model inside; "
+            fix="enter distribute() right after the imports, and build or load the model inside; "
             "or run the job in a new process",
         ) from error
 
 
 @dataclass(frozen=True, repr=False)
 class Distribute(Transform):
-    """Train on all visible GPUs, or on those given, or on logical CPU devices.
+    """Train on all visible GPUs, on selected GPUs, or on logical CPU devices.
 
     The fields are the arguments of ``tfopt.distribute``.
 
@@ -283,7 +278,7 @@ class Distribute(Transform):
 
     @property
     def batch_asked(self) -> int | None:
-        """Return the global batch, where the number of replicas is known."""
+        """Return the global batch; None if the number of replicas is unknown."""
         count = self.logical_cpus
         if self.gpus is not None:
             count = len(self.gpus)
@@ -293,34 +288,32 @@ class Distribute(Transform):
 
     @contextmanager
     def scope(self, run: Run) -> Iterator[None]:
-        with _entered(self, _PEER_TIMEOUT_S) as replicas:
+        with _distribute_scope(self, _PEER_TIMEOUT_S) as replicas:
             for other in run.chain.parts:
                 require_one_batch(self, replicas.global_batch, other)
             run.replicas = replicas
-            run.note(_said(replicas), acted=replicas.count > 1)
+            run.note(_summary(replicas), acted=replicas.count > 1)
             yield
 
     def attach(self, run: Run, model: Any) -> None:
-        """Say how a step's examples are shared, or refuse a batch that does not divide."""
+        """Note the batch of each replica, or refuse a batch that does not divide."""
         facts = run.facts
         if facts.replicas == 1:
             return
-        total, each = _batches(facts.replicas, facts.batch_size, None)
-        said = "batches as the data yields them"
-        if total is not None:
-            said = f"global batch {total}, {each} per replica"
-        run.note(said)
+        total, part = _batches(facts.replicas, facts.batch_size, None)
+        by_data = "batches as the data yields them"
+        run.note(by_data if total is None else f"global batch {total}, {part} per replica")
 
     def finish(self, run: Run, model: Any) -> None:
-        """Say what ``verify`` has found."""
+        """Note the verdict of ``verify``."""
         from tfopt.distribute.models import distributed
 
-        found = distributed(model) if run.facts.replicas > 1 else None
-        if found is not None and found.proof is not None:
-            run.note(str(found.proof))
+        trained = distributed(model) if run.facts.replicas > 1 else None
+        if trained is not None and trained.proof is not None:
+            run.note(str(trained.proof))
 
 
-def _said(replicas: Replicas) -> str:
+def _summary(replicas: Replicas) -> str:
     if replicas.count == 1:
         where = replicas.devices[0] if replicas.devices else "no GPU, the CPU"
         return f"one device ({where}): nothing to distribute over"
@@ -334,8 +327,8 @@ def _said(replicas: Replicas) -> str:
 def _validate(settings: Distribute) -> None:
     if settings.own_losses not in (None, "mean", "sum"):
         raise UserError(
-            "own_losses says how losses of your own add up over the examples of a batch.",
-            expected='"mean", "sum", or None where there are none',
+            "Invalid own_losses, the reduction of custom losses over a batch.",
+            expected='"mean", "sum", or None without custom losses',
             received=repr(settings.own_losses),
         )
     for name in ("logical_cpus", "global_batch", "per_replica_batch"):
@@ -347,7 +340,7 @@ def _validate(settings: Distribute) -> None:
         values = getattr(settings, one), getattr(settings, other)
         if None not in values:
             raise UserError(
-                f"{one} and {other} both say how many there are.",
+                f"{one} and {other} exclude each other.",
                 received=f"{one}={values[0]!r}, {other}={values[1]!r}",
                 fix="give one of them",
             )
@@ -356,7 +349,7 @@ def _validate(settings: Distribute) -> None:
 def _validate_gpus(gpus: Any) -> None:
     if not isinstance(gpus, list | tuple):
         raise UserError(
-            "distribute() takes GPU indices, and no model: it does nothing until its `with`.",
+            "distribute() takes GPU indices, not a model, and is used by `with`.",
             expected="a list of GPU indices, or None for all",
             received=in_short(gpus),
             fix="with tfopt.distribute(): model = build(), or keras.saving.load_model(path)",

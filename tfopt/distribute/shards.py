@@ -1,6 +1,6 @@
-"""Share the data out over replicas and workers so that each example of an epoch is seen once.
+"""Distribute data over replicas and workers so that each example of an epoch is seen once.
 
-Files are shared out where there are enough of them, examples otherwise. What would be shared out
+Files are distributed if there are enough, else examples. A dataset that would be distributed
 wrongly is refused, as far as tf.data shows it: not a shuffle inside a function of ``interleave``.
 """
 
@@ -15,17 +15,17 @@ from tfopt.errors import UserError
 from tfopt.keras_internals import layers_of
 
 _log = logging.getLogger("tfopt")
-# Those by which TensorFlow's own sharding finds out that a dataset reads files.
+# The operations by which TensorFlow's sharding sees that a dataset reads files.
 _READERS = frozenset({"FixedLengthRecordDataset", "TextLineDataset", "TFRecordDataset"}) | {
     *("ArrayRecordDataset", "FixedLengthRecordDatasetV2", "TFRecordDatasetV2")
 }
 
 
-def refuse_what_cannot_be_split(model: Any, arguments: Mapping[str, Any], replicas: int) -> None:
-    """Refuse a ``fit`` whose model or batches do not divide over the replicas.
+def check_divisible(model: Any, arguments: Mapping[str, Any], replicas: int) -> None:
+    """Refuse a ``fit`` whose model or batches cannot be divided over the replicas.
 
-    The last batch of an epoch, what Python code yields, and the batches of ``evaluate`` and
-    ``predict`` may be uneven.
+    The last batch of an epoch, batches of Python code, and those of ``evaluate`` and ``predict``
+    may be uneven.
     """
     _refuse_stateful(model)
     for name in ("x", "validation_data"):
@@ -38,15 +38,15 @@ def refuse_what_cannot_be_split(model: Any, arguments: Mapping[str, Any], replic
 def _refuse_stateful(model: Any) -> None:
     import keras
 
-    layers = [each for each in layers_of(model) if isinstance(each, keras.layers.RNN)]
-    kept = [f"{each.name} ({type(each).__name__})" for each in layers if each.stateful]
-    if kept:
+    layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.RNN)]
+    stateful = [f"{layer.name} ({type(layer).__name__})" for layer in layers if layer.stateful]
+    if stateful:
         raise UserError(
-            f"{model.name!r} keeps a state for each place of the global batch, which replicas "
-            "take parts of.",
+            f"{model.name!r} keeps a state for each position in the global batch, which is divided "
+            "over the replicas.",
             expected="recurrent layers without stateful=True",
-            received=", ".join(kept),
-            fix="train with stateful=False, on longer sequences where the state mattered, and give "
+            received=", ".join(stateful),
+            fix="train with stateful=False, on longer sequences where the state matters, and copy "
             "the weights to a stateful model for inference; or train on one device",
         )
 
@@ -57,17 +57,17 @@ def _refuse_unbatched(name: str, data: Any) -> None:
     if not isinstance(data, tf.data.Dataset):
         return
     specs = tf.nest.flatten(data.element_spec)
-    if any(isinstance(each, tf.TensorSpec) and each.shape.rank == 0 for each in specs):
+    if any(isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0 for spec in specs):
         raise UserError(
-            f"{name} is a dataset of single examples, or has a part that is one number.",
-            expected="batches, whose parts all begin with the axis of the examples",
+            f"{name} is a dataset of single examples, or has a scalar part.",
+            expected="batches, with the examples along the first axis of each part",
             received=str(data.element_spec)[:300],
             fix="dataset.batch(global_batch)",
         )
 
 
 def per_replica(batch: int, replicas: int) -> int:
-    """Return each replica's part of a global batch; refuse one that does not divide."""
+    """Return the batch of each replica; refuse a global batch that does not divide."""
     if batch % replicas:
         lower = batch - batch % replicas
         raise UserError(
@@ -80,27 +80,27 @@ def per_replica(batch: int, replicas: int) -> int:
 
 
 def _batch(arguments: Mapping[str, Any]) -> int | None:
-    """Return the global batch, where it is known; Keras makes batches of 32 of arrays."""
+    """Return the global batch; None if it is unknown."""
     import tensorflow as tf
 
     data = arguments.get("x")
     if isinstance(data, tf.data.Dataset):
         first = tf.nest.flatten(data.element_spec)[0]
-        there = isinstance(first, tf.TensorSpec) and first.shape.rank
-        return (first.shape[0] if there else None) or batch_size_of(data)
+        has_rows = isinstance(first, tf.TensorSpec) and first.shape.rank
+        return (first.shape[0] if has_rows else None) or batch_size_of(data)
     if hasattr(data, "shape") and not arguments.get("steps_per_epoch"):
         return arguments.get("batch_size") or 32
     return arguments.get("batch_size")
 
 
-def as_distributed(dataset: Any, workers: int) -> Any:
-    """Return a dataset as a strategy over so many workers may distribute it."""
+def prepare_sharding(dataset: Any, workers: int) -> Any:
+    """Return a dataset for a strategy over so many workers to distribute."""
     import tensorflow as tf
 
     if not isinstance(dataset, tf.data.Dataset):
         return dataset
     if reads_python(dataset):
-        dataset = copied(dataset)
+        dataset = deep_copied(dataset)
     if workers == 1:
         return dataset
     dataset = with_policy(dataset, workers)
@@ -109,10 +109,10 @@ def as_distributed(dataset: Any, workers: int) -> Any:
         "FILE": f"each worker reads its share of {_files(dataset) or 'the'} files",
         "DATA": "each worker reads all and takes its share of every batch",
     }
-    note = notes.get(policy, "each worker takes all of its own data")
+    note = notes.get(policy, "each worker takes all of its dataset")
     _log.info("input: %s (AutoShardPolicy.%s)", note, policy)
     if dataset.options().autotune.enabled is None:
-        # Else the last iterator of an epoch may stall all workers for many seconds.
+        # The autotuner may stall the last iterator of an epoch for many seconds.
         options = tf.data.Options()
         options.autotune.enabled = False
         dataset = dataset.with_options(options)
@@ -120,13 +120,13 @@ def as_distributed(dataset: Any, workers: int) -> Any:
 
 
 def with_policy(dataset: Any, workers: int) -> Any:
-    """Return the dataset with the policy by which it will be shared out in its options."""
+    """Return the dataset with its sharding policy, FILE or DATA for AUTO, in its options."""
     import tensorflow as tf
 
-    if any("DataServiceDataset" in type(each).__name__ for each in all_of(dataset)):
+    if any("DataServiceDataset" in type(node).__name__ for node in upstream_datasets(dataset)):
         raise UserError(
-            "A data service feeds one training process, with all of its GPUs.",
-            expected="one worker",
+            "A data service cannot feed several workers.",
+            expected="one training process, with all of its GPUs",
             received=f"{workers} workers",
             fix="drop service=: each worker reads the data and takes its part",
         )
@@ -138,29 +138,28 @@ def with_policy(dataset: Any, workers: int) -> Any:
         chosen = getattr(tf.data.experimental.AutoShardPolicy, policy)
         options.experimental_distribute.auto_shard_policy = chosen
         dataset = dataset.with_options(options)
-    _refuse_own_orders(dataset, policy)
+    _refuse_unseeded_shuffles(dataset, policy)
     return dataset
 
 
-def until_all_have_ended(dataset: Any, workers: int) -> Any:
-    """Return a dataset of which an epoch lasts until the last worker has no more.
+def with_unknown_length(dataset: Any, workers: int) -> Any:
+    """Return a dataset whose epoch lasts until the last worker has ended.
 
-    Keras counts an epoch's steps by the batches of the whole dataset. Where each worker has its
-    own data, or files, all together take another number, and the rest would be left out.
+    Keras counts an epoch's steps by the batches of the whole dataset. Workers with different data
+    or files take another number of steps together, and the rest would be left out.
     """
     dataset = with_policy(dataset, workers)
     if policy_of(dataset) == "DATA":
         return dataset
-    # The same elements, of a number that is not known.
     return dataset.filter(_autograph_off(lambda *_: True))
 
 
-def copied(dataset: Any) -> Any:
-    """Return the same elements, each in memory of TensorFlow's own.
+def deep_copied(dataset: Any) -> Any:
+    """Return a dataset of the same elements, copied to TensorFlow's memory.
 
-    TensorFlow 2.21 does not copy an aligned array that Python code yields, and promises not to
-    write there. The parts of a batch that is split over replicas have lost that promise: a step
-    may write its results into the arrays of a generator.
+    TensorFlow 2.21 shares the memory of an aligned array that Python code yields, as read-only.
+    The parts of a batch that is split over replicas are no longer marked so: a step may write its
+    results into the arrays of a generator.
     """
     import tensorflow as tf
 
@@ -183,24 +182,24 @@ def _autograph_off(function: Any) -> Any:
 
 
 def policy_of(dataset: Any) -> str:
-    """Return the policy that the dataset's options name: AUTO, FILE, DATA, OFF ..."""
+    """Return the sharding policy in the dataset's options: AUTO, FILE, DATA, OFF ..."""
     return str(dataset.options().experimental_distribute.auto_shard_policy.name)
 
 
 def shuffle_seeds(dataset: Any) -> list[list[int]]:
-    """Return the seeds of each shuffle, the last one's first; zeros are a seed drawn anew."""
-    return [_seeds(each) for each in _shuffles(dataset)]
+    """Return the seeds of each shuffle, the last one's first; zeros: a random seed."""
+    return [_seeds(shuffle) for shuffle in _shuffles(dataset)]
 
 
-def all_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and all that it is made from, sources last."""
+def upstream_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and all its inputs, sources last."""
     yield dataset
-    for each in dataset._inputs():
-        yield from all_of(each)
+    for source in dataset._inputs():
+        yield from upstream_datasets(source)
 
 
-def is_names(dataset: Any) -> bool:
-    """Return whether each element is one string, as names of files are."""
+def yields_file_names(dataset: Any) -> bool:
+    """Return whether each element is one string, as a file name is."""
     import tensorflow as tf
 
     spec = dataset.element_spec
@@ -208,28 +207,28 @@ def is_names(dataset: Any) -> bool:
 
 
 def reads_python(dataset: Any) -> bool:
-    """Return whether Python code makes some of what it yields."""
-    return any(calls_python(each) for each in all_of(dataset))
+    """Return whether a dataset calls Python code."""
+    return any(map(calls_python, upstream_datasets(dataset)))
 
 
-def _refuse_own_orders(dataset: Any, policy: str) -> None:
+def _refuse_unseeded_shuffles(dataset: Any, policy: str) -> None:
     if policy == "OFF":
         return
-    for each in _shuffles(dataset):
-        # After the files, a worker may have its own order of what is its own.
-        before_reading = policy == "DATA" or is_names(each)
-        if before_reading and not any(_seeds(each)):
+    for shuffle in _shuffles(dataset):
+        # With FILE, the order behind the file names may differ between workers.
+        before_sharding = policy == "DATA" or yields_file_names(shuffle)
+        if before_sharding and not any(_seeds(shuffle)):
             raise UserError(
-                "The dataset is shuffled by a seed of each worker's own, before it is shared out: "
-                "workers would see the same examples twice, and others never.",
+                "The dataset is shuffled by a different seed on each worker before it is sharded: "
+                "some examples would be seen twice, and others never.",
                 expected="the same order on every worker",
-                received="shuffle() or list_files() without a seed, and no seed set for all",
-                fix="give it a seed, or leave tf.random.set_seed as distribute() has set it",
+                received="shuffle() or list_files() without a seed, and no global seed",
+                fix="give it a seed, or keep the tf.random.set_seed of distribute()",
             )
 
 
 def _shuffles(dataset: Any) -> list[Any]:
-    return [each for each in all_of(dataset) if type(each).__name__ == "_ShuffleDataset"]
+    return [node for node in upstream_datasets(dataset) if type(node).__name__ == "_ShuffleDataset"]
 
 
 def _seeds(shuffle: Any) -> list[int]:
@@ -237,11 +236,11 @@ def _seeds(shuffle: Any) -> list[int]:
 
 
 def _files(dataset: Any) -> int | None:
-    """Return how many file names the dataset begins with, where it reads files."""
+    """Return how many files the dataset reads; None if it reads none."""
     from tensorflow.core.framework import graph_pb2
 
-    sources = [each for each in all_of(dataset) if not each._inputs()]
-    if len(sources) != 1 or not is_names(sources[0]):
+    sources = [node for node in upstream_datasets(dataset) if not node._inputs()]
+    if len(sources) != 1 or not yields_file_names(sources[0]):
         return None
     graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
     if not operations_of(graph) & _READERS:

@@ -1,11 +1,10 @@
 """Train and evaluate on several replicas with the numbers of one device.
 
-A replica runs the model's own ``train_step`` on its examples. What Keras computes of them inside
-is the whole batch's: the loss by sums over the replicas where it is one of Keras's, by the rows of
-all where it is not; metrics by what each replica counts, or by those rows; gradients by their sum,
-which comes before clipping, finite checks, accumulation and the update. What the user's own code
-computes is declared a mean or a sum over examples. All this hangs on the model's own objects while
-a step is traced, and nowhere afterwards.
+A replica runs the model's ``train_step`` on its examples. Its loss, metrics and gradients are those
+of the whole batch: Keras's losses are summed over the replicas, other losses are computed from the
+rows of all replicas, metrics count on each replica or from these rows, and gradients are summed
+before clipping, finite checks, accumulation and the update. Losses of a custom step are declared to
+be a mean or a sum over examples. The model's objects are patched only while a step is traced.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -27,6 +26,7 @@ from tfopt.distribute.losses import LossesOfReplica, WholeLoss, undeclared
 from tfopt.distribute.whole_batch import (
     Shard,
     all_reduce_sum,
+    current_shard,
     divide_gradient,
     drop_padding,
     exchange_counts,
@@ -34,11 +34,10 @@ from tfopt.distribute.whole_batch import (
     padded,
     replica_step,
     replicas_of,
-    shard_here,
 )
 from tfopt.errors import UserError
 from tfopt.hooks import putting
-from tfopt.resume.untracked import kept_by
+from tfopt.resume.untracked import untracked_in
 
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
 
@@ -50,20 +49,20 @@ class Step:
         self.model = model
         self.own_losses = own_losses
         self.exchange = exchange
-        """What the workers of a cluster tell each other; None where one process trains."""
+        """The messages among workers; None if one process trains."""
         self._kind_of_activity = "mean" if internals.activity_losses_are_means() else "sum"
 
     @property
     def strategy(self) -> Any:
-        """Return the strategy under which the model was made."""
+        """Return the strategy under which the model was created."""
         return self.model.distribute_strategy
 
     def function(self, name: str) -> Callable[[Any], Any]:
-        """Return what ``fit`` or ``evaluate`` calls: ``steps_per_execution`` steps of an iterator.
+        """Return the function for ``fit`` or ``evaluate``: ``steps_per_execution`` steps.
 
-        Keras on TensorFlow has one that exchanges the logs of workers wrongly, hands XLA the
-        exchanges between devices, and fails for several steps a call (keras#19246). Here several
-        steps are several calls, and nobody waits for the numbers of those before the last.
+        That of Keras reduces the logs of workers wrongly, compiles collectives by XLA, and fails
+        for several steps per execution (keras#19246). Here these are several calls, of which only
+        the last one's logs are read.
         """
         model = self.model
 
@@ -79,8 +78,8 @@ class Step:
         of_batch, of_iterator = on_batch, on_iterator
         if not model.run_eagerly:
             of_batch, of_iterator = (
-                tf.function(each, reduce_retracing=True, autograph=False)
-                for each in (on_batch, on_iterator)
+                tf.function(step, reduce_retracing=True, autograph=False)
+                for step in (on_batch, on_iterator)
             )
 
         def function(iterator: Any) -> Any:
@@ -100,65 +99,65 @@ class Step:
         return self.limited(function)
 
     def limited(self, steps: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what takes steps; among workers each lasts no longer than a step may."""
+        """Return ``steps`` with the time limit of steps, which applies among workers."""
         model, exchange = self.model, self.exchange
         if exchange is None:
             return steps
 
-        def take(*given: Any) -> Any:
+        def timed(*args: Any) -> Any:
             with exchange.limit.step(model.steps_per_execution if model.compiled else 1):
-                return steps(*given)
+                return steps(*args)
 
-        return functools.wraps(steps)(take)
+        return functools.wraps(steps)(timed)
 
     def run(self, name: str, data: Any, is_even: bool = True) -> Any:
         """Run ``train_step`` or ``test_step`` on all replicas; return the whole batch's logs.
 
-        ``is_even``: where sizes are known, they are the same on every replica.
+        ``is_even``: known sizes are the same on every replica.
         """
         strategy = self.strategy
-        of_metrics: set[str] = set()
+        metric_names: set[str] = set()
 
-        def on_each(data: Any) -> Any:
+        def on_replica(data: Any) -> Any:
             if self.model.jit_compile and not tf.executing_eagerly():
                 _compile_between_exchanges()
-            # A step that finds no more data counts nowhere, in the optimizer's iterations neither.
+            # A step at the end of the data must not count, also not in the optimizer's iterations.
             tensors = [v for v in tf.nest.flatten(data, True) if isinstance(v, tf.Tensor)]
             with tf.control_dependencies(tensors):
                 shard, data = self._shard(data, is_even)
-                return self._on_replica(name, shard, data, of_metrics)
+                return self._on_replica(name, shard, data, metric_names)
 
-        with self._in_force():
-            logs = strategy.run(on_each, (data,))
+        with self._patched():
+            logs = strategy.run(on_replica, (data,))
         logs = tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
-        return self._with_results(logs, of_metrics)
+        return self._with_results(logs, metric_names)
 
-    def _with_results(self, logs: Any, of_metrics: set[str]) -> Any:
-        """Return logs in which metrics show what all replicas have counted."""
-        if not of_metrics:
+    def _with_results(self, logs: Any, metric_names: set[str]) -> Any:
+        """Return logs with the metrics' results over all replicas."""
+        if not metric_names:
             return logs
         results = self.model.get_metrics_result()
 
         def with_result(name: str, value: Any) -> Any:
             if isinstance(value, dict):
-                return {inner: with_result(inner, each) for inner, each in value.items()}
-            return results[name] if name in of_metrics else value
+                return {inner: with_result(inner, nested) for inner, nested in value.items()}
+            return results[name] if name in metric_names else value
 
         return {name: with_result(name, value) for name, value in logs.items()}
 
-    def _on_replica(self, name: str, shard: Shard, data: Any, of_metrics: set[str]) -> Any:
+    def _on_replica(self, name: str, shard: Shard, data: Any, metric_names: set[str]) -> Any:
         with replica_step(shard):
             logs = getattr(self.model, name)(data)
             if name == "train_step" and self.model.trainable_weights and not shard.is_applied:
-                raise _applied_elsewhere(self.model)
+                raise _unknown_optimizer(self.model)
             if isinstance(logs, dict):
-                logs = self._reduce_logs(logs, shard, name, of_metrics)
+                logs = self._reduce_logs(logs, shard, name, metric_names)
             if name == "train_step":
                 self._average_statistics(shard)
         return logs
 
     def _shard(self, data: Any, is_even: bool) -> tuple[Shard, Any]:
-        """Return this replica's part of the batch, and the data to run on."""
+        """Return this replica's shard of the batch, and its data, padded if it is empty."""
         context = tf.distribute.get_replica_context()
         leaf = _first_leaf(data)
         known, replicas = leaf.shape[0], replicas_of(context.strategy)
@@ -172,19 +171,19 @@ class Step:
         shard = Shard(examples, tf.cast(share, tf.float32), self.own_losses)
         return shard, padded(data, 1 - tf.cast(shard.has_examples, tf.int32), row)
 
-    def _reduce_logs(self, logs: Any, shard: Shard, name: str, of_metrics: set[str]) -> Any:
-        """Return logs with the user's own numbers added up over the replicas.
+    def _reduce_logs(self, logs: Any, shard: Shard, name: str, metric_names: set[str]) -> Any:
+        """Return logs with numbers other than metrics summed over the replicas.
 
-        Those that are results of metrics, under their own names, are noted.
+        ``metric_names`` collects the names of metrics among them.
         """
-        shown = {id(value) for each in shard.results for value in tree.flatten(each)}
+        shown = {id(value) for result in shard.results for value in tree.flatten(result)}
         results = self.model.get_metrics_result()
 
         def reduced(key: str, value: Any) -> Any:
             if isinstance(value, dict):
-                return {inner: reduced(inner, each) for inner, each in value.items()}
+                return {inner: reduced(inner, nested) for inner, nested in value.items()}
             if id(value) in shown:
-                of_metrics.update({key} & results.keys())
+                metric_names.update({key} & results.keys())
                 return value
             kind = self._declared(f"The {name} of {type(self.model).__name__} returns {key!r}")
             return all_reduce_sum(shard.weigh(value, kind))
@@ -197,7 +196,7 @@ class Step:
         return self.own_losses
 
     @contextmanager
-    def _in_force(self) -> Iterator[None]:
+    def _patched(self) -> Iterator[None]:
         """Replace the model's losses, metrics and optimizers while a step is traced."""
         model = self.model
         with putting() as put, ExitStack() as undo:
@@ -205,11 +204,11 @@ class Step:
             put(model, internals.LOSSES_OVERRIDE, LossesOfReplica())
             internals.replace_losses(put, model, WholeLoss)
             for layer in internals.layers_of(model):
-                self._put_on_layer(put, layer)
+                self._patch_layer(put, layer)
             for metric in metrics_of(model):
-                self._put_on_metric(put, metric)
+                self._patch_metric(put, metric)
             for optimizer in optimizers_of(model).values():
-                self._put_on_optimizer(put, undo, optimizer)
+                self._patch_optimizer(put, undo, optimizer)
             yield
 
     # Losses
@@ -222,12 +221,12 @@ class Step:
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Return the whole batch's loss, with an N-th of its gradient; Keras's own step asks."""
-        model, shard = self.model, shard_here()
+        """Return the whole batch's loss, with an N-th of its gradient on each of N replicas."""
+        model, shard = self.model, current_shard()
         assert shard is not None
-        # In front of the exchanges, in which the next replica's call clears them.
-        added = self._added(shard)
-        own = has_own(model, "compute_loss")
+        # Before the collectives, in which the next replica's call clears them.
+        added = self._added_losses(shard)
+        own = overrides(model, "compute_loss")
         if own:
             x, y, y_pred, sample_weight = gather_rows(drop_padding((x, y, y_pred, sample_weight)))
         shard.is_global_loss, shard.rows_are_whole = True, own
@@ -241,12 +240,12 @@ class Step:
             shard.rows_are_whole = False
         return divide_gradient(loss)
 
-    def _added(self, shard: Shard) -> list[Any]:
-        """Return what regularizers and ``add_loss`` have added, of the whole batch."""
+    def _added_losses(self, shard: Shard) -> list[Any]:
+        """Return the whole batch's losses of regularizers and ``add_loss``."""
         parts = []
         for layer in internals.layers_of(self.model):
             for loss in getattr(layer, internals.LOSSES):
-                if _adds_activity_alone(layer):
+                if _adds_only_activity_loss(layer):
                     kind = self._kind_of_activity
                 else:
                     kind = self._declared(f"{layer.name!r} adds a loss")
@@ -256,9 +255,9 @@ class Step:
         trained = self.model.trainable_weights
         return whole + [v.regularizer(v) for v in trained if v.regularizer is not None]
 
-    # What hangs on layers, metrics and optimizers
+    # Patches of layers, metrics and optimizers
 
-    def _put_on_layer(self, put: internals.Put, layer: Any) -> None:
+    def _patch_layer(self, put: internals.Put, layer: Any) -> None:
         put(layer, internals.LOSSES, LossesOfReplica())
         if getattr(layer, "synchronized", False) and hasattr(layer, internals.MOMENTS):
             plain = getattr(layer, internals.MOMENTS)
@@ -268,7 +267,7 @@ class Step:
 
             put(layer, internals.MOMENTS, moments)
 
-    def _put_on_metric(self, put: internals.Put, metric: Any) -> None:
+    def _patch_metric(self, put: internals.Put, metric: Any) -> None:
         plain, result = metric.update_state, metric.result
 
         def of_rows(*args: Any, **kwargs: Any) -> Any:
@@ -283,65 +282,64 @@ class Step:
         def of_sum(values: Any, sample_weight: Any = None) -> Any:
             return plain(self._values_of_sum(tf.convert_to_tensor(values)), sample_weight)
 
-        def noted_result() -> Any:
-            found, shard = result(), shard_here()
+        def recorded_result() -> Any:
+            value, shard = result(), current_shard()
             if shard is not None:
-                shard.results.append(found)
-            return found
+                shard.results.append(value)
+            return value
 
-        put(metric, "result", noted_result)
-        takes = type(metric).update_state
-        if takes is keras.metrics.Mean.update_state:
+        put(metric, "result", recorded_result)
+        update = type(metric).update_state
+        if update is keras.metrics.Mean.update_state:
             put(metric, "update_state", of_mean)
-        elif takes is keras.metrics.Sum.update_state:
+        elif update is keras.metrics.Sum.update_state:
             put(metric, "update_state", of_sum)
         elif counts_by_example(metric):
             put(metric, "update_state", of_rows)
         else:
             put(metric, "update_state", of_all_rows)
-            for variable in metric.variables:  # for good: it is read between steps, too
+            for variable in metric.variables:  # permanently: they are also read between steps
                 variable.value._aggregation = _FIRST
 
     def _values_of_mean(self, values: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """Return values and weights with which the mean over all replicas is the whole batch's."""
-        shard = shard_here()
+        """Return values and weights whose mean over all replicas is the whole batch's."""
+        shard = current_shard()
         if shard is None:
             return values, sample_weight
         if values.shape.rank != 0:
-            # A replica without examples has a row that stands for none.
-            there = tf.cast(shard.has_examples, values.dtype)
+            # The padding of a replica without examples gets the weight 0.
+            not_padding = tf.cast(shard.has_examples, values.dtype)
             rows = tf.ones(tf.shape(values)[:1], values.dtype)
-            return values, there * tf.cast(
-                rows if sample_weight is None else sample_weight, there.dtype
-            )
-        if shard.is_global_loss:  # each replica counts its own examples, or all of them one batch
+            weights = rows if sample_weight is None else sample_weight
+            return values, not_padding * tf.cast(weights, not_padding.dtype)
+        if shard.is_global_loss:
             return values, None if sample_weight is None else shard.examples
         if sample_weight is not None:
             return shard.weigh(values, "sum"), shard.weigh(sample_weight, "sum")
         return all_reduce_sum(shard.weigh(values, self.own_losses or "mean")), None
 
     def _values_of_sum(self, values: Any) -> Any:
-        """Return values whose sum over all replicas is the whole batch's."""
-        shard = shard_here()
+        """Return values whose sum over all replicas is that of the whole batch."""
+        shard = current_shard()
         if shard is None:
             return values
         if values.shape.rank != 0:
             return drop_padding(values)
-        if shard.is_global_loss:  # all replicas have the same
+        if shard.is_global_loss:  # equal on all replicas
             return values / replicas_of(self.model.distribute_strategy)
         return shard.weigh(values, self.own_losses or "mean")
 
-    def _put_on_optimizer(self, put: internals.Put, undo: ExitStack, optimizer: Any) -> None:
-        """Sum the gradients first; each replica then updates its own copies as one device would."""
+    def _patch_optimizer(self, put: internals.Put, undo: ExitStack, optimizer: Any) -> None:
+        """Sum the gradients before ``apply``, in which each replica updates its own copies."""
         internals.update_each_copy(put, undo, optimizer)
         apply = optimizer.apply
 
         def apply_to_whole(grads: Any, trainable_variables: Any = None) -> Any:
-            shard = shard_here()
+            shard = current_shard()
             if shard is not None:
                 shard.is_applied = True
             if not optimizer.built:
-                _build_where_replicas_meet(optimizer, trainable_variables)
+                _build_in_merge_call(optimizer, trainable_variables)
             for variable in variables_of(optimizer):
                 self._update_on_each(put, variable)
             return apply(self._sum_of(list(grads)), trainable_variables)
@@ -355,14 +353,14 @@ class Step:
 
     def _sum_of(self, grads: list[Any]) -> list[Any]:
         """Return the gradients of the whole batch's loss."""
-        shard = shard_here()
-        if shard is None:  # a loop of the user's own, traced in a step
+        shard = current_shard()
+        if shard is None:  # a custom loop, traced in a step
             return grads
         if not shard.is_global_loss:
-            kind = self._declared(f"The train_step of {type(self.model).__name__} is its own")
+            kind = self._declared(f"The train_step of {type(self.model).__name__} is custom")
             grads = [None if grad is None else shard.weigh(grad, kind) for grad in grads]
         shard.is_global_loss = False
-        # Of rows that are the same on every replica, the sum is one device's.
+        # Equal rows on every replica are summed as a dense gradient.
         grads = [tf.convert_to_tensor(grad) if _has_fixed_rows(grad) else grad for grad in grads]
         places = [place for place, grad in enumerate(grads) if grad is not None]
         context = tf.distribute.get_replica_context()
@@ -372,9 +370,14 @@ class Step:
         return grads
 
     def _average_statistics(self, shard: Shard) -> None:
-        """Let every replica have the mean of all replicas' moving statistics, by their examples."""
-        found = [v for layer in unsynchronized(self.model) for v in layer.non_trainable_variables]
-        variables = [each for each in found if keras.backend.is_float_dtype(each.dtype)]
+        """Assign the mean of all replicas' moving statistics, weighted by their examples."""
+        layers = unsynchronized(self.model)
+        variables = [
+            variable
+            for layer in layers
+            for variable in layer.non_trainable_variables
+            if keras.backend.is_float_dtype(variable.dtype)
+        ]
         if not variables:
             return
         flat = [
@@ -386,13 +389,13 @@ class Step:
 
 
 def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
-    """Return a batch shared out over the replicas, and whether each has as many examples."""
+    """Return a batch divided over the replicas, and whether all parts have one size."""
     replicas, local = replicas_of(strategy), len(strategy.extended.worker_devices)
     batch = tree.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
     sizes = {v.shape[0] for v in tree.flatten(batch) if v is not None}
 
     def part(context: Any) -> Any:
-        # The parts of a batch go round the workers, as those of a dataset do.
+        # Parts alternate between the workers, as those of a dataset do.
         worker, own = divmod(context.replica_id_in_sync_group, local)
         place = own * (replicas // local) + worker
 
@@ -408,19 +411,19 @@ def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
     return values, all(size % replicas == 0 for size in sizes)
 
 
-def _applied_elsewhere(model: Any) -> UserError:
+def _unknown_optimizer(model: Any) -> UserError:
     return UserError(
-        f"The train_step of {type(model).__name__} gives its gradients to no optimizer of the "
-        "model's, so that the replicas cannot add them up.",
-        expected="self.optimizer.apply(...), or one that the model or a part of it has as an "
-        "attribute",
-        received="an optimizer from elsewhere, or weights that are assigned",
-        fix="keep the optimizer on the model: self.other = optimizer",
+        f"The train_step of {type(model).__name__} applies no optimizer of the model, so the "
+        "replicas cannot sum its gradients.",
+        expected="self.optimizer.apply(...), or an optimizer that is an attribute of the model or "
+        "of a layer",
+        received="another optimizer, or assigned weights",
+        fix="make the optimizer an attribute of the model: self.other = optimizer",
     )
 
 
 def unsynchronized(model: Any) -> list[Any]:
-    """Return the layers that normalize each replica's examples by themselves."""
+    """Return the layers that normalize the examples of each replica separately."""
     return [
         layer
         for layer in internals.layers_of(model)
@@ -430,19 +433,18 @@ def unsynchronized(model: Any) -> list[Any]:
     ]
 
 
-def _adds_activity_alone(layer: Any) -> bool:
-    """Return whether a layer adds no loss but that of its activity regularizer."""
+def _adds_only_activity_loss(layer: Any) -> bool:
     is_of_keras = type(layer).call.__module__.startswith("keras.src.")
     return is_of_keras and layer.activity_regularizer is not None
 
 
 def require_built_parts(model: Any, where: str) -> None:
-    """Refuse a model that makes weights in its first step; ``where`` its parts can be built."""
+    """Refuse a model that creates weights in its first step; ``where`` its parts can be built."""
     unbuilt = unbuilt_parts(model)
     if unbuilt:
         raise UserError(
-            f"{type(model).__name__} makes weights in its first step.",
-            expected="parts that are built before",
+            f"{type(model).__name__} creates weights in its first step.",
+            expected="layers that are built before",
             received=f"not built: {', '.join(unbuilt[:10])}",
             fix="begin these parts with keras.Input(shape), or call them once on a batch "
             f"{where}, or give the model a call()",
@@ -450,7 +452,7 @@ def require_built_parts(model: Any, where: str) -> None:
 
 
 def unbuilt_parts(model: Any) -> list[str]:
-    """Return the parts that have yet to make their weights."""
+    """Return the layers whose weights are not created yet."""
     plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
     return [
         f"{layer.name} ({type(layer).__name__})"
@@ -459,36 +461,36 @@ def unbuilt_parts(model: Any) -> list[str]:
     ]
 
 
-def has_own(model: Any, method: str) -> bool:
-    """Return whether a model, or its class, has another method than Keras's."""
+def overrides(model: Any, method: str) -> bool:
+    """Return whether a model or its class overrides a method of Keras."""
     if method == "compute_loss" and method in vars(model):
         return True
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """Return the optimizers that a model and its parts hold, by their place: those of a GAN."""
-    found: dict[str, Any] = {}
-    for layer, where, thing in kept_by(model):
-        if isinstance(thing, keras.optimizers.Optimizer):
+    """Return the optimizers of a model and its layers, as a GAN has several, by their place."""
+    optimizers: dict[str, Any] = {}
+    for layer, where, value in untracked_in(model):
+        if isinstance(value, keras.optimizers.Optimizer):
             place = where if layer is model else f"{layer.name}/{where}"
-            # Layers of two parts may have one name.
-            found[f"{place} {len(found)}" if place in found else place] = thing
-    inner = {id(getattr(each, "inner_optimizer", None)) for each in found.values()}
-    return {where: each for where, each in found.items() if id(each) not in inner}
+            # Names of layers need not be unique.
+            optimizers[f"{place} {len(optimizers)}" if place in optimizers else place] = value
+    inner = {id(getattr(value, "inner_optimizer", None)) for value in optimizers.values()}
+    return {place: value for place, value in optimizers.items() if id(value) not in inner}
 
 
 def metrics_of(model: Any) -> list[Any]:
-    """Return all metrics of a model, those of its loss and of its layers too."""
+    """Return all metrics of a model, with those of its loss and its layers."""
     tracked = chain.from_iterable(map(internals.tracked_lists, internals.layers_of(model)))
-    # Keras's own list too, where a class has another.
+    # A class may override ``metrics``.
     parts = [*model.metrics, *keras.Model.metrics.fget(model), *chain.from_iterable(tracked)]
-    found: dict[int, Any] = {}
+    metrics: dict[int, Any] = {}
     for part in parts:
         for metric in getattr(part, "metrics", None) or [part]:
             if isinstance(metric, keras.metrics.Metric):
-                found[id(metric)] = metric
-    return list(found.values())
+                metrics[id(metric)] = metric
+    return list(metrics.values())
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -498,10 +500,10 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 def counts_by_example(metric: Any) -> bool:
-    """Return whether a metric is one of Keras's, whose state adds up over the examples."""
-    own = internals.function_of(metric)
-    parts = [type(metric), *([own] if own is not None else [])]
-    return all(each.__module__.startswith("keras.src.") for each in parts)
+    """Return whether a metric is Keras's, whose state is a sum over the examples."""
+    function = internals.function_of(metric)
+    parts = [type(metric), *([function] if function is not None else [])]
+    return all(part.__module__.startswith("keras.src.") for part in parts)
 
 
 def _first_leaf(data: Any) -> Any:
@@ -510,26 +512,26 @@ def _first_leaf(data: Any) -> Any:
 
 
 def _has_fixed_rows(grad: Any) -> bool:
-    """Return whether a table's gradient is of the same rows on every replica: of positions.
+    """Return whether an embedding's gradient has constant rows, such as those of positions.
 
-    Added up, they are the rows of one device; of others, such as tokens, each occurrence is one.
+    They are the same on every replica, and summed; rows of tokens are concatenated.
     """
     if not isinstance(grad, tf.IndexedSlices) or not hasattr(grad.indices, "op"):
         return False
     seen: set[str] = set()
-    left = [grad.indices]
-    while left:
-        tensor = left.pop()
+    pending = [grad.indices]
+    while pending:
+        tensor = pending.pop()
         if tensor.name in seen or tf.get_static_value(tensor) is not None:
             continue
         if not tensor.op.inputs:
             return False
         seen.add(tensor.name)
-        left += tensor.op.inputs
+        pending += tensor.op.inputs
     return True
 
 
-def _build_where_replicas_meet(optimizer: Any, variables: Any) -> None:
+def _build_in_merge_call(optimizer: Any, variables: Any) -> None:
     def build(strategy: Any) -> None:
         with tf.init_scope(), strategy.scope():
             optimizer.build(list(variables))
@@ -538,10 +540,10 @@ def _build_where_replicas_meet(optimizer: Any, variables: Any) -> None:
 
 
 def _compile_between_exchanges() -> None:
-    """Let XLA compile what lies between exchanges: one program cannot hold several devices."""
+    """Let XLA compile the operations between collectives, which it cannot compile itself."""
     scope = tf.xla.experimental.jit_scope(
         lambda node: not node.op.startswith(("Collective", "Nccl"))
     )
     scope.__enter__()
-    # Never left, since replicas take turns in building this graph; it lives as long as the graph.
+    # Never exited, since replicas build this graph in turn; it lives as long as the graph.
     tf.compat.v1.get_default_graph().add_to_collection("tfopt_xla_scopes", scope)

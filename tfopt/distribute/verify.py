@@ -1,9 +1,9 @@
-"""Prove on a few real batches, before the first epoch, that replicas train as one device does.
+"""Verify on a few real batches, before the first epoch, that replicas train as one device does.
 
-The same model takes the same steps of its own, on the same data, from the same weights: once on one
-device and once on the replicas. Weights, the optimizer's variables and logs are compared, and all
-is put back. No second model is needed: outside its strategy a model reads the first copy of each
-variable and assigns all of them, so that its own ``train_step`` runs on one device as it is.
+The model takes the same steps on the same data from the same weights, once on one device and once
+on the replicas. Weights, optimizer variables and logs are compared, and the state is restored. No
+second model is needed: outside its strategy a model reads the first copy of each variable and
+assigns all of them, so that its ``train_step`` runs on one device.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -24,19 +24,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.distribute.proof_data import Batches, CannotRead, of_the_chief, read_batches
+from tfopt.distribute.proof_data import Batches, UnreadableData, broadcast_batches, read_batches
 from tfopt.distribute.proof_state import (
     SavedState,
-    exact_products,
-    functions_traced_anew,
-    of_proof,
-    same_for_each_example,
+    compile_once,
+    equal_rows_drawn,
+    retrace_functions,
+    without_tensor_float_32,
 )
 from tfopt.distribute.step import (
     Step,
-    has_own,
     metrics_of,
     optimizers_of,
+    overrides,
     unsynchronized,
     variables_of,
 )
@@ -44,31 +44,32 @@ from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
 from tfopt.hooks import replaced
 from tfopt.keras_internals import BUILD, layers_of, stored
-from tfopt.resume.variables import put_back, values_of
+from tfopt.resume.variables import restore_values, values_of
 
 _LOG = logging.getLogger("tfopt")
 _MOST_STEPS = 8
-# By how much of its way a weight may differ; sums over replicas are taken in another order.
+# The tolerance relative to a weight's update; sums over replicas have another order.
 _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-4, 1e-2
 _UNIT, _UNITS_OF_16_BITS = 2.0**-23, {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-# What a weight may differ by: so often what it does if all begin some units in the last place away.
+# The tolerance relative to the effect of weights that begin some units in the last place away.
 _NOISE, _UNITS_AWAY = 10, (1, 8, 64)
-_OF_GRADIENTS = (
+_CAUSES_OF_GRADIENTS = (
     "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; "
     "gradients changed before apply(); a step that mixes means and sums"
 )
-_OF_WEIGHTS = "a layer that keeps statistics of its own replica's examples"
-_OF_LOGS = "a metric, or a number that the step returns, that does not add up over the examples"
+_CAUSES_OF_WEIGHTS = "a layer with statistics of one replica's examples"
+_CAUSES_OF_LOGS = "a metric, or a number that the step returns, that is no sum over the examples"
+_RANDOM = "random numbers differ between the replicas"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One weight, variable of an optimizer, or log that is another on the replicas."""
+    """A weight, optimizer variable or log that differs on the replicas."""
 
     name: str
     by: float
     of: float
-    """How far it moved on one device; of a log, its value."""
+    """Its update on one device; of a log, its value."""
     group: str = ""
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ class Difference:
 
 @dataclass
 class Verdict:
-    """What a proof has found.
+    """The result of a verification.
 
     >>> print(verdict)
     equal: 2 steps on 2 replicas gave the weights and logs of one device (1.4 s)
@@ -86,27 +87,32 @@ class Verdict:
     kind: str
     """Equal, different, or inconclusive."""
     differ: list[Difference] = field(default_factory=list)
-    """What differs, the worst first."""
+    """The differences, the largest first."""
     reasons: list[str] = field(default_factory=list)
     """Why it is inconclusive."""
     is_rest_equal: bool = False
-    """Whether an inconclusive proof found everything else equal."""
+    """Whether everything else is equal if it is inconclusive."""
     steps: int = 0
     replicas: int = 0
     seconds: float = 0.0
 
     @property
     def worst(self) -> str:
-        """Return the worst three differences."""
+        """Return the largest three differences."""
         return "; ".join(map(str, self.differ[:3]))
 
     @property
     def causes(self) -> str:
-        """Return what usually causes such differences."""
-        groups = {each.group for each in self.differ if not each.name.startswith("log ")}
+        """Return the usual causes of such differences."""
+        groups = {value.group for value in self.differ if not value.name.startswith("log ")}
         if not groups:
-            return _OF_LOGS
-        return _OF_WEIGHTS if groups == {"weights"} else _OF_GRADIENTS
+            return _CAUSES_OF_LOGS
+        return _CAUSES_OF_WEIGHTS if groups == {"weights"} else _CAUSES_OF_GRADIENTS
+
+    @property
+    def is_expected(self) -> bool:
+        """Return whether it is equal, up to random numbers."""
+        return self.kind == "equal" or (self.is_rest_equal and self.reasons == [_RANDOM])
 
     def __str__(self) -> str:
         where = f"{self.steps} steps on {self.replicas} replicas"
@@ -119,11 +125,11 @@ class Verdict:
 
 
 def prove(step: Step, arguments: dict[str, Any]) -> Verdict:
-    """Verify a model in front of ``fit`` and say what was found; refuse one that is different."""
+    """Verify a model before ``fit`` and log the verdict; refuse a model that trains differently."""
     verdict = verify(step, arguments)
     if verdict.kind == "different":
         raise _refusal(step, verdict)
-    if verdict.kind == "equal":
+    if verdict.is_expected:
         _LOG.info("%s: %s", step.model.name, verdict)
     else:
         warnings.warn(f"{step.model.name}: {verdict}", RuntimeWarning, stacklevel=2)
@@ -138,22 +144,22 @@ def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
 
     Args:
         step: The step of the model on its replicas.
-        arguments: Those of ``fit`` by their names. A generator among them is replaced by one that
-            begins with what was read; other data are read anew, and left as they were.
+        arguments: The arguments of ``fit`` by their names. A generator among them is replaced by
+            one that begins with the batches that were read.
     """
     begin = time.perf_counter()
     with SavedState(step.model) as state:
-        found = _read(step, arguments)
-        state.note_random_state()  # a generator has drawn what it gave
-        if isinstance(found, Verdict):
-            verdict = found
+        batches = _read(step, arguments)
+        state.save_random_state()  # which reading a generator has changed
+        if isinstance(batches, Verdict):
+            verdict = batches
         else:
-            getattr(step.model, BUILD)(data_batch=found.specs())
+            getattr(step.model, BUILD)(data_batch=batches.specs())
             state.save()
-            # In a thread of its own, where this one's scope is not open.
+            # In another thread, outside the scope of this one.
             with ThreadPoolExecutor(1) as outside:
-                verdict = outside.submit(_Proof(step, found, state).verdict).result()
-            verdict = _of_all_workers(step.exchange, verdict)
+                verdict = outside.submit(_Proof(step, batches, state).verdict).result()
+            verdict = _worst_of_workers(step.exchange, verdict)
     verdict.replicas, verdict.seconds = replicas_of(step.strategy), time.perf_counter() - begin
     return verdict
 
@@ -166,50 +172,50 @@ def _refusal(step: Step, verdict: Verdict) -> UserError:
         f"device. Nothing was trained. Usual causes: {verdict.causes}.",
         expected="the weights and logs of one device",
         received=f"after {verdict.steps} steps, {verdict.worst}",
-        fix=f"{declare}mend the cause; distribute(verify=False) trains with these numbers",
+        fix=f"{declare}fix the cause; distribute(verify=False) trains in spite of it",
     )
 
 
 def _read(step: Step, arguments: dict[str, Any]) -> Batches | Verdict:
-    """Return the batches to prove with, the same on all workers; else why there are none."""
+    """Return the batches to verify on, the same on all workers; or an inconclusive verdict."""
     model, strategy = step.model, step.strategy
     counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(model).values()]
     steps = min(max([2, *counts]), _MOST_STEPS)
-    found, reason = None, ""
+    batches, reason = None, ""
     try:
-        found = read_batches(arguments, steps, replicas_of(strategy), model)
-    except CannotRead as error:
+        batches = read_batches(arguments, steps, replicas_of(strategy), model)
+    except UnreadableData as error:
         reason = str(error)
     if step.exchange is not None:
-        told = step.exchange.gather({"call": "the proof before fit()", "reason": reason})
-        reason = next((each["reason"] for each in told.values() if each["reason"]), "")
-    if found is None or reason:
+        facts = step.exchange.gather({"call": "the proof before fit()", "reason": reason})
+        reason = next((fact["reason"] for fact in facts.values() if fact["reason"]), "")
+    if batches is None or reason:
         return Verdict("inconclusive", reasons=[reason])
-    return found if step.exchange is None else of_the_chief(found, step.exchange, strategy)
+    return batches if step.exchange is None else broadcast_batches(batches, step.exchange, strategy)
 
 
-def _of_all_workers(exchange: Any, verdict: Verdict) -> Verdict:
-    """Return the worst verdict of all workers, so that all of them go on alike."""
+def _worst_of_workers(exchange: Any, verdict: Verdict) -> Verdict:
+    """Return the worst verdict of all workers, by which all of them continue or stop."""
     if exchange is None:
         return verdict
     facts = exchange.gather({"call": "the end of the proof", "kind": verdict.kind})
-    kinds = {name: each["kind"] for name, each in facts.items()}
+    kinds = {name: fact["kind"] for name, fact in facts.items()}
     worst = max(kinds.values(), key=["equal", "inconclusive", "different"].index)
     if worst != verdict.kind:
-        told = ", ".join(f"{kind} on {name}" for name, kind in kinds.items())
-        return Verdict(worst, verdict.differ, [*verdict.reasons, told], False, verdict.steps)
+        by_worker = ", ".join(f"{kind} on {name}" for name, kind in kinds.items())
+        return Verdict(worst, verdict.differ, [*verdict.reasons, by_worker], False, verdict.steps)
     return verdict
 
 
 @dataclass(frozen=True)
 class _Value:
-    """What a run has made of one variable, or of a log."""
+    """A variable or a log after a run."""
 
     name: str
     copies: list[Any]
     before: Any
     group: str
-    """Whose size counts: that of all weights, of the same slot of an optimizer, or its own."""
+    """The values whose largest update counts: all weights, one slot of an optimizer, or itself."""
 
     def moved(self) -> Any:
         return np.subtract(self.copies[0], self.before, dtype="float64")
@@ -220,7 +226,7 @@ _Values = Mapping[str, _Value]
 
 @dataclass(frozen=True)
 class _Device:
-    """How to take steps: on one device, or on all replicas."""
+    """A function that takes steps, on one device or on all replicas, and its data."""
 
     train: Callable[[Any], Any]
     data: Any
@@ -228,7 +234,7 @@ class _Device:
 
 
 class _Proof:
-    """The runs of one model on the same batches."""
+    """Runs of one model on the same batches."""
 
     def __init__(self, step: Step, batches: Batches, state: SavedState) -> None:
         self.step, self.strategy, self.model = step, step.strategy, step.model
@@ -238,16 +244,16 @@ class _Proof:
         self.tolerance = _TOLERANCE if self.unit == _UNIT else _TOLERANCE_OF_16_BITS
 
     def verdict(self) -> Verdict:
-        """Return what the runs show."""
+        """Compare the runs, and return the verdict."""
         model, steps = self.model, len(self.batches.all)
         with ExitStack() as undo:
-            reasons = _put_statistics_aside(model, undo)
-            undo.enter_context(exact_products())
-            undo.enter_context(functions_traced_anew())
-            drawn = undo.enter_context(same_for_each_example())
+            reasons = _use_moving_statistics(model, undo)
+            undo.enter_context(without_tensor_float_32())
+            undo.enter_context(retrace_functions())
+            drawn = undo.enter_context(equal_rows_drawn())
             differ, doubts = self._compare()
         if drawn:
-            reasons.append("random numbers are drawn, others on each replica")
+            reasons.append(_RANDOM)
         if differ and not doubts:
             return Verdict("different", differ, reasons, steps=steps)
         if doubts or reasons:
@@ -255,26 +261,26 @@ class _Proof:
         return Verdict("equal", steps=steps)
 
     def _compare(self) -> tuple[list[Difference], list[str]]:
-        """Return what differs, and why that is no proof."""
+        """Return the differences, and reasons why they are no proof."""
         on_one, on_all = self._one_device(), self._all_replicas()
         try:
             one = self._run(on_one)
         except Exception as error:
-            self._run(on_all)  # which fails as well, where the error is the step's own
+            self._run(on_all)  # fails as well if the error is that of the step
             return [], [f"one device fails ({type(error).__name__}: {first_line(error)})"]
         replicas = self._run(on_all)
         differ = self._differences(one, replicas)
         if not differ:
-            return [], self._why_nothing_is_shown(one)
+            return [], self._why_nothing_moved(one)
         noisy: list[_Values] = []
         for units in _UNITS_AWAY:
             noisy.append(self._run(on_one, units_away=units))
             differ = self._differences(one, replicas, noisy)
             if not differ:
-                return [], self._why_nothing_is_shown(one)
+                return [], self._why_nothing_moved(one)
         again = self._run(self._one_device(), is_seed_other=True)
         if self._differences(one, again, noisy):
-            return differ, ["the step gives other numbers with another seed"]
+            return differ, ["the results depend on the seed"]
         return differ, []
 
     def _one_device(self) -> _Device:
@@ -290,14 +296,14 @@ class _Proof:
         def on_iterator(iterator: Any) -> Any:
             return step(self.batches.pack(iterator.get_next()))
 
-        return on_iterator if self.model.run_eagerly else of_proof(on_iterator)
+        return on_iterator if self.model.run_eagerly else compile_once(on_iterator)
 
     def _run(self, device: _Device, units_away: int = 0, is_seed_other: bool = False) -> _Values:
-        """Return what the steps make of the saved state, or of one in which each weight differs."""
-        self.state.put_back()
+        """Return the values after the steps, from the saved state or from changed weights."""
+        self.state.restore()
         if is_seed_other:
-            self.state.draw_anew()
-        begun = _move_by(units_away * self.unit, self.model) if units_away else {}
+            self.state.change_seeds()
+        begin = _move_by(units_away * self.unit, self.model) if units_away else {}
         with _as_on_one_device(self.model) if device.is_one else ExitStack():
             self.model.reset_metrics()
             data = iter(device.data)
@@ -305,9 +311,9 @@ class _Proof:
                 f"step {n + 1}": self._logs_as_fit_shows(device.train(data))
                 for n in range(len(self.batches.all))
             }
-            values = dict(self._variables(begun, 1 if device.is_one else None))
-        for where, found in logs.items():
-            for key, value in (found if isinstance(found, dict) else {"result": found}).items():
+            values = dict(self._variables(begin, 1 if device.is_one else None))
+        for where, log in logs.items():
+            for key, value in (log if isinstance(log, dict) else {"result": log}).items():
                 for place, leaf in enumerate(tf.nest.flatten(value)):
                     name = f"log {key!r} of {where}"
                     array = _array(leaf)
@@ -315,54 +321,54 @@ class _Proof:
         return values
 
     def _logs_as_fit_shows(self, logs: Any) -> Any:
-        """Return what ``fit`` shows: metrics, where an own step returns their names."""
-        if not has_own(self.model, "train_step") or not isinstance(logs, dict):
+        """Return the logs of ``fit``: metrics, if a custom step returns their names."""
+        if not overrides(self.model, "train_step") or not isinstance(logs, dict):
             return logs
         shown = self.model.get_metrics_result()
         return shown if shown.keys() == logs.keys() else logs
 
-    def _variables(self, begun: dict[int, Any], number: int | None) -> Iterator[tuple[str, _Value]]:
+    def _variables(self, begin: dict[int, Any], number: int | None) -> Iterator[tuple[str, _Value]]:
         model = self.model
         trained = {id(v) for v in model.trainable_variables}
-        found = [(v, "trained" if id(v) in trained else "weights") for v in model.weights]
+        grouped = [(v, "trained" if id(v) in trained else "weights") for v in model.weights]
         for where, optimizer in optimizers_of(model).items():
-            found += [(v, f"{where} {_slot(v)}") for v in variables_of(optimizer)]
-        for place, (variable, group) in enumerate(found):
-            before = begun.get(id(variable), self.state.before(variable))
+            grouped += [(v, f"{where} {_slot(v)}") for v in variables_of(optimizer)]
+        for place, (variable, group) in enumerate(grouped):
+            before = begin.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
-                arrays = [_array(each) for each in values_of(stored(variable))[:number]]
+                arrays = list(map(_array, values_of(stored(variable))[:number]))
                 yield f"{place}", _Value(variable.path, arrays, _array(before), group)
 
     def _differences(
         self, one: _Values, other: _Values, noisy: Sequence[_Values] = ()
     ) -> list[Difference]:
-        """Return where another run differs from that on one device, the worst first."""
+        """Return the differences of a run from that on one device, the largest first."""
         largest = _largest_of_groups(one)
-        found = []
+        ranked = []
         for key, value in one.items():
-            allowed = self._allowed(value, largest, [each[key] for each in noisy if key in each])
+            allowed = self._allowed(value, largest, [run[key] for run in noisy if key in run])
             copies = other[key].copies if key in other else []
             if key not in other:
                 of = largest[value.group]
-                found.append((np.inf, Difference(value.name, np.inf, of, value.group)))
+                ranked.append((np.inf, Difference(value.name, np.inf, of, value.group)))
             by = max((_gap(copy, value.copies[0]) for copy in copies), default=0.0)
             if by > allowed:
                 moved = _largest(value.moved())
-                found.append((by / allowed, Difference(value.name, by, moved, value.group)))
-        return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
+                ranked.append((by / allowed, Difference(value.name, by, moved, value.group)))
+        return [difference for _, difference in sorted(ranked, key=lambda pair: -pair[0])]
 
     def _allowed(
         self, value: _Value, largest: dict[str, float], noisy: Sequence[_Value] = ()
     ) -> float:
-        """Return by how much a value may differ for rounding."""
+        """Return the difference of a value that rounding explains."""
         moved = _largest(value.moved())
         rounded = 2 * _UNIT * _largest(value.copies[0])
         allowed = self.tolerance * max(moved, 1e-3 * largest[value.group]) + rounded + 1e-12
-        noise = [_gap(each.moved(), value.moved()) for each in noisy]
+        noise = [_gap(run.moved(), value.moved()) for run in noisy]
         return allowed + _NOISE * max(noise, default=0.0)
 
-    def _why_nothing_is_shown(self, one: _Values) -> list[str]:
-        """Return why it shows nothing that both are equal: no weight moved, or none far enough."""
+    def _why_nothing_moved(self, one: _Values) -> list[str]:
+        """Return why equal results prove nothing: no weight moved far enough."""
         largest = _largest_of_groups(one)
         for value in one.values():
             is_trained = value.group != "weights" and not value.name.startswith("log ")
@@ -371,8 +377,8 @@ class _Proof:
         return [f"no weight moved by more than rounding in {len(self.batches.all)} steps"]
 
 
-def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
-    """Let layers with statistics of a replica's own part of the batch use the moving ones."""
+def _use_moving_statistics(model: Any, undo: ExitStack) -> list[str]:
+    """Let unsynchronized normalization layers use their moving statistics."""
     layers = unsynchronized(model)
     for layer in layers:
 
@@ -385,14 +391,14 @@ def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
     names = ", ".join(repr(layer.name) for layer in layers[:3])
     more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
     return [
-        f"{names}{more} normalize by each replica's own examples "
+        f"{names}{more} normalize the examples of each replica separately "
         "(BatchNormalization without synchronized=True)"
     ]
 
 
 @contextmanager
 def _as_on_one_device(model: Any) -> Iterator[None]:
-    """Let a metric have what its first copy counts, in place of the sum of all copies."""
+    """Let metrics read their first copy, in place of the sum of all copies."""
     variables = [variable for metric in metrics_of(model) for variable in metric.variables]
     values = [stored(variable) for variable in variables]
     plain = [(value, value._aggregation) for value in values if hasattr(value, "_aggregation")]
@@ -406,20 +412,20 @@ def _as_on_one_device(model: Any) -> Iterator[None]:
 
 
 def _move_by(share: float, model: Any) -> dict[int, Any]:
-    """Move each weight by a share of it, up or down; return where each begins."""
+    """Change each weight by a share of it, up or down; return the new values."""
     draw = np.random.default_rng(0)
-    begun = {}
+    begin = {}
     for variable in model.trainable_variables:
         value = stored(variable)
         now = values_of(value)[0]
         moved = (now * (1 + share * draw.choice([-1.0, 1.0], now.shape))).astype(now.dtype)
-        put_back(value, [moved])
-        begun[id(variable)] = moved
-    return begun
+        restore_values(value, [moved])
+        begin[id(variable)] = moved
+    return begin
 
 
 def _slot(variable: Any) -> str:
-    """Return what an optimizer keeps in a variable: "momentum", "velocity" ..."""
+    """Return the slot of an optimizer's variable: "momentum", "velocity" ..."""
     return str(variable.path).rsplit("_", 1)[-1]
 
 
@@ -444,10 +450,10 @@ def _largest_of_groups(values: _Values) -> dict[str, float]:
 
 
 def _gap(one: Any, other: Any) -> float:
-    """Return the largest difference; infinite where only one of both is finite."""
+    """Return the largest difference; infinite if only one of both is finite."""
     if one.shape != other.shape:
         return np.inf
     with np.errstate(invalid="ignore"):
         gap = np.abs(np.subtract(one, other, dtype="float64"))
-    alike = (np.isnan(one) & np.isnan(other)) | (one == other)
-    return float(np.max(np.where(alike, 0.0, np.nan_to_num(gap, nan=np.inf)), initial=0.0))
+    equal = (np.isnan(one) & np.isnan(other)) | (one == other)
+    return float(np.max(np.where(equal, 0.0, np.nan_to_num(gap, nan=np.inf)), initial=0.0))

@@ -1,8 +1,8 @@
-"""Exchange between replicas what a loss or metric of the whole batch needs: sums, or all rows.
+"""Exchange sums or rows between replicas, for losses and metrics of the whole batch.
 
-Every replica computes the same number of the whole batch, and the step differentiates an N-th of it
-on each of N replicas. So the gradient of an exchanged value is a replica's own part times N, with
-nothing to exchange, and the gradients of all replicas add up to that of one device.
+Every replica computes the same loss of the whole batch, and the step differentiates an N-th of it
+on each of N replicas. So the gradient of an exchanged value is a replica's part times N, without a
+collective, and the gradients of all replicas sum up to that of one device.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -22,29 +22,29 @@ from tfopt.errors import UserError
 from tfopt.keras_internals import mask_of, with_metadata
 
 _ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
-_of_this_thread = threading.local()  # each replica runs in a thread of its own
+_thread = threading.local()  # each replica runs in another thread
 
 
 @dataclass
 class Shard:
-    """What one replica has of a step's batch."""
+    """The part of a step's batch on one replica."""
 
     examples: Any
-    """How many examples, as an int32; a replica without any is given one to run on."""
+    """The number of examples, as an int32; a replica without any gets one row of padding."""
     share: Any
-    """Its examples divided by the batch's."""
+    """Its examples divided by those of the batch."""
     own_losses: str | None
-    """How the user's own losses add up: "mean", "sum", or not declared."""
+    """The reduction of custom losses: "mean", "sum", or not declared."""
     is_global_loss: bool = False
-    """Whether the loss differentiated last is the whole batch's."""
+    """Whether the loss differentiated last is that of the whole batch."""
     rows_are_whole: bool = False
-    """Whether losses are given the rows of all replicas."""
+    """Whether losses get the rows of all replicas."""
     is_applied: bool = False
-    """Whether the step has given gradients to an optimizer of the model's."""
-    made: dict[tuple[Any, int], Any] = field(default_factory=dict)
-    """What was made of tensors, which a loss and several metrics ask for: all rows, or own ones."""
+    """Whether the step has applied an optimizer of the model."""
+    rows: dict[tuple[Any, int], Any] = field(default_factory=dict)
+    """Rows of tensors, gathered or without padding, for losses and metrics that share them."""
     results: list[Any] = field(default_factory=list)
-    """What metrics gave as their results in this step: the same on every replica."""
+    """The results of metrics in this step, equal on every replica."""
 
     @property
     def has_examples(self) -> Any:
@@ -52,7 +52,7 @@ class Shard:
         return self.examples > 0
 
     def weigh(self, value: Any, kind: str) -> Any:
-        """Return a replica's "mean" or "sum" as its part of the whole batch's."""
+        """Return the part of a replica's "mean" or "sum" in that of the whole batch."""
         if isinstance(value, tf.IndexedSlices):
             weighed = self.weigh(value.values, kind)
             return tf.IndexedSlices(weighed, value.indices, value.dense_shape)
@@ -62,27 +62,24 @@ class Shard:
         return tf.where(self.has_examples, value, tf.zeros_like(value))  # no mean of nothing
 
 
-def shard_here() -> Shard | None:
-    """Return the shard of the replica whose step runs on this thread."""
-    return getattr(_of_this_thread, "shard", None)
+def current_shard() -> Shard | None:
+    """Return the shard of the replica that runs on this thread; None outside a step."""
+    return getattr(_thread, "shard", None)
 
 
 @contextmanager
 def replica_step(shard: Shard | None) -> Iterator[None]:
-    """Make ``shard`` the current one while a replica's step is traced.
-
-    Inside, ``num_replicas_in_sync`` is 1, as on one device.
-    """
-    before = shard_here()
-    _of_this_thread.shard = shard
+    """Make ``shard`` the current one; ``num_replicas_in_sync`` is 1 inside, as on one device."""
+    before = current_shard()
+    _thread.shard = shard
     try:
         yield
     finally:
-        _of_this_thread.shard = before
+        _thread.shard = before
 
 
 def replicas_of(strategy: Any) -> int:
-    """Return the number of replicas, also inside a replica's step."""
+    """Return the number of replicas, also inside ``replica_step``."""
     return int(strategy.extended._num_replicas_in_sync)
 
 
@@ -111,39 +108,41 @@ def divide_gradient(value: Any) -> Any:
 
 def gather_rows(structure: Any) -> Any:
     """Return tensors with the rows of all replicas, in the order of the batch."""
-    return tree.map_structure(lambda v: None if v is None else _once(_gathered, v), structure)
+    return tree.map_structure(lambda v: None if v is None else _memoized(_gather, v), structure)
 
 
 def drop_padding(structure: Any) -> Any:
-    """Return tensors without the row that a replica without examples was given."""
-    shard = shard_here()
+    """Return tensors without the padding of a replica without examples."""
+    shard = current_shard()
     if shard is None or shard.examples.shape.rank is None or tf.get_static_value(shard.examples):
         return structure
-    return tree.map_structure(lambda v: _once(_cut, v) if _has_rows(v) else v, structure)
+    return tree.map_structure(
+        lambda v: _memoized(_without_padding, v) if _has_rows(v) else v, structure
+    )
 
 
-def _cut(value: Any) -> Any:
-    shard = shard_here()
+def _without_padding(value: Any) -> Any:
+    shard = current_shard()
     assert shard is not None
     return value[: tf.shape(value)[0] * tf.cast(shard.has_examples, tf.int32)]
 
 
-def _once(work: Callable[[Any], Any], value: Any) -> Any:
-    """Return what ``work`` makes of the rows; the same for the same tensor in a step."""
-    shard = shard_here()
+def _memoized(work: Callable[[Any], Any], value: Any) -> Any:
+    """Return ``work`` of the rows, computed once for a tensor in a step."""
+    shard = current_shard()
     if shard is None or tf.executing_eagerly():
         return _on_rows(value, work)
     graph, key = tf.compat.v1.get_default_graph(), (work, id(value))
-    made = shard.made.get(key)
-    if made is None or made[0] is not value or made[1].graph is not graph:
-        made = shard.made[key] = value, _on_rows(value, work)
-    return made[1]
+    entry = shard.rows.get(key)
+    if entry is None or entry[0] is not value or entry[1].graph is not graph:
+        entry = shard.rows[key] = value, _on_rows(value, work)
+    return entry[1]
 
 
 def padded(structure: Any, missing: Any, rows: Any = None) -> Any:
-    """Return tensors with ``missing`` rows more, 0 or 1: of zeros, or these.
+    """Return tensors with ``missing`` rows more, 0 or 1: of zeros, or of ``rows``.
 
-    Many operations cannot work on no examples. What is computed of such a row counts nowhere.
+    Many operations fail without examples. The results of such a row are dropped.
     """
     flat = tree.flatten(structure)
     added = [None] * len(flat) if rows is None else tree.flatten(rows)
@@ -168,23 +167,21 @@ def _padded(value: Any, row: Any, missing: Any) -> Any:
 
 
 def exchange_counts(examples: Any, data: Any) -> tuple[Any, Any]:
-    """Return how many examples all replicas have, and a row for those that have none.
+    """Return the number of examples of all replicas, and a padding row, in one collective.
 
-    All goes in one exchange. The row is the mean of all replicas' first ones, which is between
-    them: an image, the number of a word.
+    The row is the mean of all replicas' first rows, and so within their range.
     """
     context = tf.distribute.get_replica_context()
     flat = tree.flatten(data)
     places = [n for n, v in enumerate(flat) if _has_rows(v) and v.dtype != tf.string]
-    # Without examples the sum over none.
     rows = [tf.reduce_sum(tf.cast(flat[n][:1], tf.float64), 0, keepdims=True) for n in places]
     counts = tf.cast(tf.stack([examples, tf.minimum(examples, 1)]), tf.float64)
     counts, *rows = context.all_reduce("sum", [counts, *rows])
     total, replicas = tf.unstack(counts)
-    found: list[Any] = [None] * len(flat)
+    means: list[Any] = [None] * len(flat)
     for n, row in zip(places, rows, strict=True):
-        found[n] = tf.cast(tf.math.divide_no_nan(row, replicas), flat[n].dtype)
-    return total, tree.pack_sequence_as(data, found)
+        means[n] = tf.cast(tf.math.divide_no_nan(row, replicas), flat[n].dtype)
+    return total, tree.pack_sequence_as(data, means)
 
 
 def _has_rows(value: Any) -> bool:
@@ -192,25 +189,25 @@ def _has_rows(value: Any) -> bool:
 
 
 def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
-    """Return what ``work`` makes of the rows, with the marks that Keras's losses look for.
+    """Return ``work`` of the rows, with what Keras's losses look for.
 
-    These are a mask, and logits in front of a Softmax or Sigmoid.
+    These are a mask, and the logits before a Softmax or Sigmoid.
     """
     operation: Any = None if tf.executing_eagerly() else getattr(value, "op", None)
-    again = _ACTIVATIONS.get(operation.type) if operation is not None else None
-    result = work(value) if again is None else again(work(operation.inputs[0]))
+    activation = _ACTIVATIONS.get(operation.type) if operation is not None else None
+    result = work(value) if activation is None else activation(work(operation.inputs[0]))
     mask = mask_of(value)
     return with_metadata(result, None if mask is None else work(mask))
 
 
-def _gathered(value: Any) -> Any:
+def _gather(value: Any) -> Any:
     if not isinstance(value, tf.Tensor) or value.dtype == tf.string or value.shape.rank == 0:
         raise UserError(
-            "A loss of the whole batch needs the rows of all replicas.",
-            expected="dense outputs, targets and weights of numbers, which begin with the axis of "
-            "the examples, or one of Keras's losses",
+            "A custom loss needs the rows of all replicas, which these tensors do not allow.",
+            expected="dense numeric outputs, targets and weights, examples along the first axis, "
+            "or one of Keras's losses",
             received=repr(value),
-            fix="use a loss of keras.losses, whose sums are exchanged instead, or dense tensors",
+            fix="use a loss of keras.losses, which exchanges sums instead, or dense tensors",
         )
     context = tf.distribute.get_replica_context()
     devices = context.strategy.extended.worker_devices
@@ -218,7 +215,7 @@ def _gathered(value: Any) -> Any:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(part: Any) -> Any:
-        # Over several workers the exchange asks on which device its values are.
+        # The collective over several workers needs values with a device.
         with tf.device(devices[context._replica_id % len(devices)]):
             count, part = tf.shape(part, tf.int64)[:1], tf.identity(part)
         counts = context.all_gather(count, axis=0)
@@ -230,8 +227,8 @@ def _gathered(value: Any) -> Any:
 
         return context.all_gather(part, axis=0), own_part
 
-    # TensorFlow 2.21 exchanges no other types, and numbers those of int32 apart: on CPUs they meet
-    # those of others.
+    # TensorFlow 2.21 gathers no other types, and numbers the collectives of int32 apart, so that
+    # they collide with others on CPUs.
     if value.dtype.is_integer or value.dtype == tf.bool:
         rows = tf.cast(gather(tf.cast(value, tf.int64)), value.dtype)
     elif value.dtype == tf.bfloat16:

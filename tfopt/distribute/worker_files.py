@@ -1,13 +1,12 @@
-"""Let the chief alone write a file, of several workers that run one script.
+"""Let only the chief write files, of several workers that run one script.
 
-Keras does not ask which worker it runs on: ``Model.save``, ``save_weights``, ``export`` and the
-callbacks ModelCheckpoint, CSVLogger and TensorBoard write in place on all of them, so that the file
-is torn (BadZipFile) or locked (BlockingIOError). Here the chief writes to the path given, and the
-others to a temporary folder, since to save a model may take all workers, where variables are summed
-when they are read. To read the file they wait: ``replicas.wait_for_all()``.
+In Keras ``Model.save``, ``save_weights``, ``export`` and the callbacks ModelCheckpoint, CSVLogger
+and TensorBoard write to one path on all workers, so that the file is corrupt (BadZipFile) or locked
+(BlockingIOError). Here the other workers write to a temporary folder: they must take part, since
+reading some variables sums them over all workers. ``replicas.wait_for_all()`` waits for the file.
 
-``keras.saving.save_model``, callbacks of one's own and paths of other systems (``gs://``) are left
-alone; those ask ``Replicas.is_chief``.
+``keras.saving.save_model``, custom callbacks and remote paths (``gs://``) are unchanged; they can
+check ``Replicas.is_chief``.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ from tfopt.distribute.workers import Exchange
 from tfopt.errors import UserError
 
 
-def divided(callbacks: Any, exchange: Exchange) -> None:
-    """Let the chief's callbacks write to the paths given, and another worker's elsewhere."""
+def redirect_callbacks(callbacks: Any, exchange: Exchange) -> None:
+    """Let the callbacks of workers other than the chief write to a temporary folder."""
     import keras
 
     kinds = keras.callbacks
     for callback in keras.tree.flatten(getattr(callbacks, "callbacks", callbacks)):
         if isinstance(callback, kinds.BackupAndRestore):
             raise UserError(
-                "BackupAndRestore knows nothing of other workers: each would go on from its own "
-                "epoch.",
+                "BackupAndRestore does not support workers: each would resume from another epoch.",
                 expected="a callback that saves for all workers",
                 received=type(callback).__name__,
                 fix="callbacks=[tfopt.resume(folder)] on every worker",
@@ -50,18 +48,18 @@ def divided(callbacks: Any, exchange: Exchange) -> None:
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that goes with the process."""
+    """Return a folder that is removed with the process."""
     return tempfile.TemporaryDirectory(prefix="tfopt-worker-")
 
 
-def saved(plain: Callable[..., Any], exchange: Exchange, *args: Any, **kwargs: Any) -> Any:
-    """Return what ``plain``, the model's own save, save_weights or export, returns for these."""
-    given = inspect.signature(plain).bind(*args, **kwargs)
-    path: Any = given.arguments.get("filepath")
+def save_on_chief(plain: Callable[..., Any], exchange: Exchange, *args: Any, **kwargs: Any) -> Any:
+    """Call ``plain``, a model's save, save_weights or export; on others in a temporary folder."""
+    bound = inspect.signature(plain).bind(*args, **kwargs)
+    path: Any = bound.arguments.get("filepath")
     is_path = isinstance(path, str | os.PathLike) and "://" not in os.fspath(path)
     if is_path and not exchange.place.is_chief:
         with tempfile.TemporaryDirectory(prefix="tfopt-worker-") as folder:
-            # Under the name that was given: Keras goes by its ending.
-            given.arguments["filepath"] = os.path.join(folder, Path(path).name)
-            return plain(*given.args, **given.kwargs)
+            # With the same name, whose suffix chooses the format.
+            bound.arguments["filepath"] = os.path.join(folder, Path(path).name)
+            return plain(*bound.args, **bound.kwargs)
     return plain(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""Check a machine, a cluster and a job before hours are spent on them."""
+"""Check a machine, a cluster and a job before a long training."""

@@ -1,4 +1,4 @@
-"""Define what a check looks at and what it says."""
+"""Define a check, and what is checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfopt.job.transform import Chain
 from tfopt.report.table import Cell, Column, Row, Table, Tone
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# What a function compiled by TensorFlow puts before the message: two lines a frame.
+# The frames that TensorFlow writes before the message of a compiled function's error.
 _FRAMES = re.compile(r'in user code:\s+|File ".*", line \d+, in .*\n.*\n\s*')
 
 Verdict = Literal["failure", "warning", "ok", "not here"]
@@ -32,29 +32,28 @@ THEMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of a check.
 
     Attributes:
         theme: One of ``THEMES``.
-        name: What was looked at; the same on every machine.
-        verdict: "failure": training will fail or be wrong. "warning": riskier than need be, or
-            slower by what was timed, or it could not be checked. "not here": nothing to look at on
-            this machine.
-        told: What was found, in one sentence.
-        evidence: The figures, files and settings that say so.
+        name: The subject of the check; the same on every machine.
+        verdict: "failure": training will fail or be wrong. "warning": a risk, a slowdown, or
+            something that could not be checked. "not here": nothing to check on this machine.
+        message: The result, in one sentence.
+        evidence: The figures, files and settings behind it.
         fix: What to do about a failure or a warning.
     """
 
     theme: str
     name: str
     verdict: Verdict
-    told: str
+    message: str
     evidence: tuple[str, ...] = ()
     fix: str | None = None
 
 
 class Checks(tuple[Check, ...]):
-    """The checks in the order in which they were made, as a tuple that a notebook shows."""
+    """The checks in their order, as a tuple that a notebook shows as a table."""
 
     __slots__ = ()
 
@@ -67,10 +66,10 @@ class Checks(tuple[Check, ...]):
         for check in sorted(self, key=lambda check: VERDICTS.index(check.verdict)):
             tone = tones.get(check.verdict, "plain")
             evidence = () if tone == "plain" else check.evidence  # as in the terminal
-            verdict, told = Cell(check.verdict, tone=tone), Cell("\n".join((check.told, *evidence)))
+            verdict, text = Cell(check.verdict, tone=tone), "\n".join((check.message, *evidence))
             name = f"{check.theme}: {check.name}"
-            rows.append(Row(name, (verdict, told, Cell(check.fix or ""))))
-        columns = (Column("Verdict"), Column("What was found"), Column("Fix"))
+            rows.append(Row(name, (verdict, Cell(text), Cell(check.fix or ""))))
+        columns = (Column("Verdict"), Column("Result"), Column("Fix"))
         counts = Counter(check.verdict for check in self)
         title = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
         return as_fragment(title, Table(columns, tuple(rows)))
@@ -78,15 +77,15 @@ class Checks(tuple[Check, ...]):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
+    """What is checked.
 
     Attributes:
         root: The folder of ``/proc``, ``/sys`` and ``/dev``.
-        environment: The variables of the process.
+        environment: The environment variables of the process.
         job: "package.module:name".
-        arguments: The arguments of the function that makes the job.
-        chain: What to put on the job.
-        listen_s: How long to answer the other tasks, and to ask those that do not answer yet.
+        arguments: The arguments of the function that returns the job.
+        chain: The chain of the job.
+        listen_s: How long to listen for the other tasks, and to try to reach them.
     """
 
     root: Path = Path("/")
@@ -99,9 +98,9 @@ class Subject:
 
 
 def check_of_error(theme: str, name: str, error: Exception) -> Check:
-    """Return an error as a failure: a user's mistake with what it tells, another in one line."""
+    """Return an error as a failure, with the parts of a UserError, or in one line."""
     if not isinstance(error, UserError):
-        fix = "train it by itself to see the whole trace"
+        fix = "train it without the doctor to see the whole traceback"
         return Check(theme, name, "failure", in_one_line(error), (), fix)
     parts = {"expected": error.expected, "received": error.received}
     evidence = tuple(f"{part}: {value}" for part, value in parts.items() if value)
@@ -109,7 +108,7 @@ def check_of_error(theme: str, name: str, error: Exception) -> Check:
 
 
 def in_one_line(error: BaseException, most: int = 400) -> str:
-    """Return an error's kind and message, which Keras writes over many lines and in colours."""
+    """Return an error's type and message in one line, without colours."""
     message = _FRAMES.sub("", _ANSI.sub("", str(error)))
     line = " ".join(f"{type(error).__name__}: {message}".split())
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -1,7 +1,7 @@
 """Check that the other tasks of this process's cluster can be reached.
 
-Doctors on several machines meet: each listens at its task's own address, where TensorFlow will
-listen later, and connects to the others. Ports are free again afterwards.
+The doctor of each task listens at the task's address, where TensorFlow will listen later, and
+connects to the others.
 """
 
 from __future__ import annotations
@@ -16,64 +16,63 @@ from tfopt.errors import UserError
 
 _CONNECT_S = 3.0
 _PAUSE_S = 0.2
-ANSWERS = "answers"
+REACHED = "reached"
 REFUSED = "connection refused"
 
 
-async def meet(
+async def connect_all(
     own: str | None, others: Mapping[str, str], listen_s: float
 ) -> tuple[dict[str, str], str | None]:
-    """Connect to each of the others; for ``listen_s`` again until all have met all.
+    """Connect to all others, and retry for ``listen_s`` until all have connected to all.
 
-    Returns what came of each by its name, and why this task could not listen.
+    Returns the result for each by its name, and the error of listening, if any.
     """
-    met, server, why_not = 0, None, None
+    connected, server, listen_error = 0, None, None
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal met
-        met += 1
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
         writer.close()
 
     if own is not None:
         try:
-            server = await asyncio.start_server(answer, *host_and_port(own))
+            server = await asyncio.start_server(accept, *host_and_port(own))
         except OSError as error:
-            why_not = error.strerror or str(error)
+            listen_error = error.strerror or str(error)
     try:
-        found = await _connect_all(others)
-        ends = time.monotonic() + listen_s
-        while time.monotonic() < ends:
-            left = {name: others[name] for name, told in found.items() if told != ANSWERS}
-            # The others may not have asked yet when this one has all its answers.
-            if not left and met >= len(others):
+        results = await _connect_each(others)
+        end = time.monotonic() + listen_s
+        while time.monotonic() < end:
+            failed = {name: others[name] for name, text in results.items() if text != REACHED}
+            if not failed and connected >= len(others):
                 break
             await asyncio.sleep(_PAUSE_S)
-            found |= await _connect_all(left)
+            results |= await _connect_each(failed)
     finally:
         if server is not None:
             server.close()
             await server.wait_closed()
-    return found, why_not
+    return results, listen_error
 
 
-async def _connect_all(others: Mapping[str, str]) -> dict[str, str]:
-    answers = await asyncio.gather(*map(_connect, others.values()))
-    return dict(zip(others, answers, strict=True))
+async def _connect_each(others: Mapping[str, str]) -> dict[str, str]:
+    results = await asyncio.gather(*map(_connect, others.values()))
+    return dict(zip(others, results, strict=True))
 
 
 async def _connect(address: str) -> str:
-    """Return ANSWERS, REFUSED or why the address cannot be reached."""
+    """Return REACHED, REFUSED or the reason why the address cannot be reached."""
     try:
         connecting = asyncio.open_connection(*host_and_port(address))
         _, writer = await asyncio.wait_for(connecting, _CONNECT_S)
     except ConnectionRefusedError:
         return REFUSED
     except TimeoutError:
-        return f"no answer within {_CONNECT_S:g} s"
+        return f"no reply within {_CONNECT_S:g} s"
     except OSError as error:
         return error.strerror or str(error)
     writer.close()
-    return ANSWERS
+    return REACHED
 
 
 def cluster(subject: Subject) -> Iterable[Check]:
@@ -97,28 +96,28 @@ def cluster(subject: Subject) -> Iterable[Check]:
         for index, address in enumerate(addresses)
     }
     own = others.pop(name, None)
-    found, not_listening = asyncio.run(meet(own, others, subject.listen_s))
-    if not_listening is not None:
-        text = f"this task cannot listen at its own address {own}: {not_listening}"
-        fix = "end what listens there (ss -ltnp), take another port, or correct the host's name"
+    results, listen_error = asyncio.run(connect_all(own, others, subject.listen_s))
+    if listen_error is not None:
+        text = f"this task cannot listen at its address {own}: {listen_error}"
+        fix = "end the process there (ss -ltnp), use another port, or correct the host name"
         yield Check("cluster", "own port", "failure", text, (), fix)
     elif own is not None:
         yield Check("cluster", "own port", "ok", f"{own} is free to listen at")
-    yield _reached(others, found)
+    yield _reached(others, results)
 
 
-def _reached(others: Mapping[str, str], found: Mapping[str, str]) -> Check:
-    evidence = tuple(f"{name} at {others[name]}: {told}" for name, told in found.items())
-    lost = [name for name, told in found.items() if told not in (ANSWERS, REFUSED)]
-    refused = [name for name, told in found.items() if told == REFUSED]
+def _reached(others: Mapping[str, str], results: Mapping[str, str]) -> Check:
+    evidence = tuple(f"{name} at {others[name]}: {text}" for name, text in results.items())
+    lost = [name for name, text in results.items() if text not in (REACHED, REFUSED)]
+    refused = [name for name, text in results.items() if text == REFUSED]
     if lost:
         text = ", ".join(f"{name} ({others[name]})" for name in lost) + " cannot be reached"
-        fix = "check the name, the network and the firewall: each task must reach each other's port"
+        fix = "check host name, network and firewall: all tasks must reach the ports of all others"
         return Check("cluster", "other tasks", "failure", text, evidence, fix)
-    text = f"all {len(found)} other tasks can be reached"
+    text = f"all {len(results)} other tasks can be reached"
     if refused:
         text = (
-            f"all machines answer; nobody listens yet as {', '.join(refused)}, so a firewall that "
-            "refuses looks the same: run `tfopt doctor --only cluster --listen 30s` on all at once"
+            f"all machines can be reached; {', '.join(refused)} does not listen yet, which a "
+            "firewall may hide: run `tfopt doctor --only cluster --listen 30s` on all at once"
         )
     return Check("cluster", "other tasks", "ok", text, evidence)

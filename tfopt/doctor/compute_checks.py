@@ -1,4 +1,4 @@
-"""Run small computations on the CPU and on each GPU, in processes of their own."""
+"""Run small computations on the CPU and on each GPU, in other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CPU_FIX = "try another TensorFlow version; SIGILL at the import means a CPU wit
 
 
 def compute(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
-    """Yield stages, and an answer for each trial; runs in another process."""
+    """Yield stages, and a result for each trial; runs in another process."""
     yield "importing TensorFlow"
     import tensorflow as tf
 
@@ -29,13 +29,13 @@ def compute(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
         return
     for what in asked["trials"]:
         yield what
-        # As users train, but where the digits of float32 are looked at.
+        # As in trainings, but not where float32 is compared.
         tf.config.experimental.enable_tensor_float_32_execution(what not in ("float32", "XLA"))
         begins = time.monotonic()
         try:
             error = TRIALS[what].error()
-        except Exception as raised:  # the next trial may work
-            yield {"what": what, "failed": in_one_line(raised)}
+        except Exception as cause:  # the next trial may work
+            yield {"what": what, "failed": in_one_line(cause)}
         else:
             yield {"what": what, "error": error, "seconds": time.monotonic() - begins}
 
@@ -53,16 +53,16 @@ def on_gpus(subject: Subject) -> Iterable[Check]:
         yield Check("compute", "GPU computation", "not here", why_no_gpu())
         return
     for number, gpu in enumerate(facts):
-        if gpu.lost:  # TensorFlow is not to blame for it
+        if gpu.lost:
             text = f"GPU {number} is lost ({gpu.lost})"
             yield Check("compute", "GPU computation", "not here", text)
             continue
         older = (gpu.capability or (0, 0)) < (8, 0)
-        trials = [each for each in TRIALS if not older or each not in _FROM_AMPERE_ON]
-        # A GPU that others use is not taken whole for the sake of a check.
+        trials = [trial for trial in TRIALS if not older or trial not in _FROM_AMPERE_ON]
+        # With growth, since other processes may use the GPU.
         hidden = {"CUDA_VISIBLE_DEVICES": gpu.uuid, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
         answers = tried("GPU", trials, hidden)
-        if any(each["what"] == "no device" for each in answers):
+        if any(answer["what"] == "no device" for answer in answers):
             yield _unseen(number, gpu)
         else:
             yield from judge(f"GPU {number} ({gpu.name})", answers)
@@ -71,45 +71,45 @@ def on_gpus(subject: Subject) -> Iterable[Check]:
 def tried(
     device: str, trials: Sequence[str], environment: Mapping[str, str]
 ) -> list[Mapping[str, Any]]:
-    """Return an answer for each trial; after one that ends its process another process goes on."""
+    """Return a result for each trial; one that ends its process is followed by another process."""
     answers: list[Mapping[str, Any]] = []
-    left = list(trials)
-    while left:
-        found = ask(compute, {"device": device, "trials": left}, _LIMIT_S, environment)
-        answers += found.answers
-        if found.ended is None:
+    pending = list(trials)
+    while pending:
+        outcome = ask(compute, {"device": device, "trials": pending}, _LIMIT_S, environment)
+        answers += outcome.answers
+        if outcome.ended is None:
             break
-        answers.append({"what": found.at, "failed": found.ended})
-        left = left[left.index(found.at) + 1 :] if found.at in left else []
+        answers.append({"what": outcome.at, "failed": outcome.ended})
+        pending = pending[pending.index(outcome.at) + 1 :] if outcome.at in pending else []
     return answers
 
 
 def judge(where: str, answers: Iterable[Mapping[str, Any]], fix: str = "") -> Iterator[Check]:
-    """Yield a failure for each trial that went wrong, with its fix, and one check of the others."""
+    """Yield a failure for each wrong trial, with its fix, and one check of the others."""
     name = f"{where} computation"
-    right: dict[str, str] = {}
-    for each in answers:
-        what = each["what"]
-        mend = fix or (TRIALS[what].pip if what in TRIALS else "pip install -U 'tfopt[gpu]'")
-        if "failed" in each:
+    correct: dict[str, str] = {}
+    for answer in answers:
+        what = answer["what"]
+        remedy = fix or (TRIALS[what].pip if what in TRIALS else "pip install -U 'tfopt[gpu]'")
+        if "failed" in answer:
             text = f"{what} fails"
-            yield Check("compute", name, "failure", text, (each["failed"],), mend)
+            yield Check("compute", name, "failure", text, (answer["failed"],), remedy)
             continue
         allowed = TRIALS[what].allowed
-        told = f"{what}: relative error {each['error']:.1e}, {allowed:g} allowed"
-        told += f", in {each['seconds']:.1f} s"
-        if each["error"] <= allowed:
-            right[what] = told
-        else:  # NaN is no agreement either
-            mend += "; wrong numbers on one GPU of several are its own" if not fix else ""
-            yield Check("compute", name, "failure", f"{what} is wrong", (told,), mend)
-    if right:
-        text = f"{', '.join(right)}: as computed in float64"
-        yield Check("compute", name, "ok", text, tuple(right.values()))
+        figures = f"{what}: relative error {answer['error']:.1e}, {allowed:g} allowed"
+        figures += f", in {answer['seconds']:.1f} s"
+        if answer["error"] <= allowed:
+            correct[what] = figures
+        else:  # also NaN
+            remedy += "; if only one GPU of several is wrong, that GPU is faulty" if not fix else ""
+            yield Check("compute", name, "failure", f"{what} is wrong", (figures,), remedy)
+    if correct:
+        text = f"{', '.join(correct)}: as computed in float64"
+        yield Check("compute", name, "ok", text, tuple(correct.values()))
 
 
 def _unseen(number: int, gpu: DeviceFacts) -> Check:
-    """Return the failure of a GPU that the driver lists and TensorFlow does not take."""
+    """Return the failure of a GPU that the driver lists and TensorFlow does not."""
     build = tensorflow_build()
     capability = ".".join(map(str, gpu.capability or ())) or "unknown"
     programs = ", ".join(map(str, build.get("cuda_compute_capabilities", ()))) or "no GPU"
@@ -119,7 +119,7 @@ def _unseen(number: int, gpu: DeviceFacts) -> Check:
     )
     text = f"the driver lists GPU {number} ({gpu.name}), and TensorFlow does not see it"
     fix = (
-        "pip install 'tensorflow[and-cuda]'; a driver or a GPU that is older than what TensorFlow "
-        "is built for needs a newer one"
+        "pip install 'tensorflow[and-cuda]'; or use a newer driver or GPU, if it is older than "
+        "those for which TensorFlow is built"
     )
     return Check("compute", "GPU computation", "failure", text, evidence, fix)

@@ -1,6 +1,6 @@
 """Run the checks of a machine, its cluster and a job, or those of some themes.
 
-A check that breaks or does not end becomes a check that says so, never the end of the others.
+A check that fails or does not end is reported, and the others run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tfopt.subprocesses import in_time
 
 @dataclass(frozen=True)
 class Inspection:
-    """A function that looks at one thing, and for how long it may.
+    """A function that checks one thing, and its time limit.
 
-    ``limit_s`` None: it works in another process, which it ends itself at a limit.
+    ``limit_s`` None: it runs another process with a time limit.
     """
 
     theme: str
@@ -49,7 +49,7 @@ INSPECTIONS = (
     Inspection("gpu", "GPU memory", gpu_checks.memory),
     Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
     Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),
-    # Longer than anybody may listen; in a thread, since a notebook's own has a loop already.
+    # Longer than ``listen_s``; in a thread, since that of a notebook has a running event loop.
     Inspection("cluster", "cluster", cluster_checks.cluster, limit_s=3700.0),
     Inspection("job", "job", job_checks.job, limit_s=None),
 )
@@ -64,19 +64,18 @@ def doctor(
     listen_s: float = 0.0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Checks:
-    """Check this machine, its cluster and a job before hours are spent on them.
+    """Check this machine, its cluster and a job before a long training.
 
-    It takes half a minute, longer with GPUs: what is computed runs in processes of their own, each
-    of which loads TensorFlow. Neither TensorFlow nor its devices are touched in this process.
+    It takes half a minute, longer with GPUs: computations run in other processes, each of which
+    loads TensorFlow. This process uses neither TensorFlow nor its devices.
 
     Args:
-        job: "package.module:name" of a Job, or of a function that returns one. Its module is
-            imported and some of its steps are trained in another process, without the job's
-            callbacks.
+        job: "package.module:name" of a Job, or of a function that returns one. It is imported,
+            and some of its steps are trained, in another process, without the job's callbacks.
         arguments: The arguments of that function.
-        chain: A transform or a chain to put on the job.
+        chain: A transform or a chain for the job.
         only: Names of themes (``tfopt.doctor.check.THEMES``); none: all of them.
-        listen_s: In a cluster, for how long to answer the doctors of the other tasks, and to try
+        listen_s: In a cluster, how long to listen for the doctors of the other tasks, and to try
             to reach them; they must run at the same time.
         on_progress: Called with the name of each check before it begins.
 
@@ -86,28 +85,28 @@ def doctor(
 
     Example:
         for check in tfopt.doctor("my_package.train:job", only=["gpu", "job"]):
-            print(check.verdict, check.told, check.fix)
+            print(check.verdict, check.message, check.fix)
     """
     for theme in only:
         if theme not in THEMES:
-            raise UserError("There is no such theme.", expected=", ".join(THEMES), received=theme)
+            raise UserError("Unknown theme in `only`.", expected=", ".join(THEMES), received=theme)
     if job is not None:
         if not isinstance(job, str):
             raise UserError(
-                "doctor() takes the name of a job, since it is looked at in a process of its own.",
+                "doctor() takes the name of a job, which it runs in another process.",
                 expected='"package.module:name"',
                 received=type(job).__name__,
             )
         check_reference(job)
     elif arguments or chain is not None or "job" in only:
         raise UserError(
-            "No job is named.",
-            expected="a job, for the theme of that name, arguments and a chain",
-            fix="name one: my_package.train:job",
+            'arguments, chain and the theme "job" need a job.',
+            expected="the name of a job",
+            fix='give one: "my_package.train:job"',
         )
     if not within(listen_s, 0, 3601):
         raise UserError(
-            "listen_s is not a time to wait.",
+            "Invalid `listen_s`.",
             expected="seconds, from 0 to an hour",
             received=repr(listen_s),
         )
@@ -117,44 +116,42 @@ def doctor(
         chain=as_chain(chain),
         listen_s=listen_s,
     )
-    chosen = [each for each in INSPECTIONS if not only or each.theme in only]
+    chosen = [inspection for inspection in INSPECTIONS if not only or inspection.theme in only]
     return Checks(examined(chosen, subject, on_progress))
 
 
 def examined(
     inspections: Iterable[Inspection], subject: Subject, on_progress: Callable[[str], None]
 ) -> Iterator[Check]:
-    """Yield what each inspection finds, in their order."""
-    for each in inspections:
-        on_progress(f"{each.theme}: {each.name}")
-        if each.limit_s is None:
-            yield from _looked(each, subject)
+    """Yield the checks of each inspection, in their order."""
+    for inspection in inspections:
+        theme, name = inspection.theme, inspection.name
+        on_progress(f"{theme}: {name}")
+        if inspection.limit_s is None:
+            yield from _run(inspection, subject)
             continue
         try:
-            yield from in_time(each.limit_s, partial(_looked, each, subject))
+            yield from in_time(inspection.limit_s, partial(_run, inspection, subject))
         except TimeoutError as error:
-            yield Check(each.theme, each.name, "warning", str(error))
+            yield Check(theme, name, "warning", str(error))
 
 
-def _looked(inspection: Inspection, subject: Subject) -> list[Check]:
-    found: list[Check] = []
+def _run(inspection: Inspection, subject: Subject) -> list[Check]:
+    checks: list[Check] = []
     try:
-        # What was found before it broke is kept.
-        found.extend(inspection.look(subject))
+        # ``extend`` keeps the checks before an error.
+        checks.extend(inspection.look(subject))
     except Exception as error:
-        text = f"could not be looked at: {in_one_line(error)}"
-        found.append(Check(inspection.theme, inspection.name, "warning", text))
-    return found
+        text = f"could not be checked: {in_one_line(error)}"
+        checks.append(Check(inspection.theme, inspection.name, "warning", text))
+    return checks
 
 
 _STYLES = {"failure": "bold red", "warning": "yellow"}
 
 
 def as_terminal(checks: Sequence[Check]) -> RenderableType:
-    """Return what to print: what needs attention first, with its fix; then what is in order.
-
-    Texts are never read as markup.
-    """
+    """Return the checks for the terminal: failures and warnings first, with their fixes."""
     return Group(*_parts(checks))
 
 
@@ -162,7 +159,7 @@ def _parts(checks: Sequence[Check]) -> Iterator[RenderableType]:
     by_verdict = {
         verdict: [check for check in checks if check.verdict == verdict] for verdict in VERDICTS
     }
-    counts = [f"{len(found)} {verdict}" for verdict, found in by_verdict.items() if found]
+    counts = [f"{len(group)} {verdict}" for verdict, group in by_verdict.items() if group]
     yield Text(", ".join(counts), style="bold")
     for check in (*by_verdict["failure"], *by_verdict["warning"]):
         yield from _finding(check)
@@ -174,15 +171,15 @@ def _parts(checks: Sequence[Check]) -> Iterator[RenderableType]:
 def _finding(check: Check) -> Iterator[RenderableType]:
     line = Text(f"\n{check.verdict.upper()}  ", style=_STYLES[check.verdict])
     yield line.append(f"{check.theme}: {check.name}", style="bold")
-    yield Padding(Text(check.told), (0, 0, 0, 2))
-    for each in check.evidence:
-        yield Padding(Text(each, style="dim"), (0, 0, 0, 4))
+    yield Padding(Text(check.message), (0, 0, 0, 2))
+    for figure in check.evidence:
+        yield Padding(Text(figure, style="dim"), (0, 0, 0, 4))
     if check.fix:
         yield Padding(Text(f"fix: {check.fix}", style="cyan"), (0, 0, 0, 2))
 
 
 def _rows(checks: Sequence[Check]) -> Table:
-    """Return a row for each name: eight GPUs take one."""
+    """Return a row for each name, one for all GPUs."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for wraps in (False, False, True):
         table.add_column(no_wrap=not wraps, overflow="fold")
@@ -191,25 +188,24 @@ def _rows(checks: Sequence[Check]) -> Table:
         names.setdefault((check.theme, check.name), []).append(check)
     for (theme, name), (first, *more) in names.items():
         others = f" (and {len(more)} more like it)" if more else ""
-        table.add_row(Text(f"  {theme}"), Text(name), Text(first.told + others))
+        table.add_row(Text(f"  {theme}"), Text(name), Text(first.message + others))
     return table
 
 
-# The keys stay as they are within a version; new keys may come.
-VERSION = 1
+VERSION = 2  # of the JSON document; 1 had "told" for "message"
 
 
 def exit_code(checks: Sequence[Check]) -> int:
-    """Return 1 where anything failed, else 0: a warning stops no script."""
+    """Return 1 if a check failed, else 0."""
     return int(any(check.verdict == "failure" for check in checks))
 
 
 def as_json(checks: Sequence[Check]) -> str:
-    """Return the checks as one JSON document, for scripts; what is not here is in order."""
+    """Return the checks as a JSON document; "not here" counts as ok."""
     counts = Counter(check.verdict for check in checks)
     content = {
         "version": VERSION,
-        "verdict": next((each for each in ("failure", "warning") if counts[each]), "ok"),
+        "verdict": next((verdict for verdict in ("failure", "warning") if counts[verdict]), "ok"),
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
         "checks": [asdict(check) for check in checks],
     }

@@ -1,4 +1,4 @@
-"""Check each GPU without TensorFlow: its driver, hidden or not, and memory."""
+"""Check the GPUs without TensorFlow: driver, visibility and memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from tfopt.monitor.nvml import (
 
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_OR_3D = "0x03"
-# The driver itself holds some hundred MiB of a GPU that nobody uses.
-_OWN_MIB = 1024.0
+_UNUSED_MIB = 1024.0  # the driver uses some hundred MiB of an unused GPU
 
 
 def driver(subject: Subject) -> Iterable[Check]:
-    """Check that the NVIDIA driver is there, and that TensorFlow is built for CUDA."""
+    """Check the NVIDIA driver, and that TensorFlow is built for CUDA."""
     version, on_bus = driver_version(), _nvidia_devices(subject)
     build = tensorflow_build()
     wanted = str(build.get("cuda_version") or "none")
@@ -52,7 +51,7 @@ def driver(subject: Subject) -> Iterable[Check]:
 
 
 def _nvidia_devices(subject: Subject) -> int:
-    """Count NVIDIA's graphics and 3D devices on the PCI bus, driver or not."""
+    """Return the number of NVIDIA's graphics and 3D devices on the PCI bus."""
     return sum(
         text_of(device / "vendor") == _NVIDIA_VENDOR
         and text_of(device / "class").startswith(_DISPLAY_OR_3D)
@@ -61,7 +60,7 @@ def _nvidia_devices(subject: Subject) -> int:
 
 
 def visible_gpus(subject: Subject) -> Iterable[Check]:
-    """Check which GPUs CUDA_VISIBLE_DEVICES leaves, and what they are."""
+    """Check which GPUs are visible by CUDA_VISIBLE_DEVICES."""
     facts, listed = device_facts(), len(listed_uuids())
     if isinstance(facts, str) or not listed:
         yield Check("gpu", "visible GPUs", "not here", why_no_gpu())
@@ -77,7 +76,7 @@ def visible_gpus(subject: Subject) -> Iterable[Check]:
     text = ", ".join(f"GPU {n}: {gpu.name}" for n, gpu in enumerate(facts) if not gpu.lost)
     if len(named) > len(facts):
         text = f"CUDA_VISIBLE_DEVICES names {len(named)} GPUs, and CUDA takes {len(facts)}: {text}"
-        fix = "CUDA stops at the first name that it does not know: correct it"
+        fix = "correct the first unknown name, at which CUDA stops"
         yield Check("gpu", "visible GPUs", "warning", text, evidence, fix)
     elif text:
         yield Check("gpu", "visible GPUs", "ok", text, evidence)
@@ -89,7 +88,7 @@ def _unusable(number: int, gpu: DeviceFacts) -> Iterator[Check]:
     if gpu.lost:
         text = f"GPU {number} is lost: the driver lists it and cannot reach it"
         fix = (
-            "dmesg | grep -i -e xid -e nvrm tells why; reset it (nvidia-smi --gpu-reset, as "
+            "dmesg | grep -i -e xid -e nvrm shows the reason; reset it (nvidia-smi --gpu-reset, as "
             "root), or restart the machine; train on the others meanwhile"
         )
         yield Check("gpu", "visible GPUs", "failure", text, (gpu.lost,), fix)
@@ -100,7 +99,7 @@ def _unusable(number: int, gpu: DeviceFacts) -> Iterator[Check]:
 
 
 def tensorflow_build() -> dict[str, Any]:
-    """Return what TensorFlow was built with, without loading it; empty where it is not told."""
+    """Return TensorFlow's build information without loading it; empty if there is none."""
     for package in ("tensorflow", "tensorflow-cpu"):
         with suppress(PackageNotFoundError, OSError, KeyError):
             path = distribution(package).locate_file("tensorflow/python/platform/build_info.py")
@@ -109,21 +108,21 @@ def tensorflow_build() -> dict[str, Any]:
 
 
 def memory(subject: Subject) -> Iterable[Check]:
-    """Check memory growth, and who holds memory already."""
+    """Check the free memory of each GPU, and memory growth."""
     grows = subject.environment.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
     for number, gpu in _gpus():
         if gpu.total_mib is None or gpu.free_mib is None:
             continue
-        held = gpu.total_mib - gpu.free_mib
+        used = gpu.total_mib - gpu.free_mib
         text = f"GPU {number}: {gpu.free_mib:,.0f} of {gpu.total_mib:,.0f} MiB are free"
-        if held <= _OWN_MIB:
+        if used <= _UNUSED_MIB:
             takes = "takes what it needs" if grows else "takes nearly all of it at its start"
             yield Check("gpu", "GPU memory", "ok", f"{text}; TensorFlow {takes}")
             continue
-        fix = f"end what holds {held:,.0f} MiB (nvidia-smi), or choose another GPU"
+        fix = f"end the processes that use {used:,.0f} MiB (nvidia-smi), or choose another GPU"
         if not grows:
             fix += "; to share it: export TF_FORCE_GPU_ALLOW_GROWTH=true"
-        text += ": somebody else works on it"
+        text += ": another process uses it"
         yield Check("gpu", "GPU memory", "warning", text, (), fix)
 
 

@@ -1,7 +1,4 @@
-"""Estimate on which GPUs that are not here a training fits, and what its step would be bound by.
-
-Nothing is timed, and every assumption is in the result.
-"""
+"""Estimate on which GPUs a training fits, and what bounds its step, without timing it."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from tfopt.report.format import table
 if TYPE_CHECKING:
     import keras
 
-# How much more than ``tfopt.training_memory``'s estimate processes took in its benchmarks.
-MEMORY_MARGIN = 1.2
+MEMORY_MARGIN = 1.2  # of processes over ``tfopt.training_memory``'s estimate, in its benchmarks
 ASSUMPTION = (
     "Assumed: arithmetic is three times that of the forward pass; weights, gradients, the "
     "optimizer's variables and activations are moved once for each use; both run at the published "
@@ -31,7 +27,7 @@ ASSUMPTION = (
 class Gpu(NamedTuple):
     """A GPU with its published peaks: TFLOPS of dense products by dtype, memory, bandwidth.
 
-    ``float32`` is computed as TF32 from Ampere on; ``memory_mib`` is what nvidia-smi lists.
+    ``float32`` is TF32 from Ampere on; ``memory_mib`` is that of nvidia-smi.
     """
 
     name: str
@@ -59,7 +55,7 @@ GPUS = (
 
 @dataclass(frozen=True)
 class HardwareEstimate:
-    """What one training step computes, moves and needs on one GPU; printed, a table of GPUs."""
+    """The arithmetic, traffic and memory of a training step on one GPU; prints a table of GPUs."""
 
     name: str
     batch_size: int
@@ -74,7 +70,7 @@ class HardwareEstimate:
         return self.needs_mib <= gpu.memory_mib
 
     def bound_by(self, gpu: Gpu) -> str:
-        """Return which takes longer at the published peaks: "arithmetic" or "bandwidth"."""
+        """Return what takes longer at the published peaks: "arithmetic" or "bandwidth"."""
         arithmetic_ms = self.gflop / float(getattr(gpu, self.dtype))
         moving_ms = self.moved_gib * 1024**3 / (gpu.gb_per_s * 1e6)
         return "arithmetic" if arithmetic_ms > moving_ms else "bandwidth"
@@ -90,7 +86,7 @@ class HardwareEstimate:
         return "\n".join([*textwrap.wrap(head, 80), "", *lines, *textwrap.wrap(ASSUMPTION, 80)])
 
     def to_json(self) -> str:
-        """Return the estimate as a JSON document; units are in the keys."""
+        """Return the estimate as a JSON document, with units in the keys."""
         rows = [
             {"gpu": gpu.name, "fits": self.fits(gpu), "bound_by": self.bound_by(gpu)}
             for gpu in GPUS
@@ -103,9 +99,9 @@ def hardware_estimate(
 ) -> HardwareEstimate:
     """Estimate on which GPUs a training fits, and whether arithmetic or bandwidth bounds it.
 
-    Set against published peaks are the arithmetic of the forward pass, as TensorFlow's profiler
-    counts it, and what ``tfopt.training_memory`` says of weights, gradients, the optimizer and
-    activations. Take it to choose what to try, not what to buy.
+    Published peaks are compared with the arithmetic of the forward pass, by TensorFlow's profiler,
+    and the memory of weights, gradients, the optimizer and activations, by
+    ``tfopt.training_memory``. Use it to choose what to try, not what to buy.
 
     Args:
         job: The job to estimate.
@@ -146,7 +142,7 @@ def hardware_estimate(
 
 
 def _forward_operations(model: keras.Model, inputs: Any, size: int) -> tuple[int, str]:
-    """Return the operations of a model's forward pass, and what is not counted."""
+    """Return the operations of a model's forward pass, and a note of those not counted."""
     import keras
     import tensorflow as tf
 
@@ -155,5 +151,5 @@ def _forward_operations(model: keras.Model, inputs: Any, size: int) -> tuple[int
     specs = keras.tree.map_structure(
         lambda leaf: tf.TensorSpec((size, *leaf.shape[1:]), leaf.dtype), inputs
     )
-    call = tf.function(lambda given: model(given, training=False), autograph=False)
+    call = tf.function(lambda x: model(x, training=False), autograph=False)
     return float_operations(call.get_concrete_function(specs))

@@ -15,30 +15,29 @@ from tfopt.measure.provenance import package_versions
 from tfopt.monitor.nvml import gpu_memories
 
 _GIB = 1024**3
-# Docker gives 64 MiB; NCCL's buffers and Python's worker processes want more.
-_SHM_GIB = 1.0
+_SHM_GIB = 1.0  # for NCCL's buffers and worker processes; Docker's default is 64 MiB
 _FREE_MEMORY_GIB = 1.0
 _FREE_DISK_GIB = 2.0
 
 
 def versions(subject: Subject) -> Iterable[Check]:
-    """Tell the versions of TensorFlow, Keras and the others, and what does not work with them."""
-    found = package_versions()
-    evidence = tuple(f"{name} {version}" for name, version in found.items())
-    names = [name for name in ("python", "tensorflow", "keras", "numpy") if name in found]
-    text = ", ".join(f"{name} {found[name]}" for name in names)
+    """List the versions of TensorFlow, Keras and other packages, and what does not work."""
+    installed = package_versions()
+    evidence = tuple(f"{name} {version}" for name, version in installed.items())
+    names = [name for name in ("python", "tensorflow", "keras", "numpy") if name in installed]
+    text = ", ".join(f"{name} {installed[name]}" for name in names)
     yield Check("host", "versions", "ok", text, evidence)
     for error in unsupported():
-        told = f"{error.what} Found: {error.received}"
-        yield Check("host", "versions", "failure", told, (), error.fix)
-    for name, functions in lacking().items() if "keras" in found else ():
-        told = f"Keras has no {name} here, without which this does not work: {functions}"
+        text = f"{error.what} Found: {error.received}"
+        yield Check("host", "versions", "failure", text, (), error.fix)
+    for name, functions in lacking().items() if "keras" in installed else ():
+        text = f"this Keras has no {name}, without which this does not work: {functions}"
         fix = "pip install 'keras~=3.15.0', which has it, or a newer tfopt"
-        yield Check("host", "versions", "warning", told, (), fix)
+        yield Check("host", "versions", "warning", text, (), fix)
 
 
 def cores(subject: Subject) -> Iterable[Check]:
-    """Tell the cores that this process may use, and its quota."""
+    """Report the cores that this process may use, and its quota."""
     usable, quota = allowed_cores(), cpu_quota(subject.root)
     text = f"{usable:g} cores"
     if quota is not None and quota < usable:
@@ -57,10 +56,10 @@ def memory(subject: Subject) -> Iterable[Check]:
     on_gpus = 0.0 if isinstance(gpus, str) else sum(gpu.total_mib for gpu in gpus) / 1024
     text, fix = f"{total:.1f} GiB of memory, {free:.1f} GiB of the host free", None
     if free < _FREE_MEMORY_GIB:
-        fix = "end what else runs here; the system ends processes when memory runs out"
+        fix = "end other processes; the system kills processes when memory runs out"
     elif total < on_gpus:
         text = f"{total:.0f} GiB of memory for GPUs with {on_gpus:.0f} GiB"
-        fix = "ask for at least as much as the GPUs have: models are saved and loaded through it"
+        fix = "request at least the memory of the GPUs: models are saved and loaded through it"
     yield Check("host", "memory", "warning" if fix else "ok", text, tuple(evidence), fix)
 
 
@@ -70,7 +69,7 @@ def shared_memory(subject: Subject) -> Iterable[Check]:
     try:
         free = psutil.disk_usage(str(path)).free / _GIB
     except OSError as error:
-        text, fix = f"{path} is not there: {error.strerror}", "mount a tmpfs there"
+        text, fix = f"{path} does not exist: {error.strerror}", "mount a tmpfs there"
         yield Check("host", "/dev/shm", "warning", text, (), fix)
         return
     if free >= _SHM_GIB:
@@ -80,7 +79,7 @@ def shared_memory(subject: Subject) -> Iterable[Check]:
         f"mount -o remount,size=2G {path}; in Docker or Podman: --shm-size=2g; in Kubernetes: "
         "mount an emptyDir with medium: Memory there"
     )
-    text = f"{free:.3g} GiB free: several GPUs (NCCL) or worker processes may fail for want of it"
+    text = f"{free:.3g} GiB free: several GPUs (NCCL) or worker processes may need more"
     yield Check("host", "/dev/shm", "warning", text, (), fix)
 
 

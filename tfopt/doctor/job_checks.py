@@ -1,7 +1,7 @@
-"""Check one job, in another process: build it, estimate its memory, and train some steps.
+"""Check a job in another process: build it, estimate its memory, and train some steps.
 
-The job's callbacks are left out, so that none of its files is written. Each finding is handed over
-at once, so that a process that dies takes none with it.
+The job's callbacks are left out, so that it writes no files. Checks are sent immediately, so that
+a process that dies loses none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from tfopt.doctor.check import Check, Subject, Verdict, check_of_error
+from tfopt.doctor.hardware_estimate import MEMORY_MARGIN
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cgroup import memory_limit_gib
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
@@ -24,16 +25,14 @@ from tfopt.subprocesses import ask, in_time
 if TYPE_CHECKING:
     from tfopt.run import Prepared
 
-# What processes took of tfopt.training_memory's estimate, in its benchmarks without remat.
-_MARGIN = 1.2
 _STEPS = 3
 _LISTING_S = 20.0
 
 
 def job(subject: Subject) -> Iterable[Check]:
-    """Yield what is found in the job; "not here" where none is named."""
+    """Yield the checks of the job; "not here" without one."""
     if subject.job is None:
-        text = "none is named: `tfopt doctor my_package.train:job` looks at one"
+        text = "no job: `tfopt doctor my_package.train:job` checks one"
         yield Check("job", "job", "not here", text)
         return
     memory_mib, owner = _memory_here(subject)
@@ -44,16 +43,16 @@ def job(subject: Subject) -> Iterable[Check]:
         "memory_mib": memory_mib,
         "memory_of": owner,
     }
-    found = ask(examine_job, asked, subject.job_limit_s)
-    yield from found.answers
-    if found.ended is not None:
-        fix = "train it by itself to see more; with SIGKILL, try a smaller batch first"
-        text = f"the job's process ended while at: {found.at}"
-        yield Check("job", "job", "failure", text, (found.ended,), fix)
+    outcome = ask(examine_job, asked, subject.job_limit_s)
+    yield from outcome.answers
+    if outcome.ended is not None:
+        fix = "train it without the doctor to see more; with SIGKILL, try a smaller batch first"
+        text = f"the job's process ended at this stage: {outcome.at}"
+        yield Check("job", "job", "failure", text, (outcome.ended,), fix)
 
 
 def _memory_here(subject: Subject) -> tuple[float, str]:
-    """Return the memory for a step: the smallest GPU's, or the host's within its container."""
+    """Return the memory for a step: of the smallest GPU, or of the host within its container."""
     gpus = in_time(_LISTING_S, gpu_memories)
     if isinstance(gpus, list) and gpus:
         return min(gpu.total_mib for gpu in gpus), "the GPU"
@@ -63,7 +62,7 @@ def _memory_here(subject: Subject) -> tuple[float, str]:
 
 
 def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
-    """Yield the stages, as texts, and the checks; runs in another process."""
+    """Yield stages, as texts, and checks; runs in another process."""
     from tfopt.job.references import resolve_job
     from tfopt.run import prepared
 
@@ -83,15 +82,17 @@ def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
             yield _built(ready)
             yield _precision(ready)
             yield "estimating its memory"
-            yield _tried("memory", lambda: _memory(ready, asked["memory_mib"], asked["memory_of"]))
+            yield _checked(
+                "memory", lambda: _memory(ready, asked["memory_mib"], asked["memory_of"])
+            )
             yield f"training {_STEPS} steps"
-            yield _tried("rehearsal", lambda: _rehearsed(ready))
+            yield _checked("rehearsal", lambda: _rehearsal(ready))
     except Exception as error:
         yield check_of_error("job", "job", error)
 
 
-def _tried(name: str, look: Callable[[], Check]) -> Check:
-    """Return what ``look`` finds, or its exception as a failure: the other checks go on."""
+def _checked(name: str, look: Callable[[], Check]) -> Check:
+    """Return the check of ``look``, or its exception as a failure."""
     try:
         return look()
     except Exception as error:
@@ -99,8 +100,8 @@ def _tried(name: str, look: Callable[[], Check]) -> Check:
 
 
 def _built(ready: Prepared) -> Check:
-    idle = [type(each).__name__ for each, effect in ready.effects if not effect.acted]
-    evidence = tuple(f"{type(each).__name__}: {effect.note}" for each, effect in ready.effects)
+    idle = [type(part).__name__ for part, effect in ready.effects if not effect.acted]
+    evidence = tuple(f"{type(part).__name__}: {effect.note}" for part, effect in ready.effects)
     text = f"builds: {ready.model.count_params():,} parameters, {ready.data.summary}, "
     text += f"{ready.facts.batch_size or 'as many as the data yields'} examples a step"
     if ready.facts.replicas > 1:
@@ -116,7 +117,7 @@ def _precision(ready: Prepared) -> Check:
     text = ", ".join(f"{count} layers in {name}" for name, count in kinds.most_common())
     scaled = hasattr(ready.model.optimizer, "inner_optimizer")
     if "mixed_float16" in kinds and not scaled:
-        fix = "tfopt.mixed_precision(model, 'mixed_float16') puts the scaling on"
+        fix = "tfopt.mixed_precision(model, 'mixed_float16') adds the scaling"
         text += ", and gradients are not scaled: small ones become zero"
         return Check("job", "precision", "failure", text, (), fix)
     return Check("job", "precision", "ok", text)
@@ -128,26 +129,26 @@ def _memory(ready: Prepared, available_mib: float, owner: str) -> Check:
 
     facts = ready.facts
     if facts.replicas > 1:
-        text = f"not estimated for {facts.replicas} replicas: look at the job without Distribute"
+        text = f"not estimated for {facts.replicas} replicas: check the job without Distribute"
         return Check("job", "memory", "not here", text)
     try:
         estimate = training_memory(ready.model, first_batch(ready), facts.batch_size)
     except UserError:
         raise
-    except Exception:  # the rehearsal says what is wrong
+    except Exception:  # the rehearsal reports it
         return Check("job", "memory", "not here", "the step cannot be traced: see rehearsal")
     evidence = tuple(str(estimate).splitlines())
     text = f"a step takes about {estimate.peak_mib:,.1f} MiB; {owner} has {available_mib:,.0f} MiB"
-    if estimate.peak_mib * _MARGIN <= available_mib:
+    if estimate.peak_mib * MEMORY_MARGIN <= available_mib:
         return Check("job", "memory", "ok", text, evidence)
-    fits_not = estimate.peak_mib > available_mib
-    verdict: Verdict = "failure" if fits_not else "warning"
-    text += f": it {'will' if fits_not else 'may'} not fit"
-    fix = "a smaller batch, tfopt.accumulate(), tfopt.remat() or tfopt.mixed_precision()"
+    is_too_large = estimate.peak_mib > available_mib
+    verdict: Verdict = "failure" if is_too_large else "warning"
+    text += f": it {'will' if is_too_large else 'may'} not fit"
+    fix = "use a smaller batch, tfopt.accumulate(), tfopt.remat() or tfopt.mixed_precision()"
     return Check("job", "memory", verdict, text, evidence, fix)
 
 
-def _rehearsed(ready: Prepared) -> Check:
+def _rehearsal(ready: Prepared) -> Check:
     """Train some steps; the last one's time is roughly that of a warm step."""
     import keras
 
@@ -159,9 +160,9 @@ def _rehearsed(ready: Prepared) -> Check:
             self.model.stop_training = len(ends) > _STEPS
 
     ready.train(callbacks=[Few()], epochs=1, validate=False)
-    each = max(int(getattr(ready.model, "steps_per_execution", 1) or 1), 1)
+    execution = max(int(getattr(ready.model, "steps_per_execution", 1) or 1), 1)
     evidence = (f"the first after {ends[1] - ends[0]:.1f} s, with tracing and compiling",)
-    text = f"{(len(ends) - 1) * each} steps trained"
+    text = f"{(len(ends) - 1) * execution} steps trained"
     if len(ends) > 2:
-        text += f", the last in {(ends[-1] - ends[-2]) / each * 1000:.1f} ms"
+        text += f", the last in {(ends[-1] - ends[-2]) / execution * 1000:.1f} ms"
     return Check("job", "rehearsal", "ok", text, evidence)

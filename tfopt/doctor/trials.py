@@ -1,7 +1,6 @@
-"""Compute what a broken stack of drivers, CUDA, cuDNN and TensorFlow gets wrong, in small.
+"""Small computations that show a broken stack of drivers, CUDA, cuDNN and TensorFlow.
 
-Each trial returns its error against the CPU's float64. It may end the process that runs it: some
-stacks abort where others raise.
+Each trial returns its error against float64 on the CPU. It may abort its process.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _SIZE = 256
 
 @dataclass(frozen=True)
 class Trial:
-    """One computation, and what to install where a GPU fails it.
+    """A computation, and the packages to install if a GPU fails it.
 
     Attributes:
         error: Computes it, and returns the largest relative error (norms) of its results.
-        allowed: The error of a stack in order: a few times that of its inputs' last place.
-        packages: What pip is to bring, each requirement in quotes.
+        allowed: The error of an intact stack: a few units in the last place of its inputs.
+        packages: The requirements for pip, in quotes.
     """
 
     error: Callable[[], float]
@@ -37,12 +36,12 @@ class Trial:
 
     @property
     def pip(self) -> str:
-        """Return the line that installs the packages."""
+        """Return the command that installs the packages."""
         return f"pip install -U {self.packages}"
 
 
 def _product_error(dtype: str, xla: bool = False) -> float:
-    """Return the error of a product, by itself or within a program of XLA's."""
+    """Return the error of a product, optionally compiled by XLA."""
     import tensorflow as tf
 
     shapes = [(_SIZE, _SIZE), (_SIZE, _SIZE)]
@@ -76,15 +75,15 @@ def _attention_error() -> float:
     if reason is not None:
         raise RuntimeError(reason)
 
-    def attend(by: Callable[..., Any], *given: Any) -> list[Any]:
-        return _with_gradients(partial(by, is_causal=True), given[:3], given[3])
+    def attend(by: Callable[..., Any], *inputs: Any) -> list[Any]:
+        return _with_gradients(partial(by, is_causal=True), inputs[:3], inputs[3])
 
     fused = partial(attend, dot_product_attention)
     return _error(fused, partial(attend, keras.ops.dot_product_attention), tensors)
 
 
 def _fit_error() -> float:
-    """Return how far two steps of ``fit`` in mixed_float16 move the weights from float32's."""
+    """Return the error of two steps of ``fit`` in mixed_float16 against float32."""
     import numpy as np
 
     from tfopt.train.precision import MixedPrecision
@@ -94,7 +93,7 @@ def _fit_error() -> float:
 
 
 def _moved_by_fit(chain: Transform) -> Any:
-    """Return by how much two steps of ``fit`` move each weight."""
+    """Return the change of each weight in two steps of ``fit``."""
     import keras
     import numpy as np
 
@@ -107,7 +106,7 @@ def _moved_by_fit(chain: Transform) -> Any:
         )
         return keras.Sequential([keras.Input((32,)), first, keras.layers.ReLU(), last])
 
-    x, y = (each.numpy() for each in _tensors([(64, 32), (64, 8)], "float32"))
+    x, y = (tensor.numpy() for tensor in _tensors([(64, 32), (64, 8)], "float32"))
     job = Job(
         build,
         lambda: Data(train=(x, y)),
@@ -126,30 +125,30 @@ def _tensors(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Any]:
     return [tf.constant(random.normal(size=shape), dtype) for shape in shapes]
 
 
-def _with_gradients(compute: Callable[..., Any], given: Sequence[Any], upstream: Any) -> list[Any]:
-    """Return what is computed of tensors, and its gradient by each of them."""
+def _with_gradients(compute: Callable[..., Any], inputs: Sequence[Any], upstream: Any) -> list[Any]:
+    """Return the result for these tensors, and its gradients."""
     import tensorflow as tf
 
     with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = compute(*given)
-    return [result, *tape.gradient(result, given, output_gradients=upstream)]
+        tape.watch(inputs)
+        result = compute(*inputs)
+    return [result, *tape.gradient(result, inputs, output_gradients=upstream)]
 
 
-def _error(compute: Callable[..., Any], exact: Callable[..., Any], given: Sequence[Any]) -> float:
+def _error(compute: Callable[..., Any], exact: Callable[..., Any], inputs: Sequence[Any]) -> float:
     """Return the largest relative error of results against float64 on the CPU."""
     import numpy as np
     import tensorflow as tf
 
-    results = tf.nest.flatten(compute(*given))
+    results = tf.nest.flatten(compute(*inputs))
     with tf.device("CPU:0"):
-        # Of the very numbers that the device was given.
-        right = tf.nest.flatten(exact(*(tf.cast(each, tf.float64) for each in given)))
+        # Of the same inputs, rounded to the device's dtype.
+        expected = tf.nest.flatten(exact(*(tf.cast(tensor, tf.float64) for tensor in inputs)))
     pairs = [
-        (tf.cast(result, tf.float64).numpy(), wanted.numpy())
-        for result, wanted in zip(results, right, strict=True)
+        (tf.cast(result, tf.float64).numpy(), reference.numpy())
+        for result, reference in zip(results, expected, strict=True)
     ]
-    # NaN stays one.
+    # NaN propagates.
     return float(np.max([np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in pairs]))
 
 

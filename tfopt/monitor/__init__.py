@@ -1,1 +1,1 @@
-"""Sample GPUs and host while a training runs, and find what holds it up."""
+"""Sample GPUs and host during a training, and find what slows it down."""

@@ -1,7 +1,6 @@
-"""Find what holds a training up: apply all rules to a recording.
+"""Find what slows a training down, by rules for a recording.
 
-Rules ask the machine nothing, so that a recording gives the same findings whenever it is read. The
-thresholds are tfopt's own, but where a comment names another source.
+Findings depend only on the recording. The thresholds are tfopt's, unless a comment names a source.
 """
 
 from __future__ import annotations
@@ -18,49 +17,42 @@ from tfopt.report.format import quantity
 
 Severity = Literal["serious", "warning", "hint", "not judged"]
 SEVERITIES: tuple[Severity, ...] = ("serious", "warning", "hint", "not judged")
-"""The most serious first. A hint may be as it was meant, such as a limit that somebody set."""
+"""The most serious first. A hint may be intended, such as a limit that was set."""
 
-# NVML's utilisation is itself a mean over up to a second ("between 1 second and 1/6 second
-# depending on the product", nvmlUtilization_t): shorter stretches hold few different values.
+# NVML's utilisation is a mean over up to a second ("between 1 second and 1/6 second depending on
+# the product", nvmlUtilization_t).
 LEAST_SECONDS = 5.0
 LEAST_SAMPLES = 8
-# A metric that is known in fewer of the samples may be known in special ones only.
-LEAST_KNOWN = 0.5
-# Fewer steps are no steady state.
-LEAST_STEPS = 10
+LEAST_KNOWN = 0.5  # of the samples, for a metric to count as known
+LEAST_STEPS = 10  # for a steady state
 # Shares of the step spent waiting. TensorFlow's profiler calls 5 % moderately and 20 % highly
-# input-bound (op_stats_to_input_pipeline_analysis.cc), and XProf suggests something from 10 % on
+# input-bound (op_stats_to_input_pipeline_analysis.cc); XProf makes suggestions from 10 % on
 # (input_bound_rule.h).
 WARNING_WAIT = 0.10
 SERIOUS_WAIT = 0.20
-# A GPU that computes nearly all the time has work queued: Python then waits ahead of it, and for
-# nothing that the GPU would have done.
-NOT_STARVED_PERCENT = 95.0
-# Of the memory; the kernel's out-of-memory killer and a container's come without warning.
+NOT_STARVED_PERCENT = 95.0  # a GPU at this utilisation has queued work, and does not wait
+# Of the memory; out-of-memory killers give no warning.
 NEARLY_FULL = 0.90
 FULL = 0.97
-# Of the samples; a moment now and then is how a GPU regulates itself.
-THROTTLED_SHARE = 0.05
-# A GPU that did next to nothing, beside one that computed.
+THROTTLED_SHARE = 0.05  # of the samples
+# The utilisation of a GPU that is unused, beside one that computes.
 IDLE_PERCENT = 5.0
 USED_PERCENT = 30.0
-# Of the samples; a process that looks at the GPU for a moment (nvidia-smi) does not compute on it.
-SHARED_SHARE = 0.20
-# A CUDA context alone is 100 to 500 MiB.
-LEAST_MIB = 50.0
+SHARED_SHARE = 0.20  # of the samples; nvidia-smi uses a GPU for a moment
+LEAST_MIB = 50.0  # of a process that computes; a CUDA context has 100 to 500 MiB
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found in a recording.
+    """A finding of a rule in a recording.
 
     Attributes:
-        rule: Its name, which stays the same from release to release.
+        rule: Its name, stable across releases.
         message: One sentence.
-        evidence: The figures it stands on, with their units.
+        evidence: The figures, with their units.
         action: What to do.
-        transform: The transform to try, as it stands in a script; None where none helps.
-        gpu: Its place in the recording; None for the host, or for several GPUs.
+        transform: The transform to try, as code; None if none helps.
+        gpu: Its index in the recording; None for the host, or for several GPUs.
     """
 
     rule: str
@@ -76,12 +68,12 @@ class Finding:
 
 
 class NotKnownError(Exception):
-    """A rule lacks what it needs; the text says what."""
+    """A rule lacks data; the text names it."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The samples of one GPU of a recording, or of its host where ``place`` is None."""
+    """The samples of one GPU of a recording, or of the host if ``place`` is None."""
 
     recording: Recording
     place: int | None = None
@@ -98,9 +90,9 @@ class Trace:
         return [sample.host if place is None else sample.gpus[place] for sample in samples]
 
     def values(self, metric: str) -> list[Any]:
-        """Return the known values of a metric, in order; refuse where they are too few."""
+        """Return the known values of a metric, in order; raise NotKnownError if they are few."""
         readings = self.readings
-        values = [v for each in readings if (v := getattr(each, metric)) is not None]
+        values = [v for reading in readings if (v := getattr(reading, metric)) is not None]
         if len(values) >= max(LEAST_SAMPLES, LEAST_KNOWN * len(readings)):
             return values
         recording, place = self.recording, self.place
@@ -111,10 +103,10 @@ class Trace:
 
 
 def findings(recording: Recording) -> list[Finding]:
-    """Return what all rules find, the most serious first; last, in one finding, the not judged.
+    """Return the findings of all rules, the most serious first; the last names rules not judged.
 
-    What was sampled before the first mark does not count: there the model is built and compiled.
-    An empty list is of a recording in which every rule had what it needs and found nothing.
+    Samples before the first mark, while the model is built and compiled, do not count. An empty
+    list means that all rules were judged and found nothing.
 
     Example:
         >>> for finding in findings(monitor.recording):
@@ -129,30 +121,30 @@ def findings(recording: Recording) -> list[Finding]:
             f"{LEAST_SAMPLES} over {LEAST_SECONDS:.0f} s are needed."
         )
         return [Finding("too_few_samples", "not judged", why)]
-    found: list[Finding] = []
+    results: list[Finding] = []
     lacking = []
     gpus = [Trace(recording, place) for place in range(len(recording.gpus))]
     rules = [partial(rule, recording) for rule in (starved_by_input, host_memory, gpu_unused)]
     rules += [partial(rule, gpu) for rule in (throttled, another_process) for gpu in gpus]
     for rule in rules:
         try:
-            found += rule()
+            results += rule()
         except NotKnownError as error:
             lacking.append(f"{rule.func.__name__}: {error}")
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    results.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     if not gpus:
         lacking.append(f"the rules about GPUs: {recording.no_gpu_reason}")
     if lacking:
-        found.append(Finding("not_judged", "not judged", f"Not judged: {'; '.join(lacking)}."))
-    return found
+        results.append(Finding("not_judged", "not judged", f"Not judged: {'; '.join(lacking)}."))
+    return results
 
 
 def _while_training(recording: Recording) -> tuple[Sample, ...]:
     samples, marks = recording.samples, recording.steps
     if len(marks) < 2:
         return samples
-    begun_s, ended_s = marks[0].ended_s, marks[-1].ended_s
-    return tuple(sample for sample in samples if begun_s <= sample.at_s <= ended_s)
+    begin_s, end_s = marks[0].ended_s, marks[-1].ended_s
+    return tuple(sample for sample in samples if begin_s <= sample.at_s <= end_s)
 
 
 def _figure(name: str, value: float, unit: str) -> str:
@@ -161,7 +153,7 @@ def _figure(name: str, value: float, unit: str) -> str:
 
 def starved_by_input(recording: Recording) -> Iterator[Finding]:
     """Find steps that wait for their batches while no GPU has work queued."""
-    # In the first mark the step is compiled and the pipeline filled.
+    # Without the first mark, which includes compiling and filling the pipeline.
     marks = [mark for mark in recording.steps[1:] if mark.steps and mark.seconds]
     count, seconds = _total(marks, "steps"), _total(marks, "seconds")
     if count < LEAST_STEPS or seconds < LEAST_SECONDS:
@@ -180,13 +172,13 @@ def starved_by_input(recording: Recording) -> Iterator[Finding]:
     yield Finding(
         "starved_by_input",
         "serious" if share >= SERIOUS_WAIT else "warning",
-        f"Steps spent {100 * share:.0f} % of their time waiting for their batches.",
+        f"Steps spent {100 * share:.0f} % of their time waiting for batches.",
         (
             _figure("input wait", 100 * share, "% of the step"),
             _figure("step", 1000 * seconds / count, "ms"),
             *(_figure(f"{label} utilisation", percent, "%") for label, percent in busy.items()),
         ),
-        "read and prepare batches in parallel and ahead of the step; cache what fits",
+        "read and prepare batches in parallel and ahead of the step; cache data that fit",
         'tfopt.Pipeline(cache="memory")',
     )
 
@@ -196,17 +188,17 @@ def _total(marks: Sequence[StepMark], name: str) -> float:
 
 
 def _utilisations(recording: Recording) -> dict[str, float]:
-    """Return the mean utilisation of each GPU that tells it."""
-    found = {}
+    """Return the mean utilisation of each GPU that reports it."""
+    means = {}
     for place in range(len(recording.gpus)):
         gpu = Trace(recording, place)
         with suppress(NotKnownError):
-            found[gpu.label] = statistics.fmean(gpu.values("utilisation_percent"))
-    return found
+            means[gpu.label] = statistics.fmean(gpu.values("utilisation_percent"))
+    return means
 
 
 def host_memory(recording: Recording) -> Iterator[Finding]:
-    """Find that the container's memory, or else the machine's, is nearly used up."""
+    """Find memory, of the container or else the machine, that is nearly full."""
     host = Trace(recording)
     newest = host.readings[-1]
     if newest.memory_limit_mib is not None:
@@ -223,8 +215,8 @@ def host_memory(recording: Recording) -> Iterator[Finding]:
         "serious" if used >= FULL * limit else "warning",
         f"{100 * used / limit:.0f} % of {whose} ({limit:.0f} MiB) is in use.",
         tuple(filter(None, (_figure("in use", used, "MiB"), own))),
-        "cache on disk instead of in memory, shuffle among fewer examples, keep no batches in "
-        "lists; a process that is over the limit is killed without a word",
+        "cache on disk instead of in memory, use a smaller shuffle buffer, keep no batches in "
+        "lists; a process over the limit is killed without a message",
         'tfopt.Pipeline(cache="file:/path")',
     )
 
@@ -232,18 +224,18 @@ def host_memory(recording: Recording) -> Iterator[Finding]:
 _CAUSES: dict[str, tuple[Severity, str]] = {
     "heat": (
         "serious",
-        "more air: fans, dust, the board's place in the case, the room; or a lower power limit, "
-        "which loses less than throttling",
+        "improve the cooling: fans, dust, the board's slot, the room; or lower the power limit, "
+        "which costs less than throttling",
     ),
     "power": (
         "hint",
-        "nothing need be done: under full load a board runs at its limit. A higher one is faster "
-        "where the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy an "
+        "no action needed: under full load a board runs at its limit. A higher limit is faster "
+        "if the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy per "
         "example",
     ),
     "hardware": (
         "serious",
-        "look at the power supply, its cables and the board (nvidia-smi -q -d PERFORMANCE, "
+        "check the power supply, its cables and the board (nvidia-smi -q -d PERFORMANCE, "
         "dmesg | grep -i nvrm)",
     ),
 }
@@ -258,22 +250,24 @@ _CLOCK_FIGURES = (
 
 
 def throttled(gpu: Trace) -> Iterator[Finding]:
-    """Find clocks held down by heat, by the power limit, or by the hardware, as NVML says."""
+    """Find clocks that heat, the power limit or the hardware throttles, according to NVML."""
     known = len(gpu.values("clock_reasons"))
     for cause, (severity, action) in _CAUSES.items():
-        held = [each for each in gpu.readings if cause in _causes(each)]
-        if len(held) < max(2, THROTTLED_SHARE * known):
+        readings = [reading for reading in gpu.readings if cause in _causes(reading)]
+        if len(readings) < max(2, THROTTLED_SHARE * known):
             continue
-        names = ", ".join(sorted({name for each in held for name in each.throttled_by}))
+        names = ", ".join(sorted({name for reading in readings for name in reading.throttled_by}))
         evidence = [
             _figure(name, statistics.median(values), unit)
             for metric, name, unit in _CLOCK_FIGURES
-            if (values := [v for each in held if (v := getattr(each, metric)) is not None])
+            if (
+                values := [v for reading in readings if (v := getattr(reading, metric)) is not None]
+            )
         ]
         yield Finding(
             f"throttled_by_{cause}",
             severity,
-            f"{gpu.label} was held down by {names} in {100 * len(held) / known:.0f} % of the "
+            f"{gpu.label} was throttled by {names} in {100 * len(readings) / known:.0f} % of the "
             "samples.",
             tuple(evidence),
             action,
@@ -282,42 +276,42 @@ def throttled(gpu: Trace) -> Iterator[Finding]:
 
 
 def _causes(reading: GpuReading) -> set[str | None]:
-    """Return what holds the clocks down; where heat makes the hardware slow down, it is heat."""
-    causes: set[str | None] = {each.cause for each in reading.clock_reasons or ()}
+    """Return the causes of throttling; a slowdown by the hardware with heat is heat."""
+    causes: set[str | None] = {reason.cause for reason in reading.clock_reasons or ()}
     return causes - {"hardware"} if "heat" in causes else causes
 
 
 def another_process(gpu: Trace) -> Iterator[Finding]:
-    """Find processes that hold memory of one GPU together, as NVML lists them."""
+    """Find several processes with memory of one GPU, as NVML lists them."""
     lists = gpu.values("processes")
-    large = [[who for who in held if who.mib is None or who.mib >= LEAST_MIB] for held in lists]
-    shared = [held for held in large if len(held) > 1]
+    large = [[p for p in processes if p.mib is None or p.mib >= LEAST_MIB] for processes in lists]
+    shared = [processes for processes in large if len(processes) > 1]
     if len(shared) < max(2, SHARED_SHARE * len(lists)):
         return
     last = shared[-1]
-    named = ", ".join(f"{who.name or 'a process'} ({who.pid})" for who in last[:4])
+    named = ", ".join(f"{process.name or 'a process'} ({process.pid})" for process in last[:4])
     yield Finding(
         "another_process",
         "warning",
         f"{gpu.label} is shared by {len(last)} processes: {named}.",
-        tuple(_figure(f"memory of {who.pid}", who.mib, "MiB") for who in last[:4] if who.mib),
-        "end the other one, or train on another GPU (tfopt.Place): they take turns, and share the "
-        "memory. In a container the driver may number processes as the host does",
+        tuple(_figure(f"memory of {p.pid}", p.mib, "MiB") for p in last[:4] if p.mib),
+        "end the other process, or train on another GPU (tfopt.Place): they share its time and "
+        "memory. In a container the process ids may be those of the host",
         gpu=gpu.place,
     )
 
 
 def gpu_unused(recording: Recording) -> Iterator[Finding]:
-    """Find GPUs that did nothing while another one computed."""
+    """Find GPUs that were idle while another one computed."""
     busy = _utilisations(recording)
     idle = [label for label, percent in busy.items() if percent < IDLE_PERCENT]
     if idle and max(busy.values()) >= USED_PERCENT:
         yield Finding(
             "gpu_unused",
-            # Outside a training, one sees the GPUs of others, and those left for others.
+            # Outside a training, other users' GPUs are listed too.
             "serious" if recording.steps else "hint",
-            f"{', '.join(idle)} did nothing while another one computed.",
+            f"{', '.join(idle)} did nothing while another GPU computed.",
             tuple(_figure(f"{label} utilisation", percent, "%") for label, percent in busy.items()),
-            "train on all of them, or leave the idle ones to somebody else (CUDA_VISIBLE_DEVICES)",
+            "train on all of them, or free the idle ones for others (CUDA_VISIBLE_DEVICES)",
             "tfopt.Distribute()",
         )

@@ -1,8 +1,4 @@
-"""Watch GPUs in one session with NVML.
-
-The GPUs and their order stay those of the beginning; one that is lost has readings without values
-while the others go on.
-"""
+"""Read GPUs in one session with NVML; a lost GPU keeps its index, with readings without values."""
 
 from __future__ import annotations
 
@@ -29,16 +25,16 @@ from tfopt.monitor.readings import (
     SampledGpu,
 )
 
-# By NVML's bit. The last two have no constant in newer NVML.
+# By NVML's bit; the last two have no constant in newer NVML.
 _CLOCK_REASONS: Mapping[int, ClockReason] = {
     0x1: ClockReason("nothing to do (GpuIdle)"),
-    0x2: ClockReason("clocks set by somebody (ApplicationsClocksSetting)"),
+    0x2: ClockReason("clocks set by a user (ApplicationsClocksSetting)"),
     0x4: ClockReason("the power limit (SwPowerCap)", "power"),
     0x8: ClockReason("a slowdown by the hardware (HwSlowdown)", "hardware"),
     0x10: ClockReason("in step with another GPU (SyncBoost)"),
-    0x20: ClockReason("heat, seen by the driver (SwThermalSlowdown)", "heat"),
-    0x40: ClockReason("heat, seen by the hardware (HwThermalSlowdown)", "heat"),
-    0x80: ClockReason("a power brake from outside (HwPowerBrakeSlowdown)", "hardware"),
+    0x20: ClockReason("heat, detected by the driver (SwThermalSlowdown)", "heat"),
+    0x40: ClockReason("heat, detected by the hardware (HwThermalSlowdown)", "heat"),
+    0x80: ClockReason("an external power brake (HwPowerBrakeSlowdown)", "hardware"),
     0x100: ClockReason("the display's clocks (DisplayClockSetting)"),
     0x200: ClockReason("the board's limit (BoardLimit)", "hardware"),
     0x400: ClockReason("the voltage's limit (Reliability)"),
@@ -48,7 +44,7 @@ Wanted = Collection[int] | Literal["visible", "all"]
 
 
 class GpuWatch:
-    """Read the GPUs of one sampler; without any, ``no_gpu_reason`` says why."""
+    """Read the GPUs of one sampler; ``no_gpu_reason`` is the reason if there are none."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._stack = ExitStack()
@@ -60,7 +56,7 @@ class GpuWatch:
         try:
             nvml = self._stack.enter_context(session())
             self._gpus = [(gpu, _poller(nvml, gpu)) for gpu in _chosen(nvml, wanted)]
-        except Exception as error:  # whatever breaks in a driver
+        except Exception as error:  # of any kind, from a driver
             self.no_gpu_reason = _why(error)
             self.close()
 
@@ -69,14 +65,14 @@ class GpuWatch:
         return tuple(GpuReading(**poller.values()) for _, poller in self._gpus)
 
     def gpus(self) -> tuple[SampledGpu, ...]:
-        """Return which GPUs these are, and what each does not report."""
+        """Return the GPUs, with the metrics that each does not report."""
         return tuple(
             SampledGpu(gpu.uuid, gpu.name, dict(poller.missing)) for gpu, poller in self._gpus
         )
 
     def close(self) -> None:
         """End the session."""
-        with suppress(Exception):  # a driver that went away cannot be left in good order
+        with suppress(Exception):  # of a lost driver
             self._stack.close()
 
 
@@ -92,13 +88,13 @@ def _why(error: Exception) -> str:
 
 
 def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:
-    """Return the wanted GPUs; raise UnavailableError where they are not certain."""
+    """Return the wanted GPUs; raise UnavailableError if they are ambiguous."""
     listed = listed_gpus(nvml)
     if wanted == "all":
         return listed
     if not order_is_known(listed):
         raise UnavailableError(
-            "CUDA counts GPUs of several kinds from the fastest, and NVML along the bus: "
+            "CUDA numbers GPUs of several models from the fastest, and NVML along the bus: "
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     visible = visible_gpus(nvml)
@@ -114,7 +110,7 @@ def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:
 
 
 def _questions(nvml: Any, handle: Any) -> dict[str, Question]:
-    """Return the questions by metric; NVML refuses those that a part of a GPU does not answer."""
+    """Return a function for each metric, which raises if the GPU or its part has no value."""
 
     def memory() -> Any:
         return nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -148,11 +144,11 @@ def _questions(nvml: Any, handle: Any) -> dict[str, Question]:
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     processes = [
         GpuProcess(
-            each.pid,
-            _name_of(nvml, each.pid),
-            None if each.usedGpuMemory is None else each.usedGpuMemory / MIB,
+            process.pid,
+            _name_of(nvml, process.pid),
+            None if process.usedGpuMemory is None else process.usedGpuMemory / MIB,
         )
-        for each in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     ]
     return tuple(sorted(processes, key=lambda process: (-(process.mib or 0), process.pid)))
 

@@ -1,4 +1,4 @@
-"""Poll the machine and one process on it: processors, memory, disks, network."""
+"""Read the machine and one process: processors, memory, disks, network."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MIB = 1024**2
 
 
 class WatchedHost:
-    """Read the host as a process sees it; ``missing`` says why a metric is None."""
+    """Read the host; ``missing`` has the reasons of metrics that are None."""
 
     def __init__(self, process_id: int | None, clock: Callable[[], float]) -> None:
         self._poller = Poller(_questions(process_id, clock), _why)
         self.missing = self._poller.missing
 
     def read(self) -> HostReading:
-        """Return a reading of now; it never raises."""
+        """Return a reading, without raising."""
         return HostReading(**self._poller.values())
 
 
@@ -55,9 +55,9 @@ def _questions(watched: int | None, clock: Callable[[], float]) -> dict[str, Que
 
 
 def _busy_s() -> float:
-    """Return the seconds in which a core was not idle, of all cores together."""
-    # psutil.cpu_percent remembers the last reading of each thread, and says 0 in a new one. A
-    # guest's time is within the user's; waiting for a disk is idle.
+    """Return the busy seconds of all cores."""
+    # psutil.cpu_percent keeps the last reading of each thread, and is 0 in a new one. A guest's
+    # time is part of the user's; waiting for a disk is idle.
     times = psutil.cpu_times()._asdict()
     idle = ("idle", "iowait", "guest", "guest_nice")
     return float(sum(seconds for name, seconds in times.items() if name not in idle))
@@ -71,13 +71,13 @@ def _disks() -> Any:
 
 
 def _network(way: str) -> int:
-    """Return the bytes received or sent, over all cards but loopback."""
+    """Return the bytes received or sent by all interfaces but loopback."""
     counters = psutil.net_io_counters(pernic=True, nowrap=False)
     return sum(getattr(counts, way) for card, counts in counters.items() if card != "lo")
 
 
 def _group_mib(process_id: int, name: str) -> float:
-    """Return the size or the use of the memory that the narrowest control group has."""
+    """Return the size or the use of the memory of the narrowest control group."""
     limits = memory_limits(process=process_id)
     known = getattr(limits[0], name) if limits else None
     if known is None:
@@ -92,5 +92,5 @@ def _cores(process_id: int) -> float:
 def _why(error: Exception) -> str:
     if isinstance(error, NotYet):
         return str(error)
-    told = error.strerror or error if isinstance(error, OSError) else error
-    return f"the system: {told}"
+    reason = error.strerror or error if isinstance(error, OSError) else error
+    return f"the system: {reason}"

@@ -1,8 +1,7 @@
-"""Count how long compiled steps wait for their batches.
+"""Measure how long compiled steps wait for their batches.
 
-What Keras's loop sees of a step ends in the exchange between workers, and takes all of them the
-same time. So operations inside the compiled step read the clock around the fetch of a batch, which
-comes before the exchange.
+The collectives in a step take all workers the same time. So operations inside the compiled step
+read the clock around the fetch of a batch, before the collectives.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from tfopt.hooks import replaced
 
 
 class _Counted:
-    """The input wait of this process; a step that counts may be called at any later time."""
+    """The input wait of this process; a counting step may also be called later."""
 
     seconds: Any = None
     replacing = ExitStack()
     on = False
     within = False
-    """Whether a fetch of several replicas runs: the fetches for each are not counted again."""
+    """Whether a fetch for several replicas is running, whose parts are not counted again."""
 
 
 def count_input_wait(on: bool) -> None:
-    """Count the input wait in steps that are compiled from now on, or no longer."""
+    """Count the input wait in steps that are compiled afterwards, or stop it."""
     if on and not _Counted.on:
         _replace_fetches(_Counted.replacing)
     elif not on:
@@ -47,7 +46,7 @@ def _replace_fetches(undo: ExitStack) -> None:
     from tensorflow.python.distribute import input_lib
 
     if _Counted.seconds is None:
-        # tf.Variable would, in a strategy's scope, be one for each replica of each worker.
+        # In a strategy's scope tf.Variable would have a copy for each replica.
         with tf.init_scope(), tf.device("CPU:0"):
             _Counted.seconds = tf.raw_ops.VarHandleOp(
                 dtype=tf.float64, shape=(), shared_name="tfopt_input_wait"
@@ -68,16 +67,16 @@ def _timed(plain: Callable[..., Any]) -> Callable[..., Any]:
         if _Counted.within:
             return plain(self, *args, **kwargs)
         with tf.device("CPU:0"):
-            begun = tf.timestamp()
+            begin = tf.timestamp()
         _Counted.within = True
         try:
-            with tf.control_dependencies([begun]):
+            with tf.control_dependencies([begin]):
                 data = plain(self, *args, **kwargs)
         finally:
             _Counted.within = False
-        there = tf.nest.flatten(data, expand_composites=True)
-        with tf.control_dependencies(there), tf.device("CPU:0"):
-            waited = tf.timestamp() - begun
+        tensors = tf.nest.flatten(data, expand_composites=True)
+        with tf.control_dependencies(tensors), tf.device("CPU:0"):
+            waited = tf.timestamp() - begin
             tf.raw_ops.AssignAddVariableOp(resource=_Counted.seconds, value=waited)
         return data
 

@@ -1,9 +1,8 @@
-"""Sample the machine while ``fit`` runs, and find what holds the training up.
+"""A callback that samples the machine during ``fit``, and finds what slows the training down.
 
-The callback never ends a training: whatever fails in it is one warning, and the rest goes on.
+It never ends a training: any failure in it is one warning.
 
-This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
-functions.
+Importing this module imports Keras: import it inside functions.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ _NOTHING = Recording((), (), "nothing was sampled")
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """A callback for ``model.fit`` that samples GPUs and host, and times steps and their waits.
 
-    While it runs and afterwards, ``recording`` holds the samples and ``findings()`` reads them. Of
-    several workers each has a Monitor, and writes its own files. The weights are those of the
-    training without it.
+    ``recording`` has the samples and ``findings()`` the findings, during ``fit`` and afterwards.
+    Each of several workers has a Monitor, and writes separate files. The trained weights do not
+    change.
 
-    The step is compiled anew, once for each ``fit``, with two readings of the clock around the
-    fetch of a batch: that is what a step waits for its input. Examples are not counted where Keras
-    does not know the batches' size (a generator, most datasets with a smaller last batch).
+    The step is compiled again, once for each ``fit``, with two readings of the clock around the
+    fetch of a batch, which measure its wait for input. Examples are not counted if Keras does not
+    know the batch size (a generator, most datasets with a smaller last batch).
 
     Args:
-        hz: Samples a second, from 0.1 to 10.
-        log_dir: TensorBoard scalars go into ``monitor`` below it.
-        file: A CSV file of the samples, written as they come: one table, whose rows are told apart
-            by their column ``row``.
-        prometheus_port: Serves the newest sample there; 0 finds a free port, see ``port``.
-        prometheus_host: The address it listens on; others than loopback show it to the network.
+        hz: Samples per second, from 0.1 to 10.
+        log_dir: The folder for TensorBoard scalars, in its sub-folder ``monitor``.
+        file: A CSV file for the samples, written immediately: one table, with kinds of rows in
+            the column ``row``.
+        prometheus_port: The port to serve the newest sample; 0 finds a free one, see ``port``.
+        prometheus_host: The address to listen on; others than loopback are open to the network.
         show: Print the findings at the end.
 
     Example:
@@ -79,7 +78,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         super().__init__()
         if not isinstance(hz, int | float) or not within(hz, _SLOWEST_HZ, _FASTEST_HZ + 1e-9):
             raise UserError(
-                "hz is not a rate to sample at.",
+                "Invalid `hz`.",
                 expected=f"samples a second, from {_SLOWEST_HZ} to {_FASTEST_HZ:.0f}",
                 received=repr(hz),
             )
@@ -94,7 +93,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._prometheus = (prometheus_port, prometheus_host)
         self._shows = show
         self.port: int | None = None
-        """The port that Prometheus is served on, while it is."""
+        """The port of the Prometheus endpoint while it is served."""
         self._stack = ExitStack()
         self._sampler: Sampler | None = None
         self._scalars: Any = None
@@ -105,17 +104,17 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     @property
     def recording(self) -> Recording:
-        """Return what was sampled in this ``fit``, or in the last one."""
+        """Return the recording of the current ``fit``, or of the last one."""
         return self._ended if self._sampler is None else self._sampler.recording()
 
     def findings(self) -> list[Finding]:
-        """Return what the rules find in the recording, the most serious first."""
+        """Return the findings in the recording, the most serious first."""
         return findings(self.recording)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._end()
         self._stack, self._steps = ExitStack(), self._new_marks()
-        # A training that an error ends never comes to on_train_end.
+        # An error ends a training without on_train_end.
         weakref.finalize(self, self._stack.close)
         self._try("sampling", self._begin_sampling)
         self._try("measuring the wait for input", self._begin_measuring)
@@ -128,7 +127,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._steps.begin_step(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Having this method also keeps Keras from calling callbacks in another thread.
+        # With this method Keras does not call callbacks in another thread.
         mark = self._steps.end_step(last_step(self.model, batch))
         if mark is not None:
             self._try("writing to TensorBoard", lambda: self._write_scalars(mark))
@@ -154,7 +153,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._try("showing the findings", lambda: Console().print(shown))
 
     def get_state(self) -> dict[str, Any]:
-        """Return nothing: a resumed training is sampled anew."""
+        """Return an empty state: a resumed training has a new recording."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -215,22 +214,21 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._try("ending", self._stack.close)
 
     def _try(self, what: str, work: Callable[[], Any]) -> None:
-        """Turn whatever breaks in ``work`` into one warning."""
+        """Run ``work``; its first error is a warning."""
         try:
             work()
         except Exception as error:
             if what not in self._warned:
                 self._warned.add(what)
-                with suppress(Warning):  # also where warnings are errors
+                with suppress(Warning):  # if warnings are errors
                     warnings.warn(
-                        f"tfopt.Monitor: {what} failed, the training goes on: {error}",
+                        f"tfopt.Monitor: {what} failed, the training continues: {error}",
                         RuntimeWarning,
                         stacklevel=3,
                     )
 
 
 def _log_dir(path: object, worker: str) -> Path:
-    """Return TensorBoard's run below the folder, which need not exist yet."""
     if not isinstance(path, str | Path):
         raise UserError("log_dir is not a path.", expected="a text or a Path", received=repr(path))
     return Path(path).expanduser() / f"monitor{worker}"

@@ -1,11 +1,10 @@
-"""Read what NVML knows of the GPUs of this machine: names, parts (MIG), memory, driver.
+"""Read the GPUs of this machine by NVML: names, parts (MIG), memory, driver.
 
-CUDA_VISIBLE_DEVICES is read as CUDA reads it. CUDA uses one part of a GPU at most, and beside it no
-other GPU; of a GPU that is divided it takes the first part.
+CUDA_VISIBLE_DEVICES is read as CUDA reads it. CUDA uses at most one part of a GPU, and no other GPU
+with it; of a divided GPU it takes the first part.
 
 NVML lists GPUs by their place on the bus; CUDA, unless CUDA_DEVICE_ORDER is PCI_BUS_ID, lists the
-fastest first, in an order that only CUDA knows. Among boards of one kind the two orders are the
-same.
+fastest first, in an order that only CUDA knows. For boards of one model both orders are the same.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _Answer = TypeVar("_Answer")
 
 
 class UnavailableError(Exception):
-    """NVML cannot answer; the text says why."""
+    """NVML is not available; the text gives the reason."""
 
 
 @contextmanager
 def session() -> Iterator[Any]:
-    """Open a session with NVML for the block; raise UnavailableError for what NVML refuses."""
+    """Open a session with NVML for the block; raise UnavailableError for errors of NVML."""
     import pynvml
 
     try:
@@ -40,8 +39,7 @@ def session() -> Iterator[Any]:
     except pynvml.NVMLError as error:
         raise UnavailableError(f"NVML: {error}") from error
     finally:
-        # A driver that went away meanwhile cannot be left in good order.
-        with suppress(pynvml.NVMLError):
+        with suppress(pynvml.NVMLError):  # of a lost driver
             pynvml.nvmlShutdown()
 
 
@@ -50,9 +48,9 @@ class ListedGpu:
     """A GPU, or a part of one (MIG), with its handle in the open session.
 
     Attributes:
-        whole: The UUID of the GPU that it is a part of; None where it is a whole one.
-        lost: NVML's words, where it lists a GPU and cannot reach it; there is no handle then.
-        forbidden: Whether this process lacks the permission for it; CUDA does not count it.
+        whole: The UUID of the GPU of which it is a part; None for a whole one.
+        lost: NVML's error for a listed GPU without a handle.
+        forbidden: Whether this process lacks the permission; CUDA does not list it.
     """
 
     uuid: str
@@ -64,7 +62,7 @@ class ListedGpu:
 
 
 def visible_gpus(nvml: Any) -> list[ListedGpu]:
-    """Return the GPUs that CUDA sees, in its order as far as that is known."""
+    """Return the GPUs visible to CUDA, in its order as far as it is known."""
     listed = listed_gpus(nvml)
     forbidden = [gpu for gpu in listed if gpu.forbidden]
     if forbidden and len(forbidden) == len(listed):
@@ -79,7 +77,7 @@ def visible_gpus(nvml: Any) -> list[ListedGpu]:
 def _select(gpus: Sequence[ListedGpu], visible: str | None) -> list[ListedGpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, up to the first unknown one.
 
-    A GPU that is named twice hides all of them (as PyTorch's ``torch.cuda`` reads it, too).
+    A GPU that is named twice hides all of them (as in PyTorch's ``torch.cuda``).
     """
     whole = [gpu for gpu in gpus if gpu.whole is None]
     if visible is None:
@@ -87,7 +85,7 @@ def _select(gpus: Sequence[ListedGpu], visible: str | None) -> list[ListedGpu]:
     chosen: list[ListedGpu] = []
     for entry in (part.strip() for part in visible.split(",")):
         place = int(entry) if entry.isdecimal() else None
-        # A name may be cut short.
+        # A UUID may be abbreviated.
         named = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
         matches = named if place is None else whole[place : place + 1]
         if len(matches) != 1:
@@ -99,18 +97,15 @@ def _select(gpus: Sequence[ListedGpu], visible: str | None) -> list[ListedGpu]:
 
 
 def order_is_known(listed: Sequence[ListedGpu]) -> bool:
-    """Return whether an index means the same GPU to CUDA and NVML, or none is used.
-
-    It does where they are of one kind, or ordered by the bus.
-    """
-    kinds = {gpu.name for gpu in listed if gpu.whole is None and not gpu.lost}
+    """Return whether indices mean the same GPUs to CUDA and NVML, or none are used."""
+    models = {gpu.name for gpu in listed if gpu.whole is None and not gpu.lost}
     entries = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     by_uuid = not any(entry.strip().isdecimal() for entry in entries)
-    return len(kinds) < 2 or by_uuid or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return len(models) < 2 or by_uuid or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
 def listed_gpus(nvml: Any) -> list[ListedGpu]:
-    """Return all GPUs in NVML's order, then the parts that some are divided into."""
+    """Return all GPUs in NVML's order, then the parts of divided ones."""
     gpus = [_at_place(nvml, place) for place in range(nvml.nvmlDeviceGetCount())]
     return [*gpus, *(part for gpu in gpus if not gpu.lost for part in _parts(nvml, gpu))]
 
@@ -120,13 +115,13 @@ def _at_place(nvml: Any, place: int) -> ListedGpu:
         handle = nvml.nvmlDeviceGetHandleByIndex(place)
         return ListedGpu(*_names(nvml, handle), handle)
     except nvml.NVMLError as error:
-        # These concern the whole session, not this GPU.
+        # Errors of the session, not of this GPU.
         if error.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
             raise
-        # It keeps its place, so that those after it are not renumbered.
+        # It keeps its index.
         return ListedGpu(
             f"GPU number {place}",
-            "a GPU that is not reached",
+            "an unreachable GPU",
             None,
             lost=f"NVML: {error}",
             forbidden=error.value == nvml.NVML_ERROR_NO_PERMISSION,
@@ -138,7 +133,7 @@ def _names(nvml: Any, handle: Any) -> tuple[str, str]:
 
 
 def _parts(nvml: Any, gpu: ListedGpu) -> Iterator[ListedGpu]:
-    # A GPU, or a driver, without parts; no part at a place, or somebody else's.
+    # Errors: no parts in this GPU or driver; no part at this index, or no permission.
     with suppress(nvml.NVMLError):
         for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
             with suppress(nvml.NVMLError):
@@ -148,12 +143,12 @@ def _parts(nvml: Any, gpu: ListedGpu) -> Iterator[ListedGpu]:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What does not change of a GPU while it trains; None where the driver does not report it.
+    """Properties of a GPU; None if the driver does not report them.
 
     Attributes:
         capability: CUDA's compute capability, such as (8, 0).
         prohibited: Whether its compute mode forbids computations.
-        lost: NVML's words, where it lists this GPU and cannot reach it; the rest is None then.
+        lost: NVML's error for a listed GPU that cannot be reached; the rest is None then.
     """
 
     uuid: str
@@ -166,7 +161,7 @@ class DeviceFacts:
 
 
 def device_facts() -> list[DeviceFacts] | str:
-    """Return the GPUs under CUDA_VISIBLE_DEVICES in CUDA's order, or why there are none."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES in CUDA's order, or the reason for none."""
     try:
         with session() as nvml:
             return [_facts(nvml, gpu) for gpu in visible_gpus(nvml)]
@@ -175,17 +170,17 @@ def device_facts() -> list[DeviceFacts] | str:
 
 
 def listed_uuids() -> list[str]:
-    """Return all GPUs that the driver lists, hidden or not; none without a driver."""
+    """Return the UUIDs of all GPUs of the driver, also hidden ones; none without a driver."""
     return _in_session(lambda nvml: [gpu.uuid for gpu in listed_gpus(nvml)]) or []
 
 
 def driver_version() -> str | None:
-    """Return the NVIDIA driver's version; None without a driver."""
+    """Return the version of the NVIDIA driver; None without one."""
     return _in_session(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
 
 
 def newest_cuda() -> str | None:
-    """Return the newest CUDA that the driver can run; None without a driver."""
+    """Return the newest CUDA version that the driver supports; None without a driver."""
     number = _in_session(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))
     return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
@@ -209,7 +204,7 @@ def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
     for name, question in ({} if gpu.lost else questions).items():
         try:
             facts[name] = question()
-        # A lost GPU may still have a name, but no memory.
+        # A lost GPU may still have a name.
         except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
             return DeviceFacts(gpu.uuid, gpu.name, lost=f"NVML: {error}")
         except nvml.NVMLError:
@@ -219,7 +214,7 @@ def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """The memory of one GPU at one moment."""
+    """The memory of a GPU."""
 
     uuid: str
     name: str
@@ -228,9 +223,9 @@ class GpuMemory:
 
 
 def gpu_memories() -> list[GpuMemory] | str:
-    """Return the memory of the GPUs under CUDA_VISIBLE_DEVICES, or why there are none.
+    """Return the memory of the GPUs in CUDA_VISIBLE_DEVICES, or the reason for none.
 
-    Lost GPUs are left out, as CUDA leaves them out, and those that do not report it.
+    Lost GPUs are left out, as in CUDA, and those that do not report it.
     """
     facts = device_facts()
     if isinstance(facts, str):
@@ -246,7 +241,7 @@ def gpu_memories() -> list[GpuMemory] | str:
 
 
 def why_no_gpu() -> str:
-    """Return in one line why TensorFlow sees no GPU here, as far as is known."""
+    """Return in one line why TensorFlow sees no GPU."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every GPU"
     memories = gpu_memories()

@@ -1,4 +1,4 @@
-"""Poll the metrics of one device; no error leaves it, whatever breaks in a driver."""
+"""Poll the metrics of one device, without raising errors of drivers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Question = Callable[[], Any]
-"""Return a metric in its unit, or raise what its source raises."""
+"""Return a metric in its unit, or raise the error of its source."""
 
 
 class NotYet(Exception):
-    """A metric has no value this time; the text says why."""
+    """A metric has no value at present; the text gives the reason."""
 
 
 class Poller:
-    """Ask for the metrics of one device; one that fails has its reason in ``missing``."""
+    """Read the metrics of one device; ``missing`` has the reasons of those that fail."""
 
     def __init__(self, questions: Mapping[str, Question], why: Callable[[Exception], str]) -> None:
         self.missing: dict[str, str] = {}
@@ -22,7 +22,7 @@ class Poller:
         self._why = why
 
     def values(self) -> dict[str, Any]:
-        """Return the metrics that are known now."""
+        """Return the metrics that have a value."""
         values = {}
         for name, question in self._questions.items():
             try:
@@ -30,13 +30,12 @@ class Poller:
             except Exception as error:
                 self.missing[name] = self._why(error)
             else:
-                # A whole number of thousandths is in decimals.
                 values[name] = round(float(value), 6) if isinstance(value, int | float) else value
         return values
 
 
 class Rate:
-    """Turn a counter into its growth a second since the last call."""
+    """The growth of a counter per second since the last call."""
 
     def __init__(self, count: Callable[[], float], clock: Callable[[], float]) -> None:
         self._count = count
@@ -48,7 +47,7 @@ class Rate:
         before, self._before = self._before, (count, now_s)
         if before is None:
             raise NotYet("a rate needs two readings of its counter")
-        grown, passed_s = count - before[0], now_s - before[1]
-        if grown < 0 or passed_s <= 0:
-            raise NotYet("the counter began anew")
-        return grown / passed_s
+        growth, seconds = count - before[0], now_s - before[1]
+        if growth < 0 or seconds <= 0:
+            raise NotYet("the counter was reset")
+        return growth / seconds

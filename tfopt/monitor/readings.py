@@ -1,7 +1,7 @@
-"""Define what is sampled: each metric with its unit, samples, and a recording of them.
+"""Define metrics, samples and recordings.
 
-A metric's unit is the ending of its name. None means that a value is not known; the recording says
-why.
+The unit of a metric is the suffix of its name. None means that a value is not known; the recording
+has the reason.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from tfopt.report.table import Cell, Column, Row, Table, absent
 
 
 def _metric(description: str, *, is_counter: bool = False) -> Any:
-    """Return a field that is None where it is not known.
-
-    A counter only grows, until a driver is loaded anew: only its differences count.
-    """
+    """Return a field with the default None; of a counter only differences have a meaning."""
     metadata = {"description": description, "is_counter": is_counter}
     return field(default=None, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReason:
-    """Why the clocks are not higher; without a cause nothing is amiss."""
+    """A reason why the clocks are not higher; one without a cause is normal."""
 
     description: str
     cause: Literal["heat", "power", "hardware"] | None = None
@@ -34,7 +31,7 @@ class ClockReason:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU; in a container ``pid`` may be the host's number."""
+    """A process that computes on a GPU; in a container ``pid`` may be that of the host."""
 
     pid: int
     name: str | None
@@ -46,12 +43,12 @@ class GpuReading:
     """One GPU at one moment.
 
     Attributes:
-        clock_reasons: Empty where nothing holds the clocks down.
-        processes: Those of all users, the largest first.
+        clock_reasons: The reasons why the clocks are not higher.
+        processes: The processes of all users, the largest first.
     """
 
-    device_mib: float | None = _metric("Memory that everybody and the driver hold")
-    total_mib: float | None = _metric("Memory there is")
+    device_mib: float | None = _metric("Used memory, with that of the driver")
+    total_mib: float | None = _metric("Total memory")
     utilisation_percent: float | None = _metric(
         "Share of the last moment (1/6 to 1 s, by GPU) in which any kernel ran"
     )
@@ -59,59 +56,57 @@ class GpuReading:
         "Share of the last moment in which device memory was read or written"
     )
     sm_clock_mhz: float | None = _metric("Clock of the multiprocessors")
-    max_sm_clock_mhz: float | None = _metric("Their highest clock")
+    max_sm_clock_mhz: float | None = _metric("Highest clock of the multiprocessors")
     memory_clock_mhz: float | None = _metric("Clock of the device memory")
     temperature_c: float | None = _metric("Temperature of the GPU")
-    # Newer drivers (Ada on) may report a distance from it instead, which is no temperature.
+    # Newer drivers (from Ada on) may report the distance to it instead.
     slowdown_temperature_c: float | None = _metric(
         "Temperature at which the hardware slows the GPU down"
     )
     power_w: float | None = _metric(
-        "Power drawn (a mean over a second, but on A100, A30 and older GPUs the moment's)"
+        "Power (a mean over a second, but the current value on A100, A30 and older GPUs)"
     )
-    power_limit_w: float | None = _metric("Power that may be drawn")
+    power_limit_w: float | None = _metric("Power limit")
     energy_j: float | None = _metric("Energy since the driver was loaded", is_counter=True)
-    fan_percent: float | None = _metric("Intended fan speed, of its highest")
+    fan_percent: float | None = _metric("Intended fan speed, in percent of the highest")
     clock_reasons: tuple[ClockReason, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
 
     @property
     def throttled_by(self) -> list[str]:
-        """Return the heat, power or hardware that holds the clocks down; empty where none does."""
-        return [each.description for each in self.clock_reasons or () if each.cause]
+        """Return the descriptions of heat, power or hardware that throttles the clocks."""
+        return [reason.description for reason in self.clock_reasons or () if reason.cause]
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
     """The machine and the watched process at one moment; a first reading has no rates."""
 
-    cpu_percent: float | None = _metric("How busy the cores were, all together")
-    process_cpu_percent: float | None = _metric("Of the watched process; 100 is one core")
+    cpu_percent: float | None = _metric("Utilisation of all cores")
+    process_cpu_percent: float | None = _metric("CPU of the watched process; 100 is one core")
     rss_mib: float | None = _metric("Resident memory of the watched process")
     memory_used_mib: float | None = _metric("Memory that is not available")
     memory_total_mib: float | None = _metric("Memory of the machine")
     memory_limit_mib: float | None = _metric(
-        "Memory that the process's control group (container) may use"
+        "Memory limit of the process's control group (container)"
     )
     memory_in_limit_mib: float | None = _metric(
-        "What counts against that limit, without file pages that can be given back"
+        "Memory that counts against the limit, without reclaimable file pages"
     )
-    cpu_limit_cores: float | None = _metric(
-        "Cores that the process may use: its affinity, and its quota"
-    )
+    cpu_limit_cores: float | None = _metric("Cores that the process may use, by affinity and quota")
     disk_read_mib_per_s: float | None = _metric("Read from all disks")
     disk_write_mib_per_s: float | None = _metric("Written to all disks")
-    network_received_mib_per_s: float | None = _metric("Received, but by loopback")
-    network_sent_mib_per_s: float | None = _metric("Sent, but by loopback")
+    network_received_mib_per_s: float | None = _metric("Received, without loopback")
+    network_sent_mib_per_s: float | None = _metric("Sent, without loopback")
 
 
-GPU_METRICS = tuple(each for each in fields(GpuReading) if each.metadata)
-HOST_METRICS = tuple(each for each in fields(HostReading) if each.metadata)
+GPU_METRICS = tuple(metric for metric in fields(GpuReading) if metric.metadata)
+HOST_METRICS = tuple(metric for metric in fields(HostReading) if metric.metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment of the sampler's clock; ``gpus`` has the order of the recording."""
+    """Readings at one time of the sampler's clock; ``gpus`` has the order of the recording."""
 
     at_s: float
     host: HostReading = HostReading()
@@ -120,10 +115,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampledGpu:
-    """A GPU, or a part of one (MIG), that was sampled.
+    """A sampled GPU, or a part of one (MIG).
 
     Attributes:
-        missing: By metric, why it is None in some samples.
+        missing: By metric, the reason why it is None in some samples.
     """
 
     uuid: str
@@ -133,14 +128,14 @@ class SampledGpu:
 
 @dataclass(frozen=True, slots=True)
 class StepMark:
-    """Some steps of a training; None where a figure was not measured.
+    """Consecutive steps of a training; None for a figure that was not measured.
 
     Attributes:
-        ended_s: When the last of these steps ended, on the sampler's clock.
-        steps: How many.
-        seconds: What they took together.
-        examples: How many were trained on.
-        input_wait_s: How long they waited for their batches, together.
+        ended_s: The end of the last step, on the sampler's clock.
+        steps: The number of steps.
+        seconds: Their time.
+        examples: The number of examples.
+        input_wait_s: Their wait for batches.
     """
 
     ended_s: float
@@ -150,7 +145,7 @@ class StepMark:
     input_wait_s: float | None = None
 
     def joined(self, later: StepMark) -> StepMark:
-        """Return both as one mark; a figure that either lacks is None."""
+        """Return both as one mark; a figure that is None in one is None."""
 
         def total(name: str) -> Any:
             values = (getattr(self, name), getattr(later, name))
@@ -165,10 +160,10 @@ class Recording:
     """The newest samples of a run.
 
     Attributes:
-        no_gpu_reason: Why no GPU was sampled; None where one was.
-        steps: The marks of the training that ran meanwhile, if any.
-        trained: All its steps as one mark, those too whose marks are kept no more.
-        host_missing: By metric, why it is None in some samples of the host.
+        no_gpu_reason: The reason why no GPU was sampled; None if one was.
+        steps: The newest marks of a training.
+        trained: All its steps as one mark.
+        host_missing: By metric, the reason why it is None in some samples of the host.
     """
 
     samples: tuple[Sample, ...]
@@ -185,8 +180,8 @@ class Recording:
         hosts = [sample.host for sample in self.samples]
         tables = [_over_time("Host", hosts, HOST_METRICS, self.host_missing)]
         for place, gpu in enumerate(self.gpus):
-            # A driver that has just gone away leaves a sample without GPUs.
-            readings = [each.gpus[place] for each in self.samples if place < len(each.gpus)]
+            # After the loss of a driver a sample has no GPUs.
+            readings = [s.gpus[place] for s in self.samples if place < len(s.gpus)]
             title = f"GPU {place} {gpu.name}"
             tables.append(_over_time(title, readings, GPU_METRICS, gpu.missing))
         seconds = self.samples[-1].at_s - self.samples[0].at_s if self.samples else 0.0
@@ -201,10 +196,10 @@ class Recording:
 def _over_time(
     title: str, readings: Sequence[Any], metrics: Sequence[Field[Any]], missing: Mapping[str, str]
 ) -> Table:
-    """Return a row for each metric; one that only grows is left out."""
+    """Return a row for each metric other than counters."""
     rows = []
     for name in (metric.name for metric in metrics if not metric.metadata["is_counter"]):
-        values = [value for each in readings if (value := getattr(each, name)) is not None]
+        values = [value for reading in readings if (value := getattr(reading, name)) is not None]
         if values:
             figures = (values[-1], fmean(values), max(values))
             cells = (*(Cell(quantity(value)) for value in figures), Cell("", curve=tuple(values)))

@@ -1,15 +1,14 @@
-"""Write samples to a CSV file while a run goes on.
+"""Write samples to a CSV file during a run.
 
 A file is one table. Its columns are the metrics, and these:
 
     row     "about", "host", "gpu" or "step"
-    at_s    seconds of the sampler's clock; of a step, when the last step of its mark ended
+    at_s    seconds of the sampler's clock; for a step, the end of the last step of its mark
     device  the GPU's UUID
-    told    of a row "about": what is true of the whole recording, or of the GPU; the last one holds
+    told    in a row "about", facts about the recording or the GPU; the last row is valid
 
-``told``, ``cpu_percent``, ``clock_reasons`` and ``processes`` are JSON. A sample is a row "host",
-and after it a row "gpu" for each GPU. So what a spreadsheet needs of one GPU's power is ``at_s``
-and ``power_w`` of the rows "gpu" with its UUID. ``pandas.read_csv`` reads it.
+``told``, ``clock_reasons`` and ``processes`` are JSON. A sample is a row "host" and a row "gpu" for
+each GPU. A curve of a GPU's power is ``at_s`` and ``power_w`` of the rows "gpu" with its UUID.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ COLUMNS = (
 
 
 class CsvLog:
-    """Write each sample to a CSV file as soon as it is taken, so that a killed run leaves them.
+    """Write each sample to a CSV file immediately.
 
-    A write that fails (a full disk) leaves a warning of the sampler, and nothing more is written.
+    A failed write (a full disk) is a warning of the sampler, and ends the writing.
     """
 
     def __init__(self, path: str | os.PathLike[str], sampler: Sampler) -> None:
@@ -71,11 +70,11 @@ class CsvLog:
         sampler.listen(self)
 
     def __call__(self, sample: Sample) -> None:
-        """Write what is new; the sampler calls this."""
+        """Write new rows; called by the sampler."""
         self._write()
 
     def close(self) -> Path:
-        """Write what has come since, and return the path."""
+        """Write the last rows, and return the path."""
         with closing(self._file):
             self._write()
         return self.path
@@ -98,7 +97,7 @@ class CsvLog:
             for uuid, gpu in zip(uuids, sample.gpus, strict=True):
                 yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **_values(gpu)}
             self._sampled_s = sample.at_s
-        # Asked for by themselves: a mark may come after a sample that is later than it.
+        # Separately, since a mark may arrive after a later sample.
         for mark in self._sampler.marks(math.nextafter(self._marked_s, math.inf)):
             yield {"row": "step", "at_s": mark.ended_s, **{n: getattr(mark, n) for n in _STEP}}
             self._marked_s = mark.ended_s

@@ -1,7 +1,6 @@
-"""Sample a process, its machine and its GPUs in a thread while something else runs.
+"""Sample a process, its machine and its GPUs in a thread.
 
-Sampling never raises, never ends what it samples, and takes at most a hundredth of the time over
-some seconds.
+Sampling never raises, and takes at most a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ from tfopt.monitor.readings import Recording, Sample, StepMark
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
-# A driver that is in trouble may take seconds; one that takes longer never answers.
-_LAST_ANSWER_S = 10.0
-# A sample of one GPU and a few cores is about 2 KiB: some 40 MiB, for hours at one a second.
-_MOST_KEPT = 20_000
+_HANG_S = 10.0  # after which a driver counts as hanging
+_MOST_KEPT = 20_000  # about 40 MiB for one GPU: hours at one sample per second
 
 T = TypeVar("T")
 
@@ -34,8 +31,8 @@ T = TypeVar("T")
 class Sampler:
     """Take samples: one at each call of ``take``, and regularly while it is running.
 
-    The session with NVML is opened in the caller's thread: a driver that hangs already then holds
-    up the caller, as it would hold up TensorFlow.
+    The session with NVML is opened in the caller's thread, which a hanging driver blocks, as it
+    would block TensorFlow.
     """
 
     def __init__(
@@ -58,11 +55,8 @@ class Sampler:
             self._gpus.close()
 
     def take(self) -> Sample:
-        """Return a sample of now, and keep it.
-
-        While a driver does not answer another thread, the sample is empty and is not kept.
-        """
-        if not self._busy.acquire(timeout=_LAST_ANSWER_S):
+        """Take, store and return a sample; an empty one while a driver hangs in another thread."""
+        if not self._busy.acquire(timeout=_HANG_S):
             return Sample(self._clock())
         try:
             readings = self._gpus.read()
@@ -74,35 +68,35 @@ class Sampler:
         return sample
 
     def mark(self, mark: StepMark) -> None:
-        """Keep a mark of the training that runs meanwhile."""
+        """Store a mark of the training."""
         self._marks.append(mark)
         self._trained = mark if self._trained is None else self._trained.joined(mark)
 
     def listen(self, listener: Callable[[Sample], object]) -> None:
-        """Call ``listener`` with each sample from now on, in the thread that took it.
+        """Call ``listener`` with each new sample, in the thread that took it.
 
-        A listener that raises leaves a warning and is called no more.
+        A listener that raises is removed, with a warning.
         """
         self._listeners.append(listener)
 
-    def recording(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> Recording:
-        """Return what was sampled between two moments of the clock, these included."""
+    def recording(self, begin_s: float = -math.inf, end_s: float = math.inf) -> Recording:
+        """Return the samples between two times of the clock, inclusive."""
         return Recording(
-            samples=_between(self._samples, "at_s", begun_s, ended_s),
+            samples=_between(self._samples, "at_s", begin_s, end_s),
             gpus=self._gpus.gpus(),
             no_gpu_reason=self._gpus.no_gpu_reason,
-            steps=self.marks(begun_s, ended_s),
+            steps=self.marks(begin_s, end_s),
             trained=self._trained,
             host_missing=dict(self._host.missing),
         )
 
-    def marks(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> tuple[StepMark, ...]:
-        """Return the marks between two moments of the clock, these included."""
-        return _between(self._marks, "ended_s", begun_s, ended_s)
+    def marks(self, begin_s: float = -math.inf, end_s: float = math.inf) -> tuple[StepMark, ...]:
+        """Return the marks between two times of the clock, inclusive."""
+        return _between(self._marks, "ended_s", begin_s, end_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
-        """Take samples in a thread while the block runs, the first one at once in this thread."""
+        """Take a sample, and more in a thread while the block runs."""
         self.take()
         thread = threading.Thread(
             target=self._run, args=(period_s,), name="tfopt-sampler", daemon=True
@@ -117,41 +111,40 @@ class Sampler:
     def _run(self, period_s: float) -> None:
         pause_s = period_s
         while not self._ended.wait(pause_s):
-            begun_s = self._clock()
+            begin_s = self._clock()
             self.take()
-            # A driver that answers slowly is polled less often: the training goes first.
-            slow_s = min(_PAUSES_A_SAMPLE * (self._clock() - begun_s), _LONGEST_PAUSE_S)
+            # A slow driver is polled less often.
+            slow_s = min(_PAUSES_A_SAMPLE * (self._clock() - begin_s), _LONGEST_PAUSE_S)
             pause_s = max(period_s, slow_s)
 
     def _notify(self, sample: Sample) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(sample)
-            except Exception as error:  # a full disk, a viewer that broke: sampling goes on
+            except Exception as error:  # such as a full disk
                 self._listeners.remove(listener)
-                _warn(f"{listener!r} failed and gets no more of the samples: {error}")
+                _warn(f"{listener!r} failed and gets no more samples: {error}")
 
     def _wait_for(self, thread: threading.Thread) -> None:
         if thread is threading.current_thread():
-            return  # the block was garbage-collected in this thread, which ends by itself
-        thread.join(_LAST_ANSWER_S)
+            return  # the block was garbage-collected in this thread, which ends
+        thread.join(_HANG_S)
         if thread.is_alive():
             self._hangs = True
             _warn(
-                f"NVML has not answered for {_LAST_ANSWER_S:.0f} s: the thread that asked it is "
-                "left behind. The NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
+                f"NVML has not replied for {_HANG_S:.0f} s, and its thread is left behind. The "
+                "NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
             )
 
 
-def _between(moments: deque[T], at: str, begun_s: float, ended_s: float) -> tuple[T, ...]:
-    kept, when = tuple(moments), attrgetter(at)  # another thread may add to them meanwhile
-    first = bisect_left(kept, begun_s, key=when)
-    return kept[first : bisect_right(kept, ended_s, key=when)]
+def _between(moments: deque[T], at: str, begin_s: float, end_s: float) -> tuple[T, ...]:
+    copy, time_of = tuple(moments), attrgetter(at)  # another thread may append
+    first = bisect_left(copy, begin_s, key=time_of)
+    return copy[first : bisect_right(copy, end_s, key=time_of)]
 
 
 def _warn(message: str) -> None:
-    # Also where warnings are errors: no training is worth less than its samples.
-    with suppress(RuntimeWarning):
+    with suppress(RuntimeWarning):  # if warnings are errors
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
@@ -166,11 +159,11 @@ def sampling(
     """Sample a process, its machine and GPUs in a thread while the block runs.
 
     Args:
-        process_id: The process whose memory and time are sampled; None samples none.
-        clock: Returns seconds from any moment; it is called from the thread too.
-        wanted: The GPUs by their places in CUDA's order; or "visible", those that
-            CUDA_VISIBLE_DEVICES leaves; or "all" of the machine, parts of GPUs (MIG) included.
-        period_s: From the end of one sample to the next.
+        process_id: The process to sample; None for none.
+        clock: A function that returns seconds, also called from the thread.
+        wanted: The GPUs by their indices in CUDA's order; or "visible", those of
+            CUDA_VISIBLE_DEVICES; or "all" of the machine, with parts of GPUs (MIG).
+        period_s: Seconds between samples.
 
     Example:
         >>> with sampling(os.getpid(), clock=time.perf_counter) as sampler:

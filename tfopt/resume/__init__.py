@@ -1,1 +1,1 @@
-"""Save checkpoints from which a killed training goes on exactly where it was."""
+"""Save checkpoints from which a killed training resumes exactly."""

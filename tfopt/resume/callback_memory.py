@@ -1,8 +1,8 @@
-"""Remember what the other callbacks of a training keep: its history, the best loss, a count.
+"""Save and restore the state of the other callbacks: the history, the best loss, counts.
 
-Of Keras's own callbacks the plain values are kept that change while it trains, so that a checkpoint
-never overrides a setting in the script. Another callback is asked, by ``get_state()`` and
-``set_state(state)``; one that has neither is named in a warning where it has attributes of its own.
+Of Keras's callbacks, values are saved that change in training, so that a checkpoint does not
+override a setting of the script. Other callbacks have ``get_state()`` and ``set_state(state)``; a
+warning names those with attributes but without these methods.
 """
 
 from __future__ import annotations
@@ -11,85 +11,84 @@ from copy import deepcopy
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.resume.packing import Unsaveable, pack
+from tfopt.resume.packing import NotSerializable, pack
 
-# Which model it is, and what fit() was asked; and a setting that Keras negates along with its
-# choice of an operator, which it makes anew.
+# Set by fit(); and ``min_delta``, which Keras negates along with its choice of an operator.
 _NOT_STATE = frozenset({"_model", "model", "params", "validation_data", "min_delta"})
 
 
-class Memory:
-    """What callbacks remember, to be read and put back; made when each has begun its training."""
+class CallbackStates:
+    """The states of callbacks, created after their ``on_train_begin``."""
 
     def __init__(self, callbacks: list[Any]) -> None:
         named = dict(zip(_names(callbacks), callbacks, strict=True))
-        self._told = {name: each for name, each in named.items() if _has_state(each)}
+        self._stateful = {name: called for name, called in named.items() if _has_state(called)}
         self._of_keras = {
-            name: each
-            for name, each in named.items()
-            if name not in self._told and type(each).__module__.partition(".")[0] == "keras"
+            name: called
+            for name, called in named.items()
+            if name not in self._stateful and type(called).__module__.partition(".")[0] == "keras"
         }
-        self._begun = {name: _plain_values(each) for name, each in self._of_keras.items()}
-        others = {name: each for name, each in named.items() if name not in self._begun}
-        self.forgotten = [name for name, each in others.items() if _may_remember(each)]
+        self._initial = {name: _plain_values(called) for name, called in self._of_keras.items()}
+        others = {name: called for name, called in named.items() if name not in self._initial}
+        self.not_saved = [name for name, called in others.items() if _may_have_state(called)]
 
     def read(self) -> dict[str, Any]:
-        """Return what the callbacks remember, by their names."""
-        told = {name: _state_of(each, name) for name, each in self._told.items()}
+        """Return the states, by the names of the callbacks."""
+        states = {name: _state_of(called, name) for name, called in self._stateful.items()}
         changed = {}
-        for name, each in self._of_keras.items():
-            values, begun = _plain_values(each), self._begun[name]
+        for name, callback in self._of_keras.items():
+            values, initial = _plain_values(callback), self._initial[name]
             changed[name] = {
-                key: getattr(each, key)
+                key: getattr(callback, key)
                 for key, (packed, arrays) in values.items()
-                if arrays or (packed, arrays) != begun.get(key)
+                if arrays or (packed, arrays) != initial.get(key)
             }
-        return {"told": told, "changed": changed}
+        return {"told": states, "changed": changed}
 
-    def put_back(self, state: dict[str, Any]) -> list[str]:
-        """Put back what was read; return the names of what no callback here takes up."""
-        left = []
-        for name, told in state["told"].items():
-            if name in self._told:
-                self._told[name].set_state(told)
-            elif told not in (None, {}):
-                left.append(name)
+    def restore(self, state: dict[str, Any]) -> list[str]:
+        """Restore the states; return the names of those without a callback."""
+        missing = []
+        for name, value in state["told"].items():
+            if name in self._stateful:
+                self._stateful[name].set_state(value)
+            elif value not in (None, {}):
+                missing.append(name)
         for name, changed in state["changed"].items():
             if name not in self._of_keras:
-                left += [name] if changed else []
+                missing += [name] if changed else []
                 continue
             for attribute, value in changed.items():
-                # It may be put back twice, and changed in place in between.
+                # A copy: it may be restored twice, and changed in between.
                 setattr(self._of_keras[name], attribute, deepcopy(value))
-        return left
+        return missing
 
 
 def _plain_values(callback: Any) -> dict[str, tuple[Any, list[Any]]]:
-    """Return the attributes that can be saved, each as JSON and the arrays in it."""
-    found = {}
+    """Return the attributes that can be saved, each as JSON and its arrays."""
+    values = {}
     for name in vars(callback).keys() - _NOT_STATE:
         arrays: list[Any] = []
         try:
-            found[name] = pack(getattr(callback, name), arrays), arrays
-        except Unsaveable:
-            continue  # writers, files, and operators that Keras chooses anew
-    return found
+            values[name] = pack(getattr(callback, name), arrays), arrays
+        except NotSerializable:
+            continue  # such as writers, files and operators
+    return values
 
 
-def _may_remember(callback: Any) -> bool:
+def _may_have_state(callback: Any) -> bool:
     import keras
 
-    own = vars(callback).keys() - vars(keras.callbacks.Callback()).keys()
-    return bool(own) and not _has_state(callback)
+    added = vars(callback).keys() - vars(keras.callbacks.Callback()).keys()
+    return bool(added) and not _has_state(callback)
 
 
 def _state_of(callback: Any, name: str) -> Any:
     state = callback.get_state()
     try:
         pack(state, [])
-    except Unsaveable as refused:
+    except NotSerializable as refused:
         raise UserError(
-            f"What get_state() of the callback {name} returns cannot be saved.",
+            f"The result of get_state() of the callback {name} cannot be saved.",
             expected="numbers, texts, arrays, and lists, tuples and dicts of them",
             received=str(refused),
         ) from None
@@ -101,7 +100,7 @@ def _has_state(callback: Any) -> bool:
 
 
 def _names(callbacks: list[Any]) -> list[str]:
-    """Return the name of each callback's class; for the second of one class with a number."""
+    """Return the names of the callbacks' classes, numbered from the second of one class on."""
     kinds = [type(callback).__name__ for callback in callbacks]
     numbers = [kinds[: place + 1].count(kind) for place, kind in enumerate(kinds)]
     pairs = zip(kinds, numbers, strict=True)

@@ -1,4 +1,4 @@
-"""Take the folder of a training's checkpoints, so that no other training writes to it."""
+"""Lock the folder of a training's checkpoints."""
 
 from __future__ import annotations
 
@@ -12,34 +12,32 @@ from tfopt.files import alone_in, prepare_folder
 from tfopt.resume.shared_store import SharedStore
 from tfopt.resume.store import Store
 
-# What a fit() holds open, by folder. An error may have left it there: a notebook keeps the error,
-# and with it the frames in which it was raised.
-_held: dict[str, tuple[int, ExitStack]] = {}
+# The thread and lock of a fit(), by folder. A notebook keeps an error, and so the lock.
+_locks: dict[str, tuple[int, ExitStack]] = {}
 
 
-def take(folder: Path, store: Store | SharedStore, held: ExitStack, writes: bool) -> None:
-    """Lock the folder until ``held`` is closed; refuse one that cannot be written to.
+def lock_folder(folder: Path, store: Store | SharedStore, stack: ExitStack, writes: bool) -> None:
+    """Lock the folder until ``stack`` is closed; refuse a folder that is locked or not writable.
 
-    What an error has left open in this thread is given up for the next training. ``writes`` says
-    whether this process is the one that keeps others away.
+    A lock of this thread that an error has left is released. Only a process that ``writes`` locks.
     """
-    key, here = os.path.realpath(folder), threading.get_ident()
-    if key in _held and _held[key][0] == here:
-        _held.pop(key)[1].close()
+    key, thread = os.path.realpath(folder), threading.get_ident()
+    if key in _locks and _locks[key][0] == thread:
+        _locks.pop(key)[1].close()
     prepare_folder(store.folder)
     if writes:
-        _lock(folder, held)
-        _held[key] = here, held
+        _lock(folder, stack)
+        _locks[key] = thread, stack
     store.clear_unfinished()
 
 
-def _lock(folder: Path, held: ExitStack) -> None:
+def _lock(folder: Path, stack: ExitStack) -> None:
     try:
-        held.enter_context(alone_in(folder))
+        stack.enter_context(alone_in(folder))
     except UserError:
         raise UserError(
-            f"Another training has its checkpoints in {folder}.",
-            expected="a folder for each training that runs at the same time",
-            received="a folder that is locked",
-            fix="wait for the other one, or give this one a folder of its own",
+            f"Another training uses {folder} for its checkpoints.",
+            expected="a different folder for each running training",
+            received="a locked folder",
+            fix="wait for the other training, or use another folder",
         ) from None

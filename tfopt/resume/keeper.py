@@ -1,10 +1,9 @@
 """Save and restore a training, as the last callback of a ``fit``.
 
-It acts when every other callback has had its turn, so that what it saves is what the next step
-begins with. The signal handler and the lock are gone when ``fit`` is, also through an error.
+It runs after every other callback, so that it saves the state with which the next step begins. The
+signal handler and the lock are removed when ``fit`` ends, also by an error.
 
-This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
-functions.
+Importing this module imports Keras: import it inside functions.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ import numpy as np
 from tfopt.errors import UserError, keep_plain, real, require_count, within
 from tfopt.keras_internals import FIRST_EPOCH, KNOWN_BATCHES, LOGS_OF_EPOCH, last_step
 from tfopt.resume import random_state
-from tfopt.resume.callback_memory import Memory
-from tfopt.resume.folder import take
-from tfopt.resume.identity import identity_of, require_the_same
+from tfopt.resume.callback_memory import CallbackStates
+from tfopt.resume.folder import lock_folder
+from tfopt.resume.identity import identity_of, require_same_training
 from tfopt.resume.peers import LEAVE, SAVE, peers_of
-from tfopt.resume.position import Fit, again_in, data_facts, go_through, start_at
+from tfopt.resume.position import Fit, data_facts, replay_epochs, replay_in, start_at
 from tfopt.resume.preemption import PREEMPTED, listening
 from tfopt.resume.shared_store import SharedStore
 from tfopt.resume.store import Store
 from tfopt.resume.variables import (
     build_all,
-    put_back,
-    require_all_there,
+    require_no_new_variables,
+    restore_values,
     values_of,
     variables_of,
 )
@@ -62,17 +61,17 @@ class Settings:
         seconds = self.every_seconds
         if seconds is not None and not (seconds and within(seconds, 0, math.inf)):
             raise UserError(
-                "resume(every_seconds=...) is not usable.",
+                "Invalid resume(every_seconds=...).",
                 expected="a number above 0, or None",
                 received=seconds,
             )
 
 
 def folder_of(path: object) -> Path:
-    """Return the folder that a user names."""
+    """Return the absolute path of the folder."""
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise UserError(
-            "The folder of the checkpoints is not one.",
+            "Invalid resume(folder).",
             expected="a text or a pathlib.Path",
             received=repr(path),
         )
@@ -81,25 +80,25 @@ def folder_of(path: object) -> Path:
 
 @dataclass
 class _Position:
-    """How far a training is; each checkpoint holds these under their names."""
+    """The position of a training, saved in each checkpoint."""
 
     epoch: int
     first_epoch: int
     step: int = 0
-    """The batches of this epoch that are trained."""
+    """The trained batches of this epoch."""
     trained: int = 0
-    """The batches of all epochs that are trained."""
+    """The trained batches of all epochs."""
     stopped: bool = False
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}, batch {self.step}"
 
 
-_POSITION = [each.name for each in fields(_Position)]
+_POSITION = [field.name for field in fields(_Position)]
 
 
 class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
-    """What ``Resume`` makes for one ``fit``."""
+    """The callback that saves and restores one ``fit``, added by ``Resume``."""
 
     def __init__(self, settings: Settings, fit: Fit, others: list[Any]) -> None:
         super().__init__()
@@ -112,7 +111,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._logs: dict[str, float] = {}
         self._random_at_epoch: Any = None
         self._half_epoch: dict[str, Any] | None = None
-        self._looked_at_step = False
+        self._step_checked = False
         self._open = ExitStack()
         finalize(fit.callbacks, self._open.close)
 
@@ -125,7 +124,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _begin(self) -> None:
         build_all(self.model, self._data)
-        again = again_in(self._data, self._shuffles)
+        replay = replay_in(self._data, self._shuffles)
         peers = self._peers = peers_of(self.model)
         self._variables = variables_of(self.model)
         data = data_facts(self._data)
@@ -134,23 +133,23 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         store = self._store = (
             Store(folder, keep) if peers.count == 1 else SharedStore(folder, keep, peers)
         )
-        peers.all_do(lambda: take(folder, store, self._open, peers.writes))
-        found = store.read_newest()
-        peers.all_do(lambda: require_the_same(found, self._identity, store.folder))
-        self._memory = Memory(self._others)
-        if self._memory.forgotten:
+        peers.run_on_all(lambda: lock_folder(folder, store, self._open, peers.writes))
+        newest = store.read_newest()
+        peers.run_on_all(lambda: require_same_training(newest, self._identity, store.folder))
+        self._states = CallbackStates(self._others)
+        if self._states.not_saved:
             _warn(
-                f"Not in the checkpoints: what {', '.join(self._memory.forgotten)} may remember. "
-                "A callback with get_state() and set_state(state) is asked for it."
+                f"The state of {', '.join(self._states.not_saved)} is not in the checkpoints. "
+                "Give the callback get_state() and set_state(state) to save it."
             )
-        self._asked = self._open.enter_context(listening())
-        if found is None:
+        self._preempted = self._open.enter_context(listening())
+        if newest is None:
             self._save()
             if isinstance(self._store, SharedStore):
                 self._store.require_one_folder()
         else:
-            go_through(self._data, found[1]["epoch"] - found[1]["first_epoch"], again)
-            self._go_on(*found)
+            replay_epochs(self._data, newest[1]["epoch"] - newest[1]["first_epoch"], replay)
+            self._restore(*newest)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         setattr(self.model, FIRST_EPOCH, None)
@@ -159,15 +158,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         if state is None:
             self._random_at_epoch = random_state.capture_host()
             return
-        # What the others have just done at this epoch's beginning, they had done before.
-        self._put_back(state)
+        # Undoes the on_epoch_begin of other callbacks, which they ran before the checkpoint.
+        self._assign_state(state)
         random_state.restore_host(state["random_at_epoch"])
         self._at.step, self._logs = state["step"], state["logs"]
-        # Not the state itself, which has all weights in it.
+        # Does not keep the state with all weights.
         random, last_logs = state["random"], state["logs"]
         start_at(self._data, self._at.step, lambda: random_state.restore_host(random))
         plain = getattr(self.model, LOGS_OF_EPOCH)
-        # Where no batch is left in this epoch, Keras has no logs of one to report.
+        # Without a remaining batch in this epoch Keras has no logs.
         setattr(self.model, LOGS_OF_EPOCH, lambda given: plain(given or last_logs))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -175,15 +174,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._at.trained += trained - self._at.step
         self._at.step = trained
         self._logs = _numbers(logs or {})
-        if not self._looked_at_step:
-            self._looked_at_step = True
-            require_all_there(self.model, self._variables)
+        if not self._step_checked:
+            self._step_checked = True
+            require_no_new_variables(self.model, self._variables)
         steps = self._settings.every_steps
-        many = steps is not None and self._at.trained - self._saved_at >= steps
-        decided = self._peers.decided(LEAVE if self._asked.is_set() else self._wish_by_time())
-        if many or decided in (SAVE, LEAVE):
+        is_due = steps is not None and self._at.trained - self._saved_at >= steps
+        action = self._peers.decide(LEAVE if self._preempted.is_set() else self._wish_by_time())
+        if is_due or action in (SAVE, LEAVE):
             self._save()
-        if decided == LEAVE:
+        if action == LEAVE:
             self._leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -191,8 +190,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._at.epoch, self._at.step, self._logs = epoch + 1, 0, {}
         self._at.stopped = bool(self.model.stop_training)
         self._save()
-        wish, ends = LEAVE if self._asked.is_set() else "", self._at.epoch >= self.params["epochs"]
-        if self._peers.decided(wish, ends) == LEAVE:
+        ends = self._at.epoch >= self.params["epochs"]
+        if self._peers.decide(LEAVE if self._preempted.is_set() else "", ends) == LEAVE:
             self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -201,63 +200,63 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _wish_by_time(self) -> str:
         seconds = self._settings.every_seconds
-        # One of several workers looks at the time for all.
+        # Of several workers only the chief checks the time.
         if seconds is None or not self._peers.writes:
             return ""
         return SAVE if time.monotonic() - self._saved_at_s >= seconds else ""
 
-    def _go_on(self, name: str, state: dict[str, Any]) -> None:
+    def _restore(self, name: str, state: dict[str, Any]) -> None:
         self._at = _Position(**{part: state[part] for part in _POSITION})
         self._saved_at = self._at.trained
         self._random_at_epoch = state["random_at_epoch"]
         setattr(self._data, KNOWN_BATCHES, state["batches_known"])
-        _log.info("going on from %s: %s", name, self._at)
-        for left in self._put_back(state):
-            _warn(f"{name} remembers {left}, which no callback here has as it was.")
+        _log.info("resuming from %s: %s", name, self._at)
+        for callback in self._assign_state(state):
+            _warn(f"{name} has a state of {callback}, which is not among the callbacks.")
         epochs = self.params["epochs"]
         setattr(self.model, FIRST_EPOCH, epochs if self._at.stopped else self._at.epoch)
         if self._at.stopped or self._at.epoch >= epochs:
-            _warn(f"Nothing is left to train after epoch {self._at.epoch}, says {name}.")
+            _warn(f"Nothing is left to train after epoch {self._at.epoch}, according to {name}.")
         elif self._at.step:
             self._half_epoch = state
             random_state.restore_host(state["random_at_epoch"])
             return
         random_state.restore_host(state["random"])
 
-    def _put_back(self, state: dict[str, Any]) -> list[str]:
+    def _assign_state(self, state: dict[str, Any]) -> list[str]:
         for named, values in zip(variables_of(self.model), state["variables"], strict=True):
-            put_back(named.variable, values)
-        return self._memory.put_back(state["callbacks"])
+            restore_values(named.variable, values)
+        return self._states.restore(state["callbacks"])
 
     def _save(self) -> None:
-        """Add a checkpoint of the present state; weights that are not finite end the training."""
+        """Write a checkpoint of the current state; refuse weights that are not finite."""
         variables = variables_of(self.model)
-        values = [values_of(each.variable) for each in variables]
-        for named, each in zip(variables, values, strict=True):
-            if named.trainable and not all(map(_finite, each)):
-                self._peers.meet()  # their weights are the same
+        values = [values_of(named.variable) for named in variables]
+        for named, copies in zip(variables, values, strict=True):
+            if named.trainable and not all(map(_finite, copies)):
+                self._peers.barrier()  # all have the same weights
                 raise UserError(
                     f"{named.name} has weights that are not finite at {self._at} (step "
                     f"{self._at.trained} of the training).",
                     expected="finite numbers",
-                    fix="a lower learning rate, or clipnorm; the checkpoints in "
-                    f"{self._settings.folder} are from before",
+                    fix="lower the learning rate, or set clipnorm; the checkpoints in "
+                    f"{self._settings.folder} are finite",
                 )
         self._saved_at, self._saved_at_s = self._at.trained, time.monotonic()
         self._write(self._state(variables, values))
 
     def _state(self, variables: list[Any], values: list[Any]) -> dict[str, Any]:
         if not self._peers.writes:
-            # What is the same on every worker is in the chief's checkpoint.
+            # Values that are equal on all workers are in the chief's checkpoint.
             pairs = zip(variables, values, strict=True)
-            values = [None if named.alike else value for named, value in pairs]
+            values = [None if named.is_shared else value for named, value in pairs]
         return {
-            "identity": {**self._identity, "variables": [each.facts for each in variables]},
+            "identity": {**self._identity, "variables": [named.facts for named in variables]},
             **asdict(self._at),
             "batches_known": getattr(self._data, KNOWN_BATCHES),
             "logs": self._logs,
             "variables": values,
-            "callbacks": self._memory.read(),
+            "callbacks": self._states.read(),
             "random": random_state.capture_host(),
             "random_at_epoch": self._random_at_epoch,
         }
@@ -268,13 +267,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         except UserError as error:
             _warn(
                 f"No checkpoint was written at {self._at}: {error.what} ({error.received}) The "
-                "training goes on."
+                "training continues."
             )
 
     def _leave(self) -> None:
         self._open.close()
         _log.warning(
-            "SIGTERM at %s: ending with status %d; run again, it goes on", self._at, PREEMPTED
+            "SIGTERM at %s: ending with status %d; run the script again to resume",
+            self._at,
+            PREEMPTED,
         )
         raise SystemExit(PREEMPTED)
 

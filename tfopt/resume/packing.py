@@ -1,7 +1,4 @@
-"""Turn values into JSON and arrays, and back into equal values of the same types.
-
-What cannot come back as it was is refused by its type, and never left out.
-"""
+"""Convert values to JSON and arrays, and back to equal values of the same types."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Any
 import numpy as np
 
 
-class Unsaveable(TypeError):
-    """A value of a type that no checkpoint holds."""
+class NotSerializable(TypeError):
+    """A value of a type that cannot be saved."""
 
 
 def pack(value: Any, arrays: list[Any]) -> Any:
@@ -20,31 +17,31 @@ def pack(value: Any, arrays: list[Any]) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [pack(each, arrays) for each in value]
+        return [pack(part, arrays) for part in value]
     if kind is tuple:
-        return {"!": "tuple", "of": [pack(each, arrays) for each in value]}
+        return {"!": "tuple", "of": [pack(part, arrays) for part in value]}
     if kind is dict:
-        of = [[pack(key, arrays), pack(each, arrays)] for key, each in value.items()]
+        of = [[pack(key, arrays), pack(part, arrays)] for key, part in value.items()]
         return {"!": "dict", "of": of}
     if kind is not np.ndarray and not isinstance(value, np.generic):
-        raise Unsaveable(kind.__name__)
+        raise NotSerializable(kind.__name__)
     array = np.asarray(value)
-    # Texts are objects to NumPy: their bytes would be addresses.
+    # The bytes of an object array are addresses.
     if array.dtype.hasobject or array.dtype.names is not None:
-        raise Unsaveable(f"{kind.__name__} of {array.dtype}")
+        raise NotSerializable(f"{kind.__name__} of {array.dtype}")
     arrays.append(array)
     return {"!": "array" if kind is np.ndarray else "scalar", "of": len(arrays) - 1}
 
 
 def unpack(packed: Any, arrays: list[Any]) -> Any:
-    """Return what was packed."""
+    """Return the value of ``pack``."""
     if isinstance(packed, list):
-        return [unpack(each, arrays) for each in packed]
+        return [unpack(part, arrays) for part in packed]
     if not isinstance(packed, dict):
         return packed
     kind, of = packed["!"], packed["of"]
     if kind == "tuple":
-        return tuple(unpack(each, arrays) for each in of)
+        return tuple(unpack(part, arrays) for part in of)
     if kind == "dict":
-        return {unpack(key, arrays): unpack(each, arrays) for key, each in of}
+        return {unpack(key, arrays): unpack(part, arrays) for key, part in of}
     return arrays[of][()] if kind == "scalar" else arrays[of]

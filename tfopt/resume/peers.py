@@ -1,7 +1,7 @@
-"""Let the workers that train one model save and stop at the end of the same batch.
+"""Let all workers of a training save and stop at the end of the same batch.
 
-What one worker wants (to save, to leave) is done by all or by none, and nobody waits for that. An
-error of one before the training is an error on all.
+A worker's wish (to save, to leave) is fulfilled by all or by none, without waiting. An error of one
+worker before the training is raised on all.
 """
 
 from __future__ import annotations
@@ -16,35 +16,34 @@ from tfopt.errors import UserError, WorkerMissing
 T = TypeVar("T")
 
 _trainings = count()
-# So many decisions are deleted together: they are of no use any more, and would pile up.
-_DELETED_TOGETHER = 256
+_DELETED_TOGETHER = 256  # old decisions
 _NOTHING = "-"
-# What a worker may want after a batch, and all do then.
+# The wishes of a worker after a batch.
 SAVE, LEAVE = "save", "leave"
 
 
-class Alone:
-    """A training in one process: see ``Several`` for what its methods do."""
+class SingleWorker:
+    """A training in one process, with the methods of ``SeveralWorkers``."""
 
     name, writes, count = "worker 0", True, 1
 
-    def all_do(self, step: Callable[[], T]) -> T:
+    def run_on_all(self, step: Callable[[], T]) -> T:
         return step()
 
     def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {self.name: facts}
 
-    def decided(self, wish: str, ends: bool = False) -> str:
+    def decide(self, wish: str, ends: bool = False) -> str:
         return wish
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         pass
 
 
-class Several:
+class SeveralWorkers:
     """One worker of several, in a cluster that ``tfopt.distribute`` has joined.
 
-    ``writes`` says whether its checkpoints are the ones that hold the weights.
+    ``writes``: its checkpoints have the weights.
     """
 
     def __init__(self, exchange: Any) -> None:
@@ -52,58 +51,58 @@ class Several:
         self._exchange = exchange
         self.name, self.writes = place.name, place.is_chief
         self.count = place.workers
-        # Every worker begins as many trainings.
+        # All workers begin the same number of trainings.
         self._key = f"tfopt/resume/{next(_trainings)}"
         self._turns: Iterator[int] = count()
 
-    def all_do(self, step: Callable[[], T]) -> T:
-        """Do it here, and return once every other worker has done it too."""
-        wrong: UserError | None = None
-        done: list[T] = []
+    def run_on_all(self, step: Callable[[], T]) -> T:
+        """Run ``step`` and wait for the other workers; raise an error if it fails on one."""
+        failure: UserError | None = None
+        results: list[T] = []
         try:
-            done.append(step())
+            results.append(step())
         except UserError as error:
-            wrong = error
-        answers = self.share({"wrong": wrong and wrong.what})
-        if wrong is not None:
-            raise wrong
-        for name, each in answers.items():
-            if each["wrong"] is not None:
+            failure = error
+        facts = self.share({"wrong": failure and failure.what})
+        if failure is not None:
+            raise failure
+        for name, fact in facts.items():
+            if fact["wrong"] is not None:
                 raise UserError(
-                    f"{name} cannot go on: {each['wrong']}",
+                    f"{name} cannot resume: {fact['wrong']}",
                     expected="all workers ready to train",
                     fix=f"see the output of {name}",
                 )
-        return done[0]
+        return results[0]
 
     def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return what each worker shares, by its name."""
-        answers: dict[str, dict[str, Any]] = self._exchange.gather(
-            {"call": "what tfopt.resume settles", **facts}
+        """Return the facts of all workers, by their names."""
+        gathered: dict[str, dict[str, Any]] = self._exchange.gather(
+            {"call": "tfopt.resume", **facts}
         )
-        return answers
+        return gathered
 
-    def decided(self, wish: str, ends: bool = False) -> str:
-        """Return what all do after this batch or epoch; ``ends``: nothing is left to train.
+    def decide(self, wish: str, ends: bool = False) -> str:
+        """Return the action of all after this batch or epoch; ``ends``: nothing is left to train.
 
-        The first worker to come decides, by writing what nobody can write again. A wish that comes
-        too late is written for the next turn now: the others come to that one only after a step for
-        which they need this worker.
+        The first worker decides, by writing a value that others cannot overwrite. A wish that is
+        too late is written for the next turn, which the others reach only after a step that needs
+        this worker.
         """
         turn = next(self._turns)
-        what = wish if self._written(turn, wish) else self._read(turn)
-        if wish and what != wish:
+        action = wish if self._written(turn, wish) else self._read(turn)
+        if wish and action != wish:
             self._written(turn + 1, wish)
-        if ends or what == LEAVE:
-            self.meet()
+        if ends or action == LEAVE:
+            self.barrier()
         if self.writes and turn and turn % _DELETED_TOGETHER == 0:
             earlier = turn // _DELETED_TOGETHER - 1
             self._exchange.store.delete_config_key_value(f"{self._key}/{earlier}")
-        return "" if what == _NOTHING else what
+        return "" if action == _NOTHING else action
 
-    def meet(self) -> None:
-        """Wait for the others: the chief, which has the store, may end after this."""
-        self._exchange.meet("what tfopt.resume settles")
+    def barrier(self) -> None:
+        """Wait for the others; the chief, which has the store, may end afterwards."""
+        self._exchange.barrier("tfopt.resume")
 
     def _written(self, turn: int, wish: str) -> bool:
         import tensorflow as tf
@@ -124,7 +123,7 @@ class Several:
         return f"{self._key}/{turn // _DELETED_TOGETHER}/{turn}"
 
     def _bounded(self, call: Callable[[], Any]) -> Any:
-        """Call TensorFlow's store, which waits without end for a chief that stands still."""
+        """Call TensorFlow's store with a timeout, which it lacks for a hanging chief."""
         if self.writes:
             return call()
         outcome: list[Any] = []
@@ -141,38 +140,38 @@ class Several:
         if not outcome:
             chief = next(iter(self._exchange.place.addresses))
             raise WorkerMissing(
-                f"{chief} did not come to a step that {self.name} waited in.",
-                expected=f"an answer within {self._exchange.timeout_s:g} s",
-                received="none, on a connection that is there",
-                fix="see whether it stands still",
+                f"{chief} did not reach a step in which {self.name} waited.",
+                expected=f"a reply within {self._exchange.timeout_s:g} s",
+                received="no reply, on an open connection",
+                fix="check whether it hangs",
             )
-        answer, error = outcome[0]
+        result, error = outcome[0]
         if error is not None:
             raise error
-        return answer
+        return result
 
 
-Peers: TypeAlias = Alone | Several
+Peers: TypeAlias = SingleWorker | SeveralWorkers
 
 
 def exchange_of(strategy: Any) -> Any:
-    """Return the exchange among the workers of a strategy; None where it has one process."""
+    """Return the exchange between the workers of a strategy; None for a single process."""
     return getattr(strategy, "_tfopt_exchange", None)
 
 
 def peers_of(model: Any) -> Peers:
-    """Return those that train this model together."""
+    """Return the workers that train this model."""
     import tensorflow as tf
 
     strategy = model.distribute_strategy
     exchange = exchange_of(strategy)
     if exchange is not None:
-        return Several(exchange)
+        return SeveralWorkers(exchange)
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise UserError(
             "resume() cannot reach the other workers of this strategy.",
             expected="a model built inside tfopt.distribute()",
-            received="a MultiWorkerMirroredStrategy of the script's own",
-            fix="with tfopt.distribute(): in its place; it reads the same TF_CONFIG",
+            received="another MultiWorkerMirroredStrategy",
+            fix="use tfopt.distribute() in its place; it reads the same TF_CONFIG",
         )
-    return Alone()
+    return SingleWorker()

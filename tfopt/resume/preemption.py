@@ -1,4 +1,4 @@
-"""Hear the SIGTERM that a machine sends before it is taken away."""
+"""Handle the SIGTERM before a preemption."""
 
 from __future__ import annotations
 
@@ -10,40 +10,37 @@ from contextlib import contextmanager
 from typing import Any
 
 PREEMPTED = 75
-"""The exit status of a training that saved and ended on SIGTERM: start it again, it goes on.
-
-It is EX_TEMPFAIL of sysexits.h, which no shell, Python or signal gives for anything else.
-"""
+"""The exit status of a training that saved and ended on SIGTERM: EX_TEMPFAIL of sysexits.h."""
 
 
 @contextmanager
 def listening() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets; afterwards the handler is the one from before.
+    """Yield an event that SIGTERM sets, and restore the handler afterwards.
 
-    Signals reach Python's main thread alone: in another one the event is never set.
+    In another thread than Python's main thread the event is never set.
     """
-    asked, over = threading.Event(), threading.Event()
+    preempted, over = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield preempted
         return
     process = os.getpid()
 
     def on_signal(number: int, frame: Any) -> None:
-        # A forked process, as one that makes batches, ends by SIGTERM as ever.
+        # A forked process, such as one that makes batches, ends by SIGTERM.
         if os.getpid() == process and not over.is_set():
-            asked.set()
+            preempted.set()
             return
         signal.signal(signal.SIGTERM, before)
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, on_signal)
-    # None is a handler that was not installed from Python, which cannot be put back.
+    # None is a handler from outside Python, which cannot be restored.
     before = signal.SIG_DFL if before is None else before
     try:
-        yield asked
+        yield preempted
     finally:
         over.set()
-        # A training that an error has ended may be collected in another thread, where no handler
-        # can be set: this one then hands the signal on.
+        # A failed training may be collected in another thread, which cannot set a handler: this
+        # handler then forwards the signal.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)

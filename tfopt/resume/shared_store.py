@@ -1,8 +1,8 @@
-"""Keep the checkpoints of several workers: the chief's with the weights, and each other one's own.
+"""Store the checkpoints of several workers: the chief's with the weights, and a part of each other.
 
-Running metrics, random state and what callbacks remember differ from worker to worker, and are in
-a folder for each. Nobody waits for the others to write; a training goes on from the newest
-checkpoint of which all workers have their part, whole.
+Running metrics, random state and the states of callbacks differ between workers, and are in a
+folder for each. No worker waits for others to write; a training resumes from the newest checkpoint
+of which all workers have an intact part.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.resume.peers import Peers
-from tfopt.resume.store import Store, Unreadable, name_of, warn_damaged
+from tfopt.resume.store import DamagedCheckpoint, Store, name_of, warn_damaged
 
 
 class SharedStore:
-    """A ``Store`` among several workers, each of which calls ``read_newest`` as often."""
+    """A ``Store`` of several workers, all of which must call ``read_newest``."""
 
     def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
         self._peers = peers
-        # Two more than asked, since the chief may save at a batch's and at its epoch's end before
-        # another worker has begun the first of them.
+        # The chief may write two checkpoints (of a batch and of its epoch) before another worker.
         self._chiefs = Store(folder, keep + 2)
         own = folder if peers.writes else folder / f"of-{peers.name.replace(' ', '-')}"
         self._own = Store(own, keep + 2)
@@ -29,75 +28,76 @@ class SharedStore:
         self._number = 0
 
     def write(self, state: Any) -> str:
-        """Add this worker's part; a worker keeps the parts of all that the chief has."""
+        """Write this worker's part; keep the parts of all checkpoints of the chief."""
         self._number += 1
         if self._peers.writes:
             return self._own.write(state, self._number)
         numbers = self._chiefs.numbers()
-        kept = [each for each in self._own.numbers() if each >= min(numbers, default=0)]
+        kept = [number for number in self._own.numbers() if number >= min(numbers, default=0)]
         return Store(self.folder, len(kept) + 1).write(state, self._number)
 
     def read_newest(self) -> tuple[str, Any] | None:
         """Return name and state of the newest checkpoint that all workers can read."""
-        answers = self._peers.share({"numbers": self._own.numbers()})
-        numbers = {name: set(each["numbers"]) for name, each in answers.items()}
+        facts = self._peers.share({"numbers": self._own.numbers()})
+        numbers = {name: set(fact["numbers"]) for name, fact in facts.items()}
         damaged: list[str] = []
         for number in sorted(set.intersection(*numbers.values()), reverse=True):
-            state, wrong = self._read(number)
-            answers = self._peers.share({"wrong": wrong})
-            bad = [f"{name}: {each['wrong']}" for name, each in answers.items() if each["wrong"]]
-            if not bad:
-                for each in damaged:
-                    warn_damaged(self._chiefs.folder, each)
-                self._go_on_after(number)
+            state, error = self._read(number)
+            facts = self._peers.share({"wrong": error})
+            errors = [f"{name}: {fact['wrong']}" for name, fact in facts.items() if fact["wrong"]]
+            if not errors:
+                for text in damaged:
+                    warn_damaged(self._chiefs.folder, text)
+                self._continue_after(number)
                 return name_of(number), state
-            damaged.append(f"{name_of(number)}: {'; '.join(bad)}")
-        # Before the first batch all wait for each other, so only of the first one may parts miss.
-        if damaged or any(max(each, default=0) > 1 for each in numbers.values()):
-            parts = [f"{name} has {sorted(each)}" for name, each in numbers.items()]
+            damaged.append(f"{name_of(number)}: {'; '.join(errors)}")
+        # All workers wait before the first batch, so parts of the first checkpoint may be missing.
+        if damaged or any(max(of_worker, default=0) > 1 for of_worker in numbers.values()):
+            parts = [f"{name} has {sorted(of_worker)}" for name, of_worker in numbers.items()]
             raise UserError(
                 f"No checkpoint in {self._chiefs.folder} can be read by all workers.",
                 expected="at least one of which each worker has its part",
                 received="; ".join([*parts, *damaged]),
-                fix="see that all workers see the same folder; remove it to train from the start",
+                fix="check that all workers share the folder; remove it to train from the start",
             )
-        self._go_on_after(0)
+        self._continue_after(0)
         return None
 
     def clear_unfinished(self) -> None:
-        """Remove what this worker left when it was killed while it wrote."""
+        """Remove the unfinished files of a killed worker."""
         self._own.clear_unfinished()
 
     def require_one_folder(self) -> None:
-        """Wait until the chief has its first checkpoint, and refuse a folder without it."""
+        """Wait for the first checkpoint of the chief, and refuse a folder without it."""
         self._peers.share({"written": self._number})
-        self._peers.all_do(self._see_the_chiefs)
+        self._peers.run_on_all(self._require_chiefs)
 
-    def _see_the_chiefs(self) -> None:
+    def _require_chiefs(self) -> None:
         if not self._chiefs.numbers():
             raise UserError(
                 f"{self._peers.name} does not see the checkpoints of the chief.",
-                expected=f"a folder that all workers share, as {self._chiefs.folder} is said to be",
+                expected=f"a folder {self._chiefs.folder} that all workers share",
                 received="no checkpoint there",
-                fix="a folder on a file system that each machine has mounted",
+                fix="use a folder on a file system that each machine has mounted",
             )
 
     def _read(self, number: int) -> tuple[Any, str | None]:
-        """Return what this worker goes on from, or what is wrong with its part."""
+        """Return the state of this worker, or the error of its part."""
         try:
             own = self._own.read(number)
             if self._peers.writes:
                 return own, None
             chiefs = self._chiefs.read(number)
-        except Unreadable as error:
+        except DamagedCheckpoint as error:
             return None, str(error)
         if own["trained"] != chiefs["trained"]:
             return None, f"of batch {own['trained']}, the chief's of {chiefs['trained']}"
         pairs = zip(own["variables"], chiefs["variables"], strict=True)
-        variables = [theirs if mine is None else mine for mine, theirs in pairs]
+        variables = [of_chief if value is None else value for value, of_chief in pairs]
         return {**own, "variables": variables}, None
 
-    def _go_on_after(self, number: int) -> None:
-        for later in (each for each in self._own.numbers() if each > number):
-            self._own.remove(later)
+    def _continue_after(self, number: int) -> None:
+        for later in self._own.numbers():
+            if later > number:
+                self._own.remove(later)
         self._number = number

@@ -1,7 +1,7 @@
-"""Keep checkpoints in a folder: each is one file, there whole or not at all, verified when read.
+"""Store checkpoints in a folder, one file each, written atomically and verified on reading.
 
-A write that fails leaves the earlier checkpoints as they were. One that is cut short or altered is
-named in a warning, and the one before it is read; where none is whole, reading is refused.
+A failed write leaves earlier checkpoints unchanged. A damaged one is named in a warning, and the
+one before it is read; without an intact one reading is refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from tfopt.files import write_atomically
 from tfopt.resume.packing import pack, unpack
 
 _NAME = "checkpoint-"
-# Written into each checkpoint; one more whenever what is in them changes.
-FORMAT = 4
+FORMAT = 4  # of the checkpoints; increased with every change of their content
 
 
-class Unreadable(Exception):
-    """What is wrong with a checkpoint, in words."""
+class DamagedCheckpoint(Exception):
+    """The error of reading a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Store:
     keep: int
 
     def write(self, state: Any, number: int | None = None) -> str:
-        """Add a checkpoint and return its name; a UserError leaves the others unharmed."""
+        """Write a checkpoint and return its name; on an error the others stay unchanged."""
         name = name_of(max(self.numbers(), default=0) + 1 if number is None else number)
         write_atomically(self.folder / name, lambda path: _write(path, state))
         _sync_folder(self.folder)
@@ -46,52 +45,51 @@ class Store:
         return name
 
     def read_newest(self) -> tuple[str, Any] | None:
-        """Return name and state of the newest whole checkpoint; None where there is none at all.
+        """Return name and state of the newest intact checkpoint; None if there is none at all.
 
-        Those that are not whole are removed, once an older one was found whole.
+        Damaged ones are removed if there is an older intact one.
         """
         damaged: dict[int, str] = {}
         for number in reversed(self.numbers()):
             try:
-                found = self.read(number)
-            except Unreadable as wrong:
-                damaged[number] = f"{name_of(number)}: {wrong}"
+                state = self.read(number)
+            except DamagedCheckpoint as error:
+                damaged[number] = f"{name_of(number)}: {error}"
                 continue
-            for each, wrong_there in damaged.items():
-                warn_damaged(self.folder, wrong_there)
-                self.remove(each)
-            return name_of(number), found
+            for later, text in damaged.items():
+                warn_damaged(self.folder, text)
+                self.remove(later)
+            return name_of(number), state
         if damaged:
             raise UserError(
                 f"No checkpoint in {self.folder} can be read.",
-                expected="at least one that is whole",
+                expected="at least one intact checkpoint",
                 received="; ".join(damaged.values()),
-                fix="remove the folder to train from the start, or take another one",
+                fix="remove the folder to train from the start, or use another one",
             )
         return None
 
     def read(self, number: int) -> Any:
-        """Return the state in one checkpoint; raise Unreadable where it is not whole."""
+        """Return the state of a checkpoint, verified by the checksums of its zip file."""
         path = self.folder / name_of(number)
-        # The zip file around the arrays has a checksum of each.
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
                 document = json.loads(members["state"].tobytes())
                 flat = [members[f"array_{n}"] for n in range(len(document["arrays"]))]
         except OSError as error:
-            raise Unreadable(error.strerror or str(error)) from None
+            raise DamagedCheckpoint(error.strerror or str(error)) from None
         except (BadZipFile, EOFError, KeyError, ValueError, NotImplementedError) as error:
-            raise Unreadable(f"not as it was written: {error}") from None
+            raise DamagedCheckpoint(f"damaged: {error}") from None
         if document["format"] != FORMAT:
             raise UserError(
                 f"{path} was written by another version of tfopt.",
-                expected=f"a checkpoint of form {FORMAT}",
-                received=f"form {document['format']}",
-                fix="end that training with the version that began it, or train from the start in "
-                "a folder of its own",
+                expected=f"a checkpoint of format {FORMAT}",
+                received=f"format {document['format']}",
+                fix="finish that training with the same version, or train from the start in "
+                "another folder",
             )
         pairs = zip(flat, document["arrays"], strict=True)
-        arrays = [each.view(_dtype(name)).reshape(shape) for each, (name, shape) in pairs]
+        arrays = [array.view(_dtype(name)).reshape(shape) for array, (name, shape) in pairs]
         return unpack(document["state"], arrays)
 
     def remove(self, number: int) -> None:
@@ -99,9 +97,9 @@ class Store:
         (self.folder / name_of(number)).unlink(missing_ok=True)
 
     def clear_unfinished(self) -> None:
-        """Remove what a process left that was killed while it wrote."""
-        for left in self.folder.glob(f".{_NAME}*"):
-            left.unlink(missing_ok=True)
+        """Remove the unfinished files of a killed process."""
+        for path in self.folder.glob(f".{_NAME}*"):
+            path.unlink(missing_ok=True)
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints, in order."""
@@ -114,10 +112,10 @@ def name_of(number: int) -> str:
     return f"{_NAME}{number:06d}"
 
 
-def warn_damaged(folder: Path, wrong: str) -> None:
-    """Warn that a checkpoint is passed over."""
+def warn_damaged(folder: Path, text: str) -> None:
+    """Warn that a checkpoint is skipped."""
     warnings.warn(
-        f"{folder}: {wrong}. It cannot be used, and the checkpoint before it is taken.",
+        f"{folder}: {text}. It is skipped, and the checkpoint before it is used.",
         RuntimeWarning,
         stacklevel=4,
     )
@@ -127,12 +125,12 @@ def _write(path: str, state: Any) -> None:
     arrays: list[Any] = []
     packed = pack(state, arrays)
     # As bytes, since NumPy's files have no bfloat16 and no eight-bit floats.
-    flat = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
-    index = [[each.dtype.name, list(each.shape)] for each in arrays]
-    described = json.dumps({"format": FORMAT, "state": packed, "arrays": index}).encode()
-    members: dict[str, Any] = {f"array_{number}": each for number, each in enumerate(flat)}
+    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    index = [[array.dtype.name, list(array.shape)] for array in arrays]
+    document = json.dumps({"format": FORMAT, "state": packed, "arrays": index}).encode()
+    members: dict[str, Any] = {f"array_{number}": array for number, array in enumerate(flat)}
     with open(path, "wb") as file:
-        np.savez(file, state=np.frombuffer(described, np.uint8), **members)
+        np.savez(file, state=np.frombuffer(document, np.uint8), **members)
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,6 +1,6 @@
-"""Find out whether the order of a tf.data pipeline can come back, and what has to happen for it.
+"""Decide whether the order of a tf.data pipeline can be reproduced, and how.
 
-Nothing is read from the data, and no iterator is made, which would draw from the seeds.
+No iterator is created, which would draw from the seeds.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from tfopt.errors import UserError
 
-# Each makes its input's iterator along with its own, and makes it once: a shuffle below draws its
-# seeds for an epoch when that epoch's iterator is made.
-_MAKE_ONE_ITERATOR = frozenset(
+# They create one iterator of their input with their own, in which a shuffle before them draws the
+# seeds of an epoch.
+_ONE_ITERATOR = frozenset(
     {
         "_AssertCardinalityDataset",
         "_BatchDataset",
         "_FilterDataset",
-        "_FlatMapDataset",  # of its input, not of what its function makes
+        "_FlatMapDataset",  # of its input, not of the results of its function
         "_MapDataset",
         "_OptionsDataset",
         "_PaddedBatchDataset",
@@ -35,27 +35,27 @@ _MAKE_ONE_ITERATOR = frozenset(
 )
 
 
-def again_for(dataset: Any) -> str:
-    """Return what earlier epochs have to do again; refuse an order that differs in each run."""
-    again = "nothing"
+def replay_for(dataset: Any) -> str:
+    """Return how to replay earlier epochs; refuse an order that differs in each run."""
+    replay = "nothing"
     if dataset.options().deterministic is False:
-        raise _another_order("options().deterministic is False")
+        raise _order_not_reproducible("options().deterministic is False")
     for part, above in _parts(dataset, ()):
         name = type(part).__name__
         if name.startswith("_DataService"):
-            raise _another_order("a data service, whose workers finish in any order")
+            raise _order_not_reproducible("a data service, whose workers finish in any order")
         draws = name in ("_ShuffleDataset", "_RandomDataset")
         if draws and int(part._seed) == int(part._seed2) == 0:
-            raise _another_order("a shuffle without a seed")
+            raise _order_not_reproducible("a shuffle without a seed")
         if getattr(part, "_deterministic", None) == "false":
-            raise _another_order("deterministic=False")
+            raise _order_not_reproducible("deterministic=False")
         reshuffles = draws and getattr(part, "_reshuffle_each_iteration", True) is not False
-        # Of the datasets without a class tfopt's pipelines hold one: the seeds of their epochs.
+        # The seeds of epochs in tfopt's pipelines are a dataset without a class.
         if name == "_VariantDataset" or reshuffles:
-            if not set(above) <= _MAKE_ONE_ITERATOR:
+            if not set(above) <= _ONE_ITERATOR:
                 return "reading"
-            again = "iterators"
-    return again
+            replay = "iterators"
+    return replay
 
 
 def _parts(dataset: Any, above: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
@@ -64,11 +64,10 @@ def _parts(dataset: Any, above: tuple[str, ...]) -> Iterator[tuple[Any, tuple[st
         yield from _parts(below, (*above, type(dataset).__name__))
 
 
-def _another_order(what: str) -> UserError:
+def _order_not_reproducible(what: str) -> UserError:
     return UserError(
-        "This dataset comes in another order each time: a training could not go on where it was.",
-        expected="an order that is the same when the script is run again",
+        "The order of this dataset cannot be reproduced, which an exact resume needs.",
+        expected="the same order when the script is run again",
         received=what,
-        fix="shuffle(..., seed=1), or tf.random.set_seed(1) before it; and leave deterministic as "
-        "it is",
+        fix="shuffle(..., seed=1), or tf.random.set_seed(1) before it; and no deterministic=False",
     )

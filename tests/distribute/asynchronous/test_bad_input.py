@@ -15,7 +15,7 @@ from tfopt.distribute.asynchronous.building import (
     check_model,
     shares_of,
 )
-from tfopt.distribute.workers import answers
+from tfopt.distribute.workers import is_listening
 from tfopt.errors import UserError
 
 
@@ -23,16 +23,16 @@ def test_who_does_not_answer_is_named_and_an_uncompiled_model_is_an_error_in_eve
     cluster = cluster_of("until_stopped.py", workers=1, UNCOMPILED="1")
     cluster.start("ps 0")
     (ps,) = cluster.addresses["ps"]
-    cluster.until(lambda: answers(ps), "the ps to listen")
+    cluster.until(lambda: is_listening(ps), "the ps to listen")
     cluster.environment["PATIENCE_S"] = "1"
     cluster.start("chief 0")
     assert cluster.status("chief 0") == 1
-    assert f"worker 0 at {cluster.addresses['worker'][0]} did not come" in cluster.text("chief 0")
+    assert f"worker 0 at {cluster.addresses['worker'][0]} did not start" in cluster.text("chief 0")
     cluster.environment["PATIENCE_S"] = "60"
     cluster.start("worker 0", "chief 0")
     for task in ("chief 0", "ps 0", "worker 0"):
         assert cluster.status(task) == 1
-        assert "build() gave no compiled Keras 3 model" in cluster.text(task)
+        assert "build() returned no compiled Keras 3 model" in cluster.text(task)
 
 
 def test_a_cluster_of_another_kind(monkeypatch):
@@ -51,7 +51,7 @@ def test_distribute_among_parameter_servers_names_both_ways_out(monkeypatch):
     cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
     place = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
-    with pytest.raises(UserError, match="trains in step") as caught, tfopt.distribute():
+    with pytest.raises(UserError, match="trains synchronously") as caught, tfopt.distribute():
         pass
     assert "tfopt launch without --ps" in caught.value.fix
     assert "tfopt.train_asynchronously()" in caught.value.fix
@@ -62,7 +62,7 @@ def test_wrong_numbers_are_refused_before_the_cluster_is_looked_at():
     for wrong, message in (
         ({"epochs": 0}, "epochs is not a count"),
         ({"staleness": -1}, "staleness is not a count"),
-        ({"patience_s": 0}, "patience_s is no time"),
+        ({"patience_s": 0}, "Invalid `patience_s`"),
         ({"build": 3}, "build is not a function"),
         ({"data": [1.0]}, r"data is not a function(.|\n)*dataset\.shard\("),
     ):
@@ -80,9 +80,12 @@ def test_shares_that_cannot_be_trained_on():
 
     for data, message in (
         (lambda share: ten, "no tf.data.Dataset for worker 0"),
-        (lambda share: of_arrays(ten).repeat(), "does not say how many batches"),
+        (lambda share: of_arrays(ten).repeat(), "of unknown length"),
         (lambda share: of_arrays(ten[: share.index]).batch(2), "worker 0 is empty"),
-        (lambda share: of_arrays(ten).batch(2 + share.index, True), "worker 1 has other examples"),
+        (
+            lambda share: of_arrays(ten).batch(2 + share.index, True),
+            "worker 1 has other shapes or types",
+        ),
         (python, "calls Python"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
@@ -101,7 +104,7 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
         (3, "no compiled Keras 3 model"),
         (compiled(run_eagerly=True), "run_eagerly=True"),
         (compiled(steps_per_execution=2), "steps_per_execution=2"),
-        (compiled(keras.optimizers.SGD(gradient_accumulation_steps=2)), "each other's gradients"),
+        (compiled(keras.optimizers.SGD(gradient_accumulation_steps=2)), "the gradients of others"),
         (compiled(averaged), "ema_overwrite_frequency"),
         (compiled(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())), "mixed_bfloat16"),
     ):
@@ -110,7 +113,7 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
     check_model(compiled())
     second = compiled()
     second.others = {"of the critic": keras.optimizers.SGD(gradient_accumulation_steps=2)}
-    with pytest.raises(UserError, match=r"each other's gradients \(others\['of the critic'\]\)"):
+    with pytest.raises(UserError, match=r"the gradients of others \(others\['of the critic'\]\)"):
         check_model(second)
     check_callbacks(
         [
@@ -121,7 +124,7 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
         ]
     )
     each_batch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
-    with pytest.raises(UserError, match="at every batch"):
+    with pytest.raises(UserError, match="on every batch"):
         check_callbacks([each_batch])
 
 
@@ -143,7 +146,7 @@ def test_a_model_that_makes_weights_in_its_first_step_is_refused():
         return model
 
     spec = (tf.TensorSpec((None, 2)),)
-    with pytest.raises(UserError, match="Parts makes weights in its first step") as caught:
+    with pytest.raises(UserError, match="Parts creates weights in its first step") as caught:
         build_variables(made(), spec)
     assert "not built: dense" in str(caught.value)
     two = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -37,10 +37,10 @@ def test_every_optimizer_and_every_dtype_come_back(tmp_path, dtype):
     kept = progress(tmp_path, model)
     for variable in [*model.variables, *model.optimizer.variables, *model.second[0].variables]:
         variable.assign(np.full(variable.shape, 3))
-    kept.keep(7, model)
+    kept.save(7, model)
     again = built(dtype=dtype)
     kept = progress(tmp_path, again)
-    assert kept.go_on(again) == 7
+    assert kept.restore(again) == 7
     assert int(again.second[0].iterations.numpy()) == 3
     for old, new in (
         (model.variables, again.variables),
@@ -56,7 +56,7 @@ def test_what_another_training_has_kept_is_refused_before_anything_is_changed(tm
     import keras
 
     model = built()
-    progress(tmp_path, model).keep(1, model)
+    progress(tmp_path, model).save(1, model)
     for other, difference in (
         ({"activation": "tanh"}, "'tanh' here"),
         ({"optimizer": "adamw"}, "optimizer: class is 'Adam' in the checkpoint, 'AdamW' here"),
@@ -67,22 +67,22 @@ def test_what_another_training_has_kept_is_refused_before_anything_is_changed(tm
         different = built(**other)
         before = different.layers[0].kernel.numpy()
         with pytest.raises(UserError, match=difference):
-            progress(tmp_path, different).go_on(different)
+            progress(tmp_path, different).restore(different)
         np.testing.assert_array_equal(before, different.layers[0].kernel.numpy())
     # A metric more trains no other model, and neither does the rate that a callback has set.
     same = built(metrics=["mae"])
     kept = progress(tmp_path, same)
     same.optimizer.learning_rate = 0.25
-    assert kept.go_on(same) == 1
+    assert kept.restore(same) == 1
 
 
 def test_the_folder_is_one_trainings(tmp_path):
-    from tfopt.distribute.asynchronous.saved_progress import take_folder
+    from tfopt.distribute.asynchronous.saved_progress import open_folder
 
     with ExitStack() as held:
-        assert take_folder(tmp_path / "mine", held) == tmp_path / "mine"
+        assert open_folder(tmp_path / "mine", held) == tmp_path / "mine"
         with (
             ThreadPoolExecutor() as other,
-            pytest.raises(UserError, match="Another training has its checkpoints in"),
+            pytest.raises(UserError, match="Another training uses"),
         ):
-            other.submit(take_folder, tmp_path / "mine", ExitStack()).result()
+            other.submit(open_folder, tmp_path / "mine", ExitStack()).result()

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, optimizers
 
-from tfopt.distribute.asynchronous.lost_updates import kept_updates
+from tfopt.distribute.asynchronous.lost_updates import adding_updates
 
 
 def adds(function):
@@ -23,7 +23,7 @@ def test_what_is_assigned_is_added_only_inside():
             variable.assign(variable + 1)
 
     def mended():
-        with kept_updates([count]):
+        with adding_updates([count]):
             step()
 
     assert adds(tf.function(step)) == (0, 2)
@@ -56,7 +56,7 @@ def test_what_is_put_and_not_added_is_assigned(way):
     expected = np.asarray(value(keras.ops, variable))
 
     def step():
-        with kept_updates([variable]):
+        with adding_updates([variable]):
             variable.assign(value(keras.ops, variable))
 
     traced = tf.function(step, autograph=False)
@@ -91,7 +91,7 @@ def test_one_worker_trains_the_weights_of_plain_training():
             if not mended:
                 model.train_step(batch)
                 return
-            with kept_updates(variables):
+            with adding_updates(variables):
                 model.train_step(batch)
 
         model.reset_metrics()

@@ -55,14 +55,14 @@ def test_a_lost_ps_ends_every_task_and_is_named_and_what_was_kept_is_gone_on_fro
     cluster.start("ps 0", "worker 0", "worker 1", "chief 0")
     cluster.until(lambda: len(epochs(cluster)) >= 3, "three epochs")
     cluster.kill("ps 0")
-    lost = f"Lost, with the weights kept there: ps 0 at {cluster.addresses['ps'][0]}"
+    lost = f"A parameter server was lost, with its weights: ps 0 at {cluster.addresses['ps'][0]}"
     for task in ("chief 0", "worker 0", "worker 1"):
         assert cluster.status(task) == 1
         text = cluster.text(task)
         # TensorFlow may hold the chief back from telling: then the others see it end.
-        if task == "chief 0" or "is gone" not in text:
+        if task == "chief 0" or "is lost" not in text:
             assert lost in text
-            assert "it goes on behind its last finished epoch" in text
+            assert "it resumes after its last finished epoch" in text
     before = len(epochs(cluster))
     (cluster.folder / "stop").touch()
     cluster.start("ps 0", "worker 0", "worker 1", "chief 0")
@@ -82,7 +82,7 @@ def test_without_their_chief_ps_and_workers_end(cluster_of):
     cluster.kill("chief 0")
     for task in ("ps 0", "worker 0"):
         assert cluster.status(task) == 1
-        assert f"The chief at {cluster.addresses['chief'][0]} is gone" in cluster.text(task)
+        assert f"The chief at {cluster.addresses['chief'][0]} is lost" in cluster.text(task)
 
 
 @pytest.mark.slow
@@ -93,6 +93,6 @@ def test_a_worker_that_stands_still_is_an_error_when_patience_is_over(cluster_of
     os.kill(cluster.pids["worker 0"], signal.SIGSTOP)
     assert cluster.status("chief 0") == 1
     assert "No worker has finished a step for 20 s" in cluster.text("chief 0")
-    assert "it goes on behind its last finished epoch" in cluster.text("chief 0")
+    assert "it resumes after its last finished epoch" in cluster.text("chief 0")
     assert cluster.status("ps 0") == 1
     assert "No worker has finished a step for 20 s" in cluster.text("ps 0")

@@ -83,7 +83,10 @@ def test_preemption_is_no_failure():
 
 def test_what_kubernetes_would_not_take_is_refused():
     for fields, words in (
-        *(({"name": name}, "--name is no name") for name in ("Train", "t" * 62, "t\nkind: Secret")),
+        *(
+            ({"name": name}, "--name is not a valid name")
+            for name in ("Train", "t" * 62, "t\nkind: Secret")
+        ),
         ({"claim": "checkpoints"}, "--claim is not"),
         ({"command": ()}, "no command"),
     ):

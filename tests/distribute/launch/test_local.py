@@ -10,7 +10,7 @@ import pytest
 from on_workers import LIMIT_S
 
 from tfopt.distribute.launch import attempt
-from tfopt.distribute.launch.communication import shared_out, visible_gpus
+from tfopt.distribute.launch.communication import gpus_per_task, visible_gpus
 from tfopt.distribute.launch.local import LocalJob, launch_here, tasks_here
 from tfopt.errors import UserError
 
@@ -88,11 +88,11 @@ def test_tasks_that_never_met_are_warned_of():
     assert "no task has called tfopt.distribute()" in err
     assert "no task has called tfopt.train_asynchronously()" in launched("true", workers=1, ps=1)[2]
     assert "no task has called" not in launched("true", workers=1)[2]
-    met = "from tfopt.distribute.launch.task import leave_mark; leave_mark()"
+    met = "from tfopt.distribute.launch.task import mark_joined; mark_joined()"
     assert "no task has called" not in launched(sys.executable, "-c", met)[2]
     _, _, err = launched("false")
     assert "no task has called" not in err
-    assert "failed first: exit code 1. It has printed nothing." in err
+    assert "failed first: exit code 1. It printed nothing." in err
     assert "last lines" not in err
 
 
@@ -112,7 +112,7 @@ def test_what_ignores_sigterm_is_killed_with_its_children(launcher):
     )
     assert code == 128 + signal.SIGKILL
     assert "worker 1 failed first: SIGKILL, often by the kernel" in err
-    assert "not ended within 0.5 s of grace: worker 0" in err
+    assert "not ended within --grace 0.5: worker 0" in err
     assert launcher.living() == []
 
 
@@ -155,7 +155,7 @@ def test_a_job_is_started_again_after_failure_and_preemption(launcher):
     )
     assert code == 0, err
     assert "worker 0 failed first: exit code 3" in err
-    assert "worker 0 asks to be started again (exit code 75)" in err
+    assert "worker 0 requests a restart (exit code 75)" in err
     assert "starting again (2 of 2 restarts)" in err
     ports = {line.partition("] ")[2] for line in out.splitlines() if line.startswith("[worker 0")}
     assert len(ports) == 3
@@ -182,7 +182,7 @@ def test_a_parameter_server_job_is_over_when_its_chief_is(launcher):
 
 
 def test_a_worker_that_fails_with_no_restart_left_ends_the_job(launcher, monkeypatch):
-    monkeypatch.setattr(attempt, "_PAUSE", 0.1)
+    monkeypatch.setattr(attempt, "_RESTART_S", 0.1)
     monkeypatch.chdir(launcher.folder)
     script = launcher.script("""
         if task["type"] == "worker":
@@ -212,15 +212,15 @@ def test_the_rules_of_sharing_gpus(tmp_path):
     assert visible_gpus({}, tmp_path) == ("0", "1", "2")
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 0,-1,1"}, tmp_path) == ("2", "0")
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
-    assert shared_out(("0", "1", "2"), 1, 2) == [("0", "1")]
-    assert shared_out(("0", "1", "2"), 3, None) == [("0",), ("1",), ("2",)]
-    assert shared_out(("0",), 2, 0) == [(), ()]
-    assert shared_out((), 2, None) is None
+    assert gpus_per_task(("0", "1", "2"), 1, 2) == [("0", "1")]
+    assert gpus_per_task(("0", "1", "2"), 3, None) == [("0",), ("1",), ("2",)]
+    assert gpus_per_task(("0",), 2, 0) == [(), ()]
+    assert gpus_per_task((), 2, None) is None
     tasks = [each.environment for each in tasks_here(1, 1, [("0",)])]  # chief, worker, ps
     assert [each["CUDA_VISIBLE_DEVICES"] for each in tasks] == ["-1", "0", "-1"]
     for visible, workers, each in (((), 2, 1), (("0",), 2, None), (("0", "1", "2"), 2, 2)):
         with pytest.raises(UserError, match="too few GPUs"):
-            shared_out(visible, workers, each)
+            gpus_per_task(visible, workers, each)
 
 
 def test_what_is_wrong_is_said_before_anything_starts():

@@ -103,9 +103,9 @@ def test_slurms_ports_differ_by_job_and_one_task_or_a_batch_script_is_no_cluster
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"SLURM_PROCID": "3"}, "do not fit"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "do not fit"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "do not fit"),
+        ({"SLURM_PROCID": "3"}, "contradict each other"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "contradict each other"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "contradict each other"),
         ({"SLURM_LOCALID": "1"}, "--distribution=block"),
         (
             {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_DISTRIBUTION": "cyclic:block"},

@@ -58,8 +58,8 @@ def test_the_batch_file_asks_for_what_was_asked():
 def test_what_cannot_be_written_is_refused():
     for fields, words in (
         ({"nodes": 0}, "--nodes is not a count"),
-        ({"name": "two words"}, "--name cannot be written"),
-        ({"partition": "gpu\n#SBATCH --mail-user=x"}, "--partition cannot be written"),
+        ({"name": "two words"}, "--name has characters"),
+        ({"partition": "gpu\n#SBATCH --mail-user=x"}, "--partition has characters"),
         ({"command": ()}, "no command"),
     ):
         with pytest.raises(UserError, match=words):

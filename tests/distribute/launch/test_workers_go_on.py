@@ -91,7 +91,7 @@ def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(l
     os.kill(begun(launcher, "asked", steps=first + 3)[1], signal.SIGTERM)
     out, err = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 0, err[-4000:]
-    assert "asks to be started again (exit code 75)" in err
+    assert "requests a restart (exit code 75)" in err
     assert "starting again (1 of 1 restarts)" in err
     assert results(out) == expected
     assert launcher.living() == []

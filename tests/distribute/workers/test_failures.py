@@ -79,7 +79,7 @@ REFUSED = {
     "batches": "worker 1 has another fit(batch_size=) than worker 0",
     "call": "worker 1 has another call than worker 0",
     "seed": "worker 1 has another random seed than worker 0",
-    "callback": "The workers do different things in one step",
+    "callback": "The workers run different calls in one step",
 }
 
 
@@ -105,7 +105,7 @@ def test_a_worker_that_is_killed_is_named_by_the_other(workers, victim):
     assert ended[victim].code == -9
     left = ended[1 - victim]
     assert left.code == 0, left.err[-3000:]
-    assert f"worker {victim} has ended or does not answer" in left.said["error"]
+    assert f"worker {victim} has ended or cannot be reached" in left.said["error"]
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_a_worker_that_is_late_is_named_in_the_log(workers):
         COMMON
         + """
     from tfopt.distribute import workers
-    workers._LATE_S, workers._ASKED_S = 1, 2
+    workers._LATE_S, workers._REPLY_S = 1, 2
     fit(2, peer_timeout_s=60, on_train_batch_end=lambda batch, logs:
         time.sleep(8) if rank == 1 and batch == 2 else None)
     """
@@ -131,12 +131,12 @@ def test_a_worker_that_stands_still_is_no_hang(workers):
         COMMON
         + """
     from tfopt.distribute import workers
-    workers._ASKED_S = 2
+    workers._REPLY_S = 2
     fit(10**6, peer_timeout_s=8, on_train_batch_end=lambda batch, logs:
         time.sleep(22) if rank == 1 and batch == 5 else None)
     """
     )
-    assert "did not come to a step that worker 0 waited in" in first["error"]
+    assert "did not reach a step in which worker 0 waited" in first["error"]
     # By then the other one has ended.
     assert "worker 0 has ended" in second["error"]
 
@@ -154,5 +154,5 @@ def test_a_worker_that_ends_by_an_error_of_its_own_is_named(workers):
     )
     assert ended[1].code == 1
     assert "RuntimeError: a mistake of its own" in ended[1].err
-    assert "worker 1 has ended or does not answer" in ended[0].said["error"]
+    assert "worker 1 has ended or cannot be reached" in ended[0].said["error"]
     assert "worker 1: RuntimeError: a mistake of its own" in ended[0].said["error"]

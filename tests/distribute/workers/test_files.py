@@ -20,8 +20,8 @@ CODE = """
     say(weights=[w.numpy().ravel().tolist() for w in model.trainable_weights])
     # Written by what is not among tfopt's packages.
     board = k.TensorBoard(f"{folder}/board", write_graph=False)
-    from tfopt.distribute.worker_files import divided
-    divided([board], replicas.strategy._tfopt_exchange)
+    from tfopt.distribute.worker_files import redirect_callbacks
+    redirect_callbacks([board], replicas.strategy._tfopt_exchange)
     say(board=board.log_dir)
     try: model.fit(x, x, batch_size=8, verbose=0, callbacks=[k.BackupAndRestore(folder)])
     except tfopt.UserError as error: say(backup=str(error))

@@ -142,6 +142,6 @@ def test_each_example_is_seen_once_in_each_epoch(workers):
         assert each.said["tuned"] == [[False], [True]]
         assert "its share of every batch (AutoShardPolicy.DATA)" in each.err
         assert "each worker reads its share of 3 files (AutoShardPolicy.FILE)" in each.err
-        assert "all of its own data (AutoShardPolicy.OFF)" in each.err
-        assert "shuffled by a seed of each worker's own" in each.said["unseeded"]
-        assert "has a strategy over other devices already" in each.said["devices"]
+        assert "all of its dataset (AutoShardPolicy.OFF)" in each.err
+        assert "shuffled by a different seed on each worker" in each.said["unseeded"]
+        assert "already has a strategy over other devices" in each.said["devices"]

@@ -89,7 +89,7 @@ def test_parts_of_several_workers(workers):
     for said in (first, second):
         assert said["parts"][-1] == said["newest"]
         assert len(said["unusable"]) == 1
-        assert "worker 1: not as it was written" in said["unusable"][0]
+        assert "worker 1: damaged" in said["unusable"][0]
         assert all(each == 0 for each in said["off"])
         assert all(each == 0 for each in said["rows_off"])
         assert said["same_history"]

@@ -16,7 +16,7 @@ def answer(addresses, index, timeout_s=60, late_s=0):
     time.sleep(late_s)
     place = ClusterPlace("worker", index, {"worker": tuple(addresses)}, "TF_CONFIG")
     try:
-        workers.call_roll(place, timeout_s)
+        workers.wait_for_workers(place, timeout_s)
     except UserError as error:
         return error
     # TensorFlow's server, which answers those that come to see later.
@@ -41,7 +41,7 @@ def test_who_does_not_come_is_logged_and_named_to_those_who_have(monkeypatch, ca
     addresses = free_addresses(3)
     for error in answers((addresses, 0, 2), (addresses, 1, 2)):
         assert isinstance(error, WorkerMissing)
-        assert f"worker 2 at {addresses[2]} did not come" in str(error)
+        assert f"worker 2 at {addresses[2]} did not start" in str(error)
     assert f"worker 1 at {addresses[1]} waits for worker 2 at {addresses[2]}" in caplog.text
 
 
@@ -49,4 +49,4 @@ def test_a_taken_port_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
         error = answer([address, *free_addresses(1)], 0)
-    assert "cannot listen at its own address" in str(error)
+    assert "cannot listen at its address" in str(error)

@@ -101,7 +101,7 @@ def test_only_data_that_are_whole_or_of_ones_own_by_policy_are_trained_on(worker
     for said in workers.all_well(CODE):
         for name in REFUSED:
             assert "worker 1 has another " in said[name], name
-            assert "on the whole data in the same order" in said[name]
+            assert "on all of the data in the same order" in said[name]
             assert "AutoShardPolicy.OFF" in said[name]
         assert said["before"] == 0
         assert [said[name] for name in TRAINED] == ["went"] * len(TRAINED)

@@ -149,7 +149,7 @@ def test_no_failure_of_its_own_ends_a_training(tmp_path, plain):
     np.testing.assert_array_equal(watched, plain)
     messages = [str(w.message) for w in caught if "tfopt.Monitor" in str(w.message)]
     assert len(messages) == 3
-    assert "Prometheus failed, the training goes on" in " ".join(messages)
+    assert "Prometheus failed, the training continues" in " ".join(messages)
     assert sum(m.steps for m in monitor.recording.steps) == 2 * STEPS
 
 

@@ -24,7 +24,7 @@ def test_the_table_fits_any_width_and_shortens_names_before_figures():
         lines = shown(view, width).splitlines()
         assert max(map(len, lines)) <= width
         text = " ".join(" ".join(lines).split())
-        wanted = ("97 %", "19.5/39.1", "240/400", "900", "GPU 1", "held down by heat", "serious")
+        wanted = ("97 %", "19.5/39.1", "240/400", "900", "GPU 1", "throttled by heat", "serious")
         assert [each for each in wanted if each not in text] == []
 
 
@@ -48,7 +48,7 @@ def test_findings_are_shown_with_their_evidence_and_what_to_do():
     found = findings(trace(gpu=[{}, {**BAD, "utilisation_percent": 88}], steps=marks(wait=0.3)))
     text = shown(findings_text(found), 200)
     assert "temperature 89 °C" in text
-    assert "do: more air" in text
+    assert "do: improve the cooling" in text
     assert "try: tfopt.Pipeline" in text
     assert "Nothing found" not in text
     assert "Nothing found" in shown(findings_text([]))

@@ -1,1 +1,1 @@
-"""Where examples come from: one file a source, on the library that is made for it."""
+"""Sources of examples, one in each file."""

@@ -98,7 +98,6 @@ class Parquet(Table):
         )
 
     def _expression(self) -> Any:
-        """Return the filter as an Arrow expression; None without one."""
         pq = needs("pyarrow.parquet", type(self).__name__, "parquet")
         return None if self.filter is None else pq.filters_to_expression(list(self.filter))
 

@@ -203,7 +203,6 @@ def _bytes(values: Array) -> int:
 
 
 def _decoded(row: dict[str, Any], images: Mapping[str, Rule]) -> dict[str, Any]:
-    """Return a row with its images decoded."""
     return row | {name: decode_image(row[name], rule.shape) for name, rule in images.items()}
 
 

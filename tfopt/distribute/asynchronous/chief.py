@@ -1,4 +1,4 @@
-"""Be the chief: build the model on the parameter servers, run the epochs, return a local model.
+"""The chief: it builds the model on the parameter servers, and runs the epochs.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -21,21 +21,20 @@ from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.saved_progress import Progress, copy
 from tfopt.distribute.asynchronous.worker_step import traced_step
 
-# Without a bound: enough for no worker ever to wait for work, and few enough to hold.
-_AHEAD_FOR_EACH = 64
+_AHEAD_FOR_EACH = 64  # scheduled steps of each worker without a bound on the staleness
 
-# How TensorFlow's errors name the task that they are of.
+# Parts of TensorFlow's errors that name the task.
 _WORKER, _BY_A_PS = "/job:worker", "GRPC error information from remote target /job:ps"
-_NOT_THERE_ANY_MORE = "Unable to find the relevant tensor remote_handle"
+_LOST_RESULT = "Unable to find the relevant tensor remote_handle"
 _PAUSE_S = 0.1
-_IDLE_S = 10.0  # without any result, after which the parameter servers are looked at
+_IDLE_S = 10.0  # without a result, after which the parameter servers are checked
 
 
 class Steps:
-    """Hand out one traced step over and over to whoever is ready.
+    """Schedule one traced step repeatedly, on any worker.
 
-    With a bound on the staleness as few steps are on their way as that takes. A step whose worker
-    has died is done by another, and may have been applied twice.
+    A bound on the staleness limits the number of scheduled steps. A step whose worker dies is
+    repeated by another, and may be applied twice.
     """
 
     def __init__(
@@ -44,23 +43,22 @@ class Steps:
         self._connection = connection
         self._step = step
         self._iterator = iterator
-        # With n on their way, as many as n - 1 may be before a step that is
-        # handed out and n - 1 more come after it while it runs.
+        # Of n scheduled steps, n - 1 may be before a new one, and n - 1 more follow while it runs.
         workers = len(connection.place.cluster["worker"])
         self._ahead = _AHEAD_FOR_EACH * workers if staleness is None else staleness // 2 + 1
 
     def take(self, count: int) -> list[dict[str, Any]]:
-        """Have so many steps done; return what they have returned."""
+        """Run so many steps, and return their results."""
         done: list[dict[str, Any]] = []
         results: queue.Queue[Any] = queue.Queue()
-        # TensorFlow's own calls can wait for a dead ps without end, so another thread makes them.
+        # In another thread, since TensorFlow may wait for a dead ps without a timeout.
         threading.Thread(
-            target=self._hand_out, args=(count, results), name="tfopt-steps", daemon=True
+            target=self._schedule, args=(count, results), name="tfopt-steps", daemon=True
         ).start()
         idle_s = 0.0
         while len(done) < count:
             try:
-                each = results.get(timeout=1.0)
+                result = results.get(timeout=1.0)
             except queue.Empty:
                 idle_s += 1.0
                 if idle_s > _IDLE_S:
@@ -69,30 +67,29 @@ class Steps:
                     raise self._connection.stalled() from None
                 continue
             idle_s = 0.0
-            if isinstance(each, BaseException):
-                raise each
-            done.append(each)
+            if isinstance(result, BaseException):
+                raise result
+            done.append(result)
         return done
 
-    def _hand_out(self, count: int, results: queue.Queue[Any]) -> None:
-        under_way: deque[Any] = deque()
+    def _schedule(self, count: int, results: queue.Queue[Any]) -> None:
+        scheduled: deque[Any] = deque()
         schedule = self._connection.coordinator.schedule
         try:
             for _ in range(count):
-                if len(under_way) == self._ahead:
-                    results.put(_fetched(under_way.popleft()))
-                under_way.append(schedule(self._step, args=(self._iterator,)))
-            while under_way:
-                results.put(_fetched(under_way.popleft()))
+                if len(scheduled) == self._ahead:
+                    results.put(_fetch(scheduled.popleft()))
+                scheduled.append(schedule(self._step, args=(self._iterator,)))
+            while scheduled:
+                results.put(_fetch(scheduled.popleft()))
         except BaseException as error:
             results.put(error)
 
 
-def _fetched(step: Any) -> dict[str, Any]:
-    """Return what a step has returned, once it is done and that has come here.
+def _fetch(step: Any) -> dict[str, Any]:
+    """Return the result of a step, from its worker.
 
-    The result is first on its worker. Where that dies before it is here, TensorFlow sees the same
-    error and has the step done again, and the same object then holds the result of that.
+    If the worker dies before, TensorFlow repeats the step, and ``step`` then has that result.
     """
     while True:
         try:
@@ -102,17 +99,17 @@ def _fetched(step: Any) -> dict[str, Any]:
             if _WORKER not in str(error) or _BY_A_PS in str(error):
                 raise
         except tf.errors.InvalidArgumentError as error:
-            # Another process may be in the worker's place already.
-            if _NOT_THERE_ANY_MORE not in str(error):
+            # A new process may have replaced the worker.
+            if _LOST_RESULT not in str(error):
                 raise
         time.sleep(_PAUSE_S)
 
 
 class Chief:
-    """One training, from the built model to the returned one, which needs the cluster no more.
+    """A training, from building the model to a local copy of the trained one.
 
-    Callbacks see the model whose weights the workers train. Validation is here, on a copy; the
-    workers wait for it.
+    Callbacks see the model that the workers train. Validation runs on the chief, on a copy, while
+    the workers wait.
     """
 
     def __init__(
@@ -139,15 +136,15 @@ class Chief:
         self._progress, self._done = None, 0
         if folder is not None:
             self._progress = Progress(folder, self._local, element_spec)
-            self._done = self._progress.go_on(self._model)
+            self._done = self._progress.restore(self._model)
         iterator = iter(coordinator.create_per_worker_dataset(examples))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
         self._steps = Steps(connection, step, iterator, staleness)
 
     def train(self, epochs: int, validation_data: Any, callbacks: Sequence[Any]) -> tuple[Any, Any]:
-        """Run the epochs that are not yet done; return the local model and Keras's History."""
+        """Run the remaining epochs; return the local model and Keras's History."""
         model = self._model
-        following = keras.callbacks.CallbackList(
+        callback_list = keras.callbacks.CallbackList(
             list(callbacks),
             add_history=True,
             model=model,
@@ -156,21 +153,21 @@ class Chief:
             verbose=0,
         )
         model.stop_training = False
-        following.on_train_begin()
+        callback_list.on_train_begin()
         logs: dict[str, float] = {}
         for epoch in range(self._done, epochs):
-            following.on_epoch_begin(epoch)
+            callback_list.on_epoch_begin(epoch)
             logs = self._epoch()
             if validation_data is not None:
                 logs |= self._validated(validation_data)
-            following.on_epoch_end(epoch, logs)
+            callback_list.on_epoch_end(epoch, logs)
             self._done = epoch + 1
             if self._progress is not None:
-                self._progress.keep(self._done, model)
+                self._progress.save(self._done, model)
             if model.stop_training:
                 break
         model.optimizer.finalize_variable_values(model.trainable_variables)
-        following.on_train_end(logs)
+        callback_list.on_train_end(logs)
         copy(model, self._local)
         history = model.history
         history.set_model(self._local)
@@ -183,7 +180,7 @@ class Chief:
         begun = time.perf_counter()
         done = self._steps.take(self._steps_an_epoch)
         seconds = time.perf_counter() - begun
-        # Each worker's last constraint may have been before another's last gradient.
+        # The last gradient may have been applied after the last constraint.
         for variable in model.trainable_variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
@@ -192,7 +189,7 @@ class Chief:
         for step in done:
             examples[int(step["worker"])] += int(step["examples"])
         workers = range(len(self._connection.place.cluster["worker"]))
-        # What the last step returned, where the model's metrics do not hold it.
+        # The logs of the last step, if they are not the model's metrics.
         logs = done[-1]["logs"] or model.get_metrics_result()
         return {
             **{name: float(value) for name, value in logs.items()},

@@ -1,13 +1,12 @@
-"""Keep the updates that workers on parameter servers would lose to each other.
+"""Keep updates that workers on parameter servers would overwrite.
 
-``keras.Variable.assign_add`` is ``assign(self + value)``; optimizers count their iterations so, and
-momenta, moving statistics, metrics and seeds are assigned in the same way: of two workers that read
-at the same moment the update of one is lost (keras#18668, open since 2023).
+``keras.Variable.assign_add`` is ``assign(self + value)``, by which optimizers count iterations, and
+momenta, moving statistics, metrics and seeds are assigned in the same way: if two workers read at
+the same time, one update is lost (keras#18668, open since 2023).
 
-While a step is traced inside ``kept_updates()`` each shared variable is read once, and an
-assignment of what comes from the reading adds its difference, which the parameter server does in
-one piece. What is put in a variable, such as a maximum, a flag or a pointer that wraps round, is
-assigned as before: there a difference would be wrong.
+While a step is traced inside ``adding_updates()`` each shared variable is read once, and the
+assignment of a value that is computed from it adds the difference, which is atomic on the parameter
+server. Other values, such as a maximum, a flag or a wrapping index, are assigned.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -25,9 +24,9 @@ import tensorflow as tf
 from tfopt.hooks import replaced
 from tfopt.keras_internals import DIRECT_ASSIGN, store, stored
 
-# As long as a tensor goes through these it is the same number.
+# Operations that keep the values.
 _SAME = frozenset({"Cast", "EnsureShape", "Identity", "Reshape", "StopGradient"})
-# What comes out of these was put there, not added.
+# Operations whose results are assigned, not added.
 _PUT = frozenset({"ConcatV2", "FloorMod", "Maximum", "Minimum", "Mod", "Roll", "SelectV2"}) | {
     "TensorScatterUpdate",
     "XlaDynamicUpdateSlice",
@@ -35,9 +34,9 @@ _PUT = frozenset({"ConcatV2", "FloorMod", "Maximum", "Minimum", "Mod", "Roll", "
 
 
 def adds_to(value: Any, read: list[Any]) -> bool:
-    """Return whether the difference of ``value`` to what was ``read`` may be added by each worker.
+    """Return whether ``value`` is computed from what was ``read``, so that its difference adds up.
 
-    It is a number that comes from what was read. The graph is read, nothing is computed.
+    This is decided by the graph, without computing.
     """
     if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex):
         return False
@@ -46,16 +45,16 @@ def adds_to(value: Any, read: list[Any]) -> bool:
         last = last.op.inputs[0]
     if last.op.type in _PUT:
         return False
-    wanted = set(map(_key, read))
-    left, looked_at = deque([value]), set()
-    # Nearest first: an average has what was read close to its end, and a model far before that.
-    while left:
-        tensor = left.popleft()
-        if _key(tensor) in wanted:
+    sources = set(map(_key, read))
+    pending, seen = deque([value]), set()
+    # Breadth first: the average of a variable reads it near its end.
+    while pending:
+        tensor = pending.popleft()
+        if _key(tensor) in sources:
             return True
-        if _key(tensor) not in looked_at:
-            looked_at.add(_key(tensor))
-            left.extend(_made_from(tensor))
+        if _key(tensor) not in seen:
+            seen.add(_key(tensor))
+            pending.extend(_inputs_of(tensor))
     return False
 
 
@@ -63,8 +62,8 @@ def _key(tensor: Any) -> tuple[int, str]:
     return id(tensor.graph), tensor.name
 
 
-def _made_from(tensor: Any) -> list[Any]:
-    """Return what a tensor is computed from; of one in a branch or loop, what was handed in."""
+def _inputs_of(tensor: Any) -> list[Any]:
+    """Return the inputs of a tensor; for an input of a branch or loop, the captured tensor."""
     if tensor.op.type != "Placeholder":
         return list(tensor.op.inputs)
     captures = getattr(tensor.graph, "captures", ())
@@ -72,42 +71,42 @@ def _made_from(tensor: Any) -> list[Any]:
 
 
 class Readings:
-    """The shared variables of a step that is being traced, as the step has read them."""
+    """The shared variables of a traced step, and the values that it has read."""
 
     def __init__(self, variables: Iterable[Any]) -> None:
-        self._shared = {id(each): stored(each) for each in variables}
+        self._shared = {id(variable): stored(variable) for variable in variables}
         self._read: dict[int, list[Any]] = defaultdict(list)
 
     def shared(self, variable: Any) -> Any:
-        """Return TensorFlow's variable on its parameter server; None of what is not shared."""
+        """Return TensorFlow's variable on its parameter server; None if it is not shared."""
         return self._shared.get(id(variable))
 
     def take(self, variables: Iterable[Any]) -> None:
-        """Read anew those of these variables that are shared."""
+        """Read the shared ones of these variables again."""
         for variable in variables:
             shared = self.shared(variable)
             if shared is not None:
-                with tf.device(shared.device):  # so what is computed there stays there
+                with tf.device(shared.device):
                     store(variable, shared.read_value())
                 self._read[id(variable)].append(stored(variable))
 
     def assign(self, variable: Any, value: Any) -> None:
-        """Add the difference to what was read, or put the value."""
+        """Add the difference to the read value, or assign the value."""
         shared, read = self.shared(variable), self._read[id(variable)]
         value = tf.cast(value, shared.dtype)
         if adds_to(value, read):
             shared.assign_add(value - stored(variable))
         else:
             shared.assign(value)
-        # What a branch has made is known in that branch alone.
+        # A tensor of a branch is known only there.
         if value.graph is stored(variable).graph:
             store(variable, value)
             read.append(value)
 
 
 @contextmanager
-def kept_updates(variables: Sequence[Any]) -> Iterator[Readings]:
-    """Trace a step inside whose assignments to ``variables`` add up over the workers."""
+def adding_updates(variables: Sequence[Any]) -> Iterator[Readings]:
+    """Let assignments to ``variables`` in a step that is traced inside add up over the workers."""
     readings = Readings(variables)
     plain = getattr(keras.Variable, DIRECT_ASSIGN)
 
@@ -116,9 +115,11 @@ def kept_updates(variables: Sequence[Any]) -> Iterator[Readings]:
             return plain(self, value)
         return readings.assign(self, value)
 
-    ways = {name: _of_optimizer(name, readings) for name in ("assign", "assign_add", "assign_sub")}
+    methods = {
+        name: _of_optimizer(name, readings) for name in ("assign", "assign_add", "assign_sub")
+    }
     with (
-        replaced(keras.optimizers.Optimizer, **ways),
+        replaced(keras.optimizers.Optimizer, **methods),
         replaced(keras.Variable, **{DIRECT_ASSIGN: direct_assign}),
         ExitStack() as undo,
     ):
@@ -136,11 +137,11 @@ def _of_optimizer(name: str, readings: Readings) -> Callable[..., Any]:
         shared = readings.shared(variable)
         if shared is None:
             if name == "assign" and not isinstance(value, tf.IndexedSlices):
-                # A weight that is assigned whole: what others add from here on is kept.
-                where = variable.value if isinstance(variable, keras.Variable) else variable
-                return where.assign_add(tf.cast(value, where.dtype) - where.read_value())
+                # An assigned weight: later additions of others are kept.
+                weight = variable.value if isinstance(variable, keras.Variable) else variable
+                return weight.assign_add(tf.cast(value, weight.dtype) - weight.read_value())
             return plain(self, variable, value)
-        if isinstance(value, tf.IndexedSlices):  # TensorFlow updates some rows in one piece
+        if isinstance(value, tf.IndexedSlices):  # an atomic update of rows
             getattr(shared, rows[name])(tf.cast(value, shared.dtype))
             return readings.take([variable])
         now = stored(variable)

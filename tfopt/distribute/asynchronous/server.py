@@ -1,4 +1,4 @@
-"""Be a ps or a worker: lend this process to the chief until that has finished, or is gone."""
+"""The server of a ps or a worker, which runs until the chief has finished or is lost."""
 
 from __future__ import annotations
 
@@ -6,66 +6,63 @@ import time
 from typing import Any
 
 from tfopt.distribute.launch.place import ClusterPlace
-from tfopt.distribute.workers import answers, listening
+from tfopt.distribute.workers import is_listening, listening
 from tfopt.errors import UserError
 
-# The chief counts as gone when it has not answered so often in a row, a second and more apart:
-# between ten and thirty seconds, never on one lost packet.
-_GONE_AFTER = 10
-# The memory file system of a process: the chief writes there through TensorFlow's own channel.
+_GONE_AFTER = 10  # failed connections in a row, after which the chief counts as lost
+# In the memory file system of this process, where the chief writes through TensorFlow's channel.
 LAST_WORD = "ram://tfopt/asynchronous/last_word"
 DONE = "done"
 _PAUSE_S = 1.0
 
 
 def serve(place: ClusterPlace, patience_s: float) -> None:
-    """Run this task's server until the chief is done; raise what the chief has died of."""
+    """Run this task's server until the chief is done; raise the error of the chief."""
     import tensorflow as tf
 
     server = _started(tf, place)
     try:
-        word = _until_the_end(tf, place, patience_s)
+        word = _wait_for_end(tf, place, patience_s)
     finally:
         del server
     if word != DONE:
         raise UserError(
-            f"The chief at {place.cluster['chief'][0]} has given up, and so this "
-            f"{place.name} ends.",
+            f"The chief at {place.cluster['chief'][0]} has failed, and so this {place.name} ends.",
             received=word,
-            fix="mend what the chief says, and start all tasks again",
+            fix="fix the error of the chief, and start all tasks again",
         )
 
 
 def _started(tf: Any, place: ClusterPlace) -> Any:
     with listening(place):
-        pass  # or another process has the port
+        pass  # refuses a used port
     cluster = {kind: list(addresses) for kind, addresses in place.cluster.items()}
     spec = tf.train.ClusterSpec(cluster)
     return tf.distribute.Server(spec, job_name=place.kind, task_index=place.index, protocol="grpc")
 
 
-def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
+def _wait_for_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
     chief = place.cluster["chief"][0]
     seen = False
-    silent = 0
+    failures = 0
     while True:
         if tf.io.gfile.exists(LAST_WORD):
             with tf.io.gfile.GFile(LAST_WORD) as file:
                 word = str(file.read())
-            # The chief still frees what it has here; without an answer it would complain.
+            # The chief still frees its variables here.
             time.sleep(_PAUSE_S)
             return word
         time.sleep(_PAUSE_S)
-        there = answers(chief)
-        seen = seen or there
-        silent = 0 if there else silent + 1
+        listens = is_listening(chief)
+        seen = seen or listens
+        failures = 0 if listens else failures + 1
         # The chief itself may wait as long for the other tasks before it listens.
-        if silent >= (_GONE_AFTER if seen else 2 * patience_s):
-            what = "is gone" if seen else "does not answer"
+        if failures >= (_GONE_AFTER if seen else 2 * patience_s):
+            what = "is lost" if seen else "cannot be reached"
             raise UserError(
                 f"The chief at {chief} {what}, and so this {place.name} ends.",
-                expected="a chief that says when the training is done",
-                received="no connection" + (" any more" if seen else ""),
-                fix="see the chief's output, and start all tasks again; see that no firewall is "
+                expected="a chief that runs until the training is done",
+                received="no connection",
+                fix="see the chief's output, and start all tasks again; check that no firewall is "
                 "between",
             )

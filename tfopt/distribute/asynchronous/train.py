@@ -9,7 +9,7 @@ from typing import Any
 
 from tfopt.distribute.asynchronous.server import DONE, serve
 from tfopt.distribute.launch.place import ClusterPlace, place_in_cluster
-from tfopt.distribute.launch.task import leave_mark
+from tfopt.distribute.launch.task import mark_joined
 from tfopt.errors import UserError, require_count, within
 
 
@@ -24,7 +24,7 @@ def train_asynchronously(
     checkpoint: str | Path | None = None,
     patience_s: float = 120.0,
 ) -> tuple[Any, Any]:
-    """Train on parameter servers; the script is started once for each task of TF_CONFIG.
+    """Train on parameter servers; start the script once for each task of TF_CONFIG.
 
     Example:
         def data(share):
@@ -32,56 +32,57 @@ def train_asynchronously(
 
         model, history = tfopt.train_asynchronously(build, data, epochs=5)
 
-    The chief returns the trained model and its History. In a ps and a worker the call does not
-    return: the process ends when the chief is done, with 0, or with the chief's error.
+    The chief returns the trained model and its History. In a ps or a worker the call does not
+    return: the process ends with the chief, with 0 or with the chief's error.
 
-    Each worker reads the weights, computes the gradients of its next batch and applies them, while
-    others do the same: a gradient may be of weights some steps old. The history tells how old
-    (``staleness_mean``, ``staleness_max``), and each worker's examples per second. No update is
-    lost; their order is not reproducible. A worker may die and come back: its step is done by
-    another, and counts twice where it had been applied (``steps_repeated``). A ps must live: with
-    it go its weights. At every epoch's end the workers wait for the chief.
+    Each worker reads the weights, computes the gradients of its next batch and applies them,
+    independently of others: a gradient may be computed from weights some steps old. The history
+    has this staleness (``staleness_mean``, ``staleness_max``), and the examples per second of each
+    worker. No update is lost; their order is not reproducible. A worker may fail and restart: its
+    step is repeated by another, and counts twice if it had been applied (``steps_repeated``). A
+    ps must not fail, since its weights would be lost. The workers wait for the chief at the end
+    of every epoch.
 
-    A ``train_step`` of the model's own may apply several optimizers, as those of a GAN, which
-    ``build`` has built; not in a ``tf.cond``, nor in a ``tf.function`` of its own. A worker
-    computes on one device, its first GPU where it has any, without XLA; GPUs were not tried.
+    A custom ``train_step`` may apply several optimizers that ``build`` has built, as those of a
+    GAN, but not in a ``tf.cond`` or a nested ``tf.function``. A worker computes on one device, its
+    first GPU if it has one, without XLA; GPUs were not tried.
 
     Args:
-        build: Makes and compiles the model. It is called on the chief alone, twice: once on the
+        build: A function that returns a compiled model. The chief calls it twice: once on the
             parameter servers and once for the local copy that validates and is returned.
-        data: Makes a batched ``tf.data.Dataset`` for a worker, given its ``Share``: ``index`` and
-            ``count``. It is called on the chief; the dataset's graph runs on the worker, so files
-            must be there, and arrays travel in the graph, of 2 GiB at most.
-        epochs: Epochs to train.
-        validation_data: What ``evaluate`` takes: ``(x, y)`` or a dataset, on the chief.
+        data: A function that returns a batched ``tf.data.Dataset`` for the ``Share`` of a worker,
+            with ``index`` and ``count``. The chief calls it; the dataset's graph runs on the
+            worker, which needs its files, and contains arrays, of at most 2 GiB.
+        epochs: The number of epochs.
+        validation_data: Data for ``evaluate`` on the chief: ``(x, y)`` or a dataset.
         callbacks: Keras callbacks that act at the ends of epochs.
-        staleness: The oldest gradient to be applied, in steps; None sets no bound. A bound is
-            kept by handing out fewer steps at once, so that workers wait: half as many, and one.
-        checkpoint: A folder for checkpoints, one at every epoch's end, of which the newest three
-            stay. A training goes on from the newest one, also with other workers or more epochs;
-            another model's, optimizer's or loss's is refused. A full disk is a warning.
-        patience_s: Seconds to wait for tasks that do not answer, and for a step of any worker.
+        staleness: The largest staleness of a gradient, in steps; None sets no bound. A bound
+            limits the steps scheduled at once to half of it and one, so that workers wait.
+        checkpoint: A folder for the newest three checkpoints, written at the end of every epoch.
+            A training resumes from it, also with other workers or more epochs; that of another
+            model, optimizer or loss is refused. A full disk is a warning.
+        patience_s: The timeout for tasks that cannot be reached, and for a step of any worker.
 
     Raises:
         UserError: TF_CONFIG has no parameter servers, ``build`` or ``data`` is not a function, a
-            task does not answer, or the checkpoint is another model's.
+            task cannot be reached, or the checkpoint is another model's.
     """
     _checked(build, data, epochs, staleness, patience_s)
     place = _place()
-    leave_mark()
+    mark_joined()
     if place.kind != "chief":
         serve(place, patience_s)
         raise SystemExit(0)
     from tfopt.distribute.asynchronous.building import check_callbacks
     from tfopt.distribute.asynchronous.chief import Chief
     from tfopt.distribute.asynchronous.connection import Connection
-    from tfopt.distribute.asynchronous.saved_progress import take_folder
+    from tfopt.distribute.asynchronous.saved_progress import open_folder
 
     connection = Connection(place, patience_s)
-    word = "the chief was ended"
+    word = "the chief was stopped"
     try:
-        with ExitStack() as held:
-            folder = None if checkpoint is None else take_folder(checkpoint, held)
+        with ExitStack() as stack:
+            folder = None if checkpoint is None else open_folder(checkpoint, stack)
             check_callbacks(callbacks)
             chief = Chief(connection, build, data, staleness, folder)
             trained = chief.train(epochs, validation_data, callbacks)
@@ -100,21 +101,21 @@ def train_asynchronously(
 
 def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any) -> None:
     for name, function in (("build", build), ("data", data)):
-        # A compiled model can be called; build() makes one.
+        # A model is callable too.
         if not callable(function) or hasattr(function, "compile"):
             raise UserError(
                 f"{name} is not a function.",
-                expected="a function: the model and the data are made where they are needed",
+                expected="a function that returns the model, or the data of a worker",
                 received=type(function).__name__,
                 fix="def build(): return a compiled model; def data(share): return "
-                "dataset.shard(share.count, share.index).batch(64), each worker's own part",
+                "dataset.shard(share.count, share.index).batch(64)",
             )
     require_count("epochs", epochs)
     if staleness is not None:
         require_count("staleness", staleness, minimum=0)
     if not patience_s or not within(patience_s, 0, float("inf")):
         raise UserError(
-            "patience_s is no time.", expected="seconds above 0", received=repr(patience_s)
+            "Invalid `patience_s`.", expected="seconds above 0", received=repr(patience_s)
         )
 
 
@@ -125,9 +126,8 @@ def _place() -> ClusterPlace:
         return place
     raise UserError(
         "Asynchronous training needs a cluster with parameter servers.",
-        expected="TF_CONFIG in each task: one chief, which validates, one worker or more, one ps "
-        "or more",
+        expected="TF_CONFIG in each task, with a chief, one or more workers, one or more ps",
         received="no TF_CONFIG" if place is None else f"{place.name} of {', '.join(kinds)}",
-        fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script once "
-        "for each task, with TF_CONFIG set",
+        fix="tfopt launch --workers 2 --ps 1 -- python train.py; on several machines start the "
+        "script once for each task, with TF_CONFIG set",
     )

@@ -1,7 +1,6 @@
-"""Trace one step of a worker: its own batch, its gradients, and their way to the parameter servers.
+"""Trace the step of a worker, by the model's ``train_step``.
 
-The model's own ``train_step`` is what runs. The weights are read when the batch is there and not
-before, and the state of each optimizer when the gradients are there.
+The weights are read after the batch, and the state of each optimizer after the gradients.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -15,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
+from tfopt.distribute.asynchronous.lost_updates import Readings, adding_updates
 from tfopt.distribute.step import optimizers_of
 from tfopt.errors import UserError
 from tfopt.hooks import putting
@@ -23,10 +22,7 @@ from tfopt.keras_internals import given_as_trainable, layers_of, learning_rate_o
 
 
 class Arrivals:
-    """Count a traced step in ``arrived``, a variable on a ps that all workers share.
-
-    A step counts once, when its first gradients are there.
-    """
+    """Count a traced step, once its gradients are computed, in a variable shared by all workers."""
 
     def __init__(self, arrived: Any) -> None:
         self._arrived = arrived
@@ -34,12 +30,12 @@ class Arrivals:
         self._before: Any = None
 
     def note(self) -> None:
-        """Note that gradients are there."""
+        """Count the step at its first gradients."""
         if tf.compat.v1.get_default_graph() is not self._begun.graph:
             raise UserError(
-                "The train_step applies an optimizer in a branch, or in a tf.function of its own.",
+                "The train_step applies an optimizer in a branch, or in a nested tf.function.",
                 expected="optimizers that are applied in the train_step itself",
-                fix="apply it outside of tf.cond and tf.while_loop, and take @tf.function off: the "
+                fix="apply it outside of tf.cond and tf.while_loop, and remove @tf.function: the "
                 "whole step is compiled",
             )
         if self._before is None:
@@ -49,18 +45,18 @@ class Arrivals:
 
     @property
     def staleness(self) -> Any:
-        """Return how many steps came between reading the weights and the gradients."""
+        """Return how many steps came between reading the weights and applying the gradients."""
         if self._before is None:
             raise UserError(
                 "The train_step applies none of the model's optimizers.",
-                expected="optimizers that the model keeps, whose state can go to the parameter "
-                "servers and into the checkpoint",
-                fix="keep it as an attribute of the model, or in a list or a dict that is one",
+                expected="optimizers that are attributes of the model, whose state is on the "
+                "parameter servers and in the checkpoint",
+                fix="make it an attribute of the model, or put it in a list or dict that is one",
             )
         return self._before - self._begun
 
 
-def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[..., Any]:
+def _counted_apply(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[..., Any]:
     plain = optimizer.apply
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
@@ -75,34 +71,30 @@ def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[
 
 def tensors_in(values: list[Any]) -> list[Any]:
     """Return the tensors of values that may be sparse or None."""
-    flat = [part for each in values if each is not None for part in tf.nest.flatten(each, True)]
+    flat = [part for value in values if value is not None for part in tf.nest.flatten(value, True)]
     return [part for part in flat if tf.is_tensor(part)]
 
 
 def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
-    """Return the step as a function of a worker's iterator of this type.
-
-    All variables of the model and of its optimizers must be there.
-    """
+    """Return the step as a function of a worker's iterator; all variables must be created."""
     optimizers = list(optimizers_of(model).values())
     shared = _shared(model, optimizers)
-    # What Keras itself asks for the logs of an epoch.
     metric_names = set(model.get_metrics_result())
 
     def step(iterator: Any) -> dict[str, Any]:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         batch = next(iterator)
-        leaves = [each for each in tree.flatten(batch) if each is not None]
+        leaves = [leaf for leaf in tree.flatten(batch) if leaf is not None]
         sparse = isinstance(leaves[0], tf.SparseTensor)
         length = leaves[0].dense_shape[0] if sparse else tf.shape(leaves[0])[0]
         with (
             tf.control_dependencies(tensors_in(leaves)),
-            kept_updates(shared) as readings,
+            adding_updates(shared) as readings,
             putting() as put,
         ):
             arrivals = Arrivals(arrived)
             for optimizer in optimizers:
-                put(optimizer, "apply", _noting(optimizer, arrivals, readings))
+                put(optimizer, "apply", _counted_apply(optimizer, arrivals, readings))
             logs = model.train_step(batch)
             logs = logs if isinstance(logs, dict) else {}
         return {
@@ -116,20 +108,20 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
 
 
 def _shared(model: Any, optimizers: list[Any]) -> list[Any]:
-    """Return what is read once in a step and added to; not weights: gradients are of variables."""
-    apart = {id(learning_rate_of(each)) for each in optimizers}
+    """Return the shared variables other than weights, which gradients need as variables."""
+    excluded = {id(learning_rate_of(optimizer)) for optimizer in optimizers}
     for optimizer in optimizers:
-        apart |= {id(each) for each in given_as_trainable(optimizer)}
+        excluded |= {id(variable) for variable in given_as_trainable(optimizer)}
     # A model leaves out the metrics of a compiled model inside it.
-    models = [each for each in layers_of(model) if isinstance(each, keras.Model)]
+    models = [layer for layer in layers_of(model) if isinstance(layer, keras.Model)]
     variables = [
         *model.non_trainable_variables,
-        *(variable for each in models for variable in each.metrics_variables),
-        *(each for optimizer in optimizers for each in optimizer.variables),
+        *(variable for inner in models for variable in inner.metrics_variables),
+        *(variable for optimizer in optimizers for variable in optimizer.variables),
     ]
-    return list({id(each): each for each in variables if id(each) not in apart}.values())
+    return list({id(v): v for v in variables if id(v) not in excluded}.values())
 
 
 def _numbers(logs: dict[str, Any]) -> dict[str, Any]:
-    tensors = {name: tf.convert_to_tensor(each) for name, each in logs.items()}
-    return {name: each for name, each in tensors.items() if each.shape.rank == 0}
+    tensors = {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+    return {name: value for name, value in tensors.items() if value.shape.rank == 0}

@@ -1,7 +1,4 @@
-"""Run one attempt at a job: its processes from the start of the first to the end of the last.
-
-Their lines are marked by the task, and the signals that the launcher hears are passed on to them.
-"""
+"""Run one attempt of a job: start its processes, label their output, and forward signals."""
 
 from __future__ import annotations
 
@@ -26,14 +23,13 @@ from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import LAUNCHER, PREEMPTED
 from tfopt.errors import UserError
 
-# A task needs only Python, whatever the environment says.
+# Isolated from the environment's Python settings.
 _BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
-_KILLED_WITHIN = 5.0
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TURN = 0.1  # between two looks at signals and ends
-_LINES_WITHIN = 5.0  # in which what was printed is written, once its task has ended
-# How long a worker that failed is left: it may have, as one of the others that the job needs had.
-_PAUSE = 5.0
+_KILL_S = 5.0  # the wait for killed processes
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POLL_S = 0.1
+_LINES_S = 5.0  # the wait for the last lines of an ended task
+_RESTART_S = 5.0  # before a failed worker starts again: another task may be the cause
 
 
 @dataclass(frozen=True)
@@ -42,32 +38,32 @@ class Task:
 
     place: ClusterPlace
     gpus: tuple[str, ...] | None
-    """What CUDA_VISIBLE_DEVICES shall say; None where the machine has no GPU."""
+    """The value of CUDA_VISIBLE_DEVICES; None on a machine without GPUs."""
 
     @property
     def is_chief_of_ps(self) -> bool:
-        """Return whether the job is over when this task is done."""
+        """Return whether the job ends with this task."""
         return self.place.kind == "chief" and "ps" in self.place.cluster
 
     @property
-    def can_come_back(self) -> bool:
-        """Return whether the others go on without it, and take it in when it is there again."""
+    def can_restart(self) -> bool:
+        """Return whether it can be restarted alone, while the others continue."""
         return self.place.kind == "worker" and "ps" in self.place.cluster
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that make a process this task."""
+        """Return the environment variables of this task."""
         variables = {"TF_CONFIG": self.place.tf_config}
         if self.gpus is not None:
-            # An empty text hides nothing from some versions of CUDA.
+            # With an empty value some versions of CUDA show all GPUs.
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
         return variables
 
 
 class Signals:
-    """A context in which the signals that end a program are collected, for a loop to act on.
+    """A context that collects SIGINT, SIGTERM and SIGHUP for a loop to act on.
 
-    What the process was started to ignore (``nohup``, a shell's background) stays ignored.
+    Signals that the process ignores (``nohup``, a shell's background) stay ignored.
     """
 
     def __init__(self) -> None:
@@ -78,30 +74,27 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             raise UserError(
                 "A job can only be started from the main thread.",
-                expected="the thread in which Python hears signals",
+                expected="the main thread, in which Python handles signals",
                 received=threading.current_thread().name,
             )
-        for number in _PASSED_ON:
+        for number in _FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._hear)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # None: a handler that was not made in Python, and cannot be put back from it.
+            # None: a handler from outside Python, which cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.heard.append(signal.Signals(number))
 
 
-class MarkedLines(threading.Thread):
-    """Write the lines of one stream of one task as wholes, each marked by the task.
+class LabeledLines(threading.Thread):
+    """Write the lines of a task's stream, each labeled by the task; a carriage return ends one."""
 
-    A progress bar's carriage return ends a line. What nobody reads any more is dropped.
-    """
-
-    _one_at_a_time = threading.Lock()
+    _lock = threading.Lock()
 
     def __init__(
         self,
@@ -111,7 +104,7 @@ class MarkedLines(threading.Thread):
         last: deque[str],
     ) -> None:
         super().__init__(name=f"tfopt-lines-{label}", daemon=True)
-        # Bytes that are no text come out as they went in.
+        # Bytes that are not UTF-8 pass unchanged.
         self._lines = io.TextIOWrapper(source, "utf-8", errors="surrogateescape")
         self._label, self._target, self._last = label, target, last
 
@@ -120,15 +113,15 @@ class MarkedLines(threading.Thread):
             for line in self._lines:
                 self._last.append(line.rstrip("\n"))
                 text = f"[{self._label}] {self._last[-1]}\n".encode("utf-8", "surrogateescape")
-                with suppress(OSError), self._one_at_a_time:
+                with suppress(OSError), self._lock:
                     write_all(self._target, text)
 
 
 def write_all(target: IO[bytes], text: bytes) -> None:
-    """Write all of it, also where a signal interrupts: an unbuffered stream then writes a part."""
-    left = memoryview(text)
-    while left:
-        left = left[target.write(left) :]
+    """Write all bytes, also to an unbuffered stream, which writes a part when interrupted."""
+    rest = memoryview(text)
+    while rest:
+        rest = rest[target.write(rest) :]
     target.flush()
 
 
@@ -138,7 +131,7 @@ class Ending:
 
     code: int
     stopped: bool = False
-    """Whether a signal has stopped the launcher."""
+    """Whether a signal stopped the launcher."""
 
 
 @dataclass
@@ -146,11 +139,11 @@ class _Running:
     task: Task
     process: subprocess.Popen[bytes]
     last: deque[str] = field(default_factory=lambda: deque(maxlen=15))
-    """The end of what it has printed."""
+    """Its last lines."""
     code: int | None = None
 
     def has_ended(self) -> bool:
-        """Return whether it has ended, without waiting; its code is known then."""
+        """Return whether it has ended, and set ``code`` then."""
         code = self.process.poll()
         if code is not None:
             self.code = 128 - code if code < 0 else code
@@ -159,24 +152,23 @@ class _Running:
 
 @dataclass
 class Attempt:
-    """The processes of one attempt, in one loop that waits for none of them.
+    """The processes of one attempt, in one polling loop.
 
-    A worker of a parameter-server job that fails is started again alone, as often as restarts are
-    left; the failure of any other task ends the attempt. When ``run`` returns, or raises, no
-    process of the tasks' groups is left.
+    A failed worker of a parameter-server job is restarted alone while ``restarts`` last; the
+    failure of any other task ends the attempt. After ``run`` no process of the tasks' groups runs.
     """
 
     command: Sequence[str]
     grace: float
     signals: Signals
     streams: tuple[IO[bytes], IO[bytes]]
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
     restarts: Iterator[int]
-    """The numbers of those that are left, for TFOPT_RESTART."""
+    """The numbers of the remaining restarts, for TFOPT_RESTART."""
 
     _environment: Mapping[str, str] = field(default_factory=dict, init=False)
     _to_start: list[tuple[float, Task, int]] = field(default_factory=list, init=False)
-    _lines: list[MarkedLines] = field(default_factory=list, init=False)
+    _lines: list[LabeledLines] = field(default_factory=list, init=False)
     _running: list[_Running] = field(default_factory=list, init=False)
     _failed: _Running | None = field(default=None, init=False)
     _stopped_by: signal.Signals | None = field(default=None, init=False)
@@ -190,10 +182,10 @@ class Attempt:
             for task in tasks:
                 self._start(task)
             while not self._is_over():
-                self._take_turn()
+                self._poll()
         finally:
             self._kill()
-            self._write_the_rest()
+            self._join_lines()
         return self._ending()
 
     def _start(self, task: Task, **more: str) -> None:
@@ -214,67 +206,66 @@ class Attempt:
         self._running.append(running)
         for source, target in zip((process.stdout, process.stderr), self.streams, strict=True):
             assert source is not None
-            lines = MarkedLines(source, task.place.name, target, running.last)
+            lines = LabeledLines(source, task.place.name, target, running.last)
             lines.start()
             self._lines.append(lines)
 
-    def _take_turn(self) -> None:
-        time.sleep(_TURN)
-        self._pass_signals_on()
-        self._look_for_ends()
+    def _poll(self) -> None:
+        time.sleep(_POLL_S)
+        self._forward_signals()
+        self._check_ended()
         self._start_again()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            late = ", ".join(each.task.place.name for each in self._running if each.code is None)
-            self.tell(f"not ended within {self.grace:g} s of grace: {late or 'what they started'}")
+            late = ", ".join(run.task.place.name for run in self._running if run.code is None)
+            self.log(f"not ended within --grace {self.grace:g}: {late or 'child processes'}")
             self._kill()
 
-    def _pass_signals_on(self) -> None:
+    def _forward_signals(self) -> None:
         while self.signals.heard:
             number = self.signals.heard.pop(0)
             if self._stopped_by is signal.SIGINT and number is signal.SIGINT:
-                self.tell("interrupted twice: killing all tasks")
+                self.log("interrupted twice: killing all tasks")
                 self._kill()
                 return
             self._stopped_by = self._stopped_by or number
-            self.tell(f"passing {number.name} on to all tasks")
+            self.log(f"forwarding {number.name} to all tasks")
             self._end_all(number)
 
-    def _look_for_ends(self) -> None:
-        ended = [each for each in self._running if each.code is None and each.has_ended()]
+    def _check_ended(self) -> None:
+        ended = [run for run in self._running if run.code is None and run.has_ended()]
         if self._deadline is not None:
             return
-        failed = [(each.code, each) for each in ended if each.code and not self._comes_back(each)]
+        failed = [(run.code, run) for run in ended if run.code and not self._is_restarted(run)]
         if failed:
-            # Of those found at once: who was killed did not end because another had.
+            # Of several failures a killed task is the cause.
             code, self._failed = max(failed, key=lambda pair: pair[0] > 128)
-            self.tell(f"{self._failed.task.place.name} ended by {_how(code)}: ending the others")
+            self.log(f"{self._failed.task.place.name} ended by {_how(code)}: ending the others")
             self._end_all(signal.SIGTERM)
-        elif any(each.task.is_chief_of_ps for each in ended):
-            self.tell("the chief is done: ending workers and ps")
+        elif any(run.task.is_chief_of_ps for run in ended):
+            self.log("the chief is done: ending workers and ps")
             self._end_all(signal.SIGTERM)
-        elif all(each.code is not None for each in self._running):
-            # What they may have left behind.
-            self._end_all(signal.SIGTERM)
+        elif all(run.code is not None for run in self._running):
+            self._end_all(signal.SIGTERM)  # child processes
 
-    def _comes_back(self, ended: _Running) -> bool:
-        """Return whether a task that failed will be started again alone."""
-        number = next(self.restarts, None) if ended.task.can_come_back else None
+    def _is_restarted(self, ended: _Running) -> bool:
+        """Return whether a failed task will be restarted alone."""
+        number = next(self.restarts, None) if ended.task.can_restart else None
         if number is None:
             return False
-        self.tell(
+        self.log(
             f"{ended.task.place.name} ended by {_how(ended.code or 0)}: starting it again in "
-            f"{_PAUSE:g} s (restart {number})"
+            f"{_RESTART_S:g} s (restart {number})"
         )
-        self._to_start.append((time.monotonic() + _PAUSE, ended.task, number))
+        self._to_start.append((time.monotonic() + _RESTART_S, ended.task, number))
         return True
 
     def _start_again(self) -> None:
         if self._deadline is not None:
             self._to_start.clear()
-        due = [each for each in self._to_start if time.monotonic() >= each[0]]
-        for each in due:
-            self._to_start.remove(each)
-            self._start(each[1], TFOPT_RESTART=str(each[2]))
+        for entry in [entry for entry in self._to_start if time.monotonic() >= entry[0]]:
+            self._to_start.remove(entry)
+            _, task, number = entry
+            self._start(task, TFOPT_RESTART=str(number))
 
     def _end_all(self, number: signal.Signals) -> None:
         self._signal(number)
@@ -282,64 +273,64 @@ class Attempt:
             self._deadline = time.monotonic() + self.grace
 
     def _is_over(self) -> bool:
-        ended = all(each.code is not None for each in self._running)
+        ended = all(run.code is not None for run in self._running)
         return ended and (self._killed or not self._groups())
 
     def _groups(self) -> set[int]:
-        """Return the process groups in which something still runs."""
-        found = set()
+        """Return the process groups of tasks with a running process."""
+        groups = set()
         for process in psutil.process_iter(["status"]):
-            # Where nobody waits for orphans, as in some containers, they stay as zombies.
+            # Some containers keep orphans as zombies.
             if process.info["status"] != psutil.STATUS_ZOMBIE:
                 with suppress(ProcessLookupError):
-                    found.add(os.getpgid(process.pid))
-        return found & {each.process.pid for each in self._running}
+                    groups.add(os.getpgid(process.pid))
+        return groups & {run.process.pid for run in self._running}
 
     def _signal(self, number: signal.Signals) -> None:
         for group in self._groups():
-            with suppress(ProcessLookupError, PermissionError):  # another user's by now
+            with suppress(ProcessLookupError, PermissionError):  # reused by another user
                 os.killpg(group, number)
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)
         self._killed = True
-        for each in self._running:
-            each.process.wait()
-            each.has_ended()
-        # Killed is not yet gone; what hangs in the kernel is not waited for.
-        deadline = time.monotonic() + _KILLED_WITHIN
+        for run in self._running:
+            run.process.wait()
+            run.has_ended()
+        # A process that hangs in the kernel is not waited for.
+        deadline = time.monotonic() + _KILL_S
         while self._groups() and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _write_the_rest(self) -> None:
-        # What has left its task's group may hold the stream: that is not waited for.
-        deadline = time.monotonic() + _LINES_WITHIN
+    def _join_lines(self) -> None:
+        # A process outside its task's group may keep the stream open.
+        deadline = time.monotonic() + _LINES_S
         for lines in self._lines:
             lines.join(max(0.0, deadline - time.monotonic()))
 
     def _ending(self) -> Ending:
-        """Say how the attempt ended, and return it."""
-        # The others of a parameter-server job end by a signal in any case.
-        deciding = [each for each in self._running if each.task.is_chief_of_ps] or self._running
-        codes = [each.code for each in deciding]
+        """Log and return how the attempt ended."""
+        # The workers and ps of a parameter-server job always end by a signal.
+        deciding = [run for run in self._running if run.task.is_chief_of_ps] or self._running
+        codes = [run.code for run in deciding]
         if self._stopped_by is not None:
             code = 128 + self._stopped_by
             if PREEMPTED in codes:
                 code = PREEMPTED
             elif not any(codes):
                 code = 0
-            self.tell(f"stopped by {self._stopped_by.name}")
+            self.log(f"stopped by {self._stopped_by.name}")
             return Ending(code, stopped=True)
         if self._failed is None:
             return Ending(0)
         code, label = self._failed.code or 0, self._failed.task.place.name
         if code == PREEMPTED:
-            self.tell(f"{label} asks to be started again (exit code {PREEMPTED})")
+            self.log(f"{label} requests a restart (exit code {PREEMPTED})")
         else:
-            last = "Its last lines:" if self._failed.last else "It has printed nothing."
-            self.tell(f"{label} failed first: {_how(code)}. {last}")
+            last = "Its last lines:" if self._failed.last else "It printed nothing."
+            self.log(f"{label} failed first: {_how(code)}. {last}")
             for line in self._failed.last:
-                self.tell(f"    {line}")
+                self.log(f"    {line}")
         return Ending(code)
 
 
@@ -350,5 +341,5 @@ def _how(code: int) -> str:
         name = signal.Signals(code - 128).name
     except ValueError:
         return f"exit code {code}"
-    often = ", often by the kernel for want of memory" if name == "SIGKILL" else ""
-    return f"{name}{often}"
+    cause = ", often by the kernel for lack of memory" if name == "SIGKILL" else ""
+    return f"{name}{cause}"

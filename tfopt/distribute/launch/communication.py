@@ -1,7 +1,6 @@
-"""Share out the GPUs, and choose the variables by which NCCL and gRPC let the workers talk.
+"""Assign the GPUs to tasks, and set environment variables of NCCL and gRPC.
 
-The GPUs of this machine are those in ``/dev``, without TensorFlow or a driver. Which network cards
-NCCL takes is its own choice.
+The GPUs of this machine are counted in ``/dev``, without TensorFlow or a driver.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tfopt.errors import UserError
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
-def variables_to_talk(
+def communication_variables(
     environment: Mapping[str, str],
     *,
     gpus: int | None = None,
@@ -23,34 +22,34 @@ def variables_to_talk(
     hosts: Sequence[str] = (),
     root: Path = Path("/"),
 ) -> dict[str, str]:
-    """Return what to set for the tasks on this machine: none that the user has set.
+    """Return the variables to set for the tasks on this machine, without those already set.
 
     Args:
-        environment: What is set already, and stays.
-        gpus: How many GPUs a worker has; None looks which are visible here.
+        environment: The variables that are set.
+        gpus: GPUs of a worker; None counts the visible ones.
         ps: Whether it is a parameter-server job.
         hosts: The machines of the job, by the names in its addresses.
-        root: The file system to look at.
+        root: The root of the file system.
     """
-    wanted = {}
-    if ps:  # a dead ps or worker becomes an error at the chief, as TensorFlow's guide asks
-        wanted["GRPC_FAIL_FAST"] = "use_caller"
+    variables = {}
+    if ps:  # a dead ps or worker becomes an error at the chief, as TensorFlow's guide recommends
+        variables["GRPC_FAIL_FAST"] = "use_caller"
     if hosts and any(environment.get(name) for name in _PROXIES):
-        # Else gRPC asks the proxy for the other tasks. Of gRPC alone: downloads go as they went.
-        known = filter(None, [environment.get("no_proxy")])
-        wanted["no_grpc_proxy"] = ",".join([*known, *dict.fromkeys(hosts)])
+        # gRPC must not ask the proxy for the other tasks; downloads still use it.
+        no_proxy = filter(None, [environment.get("no_proxy")])
+        variables["no_grpc_proxy"] = ",".join([*no_proxy, *dict.fromkeys(hosts)])
     if visible_gpus(environment, root) if gpus is None else gpus:
-        wanted["NCCL_DEBUG"] = "WARN"  # else NCCL fails without a word
-        wanted["TF_GPU_THREAD_MODE"] = "gpu_private"  # input does not delay the GPU's kernels
-    return {name: value for name, value in wanted.items() if name not in environment}
+        variables["NCCL_DEBUG"] = "WARN"  # without it NCCL reports no cause
+        variables["TF_GPU_THREAD_MODE"] = "gpu_private"  # input does not delay the GPU's kernels
+    return {name: value for name, value in variables.items() if name not in environment}
 
 
 def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the GPUs that a process here sees: CUDA_VISIBLE_DEVICES, else the driver's devices."""
+    """Return the visible GPUs: of CUDA_VISIBLE_DEVICES, else all devices in ``/dev``."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
-        # CUDA stops at the first name that is none.
+        # CUDA stops at the first invalid name.
         ends = [at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles", "none")]
         return tuple(names[: ends[0]] if ends else names)
     devices = (root / "dev").glob("nvidia*")
@@ -58,18 +57,18 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
     return tuple(str(index) for index in range(count))
 
 
-def shared_out(
+def gpus_per_task(
     visible: Sequence[str], workers: int, gpus_per_worker: int | None
 ) -> list[tuple[str, ...]] | None:
-    """Return the GPUs of each worker; None where there are none and none were asked for."""
+    """Return the GPUs of each worker; None on a machine without GPUs."""
     if not visible and not gpus_per_worker:
         return None
-    each = len(visible) // workers if gpus_per_worker is None else gpus_per_worker
-    if each * workers > len(visible) or (each == 0 and gpus_per_worker is None):
+    count = len(visible) // workers if gpus_per_worker is None else gpus_per_worker
+    if count * workers > len(visible) or (count == 0 and gpus_per_worker is None):
         raise UserError(
             "There are too few GPUs for the workers.",
-            expected=f"{max(each, 1) * workers} GPU(s) for {workers} worker(s)",
+            expected=f"{max(count, 1) * workers} GPU(s) for {workers} worker(s)",
             received=f"{len(visible)} visible ({', '.join(visible) or 'none'})",
-            fix="fewer workers or --gpus-per-worker; --gpus-per-worker 0 trains on the CPU",
+            fix="lower --workers or --gpus-per-worker; --gpus-per-worker 0 trains on the CPU",
         )
-    return [tuple(visible[each * at : each * (at + 1)]) for at in range(workers)]
+    return [tuple(visible[count * at : count * (at + 1)]) for at in range(workers)]

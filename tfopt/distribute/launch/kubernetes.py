@@ -1,12 +1,11 @@
-"""Write a manifest for Kubernetes: an Indexed Job of the workers, and the Service that names them.
+"""Write a manifest for Kubernetes: an Indexed Job of the workers, and the Service for their names.
 
-TF_CONFIG stands in it, so the image needs no more than the script does. The tests hold it against
-Kubernetes's own schemas from 1.29 on; no cluster has run it.
+It sets TF_CONFIG, so the image needs only what the script needs. The tests validate it by
+Kubernetes's schemas from 1.29 on; it has not been run on a cluster.
 
-A pod that its node has lost or evicted, or that ends with exit code 75, is started again and does
-not count as a failure. Kubernetes starts a single pod again: the others must end by themselves when
-a peer is gone, as tfopt.distribute() sees to, and each ending counts; ``restarts`` allows as many
-as there are workers, each time.
+A pod that is evicted, whose node is lost, or that ends with exit code 75 is restarted and does not
+count as a failure. Kubernetes restarts single pods: with tfopt.distribute() the others end when a
+worker is lost, and each of them counts; so ``restarts`` is multiplied by the workers.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """What the manifest asks for; ``manifest()`` is its text.
-
-    Kubernetes itself refuses wrong images and quantities when it is applied.
-    """
+    """The settings of the manifest; Kubernetes checks images and quantities when it is applied."""
 
     command: tuple[str, ...]
     name: str
@@ -39,7 +35,7 @@ class KubernetesJob:
     memory: str | None = None
     shared_memory: str = "8Gi"
     claim: str | None = None
-    """A volume claim and where it appears, such as ``checkpoints:/checkpoints``."""
+    """A volume claim and its mount path, such as ``checkpoints:/checkpoints``."""
     restarts: int = 0
     grace: int = 120
 
@@ -50,18 +46,18 @@ class KubernetesJob:
         require_count("--grace", self.grace)
         before = "tfopt launch kubernetes --name train --image IMAGE --workers 2"
         require_command(self.command, before)
-        # The pods are called after it: train-0, train-1.
+        # Pods are named train-0, train-1.
         longest = 63 - len(f"-{self.workers - 1}")
         if not _LABEL.fullmatch(self.name) or len(self.name) > longest:
             raise UserError(
-                "--name is no name for a Job and its Service.",
-                expected="small letters, digits and dashes, a letter first, no dash last, at most "
-                f"{longest} in all",
+                "--name is not a valid name of a Job and its Service.",
+                expected="lower-case letters, digits and dashes, beginning with a letter, without "
+                f"a dash at the end, of at most {longest} characters",
                 received=repr(self.name),
             )
         if self.claim is not None and not re.fullmatch(r"[a-z0-9][-.a-z0-9]*:/[^:]+", self.claim):
             raise UserError(
-                "--claim is not a volume claim and its place.",
+                "--claim is not a volume claim with its mount path.",
                 expected="NAME:/PATH, such as checkpoints:/checkpoints",
                 received=repr(self.claim),
             )
@@ -71,17 +67,17 @@ class KubernetesJob:
         quoted = {
             "name": self.name,
             "image": json.dumps(self.image),
-            # Kubernetes would replace $(NAME) by a variable.
+            # Kubernetes replaces $(NAME) by a variable.
             "command": json.dumps([word.replace("$(", "$$(") for word in self.command]),
             "tf_config": json.dumps(self._tf_config()),
             "resources": json.dumps(self._resources()),
             "shared_memory": json.dumps(self.shared_memory),
         }
-        mounts, volumes = self._claimed()
+        mounts, volumes = self._mounted_claim()
         return _MANIFEST.format(
             **quoted,
             workers=self.workers,
-            # Every pod of the job ends when one does, and each ending counts.
+            # All pods end when one does, and each counts.
             failures=self.restarts * self.workers,
             grace=self.grace,
             preempted=PREEMPTED,
@@ -92,7 +88,7 @@ class KubernetesJob:
         )
 
     def _tf_config(self) -> str:
-        # Kubernetes puts the pod's number in.
+        # Kubernetes inserts the pod's index.
         hosts = [f"{self.name}-{index}.{self.name}:{_PORT}" for index in range(self.workers)]
         text = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}})
         return text.replace('"index": 0', '"index": $(TFOPT_INDEX)')
@@ -106,7 +102,7 @@ class KubernetesJob:
         requests = {"cpu": self.cpus_per_worker} if self.cpus_per_worker else {}
         return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
 
-    def _claimed(self) -> tuple[str, str]:
+    def _mounted_claim(self) -> tuple[str, str]:
         if self.claim is None:
             return "", ""
         name, _, path = self.claim.partition(":")
@@ -120,7 +116,7 @@ _GPU_VARIABLES = """
             - {name: NCCL_DEBUG, value: WARN}
             - {name: TF_GPU_THREAD_MODE, value: gpu_private}"""
 _MANIFEST = """\
-# The workers find each other by the names that this gives them, also before they are ready.
+# Gives the workers host names, also before they are ready.
 apiVersion: v1
 kind: Service
 metadata:
@@ -143,10 +139,10 @@ spec:
   backoffLimit: {failures}
   podFailurePolicy:
     rules:
-      # A pod that was evicted, or whose node has gone, starts again and does not count.
+      # A pod that was evicted, or whose node is lost, restarts and does not count.
       - action: Ignore
         onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
-      # One that has saved and asks to be started again.
+      # A pod that has saved and requests a restart.
       - action: Ignore
         onExitCodes: {{containerName: train, operator: In, values: [{preempted}]}}
   template:
@@ -156,7 +152,7 @@ spec:
       subdomain: {name}
       restartPolicy: Never
       terminationGracePeriodSeconds: {grace}
-      # Else the command is process 1, which SIGTERM does not end unless it listens.
+      # Otherwise the command is process 1, which ignores SIGTERM without a handler.
       shareProcessNamespace: true
       containers:
         - name: train
@@ -176,6 +172,6 @@ spec:
           volumeMounts:
             - {{name: shared-memory, mountPath: /dev/shm}}{mounts}
       volumes:
-        # NCCL and the processes of a data loader talk through it; 64 MiB is what there is else.
+        # For NCCL and processes of a data loader; the default is 64 MiB.
         - {{name: shared-memory, emptyDir: {{medium: Memory, sizeLimit: {shared_memory}}}}}{volumes}
 """

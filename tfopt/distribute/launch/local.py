@@ -1,8 +1,8 @@
-"""Run a job on this machine: one process a task, and one end for all of them.
+"""Run a job on this machine, with one process for each task.
 
-The first task that fails ends the others with what they have started. A restart is a whole new job
-with fresh ports, save that of a worker of a parameter-server job, which comes back alone to the
-place that it had. Only the main thread can do this, since only there signals are heard.
+The first task that fails ends the others and their child processes. A restart starts all tasks with
+new ports, except for a worker of a parameter-server job, which is restarted alone at its address.
+It must run in the main thread, which handles signals.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from pathlib import Path
 from typing import IO
 
 from tfopt.distribute.launch.attempt import Attempt, Signals, Task, write_all
-from tfopt.distribute.launch.communication import shared_out, variables_to_talk, visible_gpus
+from tfopt.distribute.launch.communication import (
+    communication_variables,
+    gpus_per_task,
+    visible_gpus,
+)
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import JOINED, require_command
 from tfopt.errors import UserError, require_count
 
-# Below those that Linux gives to outgoing connections, so that none takes it before the task does.
-_PORTS = range(20000, 32000)
+_PORTS = range(20000, 32000)  # below those of outgoing connections on Linux
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """What to start on this machine, as by ``tfopt launch``."""
+    """The settings of ``tfopt launch`` on this machine."""
 
     command: tuple[str, ...]
     workers: int
@@ -38,7 +41,7 @@ class LocalJob:
     restarts: int = 0
     gpus_per_worker: int | None = None
     grace: float = 30.0
-    """Seconds that a task has to save and end after SIGTERM."""
+    """Seconds for a task to save and end after SIGTERM."""
 
     def __post_init__(self) -> None:
         require_count("--workers", self.workers)
@@ -58,25 +61,24 @@ def launch_here(
 
         code = launch_here(LocalJob(("python", "train.py"), workers=2))
 
-    That is the code of the task that failed first (128 + the signal's number for a signal), 0 where
-    none did, and 75 where a task asks to be started again and no restart is left. Where the
-    launcher was stopped, it is 128 + that signal's number, unless the tasks ended by 0 or 75.
+    That is the code of the task that failed first (128 + the signal's number for a signal), 0 if
+    none failed, and 75 if a task requests a restart and none remains. If a signal stopped the
+    launcher, it is 128 + the signal's number, unless the tasks ended by 0 or 75.
     """
     out, err = out or sys.stdout.buffer, err or sys.stderr.buffer
     base = dict(os.environ if environment is None else environment)
-    gpus = shared_out(visible_gpus(base), job.workers, job.gpus_per_worker)
-    each = len(gpus[0]) if gpus else 0
-    chosen = variables_to_talk(base, gpus=each, ps=job.ps > 0, hosts=["127.0.0.1"])
-    base.update(chosen)
-    # Else Python would keep its lines until thousands of characters have come together.
+    gpus = gpus_per_task(visible_gpus(base), job.workers, job.gpus_per_worker)
+    count = len(gpus[0]) if gpus else 0
+    variables = communication_variables(base, gpus=count, ps=job.ps > 0, hosts=["127.0.0.1"])
+    base.update(variables)
     base.setdefault("PYTHONUNBUFFERED", "1")
 
-    def tell(text: str) -> None:
-        with contextlib.suppress(OSError):  # a terminal that was closed; the tasks' lines say so
+    def log(text: str) -> None:
+        with contextlib.suppress(OSError):  # of a closed terminal
             write_all(err, f"[tfopt] {text}\n".encode(errors="replace"))
 
-    for name, value in chosen.items():
-        tell(f"{name}={value}")
+    for name, value in variables.items():
+        log(f"{name}={value}")
     with (
         Signals() as signals,
         tempfile.TemporaryDirectory(prefix="tfopt-launch-") as marks,
@@ -88,26 +90,26 @@ def launch_here(
         base["TFOPT_RESTART"] = "0"
         while True:
             tasks = tasks_here(job.workers, job.ps, gpus)
-            tell("starting " + (f"a chief, {workers}, {job.ps} ps" if job.ps else workers))
-            attempt = Attempt(job.command, job.grace, signals, (out, err), tell, restarts)
+            log("starting " + (f"a chief, {workers}, {job.ps} ps" if job.ps else workers))
+            attempt = Attempt(job.command, job.grace, signals, (out, err), log, restarts)
             ending = attempt.run(tasks, base)
             if ending.code == 0 and not joined.exists() and (job.workers > 1 or job.ps):
                 call = "train_asynchronously" if job.ps else "distribute"
-                tell(
-                    f"no task has called tfopt.{call}(): unless they found each other otherwise, "
-                    "each has trained a model of its own"
+                log(
+                    f"no task has called tfopt.{call}(): unless the script connects the tasks in "
+                    "another way, each has trained a separate model"
                 )
             number = None if ending.code == 0 or ending.stopped else next(restarts, None)
             if number is None:
                 return ending.code
             base["TFOPT_RESTART"] = str(number)
-            tell(f"starting again ({number} of {job.restarts} restarts)")
+            log(f"starting again ({number} of {job.restarts} restarts)")
 
 
 def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> list[Task]:
-    """Return the tasks of a job with fresh ports: workers alone, or a chief, workers and ps.
+    """Return the tasks of a job with free ports: workers, or a chief, workers and ps.
 
-    ``gpus`` are those of each worker; chief and ps of a parameter-server job get none.
+    ``gpus`` are those of each worker; the chief and ps get none.
     """
     kinds = {"chief": 1, "worker": workers, "ps": ps} if ps else {"worker": workers}
     ports = iter(free_ports(sum(kinds.values())))
@@ -127,21 +129,21 @@ def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> l
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, at random so that two launchers seldom meet."""
-    found: list[int] = []
+    """Return random free ports, so that two launchers seldom choose the same ones."""
+    ports: list[int] = []
     for port in secrets.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as attempt:
-            # As the servers of TensorFlow do, which listen on every interface.
+            # As TensorFlow's servers do.
             attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 attempt.bind(("", port))
             except OSError:
                 continue
-        found.append(port)
-        if len(found) == count:
-            return found
+        ports.append(port)
+        if len(ports) == count:
+            return ports
     raise UserError(
         "There are not enough free ports on this machine.",
         expected=f"{count} between {_PORTS.start} and {_PORTS.stop}",
-        received=f"{len(found)}",
+        received=f"{len(ports)}",
     )

@@ -1,11 +1,8 @@
-"""Find which task of which cluster this process is: by TF_CONFIG, else by Slurm.
+"""Find the place of this process in a cluster: by TF_CONFIG, else by Slurm, without TensorFlow.
 
-TensorFlow is not loaded. A wrong entry is one error with its fix, where TensorFlow would wait for
-ever or end with a trace.
-
-TensorFlow's own SlurmClusterResolver does not serve here: it sorts the hosts by name, so that
-`node[9-10]` gives a task the address of another node; it needs nvidia-smi, and it sets
-CUDA_VISIBLE_DEVICES. Slurm's heterogeneous jobs have not been tried.
+TensorFlow's SlurmClusterResolver sorts the hosts by name, so that `node[9-10]` gives a task the
+address of another node; it needs nvidia-smi, and it sets CUDA_VISIBLE_DEVICES. Slurm's
+heterogeneous jobs have not been tried.
 """
 
 from __future__ import annotations
@@ -29,32 +26,32 @@ _OTHER_ORDERS = ("cyclic", "plane", "arbitrary")
 
 @dataclass(frozen=True)
 class ClusterPlace:
-    """One task of a cluster, and where the others are."""
+    """A task of a cluster, with the addresses of all tasks."""
 
     kind: str
     """"chief", "worker" or "ps"."""
     index: int
-    """The number among those of its kind, from 0."""
+    """The number among the tasks of its kind, from 0."""
     cluster: Mapping[str, tuple[str, ...]]
-    """The addresses (``host:port``) by kind; kinds without a task are left out."""
+    """The addresses (``host:port``) by kind, without empty kinds."""
     source: str
-    """Where that was found: "TF_CONFIG" or "Slurm"."""
+    """The source of this information: "TF_CONFIG" or "Slurm"."""
 
     @property
     def workers(self) -> int:
-        """Count those that train: the workers, and the chief where there is one."""
+        """Return the number of tasks that train: the workers, and the chief if there is one."""
         return len(self.cluster.get("chief", ())) + len(self.cluster.get("worker", ()))
 
     @property
     def is_chief(self) -> bool:
-        """Return whether this is the one that writes files: the chief, or worker 0 without one."""
+        """Return whether this task writes files: the chief, or worker 0 without one."""
         return self.kind == "chief" or (
             self.kind == "worker" and self.index == 0 and "chief" not in self.cluster
         )
 
     @property
     def rank(self) -> int:
-        """Return the number among all tasks: the chief, the workers, the ps."""
+        """Return the number among all tasks, in the order chief, workers, ps."""
         before = KINDS[: KINDS.index(self.kind)]
         return sum(len(self.cluster.get(kind, ())) for kind in before) + self.index
 
@@ -65,7 +62,7 @@ class ClusterPlace:
 
     @property
     def name(self) -> str:
-        """Return what errors and logs call it: ``worker 0``."""
+        """Return the name in errors and logs: ``worker 0``."""
         return f"{self.kind} {self.index}"
 
     @property
@@ -79,21 +76,21 @@ class ClusterPlace:
 
     @property
     def tf_config(self) -> str:
-        """Return the JSON text that TensorFlow reads from the variable TF_CONFIG."""
+        """Return the value of the variable TF_CONFIG."""
         cluster = {kind: list(addresses) for kind, addresses in self.cluster.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.kind, "index": self.index}})
 
 
 def place_in_cluster(environment: Mapping[str, str] | None = None) -> ClusterPlace | None:
-    """Return the place of this process by its environment variables; None outside any cluster.
+    """Return the place of this process by its environment variables; None outside a cluster.
 
-    TF_CONFIG counts first. Without it the tasks of an ``srun`` of more than one task are the
-    workers; their ports count up from TFOPT_PORT, or from a number made of the job's.
+    TF_CONFIG has precedence. Without it the tasks of an ``srun`` of several tasks are the workers,
+    with ports from TFOPT_PORT on, or from a number that depends on the job.
     """
-    given = os.environ if environment is None else environment
-    if given.get("TF_CONFIG", "").strip() not in ("", "{}"):
-        return _from_tf_config(given["TF_CONFIG"])
-    return _from_slurm(given)
+    variables = os.environ if environment is None else environment
+    if variables.get("TF_CONFIG", "").strip() not in ("", "{}"):
+        return _from_tf_config(variables["TF_CONFIG"])
+    return _from_slurm(variables)
 
 
 def _from_tf_config(text: str) -> ClusterPlace:
@@ -112,7 +109,7 @@ def _from_tf_config(text: str) -> ClusterPlace:
     count = len(cluster.get(kind, ()))
     if index >= count:
         raise UserError(
-            f"TF_CONFIG says that this is {kind} {index}, and its cluster has {count} {kind}(s).",
+            f"TF_CONFIG has the task {kind} {index}, but {count} {kind}(s) in its cluster.",
             expected=f"an index below {count}, counted from 0" if count else f'"{kind}" in cluster',
             received=f"index {index}",
             fix="give every task the same cluster and its own index",
@@ -123,27 +120,27 @@ def _from_tf_config(text: str) -> ClusterPlace:
 def _checked_addresses(listed: dict[str, Any], text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     if not any(listed.values()) or not listed.keys() <= {*KINDS}:
         raise _wrong(f"TF_CONFIG's cluster has no tasks, or others than {_KINDS}.", text)
-    found: list[str] = []
+    seen: list[str] = []
     for kind in KINDS:
         addresses = listed.get(kind, [])
         if not isinstance(addresses, list):
             raise _wrong(f'The "{kind}" of TF_CONFIG\'s cluster is not a list.', repr(addresses))
         for address in addresses:
-            # An IPv6 address stands in brackets.
+            # An IPv6 address is in brackets.
             parts = re.fullmatch(r"([^\s:/]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", str(address))
             if parts is None or not 0 < int(parts[2]) < 65536:
                 raise _wrong(
                     f"A {kind}'s address is not host:port, without http://.", repr(address)
                 )
-            if address in found:
+            if address in seen:
                 raise _wrong("TF_CONFIG gives two tasks the same address.", address)
-            found.append(address)
+            seen.append(address)
         if addresses:
             yield kind, tuple(addresses)
 
 
 def _number(value: Any) -> int | None:
-    """Return a count from 0; scripts that fill TF_CONFIG in often leave the quotes on."""
+    """Return a whole number from 0, also from a text, as scripts often write it in TF_CONFIG."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
@@ -154,12 +151,12 @@ def _wrong(what: str, received: Any) -> UserError:
         what,
         expected=_EXAMPLE,
         received=received,
-        fix="mend TF_CONFIG, or unset it to train in one process",
+        fix="correct TF_CONFIG, or unset it to train in one process",
     )
 
 
 def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
-    # A batch script has SLURM_PROCID too, but only what srun has started is a step.
+    # A batch script has SLURM_PROCID too, but only srun starts a step.
     if "SLURM_STEP_NODELIST" not in given or "SLURM_PROCID" not in given:
         return None
     of_step = "SLURM_STEP_NUM_TASKS" in given
@@ -171,11 +168,11 @@ def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
     tasks = _tasks_per_node(given.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if len(tasks) != len(hosts) or sum(tasks) != count or rank >= count:
         raise UserError(
-            "Slurm's variables do not fit each other.",
-            expected=f"{count} tasks on {len(hosts)} node(s), and this one's number below {count}",
+            "Slurm's variables contradict each other.",
+            expected=f"{count} tasks on {len(hosts)} node(s), and SLURM_PROCID below {count}",
             received=f"SLURM_STEP_TASKS_PER_NODE={given.get('SLURM_STEP_TASKS_PER_NODE')!r}, "
             f"SLURM_STEP_NODELIST={given['SLURM_STEP_NODELIST']!r}, SLURM_PROCID={rank}",
-            fix="start each process by srun itself",
+            fix="start each process by srun",
         )
     places = [(node, local) for node, here in enumerate(tasks) for local in range(here)]
     _check_blocks(given, places[rank], several=len(hosts) > 1 and max(tasks) > 1)
@@ -185,9 +182,9 @@ def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
 
 
 def _check_blocks(given: Mapping[str, str], place: tuple[int, int], several: bool) -> None:
-    """Refuse tasks that are dealt out over the nodes otherwise than node by node."""
+    """Refuse tasks that are not numbered node by node."""
     numbers = (given.get("SLURM_NODEID", str(place[0])), given.get("SLURM_LOCALID", str(place[1])))
-    # Task 0 is where it would be in any case, and must not wait for those that are not.
+    # Task 0 has the same place in any order, and must not wait for the others.
     order = given.get("SLURM_DISTRIBUTION", "block").partition(":")[0]
     if numbers != (str(place[0]), str(place[1])) or (several and order in _OTHER_ORDERS):
         raise UserError(
@@ -203,20 +200,20 @@ def _first_port(given: Mapping[str, str]) -> int:
         port = _number(given["TFOPT_PORT"])
         if port is None or not 1024 <= port < 65000:
             raise UserError(
-                "TFOPT_PORT is no port to count up from.",
+                "Invalid TFOPT_PORT.",
                 expected="a number from 1024 to 64999",
                 received=repr(given["TFOPT_PORT"]),
             )
         return port
-    # Two jobs on one node must not meet, and all tasks of a job must come to the same number;
-    # above these Linux gives out ports to whoever connects.
+    # The same for all tasks of a job, different for two jobs on one node, and below the ports of
+    # outgoing connections on Linux.
     job, step = given.get("SLURM_JOB_ID", ""), given.get("SLURM_STEP_ID", "")
     return 12000 + 16 * (((_number(job) or 0) + 97 * (_number(step) or 0)) % 1250)
 
 
 def hosts_of(hostlist: str) -> list[str]:
-    """Return the names that Slurm's short form stands for: ``node[01-03,7],gpu2``."""
-    # Split at those commas that are in no brackets.
+    """Return the host names of Slurm's short form: ``node[01-03,7],gpu2``."""
+    # Split at commas outside brackets.
     parts = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", hostlist)
     return [name for part in parts for name in _expanded(part)]
 
@@ -230,13 +227,13 @@ def _expanded(part: str) -> list[str]:
     for numbers in inside.split(","):
         first, _, last = numbers.partition("-")
         for number in range(int(first), int(last or first) + 1):
-            # The first number's zeros say how wide all of them are.
+            # The first number's zeros give the width of all.
             names += [f"{plain}{number:0{len(first)}}{end}" for end in _expanded(after)]
     return names
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """Read Slurm's ``2(x3),1``: two tasks on each of three nodes, then one; else nothing."""
+    """Parse Slurm's ``2(x3),1``: two tasks on each of three nodes, then one; [] if invalid."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

@@ -1,13 +1,13 @@
 """Write a batch file for Slurm: one ``srun`` of all workers, queued again when preempted.
 
-Each task goes through ``tfopt.distribute.launch.task``, so the Python of the job, which is that of
-the command where this begins with one, must have tfopt. Slurm's own ``--gpus-per-task`` is not
-used: it hides the other GPUs of the node from each task, and NCCL cannot copy between them then.
+Each task is started by ``tfopt.distribute.launch.task``, so the Python of the job, that of the
+command if it begins with one, must have tfopt. Slurm's ``--gpus-per-task`` is not used: it hides
+the other GPUs of the node from each task, so that NCCL cannot copy between them.
 
-SIGTERM comes to the batch shell, before the time limit or at a preemption, and is handed to every
-task; where they end with 75 then, and only then, the job is queued again: srun returns the highest
-exit code, so after the failure of one task it is the 75 of the others. Those have the site's
-KillWait (often 30 s) to end, and so have all when the first does.
+The batch shell gets SIGTERM before the time limit or at a preemption, and forwards it to all tasks;
+only if they end with 75 then is the job queued again: srun returns the highest exit code, so after
+the failure of one task it is the 75 of the others. After the first task's end the others have the
+site's KillWait (often 30 s) to end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfopt.errors import UserError, require_count
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What the batch file asks Slurm for; ``batch_file()`` is its text."""
+    """The settings of the batch file; ``batch_file()`` is its text."""
 
     command: tuple[str, ...]
     nodes: int
@@ -48,14 +48,14 @@ class SlurmJob:
         for flag, text in texts.items():
             if text is not None and not re.fullmatch(r"[A-Za-z0-9_.,:-]+", text):
                 raise UserError(
-                    f"{flag} cannot be written into a batch file.",
+                    f"{flag} has characters that a batch file cannot contain.",
                     expected="letters, digits, and . , : _ -",
                     received=repr(text),
                 )
 
     def batch_file(self) -> str:
         """Return the text for ``sbatch``."""
-        asked = [
+        options = [
             f"--job-name={self.name}",
             f"--nodes={self.nodes}",
             f"--ntasks-per-node={self.workers_per_node}",
@@ -65,11 +65,11 @@ class SlurmJob:
             "--requeue" if self.requeue else "--no-requeue",
         ]
         if self.gpus_per_worker:
-            asked.append(f"--gres=gpu:{self.gpus_per_worker * self.workers_per_node}")
-        asked += [f"--partition={self.partition}"] if self.partition else []
-        asked += [f"--time={self.time}"] if self.time else []
+            options.append(f"--gres=gpu:{self.gpus_per_worker * self.workers_per_node}")
+        options += [f"--partition={self.partition}"] if self.partition else []
+        options += [f"--time={self.time}"] if self.time else []
         return _FILE.format(
-            asked="\n".join(f"#SBATCH {option}" for option in asked),
+            options="\n".join(f"#SBATCH {option}" for option in options),
             gpus=self.gpus_per_worker,
             cpus=self.cpus_per_worker,
             python=shlex.quote(self._python()),
@@ -78,39 +78,39 @@ class SlurmJob:
         )
 
     def _python(self) -> str:
-        """Return the command's Python where it names one, else the first in the job's PATH."""
+        """Return the command's Python if it begins with one, else that of the job's PATH."""
         first = self.command[0]
         return first if re.fullmatch(r"python[0-9.]*", Path(first).name) else "python"
 
 
 _REQUEUE = f"""\
 if [ "$passed" = yes ] && [ "$code" = {PREEMPTED} ]; then
-  echo "tfopt: the tasks ask to be started again: queueing the job again"
+  echo "tfopt: the tasks request a restart: queueing the job again"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 """
 _FILE = """\
 #!/bin/bash
-{asked}
+{options}
 
 export TFOPT_GPUS_PER_WORKER={gpus} PYTHONUNBUFFERED=1
 
-# One failure ends all tasks. The shell stays beside srun to hear SIGTERM while it waits.
+# One failure ends all tasks. The shell waits beside srun, to handle SIGTERM.
 srun --label --kill-on-bad-exit=1 --distribution=block --cpus-per-task={cpus} \\
   {python} -m tfopt.distribute.launch.task -- {command} &
 step=$!
 passed=no
 pass_on() {{
-  # Once: what a task does at SIGTERM need not bear a second one.
+  # Once: a task may not handle a second SIGTERM.
   [ "$passed" = yes ] && return
   passed=yes
-  echo "tfopt: passing SIGTERM on to all tasks"
+  echo "tfopt: forwarding SIGTERM to all tasks"
   scancel --signal=TERM "$SLURM_JOB_ID"
 }}
 trap pass_on TERM
 wait "$step"
 code=$?
-# A signal ends the wait, and not the step.
+# A signal ends the wait, not the step.
 while kill -0 "$step" 2>/dev/null; do
   wait "$step"
   code=$?

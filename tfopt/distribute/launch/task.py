@@ -1,10 +1,8 @@
-"""Set up a task, then become the user's command: ``python -m tfopt.distribute.launch.task``.
+"""Set up a task, then exec the user's command: ``python -m tfopt.distribute.launch.task``.
 
-Under ``tfopt launch`` Linux sends the task SIGTERM when the launcher dies, as by kill -9; this
-needs only Python.
-
-Elsewhere, as under Slurm, the task sets what tf.distribute reads, so that a script needs to know
-nothing of tfopt: TF_CONFIG, the task's share of the GPUs, and how the workers talk.
+Under ``tfopt launch``, with the standard library alone, Linux is asked to send the task SIGTERM
+when the launcher dies. Under Slurm it sets the variables of tf.distribute, so that a script needs
+no tfopt: TF_CONFIG, the task's GPUs, and those of NCCL and gRPC.
 """
 
 from __future__ import annotations
@@ -17,42 +15,42 @@ from contextlib import suppress
 from pathlib import Path
 
 LAUNCHER = "TFOPT_LAUNCHER"
-"""The variable with the launcher's process."""
+"""The variable with the launcher's process id."""
 JOINED = "TFOPT_JOINED"
-"""The variable that names the file by which a launcher sees that the tasks of a job have met."""
+"""The variable with the path of a file that tasks create when they join the cluster."""
 PREEMPTED = 75
-"""What a task ends with that has saved and asks to be started again: EX_TEMPFAIL."""
+"""The exit code of a task that has saved and requests a restart: EX_TEMPFAIL."""
 _PR_SET_PDEATHSIG = 1
 
 
 def require_command(command: tuple[str, ...], before: str) -> None:
-    """Refuse a job without a command; ``before`` is what stands before it."""
+    """Refuse a job without a command; ``before`` is the command line before it."""
     from tfopt.errors import UserError
 
     if not command:
         raise UserError(
             "There is no command for the workers.",
-            expected="the command behind two dashes",
+            expected="the command after two dashes",
             fix=f"{before} -- python train.py",
         )
 
 
-def leave_mark() -> None:
-    """Show the launcher, where there is one, that this process looks for the others."""
+def mark_joined() -> None:
+    """Show the launcher, if there is one, that this process joins the cluster."""
     path = os.environ.get(JOINED)
     if path:
-        with suppress(OSError):  # a container that does not see the launcher's folder
+        with suppress(OSError):  # in a container without the launcher's folder
             Path(path).touch()
 
 
 def become(command: list[str]) -> None:
-    """Become ``command``; this never returns."""
+    """Replace this process by ``command``."""
     launcher = os.environ.pop(LAUNCHER, None)
     if launcher is not None:
         _end_with(int(launcher))
     else:
         _join_the_cluster()
-    # Python ignores it, and what is ignored stays so in the command: `yes | head` would complain.
+    # Python ignores SIGPIPE, and the command would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -61,15 +59,15 @@ def become(command: list[str]) -> None:
 
 
 def _end_with(launcher: int) -> None:
-    """Have this process, and what it becomes, end with its parent; on other systems it goes on."""
+    """Let this process end with its parent, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher:  # it died before
-            sys.exit("error: the launcher is gone")
+        if os.getppid() != launcher:  # it ended before
+            sys.exit("error: the launcher has ended")
 
 
 def _join_the_cluster() -> None:
-    from tfopt.distribute.launch.communication import variables_to_talk
+    from tfopt.distribute.launch.communication import communication_variables
     from tfopt.distribute.launch.place import place_in_cluster
     from tfopt.errors import UserError
 
@@ -81,22 +79,21 @@ def _join_the_cluster() -> None:
     if place is None:
         return
     os.environ["TF_CONFIG"] = place.tf_config
-    hosts = [
-        each.rpartition(":")[0].strip("[]") for all_ in place.cluster.values() for each in all_
-    ]
-    os.environ.update(variables_to_talk(os.environ, ps="ps" in place.cluster, hosts=hosts))
+    addresses = [address for kind in place.cluster.values() for address in kind]
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    os.environ.update(communication_variables(os.environ, ps="ps" in place.cluster, hosts=hosts))
 
 
 def _take_gpus() -> None:
-    """Leave this task its own GPUs of those that all tasks of a Slurm node see."""
-    from tfopt.distribute.launch.communication import shared_out, visible_gpus
+    """Show this task its part of the GPUs, all of which every task of a Slurm node sees."""
+    from tfopt.distribute.launch.communication import gpus_per_task, visible_gpus
 
-    each, mine = os.environ.get("TFOPT_GPUS_PER_WORKER"), os.environ.get("SLURM_LOCALID")
-    if each is None or mine is None:
+    count, index = os.environ.get("TFOPT_GPUS_PER_WORKER"), os.environ.get("SLURM_LOCALID")
+    if count is None or index is None:
         return
-    shares = shared_out(visible_gpus(os.environ), int(mine) + 1, int(each))
-    if shares is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shares[int(mine)]) or "-1"
+    gpus = gpus_per_task(visible_gpus(os.environ), int(index) + 1, int(count))
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[int(index)]) or "-1"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Serve the newest sample to Prometheus: off unless asked for, and on loopback by default.
+"""Serve the newest sample to Prometheus, on loopback by default.
 
-Names are made from the table of metrics by Prometheus's conventions: base units (bytes, seconds,
-hertz, ratios from 0 to 1), ``_total`` after counters. A metric that is None is left out.
+Names follow Prometheus's conventions: base units (bytes, seconds, hertz, ratios from 0 to 1),
+``_total`` after counters. A metric that is None is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRAINING = (
     ("tfopt_training_examples", "Examples trained on", "examples"),
     ("tfopt_training_input_wait_seconds", "Time that steps waited for input", "input_wait_s"),
 )
-# By the ending of a metric's name, that of Prometheus's base unit, and the factor.
+# By the suffix of a metric's name, that of Prometheus's base unit, and the factor.
 _BASE_UNITS = {
     "_mib_per_s": ("_bytes_per_second", 2.0**20),
     "_mib": ("_bytes", 2.0**20),
@@ -38,10 +38,10 @@ _BASE_UNITS = {
 
 def prometheus_name(metric: Field[Any], device: str) -> tuple[str, float]:
     """Return a metric's name and factor: for ``sm_clock_mhz`` ``tfopt_gpu_sm_clock_hertz``, 1e6."""
-    ending = next((each for each in _BASE_UNITS if metric.name.endswith(each)), "")
-    unit, factor = _BASE_UNITS.get(ending, ("", 1.0))
+    suffix = next((suffix for suffix in _BASE_UNITS if metric.name.endswith(suffix)), "")
+    unit, factor = _BASE_UNITS.get(suffix, ("", 1.0))
     unit += "_total" if metric.metadata["is_counter"] else ""
-    return f"tfopt_{device}_{metric.name.removesuffix(ending)}{unit}", factor
+    return f"tfopt_{device}_{metric.name.removesuffix(suffix)}{unit}", factor
 
 
 class NewestSample:
@@ -62,9 +62,9 @@ class NewestSample:
         gpus = list(zip(labels, newest.gpus, strict=False))
         for metric in GPU_METRICS:
             yield from _metric(metric, "gpu", [(of, getattr(gpu, metric.name)) for of, gpu in gpus])
-        held = "Whether heat, power or hardware holds the clocks down"
+        throttled = "Whether heat, power or hardware throttles the clocks"
         known = [(of, gpu.throttled_by != []) for of, gpu in gpus if gpu.clock_reasons is not None]
-        yield from _family("tfopt_gpu_throttled", held, known)
+        yield from _family("tfopt_gpu_throttled", throttled, known)
         for name, description, field in _TRAINING:
             total = getattr(recording.trained, field, None)
             values = [] if total is None else [((), total)]
@@ -72,14 +72,13 @@ class NewestSample:
 
 
 def _metric(metric: Field[Any], device: str, values: Values) -> Iterator[Any]:
-    """Yield a metric of the devices that tell it."""
     name, factor = prometheus_name(metric, device)
     known = [(of, value * factor) for of, value in values if value is not None]
     return _family(name, metric.metadata["description"], known)
 
 
 def _family(name: str, description: str, values: Values) -> Iterator[Any]:
-    """Yield the family of some values; one whose name ends in ``_total`` is a counter."""
+    """Yield the family of these values, a counter if its name ends in ``_total``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     if not values:
@@ -111,8 +110,7 @@ def serving(recording: Callable[[], Recording], port: int, host: str = LOOPBACK)
     finally:
         ending = threading.Thread(target=_end, args=(server, thread))
         ending.start()
-        # A training that an error has ended may be collected in the server's own thread, which
-        # cannot wait for its end.
+        # A failed training may be collected in the server's thread, which cannot join itself.
         if threading.current_thread() is not thread:
             ending.join()
 
@@ -124,7 +122,7 @@ def _end(server: Any, thread: threading.Thread) -> None:
 
 
 def require_client() -> Any:
-    """Return ``prometheus_client``; refuse with what to install for it."""
+    """Return ``prometheus_client``; name the extra that installs it where it is missing."""
     try:
         import prometheus_client
     except ImportError as error:
@@ -137,7 +135,7 @@ def require_client() -> Any:
 
 
 def require_port(port: object) -> None:
-    """Refuse what is no port."""
+    """Refuse an invalid port."""
     if isinstance(port, bool) or not isinstance(port, int) or not within(port, 0, 65536):
         raise UserError(
             "Invalid Prometheus port.",

@@ -1,4 +1,4 @@
-"""Write samples as TensorBoard scalars: one tag for each metric and device, at the training's step.
+"""Write samples as TensorBoard scalars, with a tag for each metric and device.
 
 TensorBoard need not be installed.
 """
@@ -12,7 +12,7 @@ from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Sample, StepMark
 
 
 def write_scalars(writer: Any, step: int, sample: Sample, mark: StepMark) -> None:
-    """Write the figures of one moment; leave out those that are None."""
+    """Write the figures of a sample that are known."""
     import tensorflow as tf
 
     values = [
@@ -21,7 +21,7 @@ def write_scalars(writer: Any, step: int, sample: Sample, mark: StepMark) -> Non
         if value is not None
     ]
     message = tf.compat.v1.Summary(value=values).SerializeToString()
-    # A mirrored scope has one writer for all, and it writes from the host.
+    # In a mirrored scope the writer is on the host.
     with tf.device("CPU:0"), writer.as_default():
         tf.summary.experimental.write_raw_pb(message, step=step)  # scalar() needs TensorBoard
         writer.flush()

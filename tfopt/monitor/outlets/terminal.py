@@ -1,7 +1,4 @@
-"""Show a recording as a table: a row for each GPU and for the host, and the findings below it.
-
-A figure that is not known is a dash, never 0.
-"""
+"""Show a recording as a table, with a row for each GPU and the host, and the findings below it."""
 
 from __future__ import annotations
 
@@ -36,18 +33,18 @@ def machine_table(
     newest = recording.samples[-1]
     if not recording.gpus:
         parts.append(Text(f"No GPU to show: {recording.no_gpu_reason}.", style="yellow"))
-    # A driver that has just gone away leaves a sample without GPUs.
+    # After the loss of a driver a sample has no GPUs.
     for place, (gpu, reading) in enumerate(zip(recording.gpus, newest.gpus, strict=False)):
         table.add_row(_one_line(f"GPU {place} {gpu.name}"), *_gpu_cells(reading))
         if reading.throttled_by:
-            held = f"GPU {place} is held down by {', '.join(reading.throttled_by)}"
-            parts.append(Text(held, style="bold red"))
+            throttled = f"GPU {place} is throttled by {', '.join(reading.throttled_by)}"
+            parts.append(Text(throttled, style="bold red"))
     table.add_row(_one_line(_host_name(newest.host)), *_host_cells(newest.host), "", "", "")
     return Group(*parts, *((Text(""), findings_text(findings)) if findings else ()))
 
 
 def findings_text(findings: Sequence[Finding]) -> RenderableType:
-    """Return the findings with their evidence and what to do."""
+    """Return the findings with their evidence and actions."""
     lines = [line for finding in findings for line in _lines(finding)]
     if all(finding.rule == "not_judged" for finding in findings):
         lines.insert(0, Text("Nothing found in what could be judged.", style="dim"))
@@ -67,7 +64,7 @@ def _lines(finding: Finding) -> Iterator[RenderableType]:
 
 
 def _one_line(text: str, style: str = "") -> Text:
-    """Return a text that is shortened where there is no room, before any figure is."""
+    """Return a text that is shortened before the figures."""
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
@@ -85,7 +82,6 @@ def _host_name(host: HostReading) -> str:
 
 def _host_cells(host: HostReading) -> Iterator[Text]:
     yield _percent(host.cpu_percent)
-    # A container's limit, where there is one, comes before the machine's memory.
     if host.memory_limit_mib is not None:
         yield _memory(host.memory_in_limit_mib, host.memory_limit_mib)
     else:

@@ -1,4 +1,4 @@
-"""Watch a machine from outside a training, and write each sample as a line."""
+"""Watch a machine from outside a training."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _FASTEST_S, _SLOWEST_S = 0.1, 3600.0
 
 
 def json_line(sample: Sample, recording: Recording, at: datetime) -> str:
-    """Return a JSON object with everything that was sampled.
-
-    Names and units are those of ``tfopt.monitor.readings``; ``missing`` says why a metric of a GPU
-    is null.
-    """
+    """Return a sample as a JSON object, with the names of ``tfopt.monitor.readings``."""
     line = {
         "at": at.isoformat(timespec="milliseconds"),
         "host": asdict(sample.host),
@@ -42,10 +38,7 @@ def json_line(sample: Sample, recording: Recording, at: datetime) -> str:
 def watching(
     interval_s: float, process_id: int | None, clock: Callable[[], float]
 ) -> Iterator[tuple[Sampler, Iterator[Sample]]]:
-    """Yield a sampler of all GPUs and the host, and its samples, one at each interval.
-
-    A process is sampled too if one is given.
-    """
+    """Yield a sampler of all GPUs, the host and a process, and its samples at each interval."""
     if not within(interval_s, _FASTEST_S, _SLOWEST_S + 1e-9):
         raise UserError(
             "Invalid interval between samples.",
@@ -54,8 +47,8 @@ def watching(
         )
     if process_id is not None and not psutil.pid_exists(process_id):
         raise UserError(
-            "There is no process of that number to watch.",
-            expected="the number of a process that runs on this machine",
+            "There is no process with this id.",
+            expected="the id of a running process",
             received=str(process_id),
         )
     with closing(Sampler(process_id, clock, "all")) as sampler:
@@ -70,7 +63,7 @@ def _samples(sampler: Sampler, interval_s: float) -> Iterator[Sample]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the block in good order on SIGTERM and a terminal that closes, as on Ctrl-C."""
+    """End the block on SIGTERM and SIGHUP, as on Ctrl-C."""
 
     def end(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
