@@ -14,6 +14,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -150,11 +151,11 @@ def test_the_readme_names_every_extra():
 # Examples that do not run beside each other in one process, by what they need.
 ELSEWHERE = {
     "devices that are not there": "Distribute FusedAttention Split fused_attention",
-    "a process of its own": "Place compile_cache distribute place split",
+    "a fresh process": "Place compile_cache distribute place split",
     "tasks of a cluster": "train_asynchronously",
     "a module with the job": "doctor find_batch_size measure tune",
     "minutes": "optimize",
-    "files": "pipeline data.ArrowTable data.Csv data.Dask data.DaskArrays data.HuggingFace "
+    "files": "data.ArrowTable data.Csv data.Dask data.DaskArrays data.HuggingFace "
     "data.ImageFolder data.Parquet data.Spark data.TFDS data.TFRecord report.BenchReport "
     "report.Report",
     "a transform around it": "job.Facts job.Run job.Transform",
@@ -212,4 +213,33 @@ def test_an_example_runs(name, tmp_path, monkeypatch):
         tfopt.export(
             names["model"], "served", formats="litert", precision="int8", calibration=names["x"]
         )
+    if name == "tfopt.pipeline":
+        pd.DataFrame(names["x"]).rename(columns=str).assign(y=names["y"]).to_parquet(
+            "train.parquet"
+        )
     exec(block, names)
+
+
+FRESH = """import keras, numpy as np, tensorflow as tf, tfopt
+from tfopt import Place, run
+
+
+def build():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+
+
+x, y = np.zeros((64, 6), "float32"), np.zeros(64, "float32")
+job = tfopt.Job(build, lambda: tfopt.Data(train=(x, y)), lambda: {"loss": "mse"})
+"""
+TWO_DEVICES = """
+two = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+model = build()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ELSEWHERE["a fresh process"].split())
+def test_an_example_runs_in_a_fresh_process(name, run_page_block):
+    (block,) = examples(inspect.getdoc(PUBLIC[f"tfopt.{name}"]))
+    run_page_block(FRESH + (TWO_DEVICES if name == "split" else "") + block)

@@ -76,8 +76,8 @@ def pipeline(
             as a column that is not there.
 
     Example:
-        model.fit(tfopt.pipeline((x, y), batch_size=64, cache="memory", map=scaled), epochs=5)
-        model.fit(tfopt.pipeline("data/train.parquet", label="y", batch_size=256), epochs=5)
+        model.fit(tfopt.pipeline((x, y), batch_size=64, cache="memory"), epochs=5, shuffle=False)
+        data = tfopt.pipeline("train.parquet", label="y", batch_size=256)  # x: a dict of columns
     """
     plan = Plan(
         batch_size=batch_size,

@@ -44,7 +44,9 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
         UserError: TensorFlow has initialised its devices, or the folder has a space in its path.
 
     Example:
-        tfopt.compile_cache()
+        tfopt.compile_cache()  # right after the imports
+        model = build()
+        model.compile("adam", "mse")
         model.fit(x, y)
     """
     require_count("limit_mib", limit_mib)
