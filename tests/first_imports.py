@@ -35,7 +35,8 @@ def help_of(module: str, *arguments: str) -> dict[str, object]:
 def main() -> None:
     found = {name: loaded_by(name) for name in ("tfopt", "tfopt.commands.cli")}
     # None of the modules that are run is loaded yet.
-    recipes = ("cnn_mnist", "image_finetuning", "text_transformer", "tabular")
+    images = ("cnn_mnist", "image_from_scratch", "image_finetuning")
+    recipes = (*images, "text_transformer", "time_series", "tabular")
     helped = {name: help_of(f"tfopt.recipes.{name}", "--help") for name in recipes}
     helped["tune"] = help_of("tfopt", "tune", "--help")
     functions = {name: kind_of(name) for name in FUNCTIONS}

@@ -9,7 +9,7 @@ from keras.src.legacy.saving import legacy_h5_format
 
 from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
 from tfopt.recipes import image_finetuning
-from tfopt.recipes.image_finetuning import fine_tuned, job, load_images
+from tfopt.recipes.image_finetuning import fine_tuned, job, load_prepared
 
 SMALL = "MobileNetV2:block_1_expand_relu"
 
@@ -52,7 +52,7 @@ def test_it_learns_without_imagenet_and_says_what_it_started_from():
 
 def test_imagenet_insisted_on_is_one_error_with_the_way_out():
     with pytest.raises(UserError, match="cannot be had") as caught:
-        load_images("synthetic", SMALL, "imagenet", 32, 10, 5, 0)
+        load_prepared("synthetic", SMALL, "imagenet", 32, 10, 5, 0)
     assert 'weights="none"' in caught.value.fix
 
 

@@ -10,7 +10,14 @@ from tfopt.job.references import resolve_job
 from tfopt.measure.targets import resolve_target
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("cnn_mnist", "image_finetuning", "text_transformer", "tabular")
+NAMES = (
+    "cnn_mnist",
+    "image_from_scratch",
+    "image_finetuning",
+    "text_transformer",
+    "time_series",
+    "tabular",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,8 +7,7 @@ on this machine, then measures that, and what makes the model small, beside the 
 from __future__ import annotations
 
 import functools
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfopt import (
     Distribute,
@@ -23,6 +22,7 @@ from tfopt import (
     chain,
 )
 from tfopt.data.mnist import Source, load_mnist
+from tfopt.recipes.plain_job import plain_job, run_recipe
 
 if TYPE_CHECKING:
     import keras
@@ -50,15 +50,13 @@ def job(
     seed: int = 0,
 ) -> Job:
     """Return the plain job: Adam at its default rate, batches of 32."""
-    return Job(
-        name="cnn_mnist",
-        build=plain_cnn,
-        data=functools.partial(load_mnist, data),
-        compile=plain_compile,
+    return plain_job(
+        "cnn_mnist",
+        plain_cnn,
+        functools.partial(load_mnist, data),
         batch_size=batch_size,
-        tuned_batch_size=32,
         epochs=epochs,
-        steps_per_epoch=steps,
+        steps=steps,
         seed=seed,
     )
 
@@ -79,18 +77,5 @@ def plain_cnn() -> keras.Model:
     )
 
 
-def plain_compile() -> dict[str, Any]:
-    """Return what the tutorials compile it with."""
-    import keras
-
-    return {
-        "optimizer": keras.optimizers.Adam(),
-        "loss": "sparse_categorical_crossentropy",
-        "metrics": ["accuracy"],
-    }
-
-
 if __name__ == "__main__":
-    from tfopt.recipes.recipe_main import recipe_main
-
-    sys.exit(recipe_main("tfopt.recipes.cnn_mnist:job", CHAIN, title="cnn_mnist"))
+    run_recipe("cnn_mnist", CHAIN)

@@ -11,30 +11,18 @@ from __future__ import annotations
 import functools
 import random
 import socket
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tfopt import (
-    Distribute,
-    Execution,
-    Job,
-    LearningRate,
-    MixedPrecision,
-    Pipeline,
-    Place,
-    Quantize,
-    chain,
-)
-from tfopt.data.class_folders import class_folders
-from tfopt.data.mnist import SOURCES, load_mnist
+from tfopt import Job, LearningRate, Pipeline, Quantize, chain
+from tfopt.data.mnist import SOURCES
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
-from tfopt.recipes.cnn_mnist import plain_compile
+from tfopt.recipes.image_from_scratch import load_images
+from tfopt.recipes.plain_job import class_count, plain_job, require_counts, run_recipe
 
 if TYPE_CHECKING:
     import keras
@@ -42,17 +30,11 @@ if TYPE_CHECKING:
 Weights = Literal["auto", "imagenet", "none"]
 _WEIGHTS = get_args(Weights)
 _SILENCE_S = 5.0
-_HELD_BACK = 0.2
 
 CHAIN = chain(
-    Place(),
-    MixedPrecision(),
-    Distribute(),
     LearningRate(peak=0.003, warmup=0.1, decay="cosine"),
     # 50 divides the 2,000 images: a smaller last batch would be compiled a second time.
-    Pipeline(batch_size=50, cache="memory"),
-    # Without XLA: compiling a deep network takes longer than this short training.
-    Execution(jit_compile=False, steps_per_execution=20),
+    Pipeline(batch_size=50),
     Quantize(precision="int8"),
 )
 
@@ -87,24 +69,19 @@ def job(
     """
     require_count("size", size, 32)
     require_count("unfreeze", unfreeze, 0)
-    if examples is not None:
-        require_count("examples", examples)
+    require_counts(examples=examples)
     if weights not in _WEIGHTS:
         raise UserError(
             "There are no such weights.", expected=" | ".join(_WEIGHTS), received=repr(weights)
         )
-    classes = 10 if data in SOURCES else len(class_folders(data).classes)
-    return Job(
-        name="image_finetuning",
-        build=functools.partial(fine_tuned, network, weights, size, classes, unfreeze),
-        data=functools.partial(
-            load_images, data, network, weights, size, examples, batch_size, seed
-        ),
-        compile=plain_compile,
+    classes = class_count(data, SOURCES, 10)
+    return plain_job(
+        "image_finetuning",
+        functools.partial(fine_tuned, network, weights, size, classes, unfreeze),
+        functools.partial(load_prepared, data, network, weights, size, examples, batch_size, seed),
         batch_size=batch_size,
-        tuned_batch_size=32,
         epochs=epochs,
-        steps_per_epoch=steps,
+        steps=steps,
         seed=seed,
     )
 
@@ -134,7 +111,7 @@ def fine_tuned(
     return keras.Model(inputs, outputs, name="image_finetuning")
 
 
-def load_images(
+def load_prepared(
     source: str,
     network: str,
     weights: Weights,
@@ -146,16 +123,20 @@ def load_images(
     """Return images as the network takes them; the note says which weights it starts from."""
     missing = why_from_scratch(network, weights, size)
     prepare = _preparation(network)
-    if source in SOURCES:
-        data = _digits(source, size, examples, prepare)
-    else:
-        data = _folder(source, size, batch_size, seed, prepare)
+    data = load_images(source, size, examples, batch_size, seed)
+
+    def prepared(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return prepare(part[0]), part[1]
+        return part.map(lambda images, labels: (prepare(images), labels), -1)
+
     started = (
         f"{network} with ImageNet's weights"
         if missing is None
         else f"{network} with random weights, every layer trained ({missing})"
     )
-    return replace(data, note=f"{data.note}; {started}")
+    note = f"{data.note}; {started}"
+    return replace(data, train=prepared(data.train), test=prepared(data.test), note=note)
 
 
 def why_from_scratch(network: str, weights: Weights, size: int) -> str | None:
@@ -261,66 +242,6 @@ def _preparation(network: str) -> Callable[[Any], Any]:
     return prepare
 
 
-def _digits(source: Any, size: int, examples: int | None, prepare: Callable[[Any], Any]) -> Data:
-    """Return MNIST in three channels of the size."""
-    import numpy as np
-    import tensorflow as tf
-
-    def in_colour(part: tuple[Any, Any]) -> tuple[Any, Any]:
-        images, labels = part[0][:examples], part[1][:examples]
-        resized = tf.image.resize(images, (size, size)).numpy()
-        return prepare(np.repeat(resized * np.float32(255), 3, axis=-1)), labels
-
-    data = load_mnist(source)
-    parts = [in_colour(part) for part in (data.train, data.test)]
-    counts = " and ".join(f"{len(part[1]):,}" for part in parts)
-    note = f"{data.note}; {counts} of them, {size}x{size} in three channels"
-    return Data(train=parts[0], test=parts[1], name=data.name, note=note)
-
-
-def _folder(
-    folder: str, size: int, batch_size: int, seed: int, prepare: Callable[[Any], Any]
-) -> Data:
-    """Return the images of a folder as datasets of batches; a fifth is held back for the test."""
-    import keras
-    import tensorflow as tf
-
-    found = class_folders(folder)
-
-    def read(path: Path, **settings: Any) -> Any:
-        return keras.utils.image_dataset_from_directory(
-            path,
-            class_names=list(found.classes),
-            batch_size=batch_size,
-            image_size=(size, size),
-            seed=seed,
-            verbose=False,
-            **settings,
-        )
-
-    if found.test is None:
-        parts = read(found.train, validation_split=_HELD_BACK, subset="both")
-        kept = f"{_HELD_BACK:.0%} held back for the test"
-    else:
-        parts = (read(found.train), read(found.test, shuffle=False))
-        kept = "its own test folder"
-
-    def scaled(images: Any, labels: Any) -> Any:
-        return prepare(images), labels
-
-    train, test = (part.map(scaled, num_parallel_calls=tf.data.AUTOTUNE) for part in parts)
-    note = f"{len(found.classes)} classes in {found.train}, {kept}, {size}x{size}"
-    return Data(train=train, test=test, name="images of a folder", note=note)
-
-
 if __name__ == "__main__":
-    from tfopt.recipes.recipe_main import recipe_main
-
-    sys.exit(
-        recipe_main(
-            "tfopt.recipes.image_finetuning:job",
-            CHAIN,
-            title="image_finetuning",
-            data="a folder with a sub-folder of images for each class",
-        )
-    )
+    folder = "a folder with a sub-folder of images for each class"
+    run_recipe("image_finetuning", CHAIN, data=folder)

@@ -14,31 +14,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt import (
-    Distribute,
-    Execution,
-    Job,
-    LearningRate,
-    MixedPrecision,
-    Pipeline,
-    Place,
-    Quantize,
-    chain,
-)
+from tfopt import Execution, Job, LearningRate, Pipeline, Quantize, chain
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
+from tfopt.recipes.plain_job import BINARY, plain_job, require_counts, run_recipe
 
 if TYPE_CHECKING:
     import keras
     import numpy as np
 
 CHAIN = chain(
-    Place(),
-    MixedPrecision(),
-    Distribute(),
     LearningRate(peak=0.004, warmup=0.1, decay="cosine"),
     Pipeline(batch_size=200, cache="memory"),
-    Execution(jit_compile=False, steps_per_execution=20),
+    Execution(steps_per_execution=20),
     Quantize(precision="int8"),
 )
 NUMBERS = tuple(f"number_{i}" for i in range(8))
@@ -70,7 +58,7 @@ def job(
         width: Units of each hidden layer.
     """
     require_count("rows", rows, minimum=100)
-    require_count("width", width)
+    require_counts(width=width)
     if data not in MADE and not Path(data).expanduser().is_dir():
         raise UserError(
             "There is no such table.",
@@ -78,15 +66,14 @@ def job(
             received=repr(data),
         )
     source = functools.partial(load_table, data, label, tuple(categories), rows)
-    return Job(
-        name="tabular",
-        build=functools.partial(network, source, tuple(categories), width),
-        data=source,
-        compile=plain_compile,
+    return plain_job(
+        "tabular",
+        functools.partial(network, source, tuple(categories), width),
+        source,
+        loss=BINARY,
         batch_size=batch_size,
-        tuned_batch_size=32,
         epochs=epochs,
-        steps_per_epoch=steps,
+        steps=steps,
         seed=seed,
     )
 
@@ -112,17 +99,6 @@ def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model
         x = layers.Dense(width, activation="relu")(x)
     outputs = layers.Dense(1, activation="sigmoid", name="head")(x)
     return keras.Model(inputs, outputs, name="tabular")
-
-
-def plain_compile() -> dict[str, Any]:
-    """Return what the tutorials compile it with."""
-    import keras
-
-    return {
-        "optimizer": keras.optimizers.Adam(),
-        "loss": "binary_crossentropy",
-        "metrics": ["accuracy"],
-    }
 
 
 def load_table(data: str, label: str, categories: tuple[str, ...], rows: int) -> Data:
@@ -219,13 +195,5 @@ def _statistics(source: Any) -> dict[str, tuple[float, float, float]]:
 
 
 if __name__ == "__main__":
-    from tfopt.recipes.recipe_main import recipe_main
-
-    sys.exit(
-        recipe_main(
-            "tfopt.recipes.tabular:job",
-            CHAIN,
-            title="tabular",
-            data="dask or spark; a folder with train and test of Parquet or CSV",
-        )
-    )
+    engines = "dask or spark; a folder with train and test of Parquet or CSV"
+    run_recipe("tabular", CHAIN, data=engines)

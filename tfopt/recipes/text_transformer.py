@@ -8,39 +8,21 @@ it is.
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfopt import (
-    Distribute,
-    Execution,
-    Job,
-    LearningRate,
-    MixedPrecision,
-    Pipeline,
-    Place,
-    Quantize,
-    chain,
-)
-from tfopt.data.class_folders import class_folders
+from tfopt import Job, LearningRate, Pipeline, Quantize, chain
 from tfopt.data.texts import TEXT_SOURCES, load_texts
-from tfopt.errors import require_count
 from tfopt.job.parts import Data
-from tfopt.recipes.cnn_mnist import plain_compile
+from tfopt.recipes.plain_job import class_count, drawn, plain_job, require_counts, run_recipe
 
 if TYPE_CHECKING:
     import keras
 
 CHAIN = chain(
-    Place(),
-    MixedPrecision(),
-    Distribute(),
-    LearningRate(peak=0.002, warmup=0.1, decay="cosine"),
-    # 50 divides the 4,000 texts: a smaller last batch would be compiled a second time.
-    Pipeline(batch_size=50, cache="memory"),
-    # Without XLA: on a CPU compiling the attention takes longer than this short training.
-    Execution(jit_compile=False, steps_per_execution=20),
+    LearningRate(peak=0.003, warmup=0.1, decay="cosine"),
+    # 80 divides the 4,000 texts: a smaller last batch would be compiled a second time.
+    Pipeline(batch_size=80),
     Quantize(precision="int8"),
 )
 
@@ -71,21 +53,22 @@ def job(
         blocks: Transformer blocks.
         examples: The most texts that are taken for training, and for the test; None takes all.
     """
-    counts = {"vocabulary": vocabulary, "length": length, "width": width, "heads": heads}
-    for name, value in {**counts, "blocks": blocks}.items():
-        require_count(name, value)
-    if examples is not None:
-        require_count("examples", examples)
-    classes = 2 if data in TEXT_SOURCES else len(class_folders(data).classes)
-    return Job(
-        name="text_transformer",
-        build=functools.partial(transformer, vocabulary, length, width, heads, blocks, classes),
-        data=functools.partial(load_tokens, data, vocabulary, length, examples),
-        compile=plain_compile,
+    require_counts(
+        examples=examples,
+        vocabulary=vocabulary,
+        length=length,
+        width=width,
+        heads=heads,
+        blocks=blocks,
+    )
+    classes = class_count(data, TEXT_SOURCES, 2)
+    return plain_job(
+        "text_transformer",
+        functools.partial(transformer, vocabulary, length, width, heads, blocks, classes),
+        functools.partial(load_tokens, data, vocabulary, length, examples),
         batch_size=batch_size,
-        tuned_batch_size=32,
         epochs=epochs,
-        steps_per_epoch=steps,
+        steps=steps,
         seed=seed,
     )
 
@@ -119,35 +102,15 @@ def load_tokens(source: str, vocabulary: int, length: int, examples: int | None)
     import keras
     import numpy as np
 
-    data = load_texts(source)
-    train, test = (_drawn(part, examples) for part in (data.train, data.test))
+    data = drawn(load_texts(source), examples, f"{length} words of each")
     vectorize = keras.layers.TextVectorization(vocabulary, output_sequence_length=length)
-    vectorize.adapt(train[0], batch_size=256)
+    vectorize.adapt(data.train[0], batch_size=256)
 
     def numbered(part: tuple[Any, Any]) -> tuple[Any, Any]:
         return np.asarray(vectorize(part[0])).astype(np.int32), part[1]
 
-    taken = f"{len(train[1]):,} and {len(test[1]):,} of them, {length} words of each"
-    note = f"{data.note}; {taken}"
-    return replace(data, train=numbered(train), test=numbered(test), note=note)
-
-
-def _drawn(part: tuple[Any, Any], examples: int | None) -> tuple[Any, Any]:
-    """Return so many examples, always the same, mixed: sources may be sorted by class."""
-    import numpy as np
-
-    order = np.random.default_rng(0).permutation(len(part[1]))[:examples]
-    return part[0][order], part[1][order]
+    return replace(data, train=numbered(data.train), test=numbered(data.test))
 
 
 if __name__ == "__main__":
-    from tfopt.recipes.recipe_main import recipe_main
-
-    sys.exit(
-        recipe_main(
-            "tfopt.recipes.text_transformer:job",
-            CHAIN,
-            title="text_transformer",
-            data="a folder or table of texts",
-        )
-    )
+    run_recipe("text_transformer", CHAIN, data="a folder or table of texts")
