@@ -83,6 +83,22 @@ def test_a_notebook_shows_it(name, results, page_of):
         assert all(each.strip().startswith(".tfopt-result") for each in selector.split(","))
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("report", "+ Prune"),
+        ("tuned", "chain()\n"),
+        ("exported", "99.10% of the classes agree"),
+        ("optimized", "litert_float32"),
+        ("checks", "ok: host: memory: 12.5 GiB are free"),
+    ],
+)
+def test_where_no_html_is_shown_it_prints_its_text(name, shown, results):
+    result, _ = results[name]
+    assert shown in repr(result)
+    assert repr(result) == str(result)
+
+
 def test_speeds_are_drawn_beside_the_reference(trained, page_of):
     """A variant without two processes a side has its speed in the turns, and no interval."""
     first, second = trained.variants[:2]

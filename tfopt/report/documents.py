@@ -59,6 +59,8 @@ class Report:
 
         return as_text(view_of(self.found), _WIDTH).rstrip()
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         """Return the headline and the tables for a notebook."""
         from tfopt.report.notebook import as_fragment, speeds
