@@ -87,7 +87,6 @@ def test_a_notebook_shows_it(name, results, page_of):
     ("name", "shown"),
     [
         ("report", "+ Prune"),
-        ("tuned", "chain()\n"),
         ("exported", "99.10% of the classes agree"),
         ("optimized", "litert_float32"),
         ("checks", "ok: host: memory: 12.5 GiB are free"),

@@ -1,4 +1,4 @@
-"""Show on the terminal or in a notebook what a measurement does, how far it is, and what it found."""
+"""Show in a terminal or a notebook what a measurement does, how far it is, and what it found."""
 
 from __future__ import annotations
 

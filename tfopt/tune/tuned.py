@@ -66,8 +66,6 @@ class Tuned:
         lines = [repr(self.chain), f"  {advice.brought}", *(f"  {note}" for note in self.notes)]
         return "\n".join([*lines, *(f"  not: {why}" for why in advice.dropped)])
 
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
         """Return the chain, what it brought and everything tried, for a notebook."""
         from tfopt.report.notebook import as_fragment, speeds
