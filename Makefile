@@ -1,5 +1,5 @@
 # `make demo` runs the main recipe, `make test` checks tfopt, `make test-all` with the slow tests,
-# `make docs` builds the site.
+# `make docs` builds the site, `make notebooks` runs the notebooks.
 # They set up .venv the first time and reuse it afterwards.
 
 .DEFAULT_GOAL := help
@@ -19,11 +19,12 @@ DEMO_FLAGS ?=
 TEST_PROCESSES ?= 3
 PYTEST = TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
-.PHONY: help demo docs test test-all test-versions lint types walls unit unit-all clean
+.PHONY: help demo docs notebooks test test-all test-versions lint types walls unit unit-all clean
 
 help:
 	@echo "make demo      find what trains MNIST fastest and measure it; the report is in cnn_mnist_report/"
 	@echo "make docs      the site, in site/: open site/index.html"
+	@echo "make notebooks run docs/notebooks and keep what they show, in five minutes"
 	@echo "make test      lint, types, import walls and all tests but the slow ones"
 	@echo "make test-all  the same and the slow ones, with steps compiled by XLA as Keras chooses"
 	@echo "make test-versions  the wheel on the oldest, the newest and the next TensorFlow and Keras, in .lanes/"
@@ -50,6 +51,10 @@ demo: $(BASE)
 docs: $(SPHINX)
 	rm -rf site
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx -q -E -W --keep-going -b html -c docs -d $(VENV)/.doctrees . site
+	rm -rf jupyter_execute    # copies of the notebooks, which MyST-NB leaves
+
+notebooks: $(STAMP)
+	$(BIN)/python tests/notebooks.py
 
 $(SPHINX): $(BASE)
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

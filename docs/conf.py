@@ -32,6 +32,7 @@ include_patterns = [
 exclude_patterns = [".*", "tests", "tfopt", "site", "build", "dist"]
 # Notebooks are kept with what they printed. A page of results stands in no table of contents.
 nb_execution_mode = "off"
+nb_merge_streams = True
 suppress_warnings = ["toc.not_included"]
 
 myst_heading_anchors = 4

@@ -7,6 +7,7 @@ from nvml_stand_in.library import gpu
 from tfopt import keras_internals
 from tfopt.doctor import host_checks as host
 from tfopt.doctor.check import Subject
+from tfopt.measure.provenance import cpu_model
 
 
 def only(found):
@@ -41,7 +42,7 @@ def test_cores_against_a_quota(tmp_path, monkeypatch):
     assert check.message == "the container may use 2.5 cores, and TensorFlow starts threads for 8"
     (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("max 100000")
     check = only(host.cores(Subject(root=tmp_path)))
-    assert check.message == "8 cores"
+    assert check.message == f"8 cores of {cpu_model()}"
 
 
 def test_memory_of_a_container_against_the_gpus(tmp_path, played):

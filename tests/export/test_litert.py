@@ -1,6 +1,8 @@
 """LiteRT files: what is inside them, how close they are, and what is refused."""
 
+import io
 import os
+import sys
 import tempfile
 
 import keras
@@ -280,6 +282,14 @@ def test_conversion_says_nothing_and_loses_nothing(capfd):
         stopped_by(ValueError("mine"), b"the cause\n")
     assert caught.value.__notes__ == ["the cause\n"]
     assert capfd.readouterr().err == ""
+
+
+def test_what_goes_to_a_notebooks_standard_error_is_filtered_too(capfd, monkeypatch):
+    notebook = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", notebook)
+    with quiet():
+        sys.stderr.write("Running Calibration:: 32%\rsomething else\n")
+    assert (notebook.getvalue(), capfd.readouterr().err) == ("", "something else\n")
 
 
 def lookup_like():

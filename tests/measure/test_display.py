@@ -1,25 +1,47 @@
 """What a measurement shows of its progress where there is no terminal."""
 
-import sys
 from importlib import import_module
 from types import SimpleNamespace
 
+import pytest
 import rich.console
-import rich.jupyter
+from IPython.core import display_functions, interactiveshell
 
 from tfopt.measure.display import Display
 
 
-def test_a_notebook_without_widgets_gets_lines(monkeypatch):
+@pytest.fixture
+def published(monkeypatch):
+    """The messages with which a notebook's cell is told what to show."""
+    messages = []
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)  # rich draws with it, else it warns
-    lines = []
-    monkeypatch.setattr(rich.jupyter, "display", lambda segments, text: lines.append(text.strip()))
+    monkeypatch.setattr(interactiveshell.InteractiveShell, "initialized", lambda: True)
+    monkeypatch.setattr(
+        display_functions, "publish_display_data", lambda **message: messages.append(message)
+    )
+    return messages
+
+
+def test_a_notebook_has_one_output_with_what_was_found_and_what_runs(published):
     with Display() as display:
         display.doing("races")
         display.doing("races")
-        display.doing("final")
-    assert lines == ["races, 0 s ...", "final, 0 s ..."]
+        display.say("best so far: jit_compile")
+        display.waiting("building baseline", for_s=1)
+        display.waiting("building baseline", for_s=7)
+    shown = [each["data"]["text/plain"] for each in published]
+    assert shown[:3] == ["starting ...", "races, 0 s ...", "best so far: jit_compile"]
+    assert shown[3] == "best so far: jit_compile\nbuilding baseline, 7 s so far ..."
+    assert shown[4] == "best so far: jit_compile\ntook 0 s"
+    assert ["update" in each for each in published] == [False, True, True, True, True]
+    assert len({each["transient"]["display_id"] for each in published}) == 1
+
+
+def test_a_quiet_measurement_shows_nothing_in_a_notebook(published):
+    with Display(verbose=False) as display:
+        display.doing("races")
+        display.say("best so far: jit_compile")
+    assert published == []
 
 
 def test_the_whole_run_and_its_budget_are_shown(monkeypatch, capsys):

@@ -15,6 +15,7 @@ from tfopt.export.optimize import Candidate, Optimized
 from tfopt.export.parity import Parity
 from tfopt.job.transform import chain
 from tfopt.report.documents import Report
+from tfopt.report.notebook import speeds
 from tfopt.report.statistics import Comparison
 from tfopt.tune.tuned import Tuned
 
@@ -80,6 +81,41 @@ def test_a_notebook_shows_it(name, results, page_of):
     assert any(page.tables)
     for selector in re.findall(r"([^{}]+)\{", page.style):
         assert all(each.strip().startswith(".tfopt-result") for each in selector.split(","))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("report", "+ Prune"),
+        ("exported", "99.10% of the classes agree"),
+        ("optimized", "litert_float32"),
+        ("checks", "ok: host: memory: 12.5 GiB are free"),
+    ],
+)
+def test_where_no_html_is_shown_it_prints_its_text(name, shown, results):
+    result, _ = results[name]
+    assert shown in repr(result)
+    assert repr(result) == str(result)
+
+
+def test_speeds_are_drawn_beside_the_reference(trained, page_of):
+    """A variant without two processes a side has its speed in the turns, and no interval."""
+    first, second = trained.variants[:2]
+    reason = {**second.unavailable, "against_reference": "one process"}
+    alone = replace(second, against_reference=None, unavailable=reason)
+    known = replace(second, against_reference=Comparison(0.5, 0.4, 0.8, 3))
+    timed = replace(trained, variants=(first, known))
+    times, dash = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+    assert [(each.speed, each.text) for each in speeds(timed)] == [
+        (1.0, f"1.00{times}"),
+        (2.0, f"2.00{times} (1.25{dash}2.50)"),
+    ]
+    tags = [dict(attributes) for _, attributes in page_of(Report(timed)._repr_html_()).tags]
+    drawn = [each["style"] for each in tags if "style" in each]
+    assert drawn[:3] == ["width:40.0%", "width:80.0%", "left:50.0%;right:0.0%"]
+    ratio = second.examples_per_s / first.examples_per_s
+    assert speeds(replace(trained, variants=(first, alone)))[1].speed == ratio
+    assert speeds(replace(trained, variants=(first,))) == ()
 
 
 def test_failures_come_first(page_of):

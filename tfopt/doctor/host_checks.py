@@ -11,7 +11,7 @@ from tfopt.doctor.check import Check, Subject
 from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limit_gib
 from tfopt.job.versions import unsupported
 from tfopt.keras_internals import lacking
-from tfopt.measure.provenance import package_versions
+from tfopt.measure.provenance import cpu_model, package_versions
 from tfopt.monitor.nvml import gpu_memories
 
 _GIB = 1024**3
@@ -37,9 +37,9 @@ def versions(subject: Subject) -> Iterable[Check]:
 
 
 def cores(subject: Subject) -> Iterable[Check]:
-    """Report the cores that this process may use, and its quota."""
+    """Report the cores that this process may use, of which processor, and the quota."""
     usable, quota = allowed_cores(), cpu_quota(subject.root)
-    text = f"{usable:g} cores"
+    text = f"{usable:g} cores of {cpu_model()}"
     if quota is not None and quota < usable:
         text = f"the container may use {quota:g} cores, and TensorFlow starts threads for {usable}"
     yield Check("host", "CPU cores", "ok", text)

@@ -146,6 +146,8 @@ class Exported:
             lines.append(f"The Keras model: {self.files[0].scored_by} {self.score:.4g}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         """Return the files as a table for a notebook."""
         from tfopt.report.notebook import as_fragment

@@ -136,6 +136,8 @@ class Optimized:
             f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns{again}."
         )
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         """Return the candidates as a table for a notebook, and the code that loads the winner."""
         from tfopt.report.notebook import as_fragment

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import IO
 
 from tfopt.job.rebuild import ONE_AT_A_TIME
@@ -39,7 +39,9 @@ def quiet() -> Iterator[None]:
         os.dup2(written.fileno(), 2)
         failed: Exception | None = None
         try:
-            yield
+            # A notebook's sys.stderr is not the file 2, to which libraries in C write.
+            with open(os.dup(2), "w", buffering=1) as stream, redirect_stderr(stream):
+                yield
         except Exception as error:
             failed = error
             raise

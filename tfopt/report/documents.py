@@ -59,13 +59,21 @@ class Report:
 
         return as_text(view_of(self.found), _WIDTH).rstrip()
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         """Return the headline and the tables for a notebook."""
-        from tfopt.report.notebook import as_fragment
+        from tfopt.report.notebook import as_fragment, speeds
 
         view = view_of(self.found)
-        lines = (view.warning, view.headline, view.brought or view.as_it_is, *view.notes)
-        return as_fragment(view.title, *view.tables, lines=lines, code=view.keep)
+        return as_fragment(
+            view.title,
+            *view.tables,
+            lines=(view.warning, view.headline, view.brought or view.as_it_is),
+            code=view.keep,
+            speeds=speeds(self.found),
+            notes=view.notes,
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Leave bench.json, bench.md and bench.html in a folder, and return it."""

@@ -7,24 +7,86 @@ text, so that it reads on a light and on a dark page.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
+from tfopt.report import format as fmt
+from tfopt.report.bench_figures import kept
+from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.html import template
+from tfopt.report.statistics import Comparison
 from tfopt.report.table import Table
 
 _WIDTH, _HEIGHT = 160, 24
 _POINTS = 160
 
 
-def as_fragment(title: str, *tables: Table, lines: Iterable[str] = (), code: str = "") -> str:
-    """Return a title, lines of text, code and tables as HTML; empty lines are left out.
+@dataclass(frozen=True)
+class Speed:
+    """A variant's speed by the example, as a bar: that of the reference is 1.
+
+    Attributes:
+        comparison: Of the time of an example; None before two processes a side were timed.
+    """
+
+    name: str
+    speed: float
+    comparison: Comparison | None
+    kept: bool
+
+    @property
+    def text(self) -> str:
+        """Return the speed, with its interval where it has one."""
+        found = self.comparison
+        return fmt.factor(self.speed) if found is None else fmt.speed_and_interval(found)
+
+    @property
+    def end(self) -> float:
+        """Return where its drawing ends."""
+        return self.speed if self.comparison is None else max(self.speed, 1 / self.comparison.low)
+
+
+def speeds(report: BenchReport) -> tuple[Speed, ...]:
+    """Return the speed of each variant that was timed; none where it would be one alone."""
+    own = kept(report)
+    drawn = [
+        Speed(fmt.one_line(each.name), speed, each.against_reference, each is own)
+        for each in report.measured
+        if (speed := _speed(each, report.reference)) is not None
+    ]
+    return tuple(drawn) if len(drawn) > 1 else ()
+
+
+def _speed(variant: VariantReport, reference: VariantReport) -> float | None:
+    if variant.against_reference is not None:
+        return 1 / variant.against_reference.ratio
+    own, plain = variant.examples_per_s, reference.examples_per_s
+    return None if own is None or plain is None else own / plain
+
+
+def as_fragment(
+    title: str,
+    *tables: Table,
+    lines: Iterable[str] = (),
+    code: str = "",
+    speeds: Sequence[Speed] = (),
+    notes: Iterable[str] = (),
+) -> str:
+    """Return a title, lines of text, code, bars, tables and notes as HTML; no empty lines.
 
     Example:
         >>> table = Table((Column("KiB"),), (Row("litert", (Cell("12.5"),)),))
         >>> html = as_fragment("digits", table)
     """
     return template("notebook.html.j2").render(
-        title=title, tables=tables, lines=[*filter(None, lines)], code=code, points=_points
+        title=title,
+        tables=tables,
+        lines=[*filter(None, lines)],
+        code=code,
+        speeds=speeds,
+        notes=notes,
+        longest=max((each.end for each in speeds), default=1.0),
+        points=_points,
     )
 
 

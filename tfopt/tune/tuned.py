@@ -68,12 +68,18 @@ class Tuned:
 
     def _repr_html_(self) -> str:
         """Return the chain, what it brought and everything tried, for a notebook."""
-        from tfopt.report.notebook import as_fragment
+        from tfopt.report.notebook import as_fragment, speeds
 
         view, advice = view_of(self.report), self.report.recommendation
         assert advice is not None
-        lines = (view.warning, advice.brought, *view.notes)
-        return as_fragment(view.title, *view.tables, lines=lines, code=repr(self.chain))
+        return as_fragment(
+            view.title,
+            *view.tables,
+            lines=(view.warning, advice.brought),
+            code=repr(self.chain),
+            speeds=speeds(self.report),
+            notes=view.notes,
+        )
 
     def fit(self, model: keras.Model, data: Any, **settings: Any) -> Outcome:
         """Train a compiled model under the chain, and return the outcome with the trained model.
