@@ -176,9 +176,18 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_said(measured, machine):
     assert "whole trainings were not made: the budget of" in notes
     assert not report.notes
     machine.training_s = 1.0
-    machine.start_s = 12.0
-    with pytest.raises(UserError, match="60 s; starting the processes took 60 s of it"):
+    machine.start_s = 40.0
+    with pytest.raises(UserError, match="60 s; starting the processes took 80 s of it"):
         measured(kind="single", budget_s=60.0)
+
+
+def test_where_processes_start_slowly_fewer_of_them_take_turns(measured, machine):
+    machine.start_s = 8.0
+    report = measured(FAST, budget_s=60.0)
+    assert [len(row.processes) for row in report.variants] == [2, 2]
+    assert report.variants[1].against_reference.verdict == "faster"
+    assert "2 processes of each variant took turns, not 5: starting one took 8 s" in report.notes[0]
+    assert len(measured(FAST, budget_s=300.0).variants[0].processes) == 5
 
 
 @pytest.mark.parametrize("free_mib", [6500.0, 8000.0, 14_000.0])

@@ -42,6 +42,7 @@ from tfopt.report.statistics import LEAST
 REFERENCE, PLAIN_JOB, WHOLE, TUNED = "baseline", "plain job", "whole chain", "+ tuned"
 _MOST_ROUNDS, _LEAST_ROUNDS = 30, 5
 _KEPT_SHARE = 0.2  # of the budget, for a chain to keep that no row is
+_START_SHARE = 0.5  # of the budget, for starting processes
 _TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
 _FILES = "kept"
 
@@ -356,7 +357,7 @@ class _Session:
     def _take_turns(self, rows: Sequence[Row], *, reserve: float = 0.0) -> None:
         """Give turns to the reference and these rows, in groups where memory holds not all."""
         reference, left, before = self.rows[0], list(rows), list[Row]()
-        processes, beside = self._fitting(len(rows))
+        processes, beside = self._fitting(len(rows), self._startable())
         while True:
             size = max(beside - len(before), 1)
             group, left = left[:size], left[size:]
@@ -380,11 +381,27 @@ class _Session:
                 return
             before = stays
 
-    def _fitting(self, rows: int) -> tuple[int, int]:
+    def _startable(self) -> int:
+        """Return how many processes of a row can be started within their share of the budget."""
+        if self._started:  # the chain to keep comes after the others
+            return self.plan.processes
+        started = [row for row in self.rows if row.ready is not None]
+        one_s = (time.monotonic() - self._began) / len(started)
+        most = int(_START_SHARE * self.plan.budget_s / (one_s * len(self._measured())))
+        processes = min(max(most, LEAST), self.plan.processes)
+        if processes < self.plan.processes:
+            self._notes.append(
+                f"{processes} processes of each variant took turns, not {self.plan.processes}: "
+                f"starting one took {one_s:.0f} s. A larger budget has room for more, and "
+                "narrower intervals."
+            )
+        return processes
+
+    def _fitting(self, rows: int, wanted: int) -> tuple[int, int]:
         """Return how many processes of a row memory holds, and of how many rows at once."""
         fit = self._engine.capacity
         least = min(1 + rows, 3)  # the reference, a link, and the one before it
-        processes = min(self.plan.processes, max(fit // least, LEAST))
+        processes = min(wanted, max(fit // least, LEAST))
         if rows and fit < 2 * processes:
             raise self._engine.no_room()
         return processes, fit // processes - 1
