@@ -68,7 +68,7 @@ def find_batch_size(
         under: A transform or a chain to apply to the job.
         at_most: The largest size to try; never more than there are examples to train on.
         budget_s: Seconds after which no further trial begins.
-        verbose: Show what is tried now, and the result.
+        verbose: Show each trial and its result.
 
     Raises:
         UserError: The job cannot be imported or built in another process, or no batch trains.
