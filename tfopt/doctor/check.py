@@ -58,7 +58,7 @@ class Checks(tuple[Check, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "\n".join(f"{each.verdict}: {each.theme}: {each.name}: {each.message}" for each in self)
+        return "\n".join(f"{c.verdict}: {c.theme}: {c.name}: {c.message}" for c in self)
 
     def _repr_html_(self) -> str:
         """Return a row for each check as a table for a notebook, failures first."""
