@@ -109,17 +109,17 @@ def _figures(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def require_job(job: object) -> None:
-    """Raise unless ``job`` is a job."""
+def require_job(job: object, caller: str = "run") -> None:
+    """Raise unless ``job`` is a job; ``caller`` is the function it was given to."""
     if isinstance(job, Job):
         return
     if isinstance(job, Transform):
-        fix = "pass it after the job: run(job, chain)"
+        fix = f"pass it after the job: {caller}(job, chain)"
     elif callable(job) and not hasattr(job, "fit"):
-        fix = "call it, if it returns the job: run(job())"
+        fix = f"call it, if it returns the job: {caller}(job())"
     else:
-        fix = "describe a compiled model as one: run(Job.from_model(model, data))"
-    raise UserError("run() takes a job.", expected="a tfopt.Job", received=repr(job), fix=fix)
+        fix = f"describe a compiled model as one: {caller}(Job.from_model(model, data))"
+    raise UserError(f"{caller}() takes a job.", expected="a tfopt.Job", received=repr(job), fix=fix)
 
 
 ENDLESS = 1_000_000  # epochs of a training that a callback ends

@@ -88,3 +88,8 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     (tmp_path / "half.toml").write_text('tfopt = 1\n[[chain]]\ntransform = "mixed_precision"\n')
     assert main([*command, "--chain", str(tmp_path / "half.toml")]) == 2
     assert "leaves the precision to the GPU" in capsys.readouterr().err
+
+
+def test_what_is_no_job_is_refused():
+    with pytest.raises(tfopt.UserError, match=r"hardware_estimate\(\) takes a job"):
+        tfopt.hardware_estimate("text")

@@ -3,7 +3,17 @@
 import pytest
 
 import tfopt
-from tfopt import Execution, Job, LearningRate, MixedPrecision, Pipeline, Place, UserError, chain
+from tfopt import (
+    Execution,
+    Job,
+    LearningRate,
+    MixedPrecision,
+    Pipeline,
+    Place,
+    Prune,
+    UserError,
+    chain,
+)
 from tfopt.data import PipelineOptions
 
 
@@ -25,6 +35,11 @@ def test_a_chain_is_a_transform_and_flattens():
     assert isinstance(outer, tfopt.job.Transform)
     assert outer.parts == (Place(), MixedPrecision(), Execution(steps_per_execution=4))
     assert eval(repr(outer), vars(tfopt) | {n: getattr(tfopt, n) for n in tfopt.__all__}) == outer
+
+
+def test_a_chain_is_exact_where_its_parts_are():
+    assert chain(Execution(steps_per_execution=4)).exact
+    assert not chain(Execution(steps_per_execution=4), Prune(0.5)).exact
 
 
 def test_data_is_written_without_its_examples():

@@ -12,6 +12,7 @@ from toy_jobs import TellData
 
 import tfopt
 from tfopt import Data, Execution, UserError, chain
+from tfopt.job.recipe_file import read_recipe
 from tfopt.job.references import resolve_job
 from tfopt.measure.children import carried_out
 from tfopt.tune.given_model import SAVED_AS_BATCHES, target_of_model
@@ -126,13 +127,16 @@ def machine(monkeypatch):
     return Machine(monkeypatch)
 
 
-def test_tuned_fit_trains_under_the_chain_and_leaves_the_model_alone(machine):
+def test_tuned_fit_trains_under_the_chain_and_leaves_the_model_alone(machine, tmp_path):
     given = model()
     before = [each.copy() for each in given.get_weights()]
     tuned = tfopt.tune(given, batches(), epochs=2, test=(X, Y), exact=True, verbose=False)
     assert any(isinstance(part, Execution) for part in tuned.chain.parts)
     assert SAVED_AS_BATCHES in tuned.notes
     assert tuned.report.title == given.name
+    # The folder of the given model is gone.
+    recipe = read_recipe(tuned.write_recipe(tmp_path / "tuned.toml"))
+    assert (recipe.job, recipe.arguments, recipe.chain) == (None, {}, tuned.chain)
     outcome = tuned.fit(given, Data(train=(X, Y), test=(X, Y)), epochs=2, batch_size=8)
     assert len(outcome.history["loss"]) == 2
     assert outcome.evaluation.keys() >= {"accuracy"}

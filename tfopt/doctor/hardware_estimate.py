@@ -118,9 +118,10 @@ def hardware_estimate(
     if batch_size is not None:
         require_count("batch_size", batch_size)
     from tfopt.measure.input_ways import first_batch
-    from tfopt.run import prepared
+    from tfopt.run import prepared, require_job
     from tfopt.train.memory_estimate import training_memory
 
+    require_job(job, "hardware_estimate")
     with prepared(job.with_(callbacks=()), chain) as ready:
         examples = first_batch(ready)
         memory = training_memory(ready.model, examples, batch_size or ready.facts.batch_size)

@@ -134,6 +134,10 @@ class Chain(Transform):
         return self.transforms
 
     @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return all(transform.exact for transform in self.transforms)
+
+    @property
     def batch_asked(self) -> int | None:
         sizes = (transform.batch_asked for transform in self.transforms)
         return next((size for size in sizes if size is not None), None)

@@ -39,7 +39,7 @@ class Target:
     @property
     def exact(self) -> bool:
         """Return whether it trains the weights of the job under no chain, but for rounding."""
-        return all(part.exact for part in self.chain.parts)
+        return self.chain.exact
 
 
 def plain_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:

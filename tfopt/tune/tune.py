@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, require_switch
@@ -99,4 +100,6 @@ def tune(
             name = reference_of(job, "tune")
             target, remarks = Target(name, name, arguments=plain_arguments(arguments)), ()
         wanted = Wanted(target, budget_s, objective, exact, space, seeds, max_drop, final, remarks)
-        return tuned(wanted, Display(verbose=verbose, budget_s=budget_s))
+        found = tuned(wanted, Display(verbose=verbose, budget_s=budget_s))
+    # The files of a given model are gone: a recipe file holds the chain alone.
+    return found if data is None else replace(found, job=None, arguments={})

@@ -32,13 +32,14 @@ class Tuned:
     """The chain that trains fastest of those tried, and the report of all of them.
 
     Attributes:
+        job: The name of the job; None for a model that was given.
         chain: Empty where nothing was certainly faster than the job as it is.
         comparison: What was to be small, under the chain, as a share of that of the job as it is;
             None for the empty chain, and without a final.
         stopped: Why not everything was tried; empty where it was.
     """
 
-    job: str
+    job: str | None
     arguments: Mapping[str, Any]
     chain: Chain
     comparison: Comparison | None
@@ -57,7 +58,7 @@ class Tuned:
 
     def __repr__(self) -> str:
         """Return the chain and how many variants were tried, on one line."""
-        return f"Tuned({self.job!r}, {self.chain!r}, {len(self.report.variants)} variants)"
+        return f"Tuned({self.report.title!r}, {self.chain!r}, {len(self.report.variants)} variants)"
 
     def __str__(self) -> str:
         """Return the chain as Python writes it, and what it brought."""
@@ -92,7 +93,7 @@ class Tuned:
         return run(Job.from_model(model, data, **settings), self.chain)
 
     def write_recipe(self, path: str | Path) -> Path:
-        """Write the job and the chain as a recipe file, for ``tfopt bench`` and ``--chain``."""
+        """Write the chain, and the job if it has a name, as a recipe file for ``tfopt bench``."""
         title, arguments = f"{self.report.title}, tuned", dict(self.arguments)
         file = RecipeFile(title=title, job=self.job, arguments=arguments, chain=self.chain)
         return write_recipe(file, path)
