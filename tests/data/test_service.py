@@ -61,7 +61,7 @@ def test_fit_knows_its_length_and_resume_refuses_its_order(records, address, tmp
     model.compile("sgd", "mse")
     model.fit(data, epochs=2, shuffle=False, verbose=0)
     assert int(model.optimizer.iterations) == 12
-    with pytest.raises(UserError, match="another order"):
+    with pytest.raises(UserError, match="order of this dataset cannot be reproduced"):
         model.fit(data, callbacks=[tfopt.resume(tmp_path)], shuffle=False, verbose=0)
 
 

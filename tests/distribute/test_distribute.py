@@ -143,7 +143,7 @@ def test_two_batch_sizes_are_refused_by_both_names_in_either_order():
     for how in ({"logical_cpus": 2, "global_batch": 8}, {"gpus": (0, 1), "per_replica_batch": 4}):
         link, other = Distribute(**how), Pipeline(batch_size=6)
         for both in ([link, other], [other, link]):
-            with pytest.raises(CannotCombine, match="different batches") as caught:
+            with pytest.raises(CannotCombine, match="different batch sizes") as caught:
                 chain(*both)
             for word in ("Pipeline", "Distribute", "6 by", "8 by"):
                 assert word in str(caught.value)
