@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfopt import UserError
-from tfopt.files import prepare_folder, target_of, write_atomically
+from tfopt.files import alone_in, prepare_folder, target_of, write_atomically
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path):
@@ -57,3 +57,16 @@ def test_an_array_where_a_path_belongs_is_shown_by_its_shape():
     with pytest.raises(UserError) as caught:
         target_of(np.zeros((1000, 3), "float32"))
     assert caught.value.received == "ndarray of shape (1000, 3), float32"
+
+
+def test_a_folder_in_which_nothing_was_written_is_not_left(tmp_path):
+    new, old = tmp_path / "new" / "er", tmp_path / "old"
+    old.mkdir()
+    for folder in (new, old):
+        with pytest.raises(ValueError, match="no"), alone_in(folder):
+            assert folder.is_dir()
+            raise ValueError("no")
+    assert [*tmp_path.rglob("*")] == [old]
+    with alone_in(new):
+        (new / "report").touch()
+    assert (new / "report").exists()

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tfopt.errors import UserError, in_short
 
+_LOCK = ".tfopt.lock"
+
 
 def prepare_folder(folder: str | Path) -> Path:
     """Create a folder if need be, and raise unless it is writable."""
@@ -77,11 +79,11 @@ def target_of(path: object) -> Path:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Lock a folder; raise if another process has locked it to write its results there.
+    """Prepare a folder and lock it; raise if another process writes its results there.
 
-    The lock ends with the process; the empty lock file stays.
+    Where nothing was written, the lock file goes, and the folder if it was created for it.
     """
-    with (folder / ".tfopt.lock").open("w") as lock:
+    with prepared_folder(folder) as place, (place / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,7 +95,11 @@ def alone_in(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # some network file systems have no locks
-        yield
+        try:
+            yield
+        finally:
+            if os.listdir(place) == [_LOCK]:
+                (place / _LOCK).unlink()
 
 
 def write_atomically(path: str | Path, content: str | bytes | Callable[[str], object]) -> Path:

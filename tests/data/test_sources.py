@@ -590,7 +590,7 @@ def test_a_job_and_a_chain_name_their_data(parquet):
     ("call", "said"),
     [
         (lambda folder: tfopt.pipeline(folder / "no.parquet"), "no such file or folder"),
-        (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no.xyz is unknown"),
+        (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no.xyz does not exist"),
         (lambda folder: tfopt.pipeline(folder, label="z"), "names a missing column"),
         (lambda folder: tfopt.pipeline(folder, label="name"), "needs classes="),
         (lambda folder: tfopt.pipeline((np.ones(3),), label="y"), "need data with columns"),

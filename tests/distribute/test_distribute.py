@@ -148,3 +148,17 @@ def test_two_batch_sizes_are_refused_by_both_names_in_either_order():
             for word in ("Pipeline", "Distribute", "6 by", "8 by"):
                 assert word in str(caught.value)
         assert chain(link, Pipeline(batch_size=8)).batch_asked == 8
+
+
+def fit_with_another_batch():
+    with distribute(logical_cpus=2, global_batch=8):
+        model = build()
+        model.compile("sgd", "mse")
+    try:
+        model.fit(X, Y, batch_size=4, verbose=0)
+    except UserError as error:
+        return error.fix
+
+
+def test_fit_with_another_batch_than_the_scope_is_refused(replicas):
+    assert replicas(fit_with_another_batch).startswith("leave batch_size out of fit")

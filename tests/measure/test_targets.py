@@ -40,7 +40,7 @@ def test_a_module_or_a_file_brings_its_chain_and_a_job_is_not_imported(folder):
     assert target.job == "my_pkg:job"
     assert target.chain == chain(Pipeline(batch_size=64))
     assert target.arguments == {"epochs": 2, "steps": 20}
-    (folder / "my_train.py").write_text("raise AssertionError\ndef job(): ...\n")
+    (folder / "my_train.py").write_text("raise AssertionError\ndef job() -> Job: ...\n")
     target = resolve_target("my_train:job", {})
     assert target.job == target.name == "my_train:job"
     assert target.chain == chain()
@@ -57,6 +57,7 @@ def test_a_module_or_a_file_brings_its_chain_and_a_job_is_not_imported(folder):
         ("trian:job", "There is no module 'trian'", "did you mean train?"),
         ("tfopt.recipes.tabula:job", "There is no module 'tfopt.recipes.tabula'", "tabular?"),
         ("chainless:jbo", "chainless has no 'jbo'", "did you mean job?"),
+        ("chainless:unannotated", "is not annotated as returning a Job", "write -> tfopt.Job"),
         ("plain_module", "is not a recipe module", "plain_module:job"),
         ("chainless", "is not a recipe module", "chainless:job"),
         ("a b", "malformed", ""),
@@ -67,7 +68,9 @@ def test_anything_else_is_refused_with_a_way_out(folder, monkeypatch, text, what
     (folder / "train.py").write_text("")
     (folder / "no_job.toml").write_text("tfopt = 1\n")
     (folder / "plain_module.py").write_text("x = 1\n")
-    (folder / "chainless.py").write_text("import tfopt\n\ndef job() -> tfopt.Job: ...\n")
+    (folder / "chainless.py").write_text(
+        "import tfopt\ndef job() -> tfopt.Job: ...\ndef unannotated(): ...\n"
+    )
     with pytest.raises(UserError, match=what) as caught:
         resolve_target(text, {})
     assert fix in (caught.value.fix or "")

@@ -87,7 +87,7 @@ def test_a_job_that_cannot_be_trained_is_one_error(shown, machine, tmp_path):
     machine.failing = lambda asked: "the disk of the data is gone"
     with pytest.raises(UserError, match="the disk of the data is gone"):
         shown(FAST)
-    assert left_in(tmp_path) == {".tfopt.lock"}
+    assert left_in(tmp_path) == set()
 
 
 def test_interrupted_it_says_whether_there_is_a_report(shown, machine, tmp_path):

@@ -79,11 +79,9 @@ def target_of(options: argparse.Namespace, job: str | None = None) -> Target:
 
 
 def output_folder(options: argparse.Namespace, target: Target, ending: str) -> Path:
-    """Return the folder for the results, which is there now: ``--output``, or by the job's name."""
-    from tfopt.files import prepare_folder
-
+    """Return the folder for the results: ``--output``, or by the job's name."""
     name = re.sub(r"[^\w-]", "_", target.name)
-    return prepare_folder(options.output or Path(f"{name}_{ending}"))
+    return (options.output or Path(f"{name}_{ending}")).expanduser()
 
 
 def add_max_drop(

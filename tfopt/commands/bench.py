@@ -142,15 +142,15 @@ def _plan(
 
 def _diagnose_input(target: Target, options: argparse.Namespace, output: Path) -> str:
     """Print what binds the input, and write input.json; return its content."""
-    from tfopt.files import write_atomically
+    from tfopt.files import alone_in, write_atomically
     from tfopt.measure.display import Display
     from tfopt.measure.input_doctor import diagnose_input
 
-    with Display(verbose=not options.json) as display:
+    with alone_in(output), Display(verbose=not options.json) as display:
         found = diagnose_input(target, display)
+        document = json.dumps(found.to_dict(), indent=1) + "\n"
+        write_atomically(output / "input.json", document)
     print(found, flush=True)
-    document = json.dumps(found.to_dict(), indent=1) + "\n"
-    write_atomically(output / "input.json", document)
     return document
 
 

@@ -121,8 +121,16 @@ class DistributedModel:
 
     def _check_divisible(self, arguments: dict[str, Any]) -> None:
         """Set the scope's batch in a call of ``fit``, and refuse what replicas cannot divide."""
-        if arguments.get("batch_size") is None and _is_arrays(arguments.get("x")):
-            arguments["batch_size"] = self.settings.global_batch
+        declared, given = self.settings.global_batch, arguments.get("batch_size")
+        if given is None and _is_arrays(arguments.get("x")):
+            arguments["batch_size"] = declared
+        elif None not in (given, declared) and given != declared:
+            raise UserError(
+                "`fit` trains with another batch than `distribute` was given.",
+                expected=f"batch_size={declared}, the global batch, or none",
+                received=f"batch_size={given}",
+                fix="leave batch_size out of fit, or give distribute no batch",
+            )
         check_divisible(self._model, arguments, replicas_of(self.strategy))
 
     def _is_unproven(self) -> bool:

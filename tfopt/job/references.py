@@ -6,6 +6,7 @@ function is called for a Job only if it is annotated as returning one.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
@@ -100,8 +101,13 @@ def require_existing(reference: str) -> None:
         return
     try:
         symbols = symtable.symtable(source, module, "exec").get_symbols()
+        statements = ast.parse(source).body
     except (SyntaxError, ValueError):
         return  # the import reports it
+    for statement in statements:
+        plain = isinstance(statement, ast.FunctionDef) and not statement.decorator_list
+        if plain and statement.name == name and statement.returns is None:
+            raise _not_annotated(reference, "function")
     _require_name(reference, [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()])
 
 
@@ -173,9 +179,14 @@ def _require_annotation(reference: str, target: Any) -> None:
     annotation = getattr(inspect.unwrap(target), "__annotations__", {}).get("return")
     is_name = isinstance(annotation, str) and _NAMES_JOB.fullmatch(annotation)
     if annotation is not Job and not is_name:
-        raise UserError(
-            f"{reference} is not annotated as returning a Job, so it is not called.",
-            expected="a Job, or a function: def job(...) -> tfopt.Job:",
-            received=type(target).__name__ if annotation is None else f"-> {annotation}",
-            fix="if it returns a Job, write -> tfopt.Job before the colon of that line",
-        )
+        named = type(target).__name__ if annotation is None else f"-> {annotation}"
+        raise _not_annotated(reference, named)
+
+
+def _not_annotated(reference: str, received: str) -> UserError:
+    return UserError(
+        f"{reference} is not annotated as returning a Job, so it is not called.",
+        expected="a Job, or a function: def job(...) -> tfopt.Job:",
+        received=received,
+        fix="if it returns a Job, write -> tfopt.Job before the colon of that line",
+    )

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tfopt.errors import UserError
 from tfopt.export.quantize import Quantize
-from tfopt.files import prepare_folder
 from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
 from tfopt.job.transform import Chain
@@ -55,7 +54,7 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
     arguments = {name: value for name, value in flags.items() if value is not None}
     arguments |= assignments(options.set)
     measured, tuned_parts, remarks = _named_chain(chain, options), 0, tuple[str, ...]()
-    output = prepare_folder(options.output)
+    output = options.output.expanduser()
     search_s, measure_s = (
         (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
     )

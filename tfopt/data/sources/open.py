@@ -112,10 +112,12 @@ def _kind_of_path(path: str) -> type[Any]:
             for suffix in map(str.lower, file.suffixes):
                 if suffix in _SUFFIXES:
                     return _SUFFIXES[suffix]
+    if not folder.exists():
+        raise UserError(f"{path} does not exist.", expected="a file or a folder", received=path)
     raise UserError(
         f"The format of {path} is unknown.",
         expected=f"files {', '.join(_SUFFIXES)}, a folder of them, of images by class, or of a "
         "data set of TFDS or Hugging Face",
-        received="a folder without such files" if folder.is_dir() else "no such file or ending",
+        received="a folder without such files" if folder.is_dir() else "another ending",
         fix="name the source: tfopt.data.Parquet(path, ...)",
     )
