@@ -6,7 +6,9 @@ import tensorflow as tf
 
 from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
 from tfopt.data.stages import draws_random
+from tfopt.measure.job_facts import facts_of
 from tfopt.recipes.image_from_scratch import job, load_images
+from tfopt.run import prepared
 
 
 @pytest.fixture
@@ -39,7 +41,8 @@ def test_the_training_part_alone_is_augmented_anew_in_every_epoch():
     assert 0 <= epochs[0].min() < 50 < 200 < epochs[0].max() <= 255
     first, again, never = ({image.tobytes() for image in part} for part in (*epochs, plain))
     assert not first & (again | never)
-    assert draws_random(data.train)  # no cache is tried behind it
+    with prepared(job(data="synthetic", examples=70)) as ready:
+        assert facts_of(ready).augmented  # so no cache is tried behind it
     images, labels = data.test
     assert (images.shape, len(labels)) == ((70, 32, 32, 3), 70)
 
