@@ -163,6 +163,8 @@ def calls_python(node: Any) -> bool:
 
 def draws_random(dataset: Any) -> bool:
     """Return whether a stage draws random numbers, as augmentation does; not for a shuffle."""
+    if not hasattr(dataset, "_inputs"):  # not a dataset
+        return False
     drawing = any("Random" in operation for operation in _operations(dataset))
     return drawing or any(map(draws_random, dataset._inputs()))
 

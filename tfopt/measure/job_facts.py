@@ -106,7 +106,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         attention=serves(model),
         source=train.kind,
         endless=train.count == INFINITE,
-        augmented=train.kind == "dataset" and draws_random(train.given),
+        augmented=draws_random(train.given),
         batch_size=facts.update_batch,
         tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,
