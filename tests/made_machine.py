@@ -37,6 +37,7 @@ FACTS = JobFacts(
     attention=False,
     source="arrays",
     endless=False,
+    augmented=False,
     batch_size=32,
     tuned_batch_size=32,
     steps_per_epoch=313,

@@ -43,13 +43,15 @@ def asked(monkeypatch, tmp_path):
     return run
 
 
-def test_the_chain_is_found_and_int8_comes_behind(asked, monkeypatch):
+def test_the_chain_is_found_and_int8_comes_behind(asked, monkeypatch, tmp_path, capsys):
     heard = asked("--set", "width=8")
     assert (heard.code, heard.search.budget_s) == (0, 55)
     assert heard.plan.targets[0].chain.parts == (*FOUND, Quantize())
     assert (heard.plan.kind, heard.plan.tuned_parts, heard.plan.remarks) == ("prefixes", 2, (LEFT,))
     assert (heard.plan.whole, heard.plan.quick) == (True, True)
     assert heard.search.budget_s + heard.plan.budget_s <= 150
+    assert not (tmp_path / "out" / "tuned.toml").exists()  # nothing was measured here
+    assert "tuned.toml was removed: its chain was not shown" in capsys.readouterr().out
     assert (heard.arguments["width"], heard.arguments["batch_size"]) == (8, 32)
     heard = asked("--budget=30s", found=())
     assert (heard.search.budget_s, heard.plan.tuned_parts) == (30, 0)
@@ -75,14 +77,18 @@ def test_a_chain_that_is_given_needs_no_search(asked, tmp_path):
 
 
 def test_flags_that_make_no_sense_are_one_message(asked, capsys):
-    assert asked("--skip=prine").code == 2
-    assert "no transform 'prine'" in capsys.readouterr().err
+    for wrong in ("prine", "all"):
+        assert asked(f"--skip={wrong}").code == 2
+        assert f"no transform '{wrong}'" in capsys.readouterr().err
     for flags in (["--budget=30", "--skip=place"], ["--chain=a.toml", "--transforms=all"]):
         assert asked(*flags).code == 2
         assert "more than one chain" in capsys.readouterr().err
     for flags in (["--budget=5"], ["--data=cloud"], ["--epochs=0"]):
         with pytest.raises(SystemExit, match="2"):
             asked(*flags)
+    with pytest.raises(SystemExit, match="2"):
+        asked("--epochs=x")
+    assert "'x' is no count: 1 or more" in capsys.readouterr().err
 
 
 def test_interrupted_in_the_search_nothing_else_is_measured(asked, capsys):

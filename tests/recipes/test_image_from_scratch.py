@@ -5,7 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
+from tfopt.data.stages import draws_random
+from tfopt.measure.job_facts import facts_of
 from tfopt.recipes.image_from_scratch import job, load_images
+from tfopt.run import prepared
 
 
 @pytest.fixture
@@ -38,6 +41,8 @@ def test_the_training_part_alone_is_augmented_anew_in_every_epoch():
     assert 0 <= epochs[0].min() < 50 < 200 < epochs[0].max() <= 255
     first, again, never = ({image.tobytes() for image in part} for part in (*epochs, plain))
     assert not first & (again | never)
+    with prepared(job(data="synthetic", examples=70)) as ready:
+        assert facts_of(ready).augmented  # so no cache is tried behind it
     images, labels = data.test
     assert (images.shape, len(labels)) == ((70, 32, 32, 3), 70)
 
@@ -51,6 +56,13 @@ def test_a_folder_of_images(folder):
     rate = LearningRate(decay="cosine")  # it needs to know the length of the training
     outcome = run(described.with_(epochs=1), chain(rate, Pipeline(batch_size=8)))
     assert "cosine decay" in dict(outcome.effects)[rate].note
+    tested = [next(iter(job(data=folder, batch_size=4, seed=n).data().test)) for n in (0, 1)]
+    np.testing.assert_array_equal(tested[0][0], tested[1][0])
+    assert not draws_random(load_images(folder, 32, None, 4, 0).train)
+    for few in ({"data": folder}, {"data": "synthetic", "examples": 10}):
+        with pytest.raises(UserError, match="fewer training images") as refused:
+            job(**few).data()
+        assert "batch_size" in refused.value.fix
 
 
 @pytest.mark.parametrize("wrong", [{"size": 8}, {"examples": 0}, {"data": "nowhere"}])

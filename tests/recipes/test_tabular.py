@@ -31,20 +31,30 @@ def test_it_learns_the_same_table_through_parquet_and_dask(tmp_path):
     for outcome in (through_parquet, through_dask):
         assert outcome.evaluation["accuracy"] > 0.75  # 0.5 by guessing
     assert "by dask" in through_dask.data.note
-    written = tmp_path / ".cache" / "tfopt" / "tabular_4000" / "train" / "rows.parquet"
+    written = tmp_path / ".cache" / "tfopt" / "tabular_4000_v1" / "train" / "rows.parquet"
     assert len(pd.read_parquet(written)) == 4_000
 
 
 def test_a_table_of_yours(tmp_path):
     for part in ("train", "test"):
         rng = np.random.default_rng(0)
-        rows = pd.DataFrame({"a": rng.normal(size=400), "kind": rng.integers(0, 3, 400)})
+        kinds = 3 if part == "train" else 9  # those that the training has not seen are one
+        rows = pd.DataFrame({"a": rng.normal(size=400), "kind": rng.integers(0, kinds, 400)})
         (tmp_path / part).mkdir()
         rows.assign(won=(rows.a > 0).astype(int)).to_csv(tmp_path / part / "rows.csv", index=False)
     described = tabular.job(data=str(tmp_path), label="won", categories=("kind",), epochs=5)
     outcome = tfopt.run(described)
     assert outcome.evaluation["accuracy"] > 0.9
     assert {layer.name for layer in outcome.model.layers} >= {"a", "kind"}
+    for wrong, message in {
+        ("kinds",): "does not have: kinds",  # a misspelt category is no number
+        "kind": "categories is a list",  # --set categories=kind
+    }.items():
+        settings = {"data": str(tmp_path), "label": "won", "categories": wrong}
+        with pytest.raises(tfopt.UserError, match=message):
+            tabular.job(**settings).build()
+    with pytest.raises(tfopt.UserError, match="not 0 or 1"):
+        tabular.job(data=str(tmp_path), label="kind", categories=()).build()
 
 
 def test_texts_and_missing_tables_are_refused(tmp_path):

@@ -8,14 +8,14 @@ from tfopt.recipes.time_series import job, load_windows, made_series
 
 
 @pytest.mark.slow
-def test_it_learns_what_no_guess_knows():
+def test_it_learns_more_than_the_hour_of_the_day_tells():
     fast = chain(
         LearningRate(peak=0.01, decay="cosine"),
         Pipeline(batch_size=50, cache="memory", shuffle=True),
         Execution(steps_per_execution=10),
     )
     outcome = run(job(hours=3_000, window=24, epochs=4), fast)
-    assert outcome.evaluation["accuracy"] > 0.75  # of two classes
+    assert outcome.evaluation["accuracy"] > 0.85  # a vote by the hour: 0.754
     assert "not real" in outcome.data.note
 
 

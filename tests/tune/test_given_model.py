@@ -147,6 +147,16 @@ def test_tuned_fit_trains_under_the_chain_and_leaves_the_model_alone(machine, tm
     assert asdict(machine.facts) == asdict(FACTS)
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_no_cache_is_tried_for_a_dataset_that_draws_random_numbers(machine, drawn):
+    def moved(x, y):
+        return (x + tf.random.normal(tf.shape(x)) if drawn else x), y
+
+    tuned = tfopt.tune(model(), batches().map(moved), epochs=2, seeds=0, verbose=False)
+    tried = {row.name for row in tuned.report.variants}
+    assert ("input pipeline" in tried, "input cache" in tried) == (True, not drawn)
+
+
 @pytest.mark.slow
 def test_a_real_search_finds_that_few_long_calls_are_faster_than_many_short_ones(in_toy_folder):
     """A step of a few units takes no longer than the call around it."""

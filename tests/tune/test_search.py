@@ -318,6 +318,9 @@ def test_the_space_is_what_the_job_allows():
     for source, gpus, values in (("generator", 0, (None, True)), ("generator", 1, (None,))):
         found = space_for(replace(FACTS, source=source, gpus=gpus))
         assert found["keep_host_memory"] == values
+    # A cache would train on the random images of the first epoch again and again.
+    assert space_for(FACTS)["input"] == (None, "pipeline", "cache")
+    assert space_for(replace(FACTS, augmented=True))["input"] == (None, "pipeline")
     kept = Changes(keep_host_memory=True)
     assert kept.chain(FACTS) == tfopt.chain(tfopt.KeepHostMemory())
 

@@ -161,6 +161,14 @@ def calls_python(node: Any) -> bool:
     return _kind(node) == "generator" or bool(PYTHON_OPERATIONS & _operations(node))
 
 
+def draws_random(dataset: Any) -> bool:
+    """Return whether a stage draws random numbers, as augmentation does; not for a shuffle."""
+    if not hasattr(dataset, "_inputs"):  # not a dataset
+        return False
+    drawing = any("Random" in operation for operation in _operations(dataset))
+    return drawing or any(map(draws_random, dataset._inputs()))
+
+
 def _operations(node: Any) -> set[str]:
     graphs = (function.function.graph.as_graph_def() for function in node._functions())
     return set().union(*map(operations_of, graphs))
@@ -182,8 +190,7 @@ def cache_place(stages: Sequence[Stage]) -> int | None:
             place, begin = None, number + 1
             continue
         # With a fixed seed random elements repeat every epoch, and a cache would freeze them.
-        draws = any("Random" in operation for operation in _operations(stage.dataset))
-        if draws or not _same(stage.dataset, stage.dataset):
+        if draws_random(stage.dataset) or not _same(stage.dataset, stage.dataset):
             break
         place = number
     if place is None or {stage.kind for stage in stages[begin : place + 1]} <= _IN_MEMORY:

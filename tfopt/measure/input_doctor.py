@@ -291,7 +291,8 @@ def _changes(ready: Prepared) -> Iterator[Changed]:
         base = given or Pipeline(examples=facts.generated)
         if given is None:
             yield Changed(("pipeline",), base)
-        if base.cache is None and not facts.endless and train.kind != "arrays":
+        cacheable = not facts.endless and not facts.augmented and train.kind != "arrays"
+        if base.cache is None and cacheable:
             yield Changed(("pipeline", "cache"), replace(base, cache="memory"))
 
 

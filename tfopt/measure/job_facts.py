@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import INFINITE, Arrays, Kind
 from tfopt.data.pipeline import Pipeline
+from tfopt.data.stages import draws_random
 from tfopt.keras_internals import compile_settings, layers_of, learning_rate_of
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
@@ -36,6 +37,7 @@ class JobFacts:
         half: The half precision to try here, where the model is all float32.
         attention: Whether cuDNN's fused kernels serve attention of the model, in half precision.
         source: What the training data is; ``endless``: it has no end.
+        augmented: Its stages draw random numbers, which a cache behind them would freeze.
         examples: How many there are to train on; None where the data does not say.
         epoch_examples: Those of an epoch; None without a length.
         rebatch: The data yields batches, which something has to make anew.
@@ -52,6 +54,7 @@ class JobFacts:
     attention: bool
     source: Kind
     endless: bool
+    augmented: bool
     batch_size: int
     tuned_batch_size: int
     steps_per_epoch: int | None
@@ -103,6 +106,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         attention=serves(model),
         source=train.kind,
         endless=train.count == INFINITE,
+        augmented=draws_random(train.given),
         batch_size=facts.update_batch,
         tuned_batch_size=facts.tuned_batch_size or facts.update_batch,
         steps_per_epoch=facts.steps_per_epoch,

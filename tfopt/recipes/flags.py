@@ -116,10 +116,10 @@ def assignments(pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def count(text: str) -> int:
-    """Return a whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: 0 or more")
+def count(text: str, minimum: int = 0) -> int:
+    """Return a whole number of at least ``minimum``."""
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: {minimum} or more")
     return int(text)
 
 

@@ -21,7 +21,7 @@ from tfopt import Job, LearningRate, Pipeline, Quantize, chain
 from tfopt.data.mnist import SOURCES
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
-from tfopt.recipes.image_from_scratch import load_images
+from tfopt.recipes.image_from_scratch import IMAGE_FOLDER, load_images
 from tfopt.recipes.plain_job import class_count, plain_job, require_counts, run_recipe
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def job(
         unfreeze: How many of the last layers of a pretrained network train as well.
         size: Height and width that images are resized to.
         examples: The most images that are taken for training, and for the test; None takes all.
-            Folders are taken whole.
+            A folder is taken whole, but for training images that fill no batch.
     """
     require_count("size", size, 32)
     require_count("unfreeze", unfreeze, 0)
@@ -243,5 +243,4 @@ def _preparation(network: str) -> Callable[[Any], Any]:
 
 
 if __name__ == "__main__":
-    folder = "a folder with a sub-folder of images for each class"
-    run_recipe("image_finetuning", CHAIN, data=folder)
+    run_recipe("image_finetuning", CHAIN, data=IMAGE_FOLDER)

@@ -16,13 +16,14 @@ from tfopt import Execution, Job, Quantize, chain
 from tfopt.data.augment import in_input
 from tfopt.data.class_folders import class_folders
 from tfopt.data.mnist import SOURCES, load_mnist
-from tfopt.errors import require_count
+from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
 from tfopt.recipes.plain_job import class_count, drawn, plain_job, require_counts, run_recipe
 
 if TYPE_CHECKING:
     import keras
 
+IMAGE_FOLDER = "a folder with a sub-folder of images for each class"
 _HELD_BACK = 0.2
 
 CHAIN = chain(
@@ -49,7 +50,7 @@ def job(
             folders of such), or where MNIST comes from: "auto", "tfds", "embedded", "synthetic".
         size: Height and width that images are resized to.
         examples: The most images that are taken for training, and for the test; None takes all.
-            Folders are taken whole.
+            A folder is taken whole, but for training images that fill no batch.
     """
     require_count("size", size, 16)
     require_counts(examples=examples)
@@ -89,12 +90,15 @@ def load_augmented(
 
     data = load_images(source, size, examples, batch_size, seed)
     train = data.train
-    random = [layers.RandomRotation(0.03, seed=seed), layers.RandomTranslation(0.1, 0.1, seed=seed)]
+    random = [
+        layers.RandomRotation(0.03, seed=seed),
+        layers.RandomTranslation(0.1, 0.1, seed=seed + 1),
+    ]
     if isinstance(train, tuple):
         train = tf.data.Dataset.from_tensor_slices(train)
-        train = train.shuffle(len(train), seed=seed).batch(batch_size, drop_remainder=True)
+        train = _whole_batches(train.shuffle(len(train), seed=seed), batch_size)
     else:  # a digit that is mirrored is another, or none
-        random.append(layers.RandomFlip("horizontal", seed=seed))
+        random.append(layers.RandomFlip("horizontal", seed=seed + 2))
     train = train.map(in_input(random), tf.data.AUTOTUNE)
     return replace(data, train=train, note=f"{data.note}, augmented in every epoch")
 
@@ -132,23 +136,33 @@ def _folder(folder: str, size: int, batch_size: int, seed: int) -> Data:
             class_names=list(found.classes),
             batch_size=None,
             image_size=(size, size),
-            seed=seed,
             verbose=False,
             **settings,
         )
 
     if found.test is None:
-        train, test = read(found.train, validation_split=_HELD_BACK, subset="both")
+        # One seed for all: another would hold back other images for the test.
+        train, test = read(found.train, seed=0, validation_split=_HELD_BACK, subset="both")
         kept = f"{_HELD_BACK:.0%} held back for the test"
     else:
-        train, test = read(found.train), read(found.test, shuffle=False)
+        train, test = read(found.train, seed=seed), read(found.test, shuffle=False)
         kept = "its own test folder"
     note = f"{len(found.classes)} classes in {found.train}, {kept}, {size}x{size}"
-    # Whole batches alone: their number and size are known before they are read.
-    train, test = train.batch(batch_size, drop_remainder=True), test.batch(batch_size)
-    return Data(train=train, test=test, name="images of a folder", note=note)
+    train = _whole_batches(train, batch_size)
+    return Data(train=train, test=test.batch(batch_size), name="images of a folder", note=note)
+
+
+def _whole_batches(images: Any, batch_size: int) -> Any:
+    """Return whole batches alone: their number and size are known before they are read."""
+    if len(images) < batch_size:
+        raise UserError(
+            "There are fewer training images than a batch takes.",
+            expected=f"at least {batch_size}",
+            received=len(images),
+            fix="a smaller batch_size",
+        )
+    return images.batch(batch_size, drop_remainder=True)
 
 
 if __name__ == "__main__":
-    folder = "a folder with a sub-folder of images for each class"
-    run_recipe("image_from_scratch", CHAIN, data=folder)
+    run_recipe("image_from_scratch", CHAIN, data=IMAGE_FOLDER)

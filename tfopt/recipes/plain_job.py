@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.class_folders import class_folders
+from tfopt.data.mnist import SOURCES
 from tfopt.errors import require_count
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
@@ -84,8 +85,11 @@ def drawn(data: Data, examples: int | None, shape: str) -> Data:
     return replace(data, train=train, test=test, note=note)
 
 
-def run_recipe(name: str, chain: Chain, *, data: str = "") -> None:
+def run_recipe(
+    name: str, chain: Chain, *, sources: Sequence[str] = SOURCES, data: str = ""
+) -> None:
     """Run a recipe module from its command line, and leave Python with its exit code."""
     from tfopt.recipes.recipe_main import recipe_main
 
-    sys.exit(recipe_main(f"tfopt.recipes.{name}:job", chain, title=name, data=data))
+    job = f"tfopt.recipes.{name}:job"
+    sys.exit(recipe_main(job, chain, title=name, sources=sources, data=data))

@@ -7,11 +7,13 @@ what was measured.
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfopt.data.mnist import SOURCES
 from tfopt.errors import UserError
 from tfopt.export.quantize import Quantize
 from tfopt.job.recipe_file import read_recipe
@@ -31,6 +33,7 @@ from tfopt.recipes.flags import (
     add_set,
     add_trust,
     assignments,
+    count,
     duration,
     exit_code_of,
     names,
@@ -38,7 +41,7 @@ from tfopt.recipes.flags import (
 from tfopt.report.bench_figures import is_faster
 from tfopt.tune.search import Wanted
 
-_DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
+_POSITIVE = functools.partial(count, minimum=1)
 _OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
 _SMALL = Quantize(precision="int8")
 _SEARCH_S, _MEASURE_S = 55.0, 80.0
@@ -88,8 +91,10 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
         remarks=remarks,
     )
     report, code = bench_and_show(plan, output, display)
-    if tuned_parts and not (report and any(map(is_faster, report.variants[1:2]))):
-        (output / RECIPE).unlink(missing_ok=True)  # what the search found is not proven
+    unproven = tuned_parts and not (report and is_faster(report.variants[1]))
+    if unproven and (output / RECIPE).exists():
+        (output / RECIPE).unlink()
+        print(f"{RECIPE} was removed: its chain was not shown to train faster.")
     return code
 
 
@@ -109,36 +114,37 @@ def _named_chain(chain: Chain, options: argparse.Namespace) -> Chain | None:
     return None
 
 
-def recipe_main(job: str, chain: Chain, *, title: str, data: str = "") -> int:
+def recipe_main(
+    job: str, chain: Chain, *, title: str, sources: Sequence[str] = SOURCES, data: str = ""
+) -> int:
     """Parse the flags, find the chain, measure it link by link, and return the exit code.
 
-    ``data`` says what else than a name of ``--data`` the job takes.
+    ``sources`` are the names that ``--data`` takes; ``data`` says what else.
     """
-    parser = _parser(title, chain, data)
+    parser = _parser(title, chain, sources, data)
     options = parser.parse_args()
     return exit_code_of(
         lambda: _run(job, chain, title, options), debug=options.debug, parser=parser
     )
 
 
-def _parser(title: str, chain: Chain, data: str) -> Parser:
+def _parser(title: str, chain: Chain, sources: Sequence[str], data: str) -> Parser:
     own = ", ".join(_names_in(chain))
     parser = Parser(
         description=f"Find what trains {title} fastest on this machine, then measure it, and what "
         "makes the model small, beside the job as it is."
     )
     add = parser.add_argument
-    sources = ", ".join(_DATA_SOURCES)
     add(
         "--data",
-        choices=None if data else _DATA_SOURCES,
+        choices=None if data else sources,
         default="auto",
         metavar="SOURCE" if data else None,
-        help=f"where the examples come from: {sources}{f'; or {data}' if data else ''}",
+        help=f"where the examples come from: {', '.join(sources)}{f'; or {data}' if data else ''}",
     )
-    add("--batch-size", type=_count, default=32, metavar="N", help="batch of the baseline")
-    add("--epochs", type=_count, default=3, metavar="N", help="epochs of every row")
-    add("--steps", type=_count, metavar="N", help="steps an epoch (default: the whole data set)")
+    add("--batch-size", type=_POSITIVE, default=32, metavar="N", help="batch of the baseline")
+    add("--epochs", type=_POSITIVE, default=3, metavar="N", help="epochs of every row")
+    add("--steps", type=_POSITIVE, metavar="N", help="steps an epoch (default: the whole data set)")
     add("--seed", type=int, default=0, help="seed of weights and shuffling in the first round")
     add_set(parser)
     add(
@@ -169,13 +175,6 @@ def _parser(title: str, chain: Chain, data: str) -> Parser:
     return parser
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
 def _budget(text: str) -> float:
     value = duration(text)
     if value != 0 and not value >= LEAST_S:
@@ -190,13 +189,14 @@ def _names_in(chain: Chain) -> list[str]:
 def _selected(chain: Chain, wanted: Sequence[str], skipped: Sequence[str]) -> Chain:
     """Return the chain without what the flags leave out; an unknown name is an error."""
     own = _names_in(chain)
-    for name in (*wanted, *skipped):
-        if name not in own and name != "all":
-            raise UserError(
-                f"This recipe has no transform {name!r}.",
-                expected=f"all, or some of {', '.join(own)}",
-                received=name,
-            )
+    for flag, given, known in (("--transforms", wanted, ("all", *own)), ("--skip", skipped, own)):
+        for name in given:
+            if name not in known:
+                raise UserError(
+                    f"{flag}: this recipe has no transform {name!r}.",
+                    expected=f"some of {', '.join(known)}",
+                    received=name,
+                )
     keep = set(own) if "all" in wanted else set(wanted)
     keep -= set(skipped)
     return Chain(tuple(part for part in chain.parts if transform_name(part) in keep))

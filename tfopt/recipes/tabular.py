@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,14 @@ CHAIN = chain(
 NUMBERS = tuple(f"number_{i}" for i in range(8))
 CATEGORIES = {"device": 6, "city": 200, "weekday": 7}
 MADE = ("auto", "synthetic", "dask", "spark")
+_TABLE_VERSION = 1  # of what made_table writes: another number is another folder
 
 
 def job(
     *,
     data: str = "auto",
     label: str = "label",
-    categories: tuple[str, ...] = tuple(CATEGORIES),
+    categories: Sequence[str] = tuple(CATEGORIES),
     rows: int = 40_000,
     width: int = 64,
     batch_size: int = 32,
@@ -65,6 +67,12 @@ def job(
             expected=f"{', '.join(MADE)}, or a folder with train and test in it",
             received=repr(data),
         )
+    if isinstance(categories, str):
+        raise UserError(
+            "categories is a list of columns.",
+            expected="""--set 'categories=["city", "device"]'""",
+            received=repr(categories),
+        )
     source = functools.partial(load_table, data, label, tuple(categories), rows)
     return plain_job(
         "tabular",
@@ -79,19 +87,27 @@ def job(
 
 
 def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model:
-    """Return a network of one input a column, fitted to the numbers and categories that occur."""
+    """Return a network of one input a column, fitted to the training part.
+
+    Each category that it lacks is the same one more.
+    """
     import keras
     from keras import layers
 
-    data = source()
-    columns = _statistics(data.train)
-    seen = _statistics(data.test)
+    columns = _statistics(source().train)
+    if unknown := sorted({*categories} - columns.keys()):
+        raise UserError(
+            f"categories names columns that the table does not have: {', '.join(unknown)}.",
+            expected=f"some of {', '.join(columns)}; [] for none",
+            received=repr(list(categories)),
+        )
     inputs, parts = {}, []
     for name, (mean, variance, largest) in columns.items():
         inputs[name] = keras.Input((1,), name=name)
         if name in categories:
-            count = int(max(largest, seen[name][2])) + 1
-            parts.append(layers.Flatten()(layers.Embedding(count, 8)(inputs[name])))
+            unseen = int(largest) + 1
+            index = keras.ops.minimum(keras.ops.cast(inputs[name], "int32"), unseen)
+            parts.append(layers.Flatten()(layers.Embedding(unseen + 1, 8)(index)))
         else:
             parts.append(layers.Normalization(mean=mean, variance=variance)(inputs[name]))
     x = layers.Concatenate()(parts)
@@ -138,7 +154,7 @@ def made_table(rows: int, folder: Path | None = None) -> Path:
     """
     import numpy as np
 
-    root = folder or Path.home() / ".cache" / "tfopt" / f"tabular_{rows}"
+    root = folder or Path.home() / ".cache" / "tfopt" / f"tabular_{rows}_v{_TABLE_VERSION}"
     rng = np.random.default_rng(0)
     of_city = rng.normal(size=CATEGORIES["city"])
     for part, count in (("train", rows), ("test", max(rows // 4, 25))):
@@ -171,7 +187,13 @@ def _statistics(source: Any) -> dict[str, tuple[float, float, float]]:
 
     count = 0
     sums: dict[str, tuple[float, float, float]] = {}
-    for x, _ in source:
+    for x, y in source:
+        if not np.isin(y, (0, 1)).all():
+            raise UserError(
+                "The label is not 0 or 1 in every row.",
+                expected="two classes, numbered 0 and 1",
+                received=", ".join(map(repr, np.unique(y)[:5].tolist())),
+            )
         for name, values in x.items():
             if values.dtype == object:
                 raise UserError(
@@ -195,5 +217,5 @@ def _statistics(source: Any) -> dict[str, tuple[float, float, float]]:
 
 
 if __name__ == "__main__":
-    engines = "dask or spark; a folder with train and test of Parquet or CSV"
-    run_recipe("tabular", CHAIN, data=engines)
+    folder = "a folder with train and test of Parquet or CSV"
+    run_recipe("tabular", CHAIN, sources=MADE, data=folder)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MADE = ("auto", "synthetic")
-_TRAINED_ON = 0.8
+_TRAIN_SHARE = 0.8
 
 CHAIN = chain(
     LearningRate(peak=0.006, warmup=0.1, decay="cosine"),
@@ -61,7 +61,7 @@ def job(
         )
     return plain_job(
         "time_series",
-        functools.partial(convolutions, data, hours, window, width),
+        functools.partial(convolutions, data, window, width),
         functools.partial(load_windows, data, hours, window, ahead, batch_size, seed),
         loss=BINARY,
         batch_size=batch_size,
@@ -71,12 +71,12 @@ def job(
     )
 
 
-def convolutions(data: str, hours: int, window: int, width: int) -> keras.Model:
+def convolutions(data: str, window: int, width: int) -> keras.Model:
     """Return two convolutions over a window of all sensors, a dense layer, a sigmoid."""
     import keras
     from keras import layers
 
-    inputs = keras.Input((window, series_of(data, hours).shape[1]), name="window")
+    inputs = keras.Input((window, series_of(data, 1, rows=1).shape[1]), name="window")
     x = inputs
     for _ in range(2):
         x = layers.Conv1D(width, 5, padding="same", activation="relu")(x)
@@ -99,7 +99,7 @@ def load_windows(
             expected=f"at least {10 * (window + ahead)} hours, ten times window and ahead",
             received=len(series),
         )
-    end = round(_TRAINED_ON * len(series))
+    end = round(_TRAIN_SHARE * len(series))
     mean, deviation = series[:end].mean(axis=0), series[:end].std(axis=0)
 
     def windows(part: Any, **settings: Any) -> Any:
@@ -118,14 +118,19 @@ def load_windows(
     return Data(train=train, test=windows(series[end:]), name="sensor series", note=note)
 
 
-def series_of(data: str, hours: int) -> np.ndarray[Any, Any]:
-    """Return a row for each hour and a column for each sensor, as float32."""
+def series_of(data: str, hours: int, rows: int | None = None) -> np.ndarray[Any, Any]:
+    """Return a row for each hour and a column for each sensor, as float32.
+
+    So many ``hours`` are made; of a file, the first ``rows`` are read, or all.
+    """
     import numpy as np
 
     if data in MADE:
         return made_series(hours)
     try:
-        return np.loadtxt(Path(data).expanduser(), "float32", delimiter=",", skiprows=1, ndmin=2)
+        return np.loadtxt(
+            Path(data).expanduser(), "float32", delimiter=",", skiprows=1, ndmin=2, max_rows=rows
+        )
     except ValueError as error:
         raise UserError(
             f"{data} cannot be read as a series.",
@@ -153,4 +158,4 @@ def made_series(hours: int) -> np.ndarray[Any, Any]:
 
 
 if __name__ == "__main__":
-    run_recipe("time_series", CHAIN, data="a CSV file, a row for each hour")
+    run_recipe("time_series", CHAIN, sources=MADE, data="a CSV file, a row for each hour")

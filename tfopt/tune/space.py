@@ -158,7 +158,7 @@ def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
         if seen.epoch_examples is not None:
             space["batch_size"] = (None, *_batches(seen.batch_size, seen.epoch_examples))
         if not seen.endless:
-            space["input"] = (None, "pipeline", "cache")
+            space["input"] = (None, "pipeline", *(() if seen.augmented else ("cache",)))
     if not seen.eager:
         # Under a strategy Keras leaves off the XLA that it chooses on one GPU.
         also = (True,) if seen.jit_compile and seen.gpus > 1 else ()

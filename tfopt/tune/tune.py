@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tfopt.data.stages import draws_random
 from tfopt.errors import UserError, require_switch
 from tfopt.job.job import Job
 from tfopt.measure.display import Display
@@ -86,6 +87,8 @@ def tune(
         if hasattr(job, "fit") and hasattr(job, "compile"):
             from tfopt.tune.given_model import target_of_model
 
+            if draws_random(data):  # what is saved of it no longer does
+                space = {"input": ["pipeline"], **(space or {})}
             settings = {"epochs": epochs, "batch_size": batch_size}
             target, remarks = stack.enter_context(target_of_model(job, data, test, settings))
         else:
