@@ -51,7 +51,7 @@ CODE = """
         warnings.simplefilter("always")
         weights, after = fit(3, where)
     say(
-        unusable=[str(each.message) for each in caught if "cannot be used" in str(each.message)],
+        unusable=[str(each.message) for each in caught if "is skipped" in str(each.message)],
         off=[float(np.abs(np.subtract(a, b)).max()) for a, b in zip(weights, undisturbed)],
         same_history=after == history,
         own_random=float(np.random.uniform()) == drawn,
