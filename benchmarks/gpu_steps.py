@@ -72,7 +72,7 @@ def doctor(day: Day) -> None:
 
     checks = examine(only=["gpu", "compute"])
     day.keep(checks=[asdict(check) for check in checks])
-    failures = [check.told for check in checks if check.verdict == "failure"]
+    failures = [check.message for check in checks if check.verdict == "failure"]
     if failures:
         raise UserError("The doctor found failures.", received="; ".join(failures))
 

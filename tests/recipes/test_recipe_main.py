@@ -76,6 +76,12 @@ def test_it_leaves_report_and_files_and_shows_the_time_of_the_run(shown, machine
     assert "Size and speed when it serves" in (tmp_path / "bench.html").read_text()
 
 
+def test_a_report_alone_is_left_in_a_new_folder(machine, tmp_path):
+    plan = BenchPlan("toy", "the command", "single", (Target("toy", "toy:job"),), seeds=0)
+    bench_and_show(plan, tmp_path / "new", Display(verbose=False))
+    assert left_in(tmp_path / "new") == REPORTS | {".tfopt.lock"}
+
+
 def test_a_link_that_failed_is_in_the_exit_code(shown, machine):
     machine.failing = lambda asked: "SIGKILL" if asked else None
     code, printed = shown(FAST)

@@ -32,14 +32,14 @@ def bench_and_show(
 ) -> tuple[BenchReport | None, int]:
     """Leave bench.json, bench.md and bench.html in ``output``; return the report and exit code."""
     console = display.console
-    with alone_in(output), termination_as_interrupt():
+    with alone_in(output):
         try:
-            with display:
+            with termination_as_interrupt(), display:
                 report = bench(plan, display, output)
         except KeyboardInterrupt:
             console.print("Interrupted: nothing was measured yet.")
             return None, INTERRUPTED
-    publish(report, output)
+        publish(report, output)
     console.print(as_terminal(view_of(report)))
     console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if not report.complete:
