@@ -587,6 +587,8 @@ class Search:
             count = int(left_s / (len(sides) * self._process_s(_FINAL_ROUNDS)))
             if count >= _LEAST_PROCESSES:
                 break
+        for trial in finalists[len(sides) - 1 :]:
+            trial.lost = "no time was left for its final"
         count = min(max(count, _LEAST_PROCESSES), _FINAL_PROCESSES)
         # One of each side after the other: time may end it.
         wanted = [copies(trial.row.variant, count) for trial in sides]
