@@ -34,7 +34,7 @@ class Tuned:
     Attributes:
         job: The name of the job; None for a model that was given.
         chain: Empty where nothing was certainly faster than the job as it is.
-        comparison: What was to be small, under the chain, as a share of that of the job as it is;
+        comparison: What was minimized, under the chain, as a share of that of the job as it is;
             None for the empty chain, and without a final.
         stopped: Why not everything was tried; empty where it was.
     """
