@@ -113,6 +113,13 @@ def test_a_budget_that_is_over_is_said_with_what_is_left(tune, machine):
     assert machine.now - began < 200 + 3 * 2 * 13
 
 
+def test_a_runner_up_without_time_for_its_final_is_named(tune, machine):
+    machine.start_s = 13.0
+    tuned = tune(budget_s=200, exact=True)
+    assert settings(tuned.chain) == {"jit_compile": True}
+    assert "steps_per_execution 64: no time was left for its final" in dropped(tuned)
+
+
 def test_what_compiles_longer_than_a_race_may_take_leaves_and_the_others_go_on(tune, machine):
     machine.starts_in = lambda asked: 90.0 if asked.get("jit_compile") else 2.0
     began = machine.now
