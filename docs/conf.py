@@ -47,16 +47,15 @@ python_maximum_signature_line_length = 80
 toc_object_entries_show_parents = "hide"
 napoleon_use_rtype = False
 
-html_title = "tfopt"
+html_title = f"tfopt {version}"
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["theme"]
 html_css_files = ["site.css"]
 html_extra_path = ["theme/index.html"]
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {"docs/index": []}
+html_sidebars = {page: [] for page in ("docs/index", "recipes/*", "benchmarks/**", "C*")}  # alone
 html_theme_options = {
-    "show_prev_next": False,
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
     "navbar_persistent": ["search-button"],

@@ -30,12 +30,14 @@ def setup(app: Any) -> dict[str, bool]:
     return {"parallel_read_safe": True}
 
 
-def fill(_app: Any, _name: str, source: list[str]) -> None:
-    """Put each part that a page asks for into its place."""
+def fill(_app: Any, name: str, source: list[str]) -> None:
+    """Put each part that a page asks for into its place; link the functions of the start page."""
     parts = {"commands": commands, "transforms": transforms, "schema": schema}
     source[0] = re.sub(
         r"<!-- made: (\w+) -->", lambda found: "\n".join(parts[found[1]]()), source[0]
     )
+    if name == "docs/index":
+        source[0] = re.sub(r"(?<=[|,] )(`tfopt\.\w+`)(?=,| \|)", r"{py:obj}\1", source[0])
 
 
 def import_types(_app: Any, function: Any, _bound: bool) -> None:

@@ -1,7 +1,7 @@
 """Execute the notebooks of docs/notebooks, and keep what they show::
 
 python tests/notebooks.py              # all of them; what `make notebooks` runs
-python tests/notebooks.py tune         # those whose name begins so
+python tests/notebooks.py train        # those whose name begins so
 """
 
 import sys
@@ -36,7 +36,10 @@ def executed(path, folder):
 
 
 def main(begins_with):
-    for path in sorted(FOLDER.glob(f"{begins_with}*.ipynb")):
+    paths = sorted(FOLDER.glob(f"{begins_with}*.ipynb"))
+    if not paths:
+        raise SystemExit(f"No notebook's name begins with {begins_with!r}.")
+    for path in paths:
         begun = time.monotonic()
         with TemporaryDirectory() as folder:
             nbformat.write(executed(path, folder), path)

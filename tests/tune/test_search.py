@@ -1,5 +1,6 @@
 """The tuner on machines that are made up: it finds what is fast, and claims nothing that is not."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from tfopt import UserError
 from tfopt.data import PipelineOptions
 from tfopt.job.recipe_file import read_recipe
 from tfopt.report.bench_report import BenchReport
+from tfopt.tune.objective import in_words, verdict_in_words
 from tfopt.tune.space import Changes, narrowed, neighbours, singles, space_for
 
 BATCHES = {"batch_size": [64, 128, 400], "steps_per_execution": [16]}
@@ -109,6 +111,13 @@ def test_a_budget_that_is_over_is_said_with_what_is_left(tune, machine):
     assert "batch_size 125" in tried
     # The final of the job as it is and two others, each of two processes at least, ends it.
     assert machine.now - began < 200 + 3 * 2 * 13
+
+
+def test_a_runner_up_without_time_for_its_final_is_named(tune, machine):
+    machine.start_s = 13.0
+    tuned = tune(budget_s=200, exact=True)
+    assert settings(tuned.chain) == {"jit_compile": True}
+    assert "steps_per_execution 64: no time was left for its final" in dropped(tuned)
 
 
 def test_what_compiles_longer_than_a_race_may_take_leaves_and_the_others_go_on(tune, machine):
@@ -212,7 +221,7 @@ def test_only_what_trains_the_same_weights(tune, machine, why):
     assert tuned.chain.parts
     assert all(part.exact for part in tuned.chain.parts)
     assert not machine.did("TrainWhole")
-    assert "the trained weights are the same" in str(tuned)
+    assert "the trained weights are the same but for rounding" in str(tuned)
     assert any("seeds=0 tries all" in note for note in tuned.notes) == (why != "asked")
     if why != "asked":
         tuned = tune(seeds=0, **given)
@@ -230,6 +239,32 @@ def test_objectives(tune, machine, objective, expected):
     if objective == "memory":  # a larger batch only takes more, and nothing else less
         assert not tuned.chain.parts
         assert machine.did("TakeTurns")
+        notes = [note for row in tuned.report.variants for note in row.changed]
+        assert any("times the memory" in note for note in notes)
+        said = [str(tuned), dropped(tuned), *notes]
+        assert "nothing was shown to take less memory than the job as it is" in said[0]
+        assert not re.search("fast|slow|as long", "\n".join(said))
+
+
+@pytest.mark.parametrize(
+    ("objective", "ratio", "words"),
+    [
+        ("training", 0.5, "about 2.00 times as fast"),
+        ("step", 1.1, "predicted to take 1.10 times as long"),
+        ("training", 0.985, "within 2 %: no clear difference"),
+        ("memory", 1.01, "within 2 %: no clear difference"),
+        ("memory", 0.5, "about 0.500 times the memory"),
+        ("energy", 1.2, "about 1.20 times the energy"),
+    ],
+)
+def test_one_process_is_worded_by_the_objective(objective, ratio, words):
+    assert in_words(objective, ratio) == words
+
+
+def test_a_verdict_is_worded_by_the_objective():
+    assert verdict_in_words("memory", "slower") == "more memory"
+    assert verdict_in_words("memory", "inconclusive") == "inconclusive"
+    assert verdict_in_words("step", "slower") == "slower"
 
 
 def test_a_training_of_unknown_length_is_tuned_by_its_step(tune, machine):

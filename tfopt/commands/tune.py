@@ -38,7 +38,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         type=duration,
         default=600.0,
         metavar="TIME",
-        help="how long it may take: 90s, 5m or 1h (default: 10m)",
+        help="about how long it may take: 90s, 5m or 1h (default: 10m)",
     )
     parser.add_argument(
         "--objective",

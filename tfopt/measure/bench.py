@@ -114,7 +114,7 @@ def measure(
             what trains other weights, for its accuracy.
         seeds: Whole trainings of a variant.
         ablate: Measure the chain without each link, in place of its prefixes.
-        verbose: Show what is measured now, the time left, and what was found.
+        verbose: Show what is measured now, and what was found.
 
     Raises:
         UserError: The job cannot be imported or trained in another process, or no round of turns

@@ -138,12 +138,6 @@ def speed_in_words(comparison: Comparison) -> str:
     return f"{middle} times {'slower' if slower else 'as fast'} ({low} to {high})"
 
 
-def speed_of(time: float) -> str:
-    """Return the speed for a time as a share of another: 2.1 times as fast, or slower."""
-    way = "as fast" if time <= 1 else "slower"
-    return f"{quantity(max(time, 1 / time))} times {way}"
-
-
 def _apart(comparison: Comparison, digits: int, *, slower: bool = False) -> list[str]:
     """Return the speed and its ends, with enough digits to tell the ends apart and from 1.
 

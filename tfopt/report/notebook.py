@@ -12,7 +12,7 @@ from statistics import fmean
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
-from tfopt.report.bench_report import BenchReport, VariantReport
+from tfopt.report.bench_report import BenchReport
 from tfopt.report.html import template
 from tfopt.report.statistics import Comparison
 from tfopt.report.table import Table
@@ -26,13 +26,17 @@ class Speed:
     """A variant's speed by the example, as a bar: that of the reference is 1.
 
     Attributes:
-        comparison: Of the time of an example; None before two processes a side were timed.
+        comparison: Of the time of an example; None for the reference.
     """
 
     name: str
-    speed: float
     comparison: Comparison | None
     kept: bool
+
+    @property
+    def speed(self) -> float:
+        """Return how many times as fast as the reference it is."""
+        return 1.0 if self.comparison is None else 1 / self.comparison.ratio
 
     @property
     def text(self) -> str:
@@ -41,27 +45,20 @@ class Speed:
         return fmt.factor(self.speed) if found is None else fmt.speed_and_interval(found)
 
     @property
-    def end(self) -> float:
+    def right_edge(self) -> float:
         """Return where its drawing ends."""
         return self.speed if self.comparison is None else max(self.speed, 1 / self.comparison.low)
 
 
 def speeds(report: BenchReport) -> tuple[Speed, ...]:
-    """Return the speed of each variant that was timed; none where it would be one alone."""
+    """Return the speed of each variant that was compared; none where it would be one alone."""
     own = kept(report)
     drawn = [
-        Speed(fmt.one_line(each.name), speed, each.against_reference, each is own)
+        Speed(fmt.one_line(each.name), each.against_reference, each is own)
         for each in report.measured
-        if (speed := _speed(each, report.reference)) is not None
+        if each is report.reference or each.against_reference is not None
     ]
     return tuple(drawn) if len(drawn) > 1 else ()
-
-
-def _speed(variant: VariantReport, reference: VariantReport) -> float | None:
-    if variant.against_reference is not None:
-        return 1 / variant.against_reference.ratio
-    own, plain = variant.examples_per_s, reference.examples_per_s
-    return None if own is None or plain is None else own / plain
 
 
 def as_fragment(
@@ -85,7 +82,7 @@ def as_fragment(
         code=code,
         speeds=speeds,
         notes=notes,
-        longest=max((each.end for each in speeds), default=1.0),
+        longest=max((each.right_edge for each in speeds), default=1.0),
         points=_points,
     )
 

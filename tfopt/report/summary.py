@@ -138,7 +138,7 @@ def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> st
         accuracy = f"{_reference(report)}'s test accuracy of {fmt.share(wanted)}"
         return f", but does not reach {accuracy}"
     if subject.exact:
-        return ", the trained weights are the same"
+        return ", the trained weights are the same but for rounding"
     if quality is None:
         return ", quality not measured"
     seeds = fmt.count(len(quality.seeds), "seed")

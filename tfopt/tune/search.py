@@ -34,12 +34,11 @@ from tfopt.measure.rows import Row
 from tfopt.measure.scores import READINGS, TrainWhole
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, Trainings, quality, train
-from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.memory_message import is_lack_of_memory
-from tfopt.tune.objective import OBJECTIVES, Objective
+from tfopt.tune.objective import OBJECTIVES, Objective, in_words, is_time, verdict_in_words
 from tfopt.tune.space import (
     Changes,
     Rate,
@@ -67,7 +66,9 @@ _LEAST_RACES, _MOST_RACES = 0.45, 0.75  # of the budget
 _BESIDE_OTHERS = 2.0  # times as long as alone takes one of some that compile beside each other
 _SIDE_BY_SIDE = 1.2  # what starting beside others takes, each on its core
 _STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
-_TRAINING_SLOWER = 2.0  # than its steps in turns: it is evaluated, and runs beside others
+# Than its steps in turns: it is evaluated, and runs beside others. Higher than in a
+# bench, since one that does not fit is not begun here, while there it only ends later.
+_TRAINING_SLOWER = 2.0
 _LOST_AT_ONCE = 2  # times what may be lost, with one seed
 
 
@@ -82,7 +83,7 @@ class Trial:
     value: float = math.inf
     """The objective over that of the job as it is, in its last race."""
     beaten: str = ""
-    """By how much it was slower in a race."""
+    """By how much it was behind in a race."""
     lost: str = ""
     """Why it may not win though it is fast."""
 
@@ -224,7 +225,7 @@ class Search:
 
     def _value(self, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
         """Return the objective of one process."""
-        if self.wanted.objective in ("memory", "energy"):
+        if not is_time(self.wanted.objective):
             return self._taken(candidate)
         if self.wanted.objective == "step" or self.facts.epoch_examples is None:
             return candidate.example_s(rounds)
@@ -429,8 +430,8 @@ class Search:
             if self.best is not self.plain:
                 self._drop(self.best)
             self.best = leader
-            speed = fmt.speed_of(leader.value)
-            self._display.say(f"best so far: {leader.setting}, about {speed}")
+            found = in_words(self.wanted.objective, leader.value)
+            self._display.say(f"best so far: {leader.setting}, {found}")
         for each in racing:
             if each not in (self.plain, self.best):
                 self._drop(each, self.best)
@@ -445,14 +446,14 @@ class Search:
         for trial in trials:
             trial.value = self._value(trial.racer, rounds) / plain
             if trial is not self.plain:
-                speed = fmt.speed_of(trial.value)
-                trial.row.notes = (f"raced by one process: about {speed}",)
+                found = in_words(self.wanted.objective, trial.value)
+                trial.row.notes = (f"raced by one process: {found}",)
 
     def _drop(self, trial: Trial, leader: Trial | None = None) -> None:
-        """End a trial's process, slower than ``leader`` if one is given; its figures stay."""
+        """End a trial's process, behind ``leader`` if one is given; its figures stay."""
         if leader is not None:
-            behind = fmt.quantity(trial.value / leader.value)
-            trial.beaten = f"about {behind} times slower than {leader.setting}"
+            behind = in_words(self.wanted.objective, trial.value / leader.value)
+            trial.beaten = f"beside {leader.setting}, {behind}"
         self._engine.dismiss([trial.racer])
 
     # Other weights.
@@ -569,8 +570,7 @@ class Search:
         return f"a budget of about {longer_s} s trains it and the job as it is"
 
     def _promise(self, trial: Trial) -> float:
-        """Return what is best small of several learning rates: the steps to the accuracy, or what
-        the accuracy lacks."""
+        """Return what to minimize among learning rates: the steps to the accuracy, or its lack."""
         first = self._known(trial).done[0]
         if self.wanted.objective != "time-to-accuracy":
             return -(first.test_accuracy or 0.0)
@@ -587,6 +587,8 @@ class Search:
             count = int(left_s / (len(sides) * self._process_s(_FINAL_ROUNDS)))
             if count >= _LEAST_PROCESSES:
                 break
+        for trial in finalists[len(sides) - 1 :]:
+            trial.lost = "no time was left for its final"
         count = min(max(count, _LEAST_PROCESSES), _FINAL_PROCESSES)
         # One of each side after the other: time may end it.
         wanted = [copies(trial.row.variant, count) for trial in sides]
@@ -617,6 +619,7 @@ class Search:
                 continue
             trial.row.candidates, self.plain.row.candidates = trial.final, self.plain.final
             if found.verdict != "faster":
-                trial.lost = f"{found.verdict} in the final"
+                words = verdict_in_words(self.wanted.objective, found.verdict)
+                trial.lost = f"{words} in the final"
             elif self.confirmed is None or found.ratio < self.confirmed.ratio:
                 self.chosen, self.confirmed = trial, found

@@ -64,7 +64,8 @@ def tune(
         test: With a model: what accuracy is measured on; without it, only what trains the same
             weights is tried.
         arguments: Keyword arguments of the job function.
-        budget_s: The seconds it may take; whole trainings that have begun are finished.
+        budget_s: About the seconds it may take: a final and whole trainings that have begun are
+            finished.
         objective: What to minimize: "training" is the predicted time of the whole training,
             building and compiling included; "step" the time of an example; "memory" the peak;
             "energy" that of an example; "time-to-accuracy" is "training", and of several learning
@@ -76,7 +77,7 @@ def tune(
             is returned unconfirmed, and the report says so.
         max_drop: Points of test accuracy that may be lost.
         final: False returns the winner of the races unproven, to be measured by what follows.
-        verbose: Show what runs, the best so far, and the time left.
+        verbose: Show what runs, and the best so far.
 
     Raises:
         UserError: The job cannot be imported or built in another process, a model comes without

@@ -20,7 +20,7 @@ from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendatio
 from tfopt.report.statistics import Comparison
 from tfopt.report.view import view_of
 from tfopt.run import Outcome, run
-from tfopt.tune.objective import OBJECTIVES
+from tfopt.tune.objective import OBJECTIVES, in_words, is_time
 from tfopt.tune.search import INTERRUPTED, Search, Wanted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Tuned:
     Attributes:
         job: The name of the job; None for a model that was given.
         chain: Empty where nothing was certainly faster than the job as it is.
-        comparison: What was to be small, under the chain, as a share of that of the job as it is;
+        comparison: What was minimized, under the chain, as a share of that of the job as it is;
             None for the empty chain, and without a final.
         stopped: Why not everything was tried; empty where it was.
     """
@@ -153,19 +153,20 @@ def _report(search: Search, rows: Sequence[Row]) -> BenchReport:
 
 
 def _brought(search: Search) -> str:
-    confirmed, chosen = search.confirmed, search.chosen
+    confirmed, chosen, objective = search.confirmed, search.chosen, search.wanted.objective
     if confirmed is None and chosen is not search.plain:
-        return f"about {fmt.speed_of(chosen.value)} in the races; no final proved it"
+        return f"{in_words(objective, chosen.value)} in the races; no final proved it"
     if confirmed is None:
-        return "nothing was shown to be faster than the job as it is"
-    what = OBJECTIVES[search.wanted.objective]
-    if search.wanted.objective in ("memory", "energy"):
+        less = "be faster" if is_time(objective) else f"take less {objective}"
+        return f"nothing was shown to {less} than the job as it is"
+    what = OBJECTIVES[objective]
+    if not is_time(objective):
         words = f"{confirmed.ratio:.2f} of {what} ({confirmed.low:.2f} to {confirmed.high:.2f})"
     else:
         words = f"{fmt.speed_and_interval(confirmed)} as fast, by {what}"
     found = search.quality
     if chosen.row.variant.exact:
-        return f"{words}; the trained weights are the same"
+        return f"{words}; the trained weights are the same but for rounding"
     if isinstance(found, Quality):
         seeds = fmt.count(len(found.seeds), "seed")
         return f"{words}; {found.points:+.2f} points of {found.metric} over {seeds}"
