@@ -150,6 +150,7 @@ class _Session:
         self._began = time.monotonic()
         self._ends = self._began + plan.budget_s
         self._started = ""
+        self._start_s = 0.0
         self._created = datetime.now(UTC).isoformat(timespec="seconds")
         self._trainings: dict[str, Trainings] = {}
         self._kept: Row | None = None
@@ -357,7 +358,7 @@ class _Session:
     def _take_turns(self, rows: Sequence[Row], *, reserve: float = 0.0) -> None:
         """Give turns to the reference and these rows, in groups where memory holds not all."""
         reference, left, before = self.rows[0], list(rows), list[Row]()
-        processes, beside = self._fitting(len(rows), self._startable())
+        processes, beside = self._fitting(len(rows), self._wanted())
         while True:
             size = max(beside - len(before), 1)
             group, left = left[:size], left[size:]
@@ -381,21 +382,25 @@ class _Session:
                 return
             before = stays
 
-    def _startable(self) -> int:
-        """Return how many processes of a row can be started within their share of the budget."""
-        if self._started:  # the chain to keep comes after the others
-            return self.plan.processes
-        started = [row for row in self.rows if row.ready is not None]
-        one_s = (time.monotonic() - self._began) / len(started)
-        most = int(_START_SHARE * self.plan.budget_s / (one_s * len(self._measured())))
-        processes = min(max(most, LEAST), self.plan.processes)
+    def _wanted(self) -> int:
+        """Return how many processes of each row to start, by what one took to start."""
+        if self._start_s:  # the chain to keep comes after the others
+            return max(self._startable(2, self._ends - time.monotonic()), LEAST)
+        started = sum(row.ready is not None for row in self.rows)
+        self._start_s = (time.monotonic() - self._began) / started
+        processes = max(self._startable(len(self._measured()), self.plan.budget_s), LEAST)
         if processes < self.plan.processes:
             self._notes.append(
                 f"{processes} processes of each variant took turns, not {self.plan.processes}: "
-                f"starting one took {one_s:.0f} s. A larger budget has room for more, and "
+                f"starting one took {self._start_s:.0f} s. A larger budget has room for more, and "
                 "narrower intervals."
             )
         return processes
+
+    def _startable(self, rows: int, left_s: float) -> int:
+        """Return how many processes of each row start within their share of the time left."""
+        most = int(_START_SHARE * left_s / (rows * self._start_s))
+        return min(most, self.plan.processes)
 
     def _fitting(self, rows: int, wanted: int) -> tuple[int, int]:
         """Return how many processes of a row memory holds, and of how many rows at once."""
@@ -492,7 +497,7 @@ class _Session:
         reference, choice = self.rows[0], self._choice(self._reports())
         if choice is None or choice.measured is not None or not choice.chain.parts:
             return
-        if time.monotonic() > self._ends:
+        if self._startable(2, self._ends - time.monotonic()) < LEAST:
             self._notes.append("The chain to keep was not measured as a whole: no time was left.")
             return
         variant = Target(KEPT, reference.variant.job, choice.chain, reference.variant.arguments)
