@@ -74,6 +74,7 @@ def test_a_chain_that_is_given_needs_no_search(asked, tmp_path):
         heard = asked(*flags)
         assert (heard.plan.targets[0].chain, heard.search) == (chain(*parts), None), flags
         assert (heard.plan.tuned_parts, heard.plan.remarks) == (0, ())
+        assert heard.plan.budget_s == 135  # with the time of the search
 
 
 def test_flags_that_make_no_sense_are_one_message(asked, capsys):

@@ -61,12 +61,13 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
     search_s, measure_s = (
         (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
     )
-    search_s = options.budget or search_s if measured is None else 0.0
-    display = Display(budget_s=search_s + measure_s)
+    if measured is not None:  # the measurement has the time of the search, too
+        search_s, measure_s = 0.0, search_s + measure_s
+    display = Display(budget_s=(options.budget or search_s) + measure_s)
     if measured is None:
         wanted = Wanted(
             Target(title, job, Chain(), arguments),
-            search_s,
+            options.budget or search_s,
             seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
             final=False,  # and it is one
         )
