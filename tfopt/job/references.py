@@ -105,8 +105,9 @@ def require_existing(reference: str) -> None:
     except (SyntaxError, ValueError):
         return  # the import reports it
     for statement in statements:
-        plain = isinstance(statement, ast.FunctionDef) and not statement.decorator_list
-        if plain and statement.name == name and statement.returns is None:
+        if not isinstance(statement, ast.FunctionDef) or statement.decorator_list:
+            continue
+        if statement.name == name and statement.returns is None:
             raise _not_annotated(reference, "function")
     _require_name(reference, [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()])
 
