@@ -63,11 +63,11 @@ def add_inherited(_app: Any, _what: str, _name: str, value: Any, _options: Any, 
     """Add the fields of a dataclass that its base describes."""
     if not dataclasses.is_dataclass(value):
         return
-    told = _meanings("\n".join(lines))
+    described = _meanings("\n".join(lines))
     bases = [_meanings(inspect.getdoc(base) or "") for base in value.__mro__[1:]]
     for field in dataclasses.fields(value):
         meaning = next((base[field.name] for base in bases if field.name in base), None)
-        if field.init and meaning and field.name not in told:
+        if field.init and meaning and field.name not in described:
             if not any(line.startswith("Attributes:") for line in lines):
                 lines += ["", "Attributes:"]
             at = next(i for i, line in enumerate(lines) if line.startswith("Attributes:")) + 1

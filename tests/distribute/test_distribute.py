@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt import Data, Distribute, Job, Pipeline, UserError, chain, distribute, run
+from tfopt import Accumulate, Data, Distribute, Job, Pipeline, UserError, chain, distribute, run
 from tfopt.errors import CannotCombine
 
 RNG = np.random.default_rng(0)
@@ -162,3 +162,20 @@ def fit_with_another_batch():
 
 def test_fit_with_another_batch_than_the_scope_is_refused(replicas):
     assert replicas(fit_with_another_batch).startswith("leave batch_size out of fit")
+
+
+def update_of_several_batches():
+    """The global batch is that of an update, of which a step of fit takes a part."""
+    chain_of_both = chain(Distribute(logical_cpus=2, global_batch=16), Accumulate(2))
+    outcome = run(job(optimizer=loss_scaled), chain_of_both)
+    return int(outcome.model.optimizer.inner_optimizer.iterations), outcome.history["loss"]
+
+
+def loss_scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+
+
+def test_a_global_batch_may_be_accumulated(replicas):
+    updates, losses = replicas(update_of_several_batches)
+    assert updates == 12  # of 16 examples, in steps of 8; two epochs of 96
+    assert losses[1] < losses[0]

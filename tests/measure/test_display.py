@@ -12,7 +12,7 @@ from tfopt.measure.display import Display
 
 @pytest.fixture
 def published(monkeypatch):
-    """The messages with which a notebook's cell is told what to show."""
+    """Record the messages that a kernel sends to a notebook's cell."""
     messages = []
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
     monkeypatch.setattr(interactiveshell.InteractiveShell, "initialized", lambda: True)

@@ -122,9 +122,10 @@ class DistributedModel:
     def _check_divisible(self, arguments: dict[str, Any]) -> None:
         """Set the scope's batch in a call of ``fit``, and refuse what replicas cannot divide."""
         declared, given = self.settings.global_batch, arguments.get("batch_size")
-        if given is None and _is_arrays(arguments.get("x")):
-            arguments["batch_size"] = declared
-        elif None not in (given, declared) and given != declared:
+        if given is None:
+            if _is_arrays(arguments.get("x")):
+                arguments["batch_size"] = declared
+        elif declared not in (None, given, given * self._accumulated()):
             raise UserError(
                 "`fit` trains with another batch than `distribute` was given.",
                 expected=f"batch_size={declared}, the global batch, or none",
@@ -132,6 +133,12 @@ class DistributedModel:
                 fix="leave batch_size out of fit, or give distribute no batch",
             )
         check_divisible(self._model, arguments, replicas_of(self.strategy))
+
+    def _accumulated(self) -> int:
+        """Return how many batches of ``fit`` an update takes, as ``tfopt.accumulate`` sets it."""
+        optimizer = self._model.optimizer
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        return getattr(inner, "gradient_accumulation_steps", None) or 1
 
     def _is_unproven(self) -> bool:
         return self.settings.verify and self.proof is None and bool(self._model.compiled)
