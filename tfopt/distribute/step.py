@@ -37,7 +37,7 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 from tfopt.hooks import putting
-from tfopt.resume.untracked import untracked_in
+from tfopt.resume.variables import untracked_in
 
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
 

@@ -36,7 +36,7 @@ from tfopt.distribute.shards import (
 )
 from tfopt.errors import UserError, WorkerMissing, first_line
 from tfopt.resume.identity import identity_of
-from tfopt.resume.random_state import capture_host, restore_host
+from tfopt.resume.variables import capture_host, restore_host
 from tfopt.subprocesses import in_time
 
 calls: list[str] = []

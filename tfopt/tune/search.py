@@ -37,7 +37,7 @@ from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, Trainings, qualit
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
-from tfopt.train.memory_message import is_lack_of_memory
+from tfopt.train.out_of_memory import is_lack_of_memory
 from tfopt.tune.objective import OBJECTIVES, Objective, in_words, is_time, verdict_in_words
 from tfopt.tune.space import (
     Changes,
