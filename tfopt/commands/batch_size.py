@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 from typing import Any
 
@@ -50,10 +51,10 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
     output = arguments.output_folder(options, target, "batch_size")
     # A mistake above is told before these are loaded.
     from tfopt.files import alone_in, write_atomically
-    from tfopt.recipes.bench_display import termination_as_interrupt
+    from tfopt.subprocesses import signals_as_interrupt
     from tfopt.tune.batch_size import find_batch_size
 
-    with arguments.json_alone(options), alone_in(output), termination_as_interrupt():
+    with arguments.json_alone(options), alone_in(output), signals_as_interrupt(signal.SIGTERM):
         try:
             found = find_batch_size(
                 target.job,

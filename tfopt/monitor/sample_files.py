@@ -1,9 +1,10 @@
 """Write samples to a CSV file during a run.
 
-A file is one table. Its columns are the metrics, and these:
+A file is one table, which ``pandas.read_csv`` reads. Its columns are the metrics, and these:
 
     row     "about", "host", "gpu" or "step"
     at_s    seconds of the sampler's clock; for a step, the end of the last step of its mark
+    time    date, time and zone of a sample, as ISO 8601 has them
     device  the GPU's UUID
     told    in a row "about", facts about the recording or the GPU; the last row is valid
 
@@ -41,6 +42,7 @@ _STEP = tuple(field.name for field in fields(StepMark) if field.name != "ended_s
 COLUMNS = (
     "row",
     "at_s",
+    "time",
     "device",
     *(metric.name for metric in GPU_METRICS),
     "clock_reasons",
@@ -93,9 +95,10 @@ class CsvLog:
             self._about = about
         uuids = [gpu.uuid for gpu in new.gpus]
         for sample in new.samples:
-            yield {"row": "host", "at_s": sample.at_s, **_values(sample.host)}
+            moment = {"at_s": sample.at_s, "time": sample.time and sample.time.isoformat()}
+            yield {"row": "host", **moment, **_values(sample.host)}
             for uuid, gpu in zip(uuids, sample.gpus, strict=True):
-                yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **_values(gpu)}
+                yield {"row": "gpu", **moment, "device": uuid, **_values(gpu)}
             self._sampled_s = sample.at_s
         # Separately, since a mark may arrive after a later sample.
         for mark in self._sampler.marks(math.nextafter(self._marked_s, math.inf)):

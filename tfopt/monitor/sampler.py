@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import datetime
 from operator import attrgetter
 from typing import TypeVar
 
@@ -60,7 +61,8 @@ class Sampler:
             return Sample(self._clock())
         try:
             readings = self._gpus.read()
-            sample = Sample(self._clock(), self._host.read(), readings)
+            now = datetime.now().astimezone()
+            sample = Sample(self._clock(), self._host.read(), readings, now)
             self._samples.append(sample)
         finally:
             self._busy.release()

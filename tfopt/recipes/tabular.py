@@ -1,9 +1,7 @@
 """Train a small network on a table: numbers normalised, categories embedded.
 
-Run it with ``python -m tfopt.recipes.tabular``: it writes a table as Parquet, searches for what
-trains the job fastest on this machine, then measures that, and what makes the model small, beside
-the job as it is. ``--data dask`` and ``--data spark`` read the same table through those engines,
-``--data PATH`` reads yours.
+Run it with ``python -m tfopt.recipes.tabular``: it writes a table as Parquet. ``--data dask`` and
+``--data spark`` read the same table through those engines, ``--data PATH`` reads yours.
 """
 
 from __future__ import annotations
@@ -74,16 +72,8 @@ def job(
             received=repr(categories),
         )
     source = functools.partial(load_table, data, label, tuple(categories), rows)
-    return plain_job(
-        "tabular",
-        functools.partial(network, source, tuple(categories), width),
-        source,
-        loss=BINARY,
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-    )
+    build = functools.partial(network, source, tuple(categories), width)
+    return plain_job("tabular", build, source, batch_size, epochs, steps, seed, loss=BINARY)
 
 
 def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model:

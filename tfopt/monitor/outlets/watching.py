@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict
-from datetime import datetime
-from typing import Any
 
 import psutil
 
@@ -20,10 +17,10 @@ from tfopt.monitor.sampler import Sampler
 _FASTEST_S, _SLOWEST_S = 0.1, 3600.0
 
 
-def json_line(sample: Sample, recording: Recording, at: datetime) -> str:
+def json_line(sample: Sample, recording: Recording) -> str:
     """Return a sample as a JSON object, with the names of ``tfopt.monitor.readings``."""
     line = {
-        "at": at.isoformat(timespec="milliseconds"),
+        "at": sample.time and sample.time.isoformat(timespec="milliseconds"),
         "host": asdict(sample.host),
         "gpus": [
             {"index": place, **asdict(gpu), **asdict(reading)}
@@ -59,19 +56,3 @@ def _samples(sampler: Sampler, interval_s: float) -> Iterator[Sample]:
     while True:
         yield sampler.take()
         time.sleep(interval_s)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """End the block on SIGTERM and SIGHUP, as on Ctrl-C."""
-
-    def end(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        with suppress(KeyboardInterrupt):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
