@@ -23,7 +23,7 @@ from tfopt.data.pipeline import Pipeline, require_batch_size
 from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-from tfopt.job.job import Job
+from tfopt.job.job import RETURNS, Job
 from tfopt.job.parts import Artefact, Data, Effect, Facts
 from tfopt.job.transform import Chain, Run, Transform, as_chain
 from tfopt.job.versions import quiet_without_gpu
@@ -328,25 +328,21 @@ def _process_state(seed: int) -> Iterator[None]:
 def _compile_arguments(job: Job) -> dict[str, Any]:
     arguments = job.compile()
     if not isinstance(arguments, Mapping):
-        raise UserError(
-            "Job.compile() must return a dict.",
-            expected="the keyword arguments of model.compile() as a dict",
-            received=repr(arguments),
-            fix='return them: compile=lambda: {"optimizer": "adam", "loss": "mse"}',
-        )
+        fix = 'return them: compile=lambda: {"optimizer": "adam", "loss": "mse"}'
+        raise _not_returned("compile", repr(arguments), fix)
     return dict(arguments)
 
 
 def _load(job: Job) -> Data:
     data = job.data()
     if not isinstance(data, Data):
-        raise UserError(
-            "Job.data() must return a tfopt.Data.",
-            expected="tfopt.Data(train=..., test=...)",
-            received=type(data).__name__,
-            fix="wrap it: data=lambda: tfopt.Data(train=(x, y))",
-        )
+        fix = "wrap it: data=lambda: tfopt.Data(train=(x, y))"
+        raise _not_returned("data", type(data).__name__, fix)
     return with_sources(data)
+
+
+def _not_returned(name: str, received: str, fix: str) -> UserError:
+    return UserError(f"Job.{name}() must return {RETURNS[name]}.", received=received, fix=fix)
 
 
 def _build(run: Run, train: Examples) -> keras.Model:
@@ -354,12 +350,7 @@ def _build(run: Run, train: Examples) -> keras.Model:
 
     model = run.job.build()
     if model is None:
-        raise UserError(
-            "Job.build() returned None.",
-            expected="a keras.Model",
-            received="None",
-            fix="end it with `return model`",
-        )
+        raise _not_returned("build", "None", "end it with `return model`")
     build_by(model, train)
     require_built_keras3(model)
     for transform in run.acting():

@@ -92,7 +92,7 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
     from importlib import resources
 
     from tfopt.files import target_of, write_atomically
-    from tfopt.monitor.outlets.watching import watching
+    from tfopt.monitor.sampler import watching
     from tfopt.subprocesses import signals_as_interrupt
 
     if options.dashboard is not None:
@@ -132,7 +132,7 @@ def _open_outlets(stack: ExitStack, sampler: Sampler, options: argparse.Namespac
 
 
 def _print_json(sampler: Sampler, samples: Iterator[Sample]) -> None:
-    from tfopt.monitor.outlets.watching import json_line
+    from tfopt.monitor.sample_files import json_line
 
     for sample in samples:
         print(json_line(sample, sampler.recording(sample.at_s)), flush=True)

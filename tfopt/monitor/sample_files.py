@@ -1,4 +1,4 @@
-"""Write samples to a CSV file during a run.
+"""Write samples to a CSV file during a run, or as lines of JSON.
 
 A file is one table, which ``pandas.read_csv`` reads. Its columns are the metrics, and these:
 
@@ -21,7 +21,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import astuple, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,17 @@ def _values(reading: HostReading | GpuReading) -> dict[str, Any]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, default=astuple)
+
+
+def json_line(sample: Sample, recording: Recording) -> str:
+    """Return a sample as a JSON object, with the names of ``tfopt.monitor.readings``."""
+    line = {
+        "at": sample.time and sample.time.isoformat(timespec="milliseconds"),
+        "host": asdict(sample.host),
+        "gpus": [
+            {"index": place, **asdict(gpu), **asdict(reading)}
+            for place, (gpu, reading) in enumerate(zip(recording.gpus, sample.gpus, strict=False))
+        ],
+        "no_gpu_reason": recording.no_gpu_reason,
+    }
+    return json.dumps(line, ensure_ascii=False)
