@@ -137,12 +137,8 @@ def _policy_name(dtype: Any) -> str | None:
 
 def _is_layer(value: dict[str, Any]) -> bool:
     config = value.get("config")
-    return (
-        "class_name" in value
-        and isinstance(config, dict)
-        and "dtype" in config
-        and ("name" in config and "trainable" in config)
-    )
+    of_layers = {"dtype", "name", "trainable"}
+    return "class_name" in value and isinstance(config, dict) and of_layers <= config.keys()
 
 
 def _layer_name(layer: dict[str, Any]) -> str:
@@ -278,8 +274,9 @@ class MixedPrecision(Transform):
 
         before = tf.config.experimental.tensor_float_32_execution_enabled()
         tf.config.experimental.enable_tensor_float_32_execution(self.tf32)
-        effect = _tf32_effect(self.tf32)
-        run.note(effect.note, acted=effect.acted)
+        has_it = any(capability >= _TF32_SINCE for capability in gpu_capabilities())
+        why = "" if has_it else ": no effect, no visible GPU has TF32 (Ampere or newer)"
+        run.note(f"TF32 {'on' if self.tf32 else 'off'}{why}", acted=has_it)
         try:
             yield
         finally:
@@ -322,13 +319,6 @@ def gpu_capabilities() -> list[tuple[int, int]]:
         tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
         for gpu in tf.config.get_visible_devices("GPU")
     ]
-
-
-def _tf32_effect(on: bool) -> Effect:
-    switch = "on" if on else "off"
-    if any(capability >= _TF32_SINCE for capability in gpu_capabilities()):
-        return Effect(True, f"TF32 {switch}")
-    return Effect(False, f"TF32 {switch}: no effect, no visible GPU has TF32 (Ampere or newer)")
 
 
 def _validate(policy: object) -> None:
