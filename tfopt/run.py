@@ -328,16 +328,20 @@ def _process_state(seed: int) -> Iterator[None]:
 def _compile_arguments(job: Job) -> dict[str, Any]:
     arguments = job.compile()
     if not isinstance(arguments, Mapping):
-        fix = 'return them: compile=lambda: {"optimizer": "adam", "loss": "mse"}'
-        raise _not_returned("compile", repr(arguments), fix)
+        raise _not_returned(
+            "compile",
+            repr(arguments),
+            fix='return them: compile=lambda: {"optimizer": "adam", "loss": "mse"}',
+        )
     return dict(arguments)
 
 
 def _load(job: Job) -> Data:
     data = job.data()
     if not isinstance(data, Data):
-        fix = "wrap it: data=lambda: tfopt.Data(train=(x, y))"
-        raise _not_returned("data", type(data).__name__, fix)
+        raise _not_returned(
+            "data", type(data).__name__, fix="wrap it: data=lambda: tfopt.Data(train=(x, y))"
+        )
     return with_sources(data)
 
 

@@ -147,7 +147,7 @@ class _Numbered(Source):
         return self.table.batches(batch_size, reading).map(numbered)
 
 
-def _numbered(train: Source, test: Source) -> dict[str, Source]:
+def _numbered(train: Source, test: Source) -> dict[str, Any]:
     """Return both parts with the texts of the training part as numbers."""
     texts: dict[str, set[bytes]] = {}
     for x, _ in train:
