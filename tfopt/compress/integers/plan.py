@@ -7,14 +7,10 @@ the reason why nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfopt.compress.integers.attention import PLACES, is_attention_of_many_heads, masks_scores
-from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
-from tfopt.compress.integers.fake_quant import Rounded
-from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.kernels import Matches, kernels_of
 from tfopt.compress.model_graph import (
     Address,
@@ -28,36 +24,6 @@ from tfopt.compress.model_graph import (
     result_tensors,
 )
 from tfopt.keras_internals import layers_of
-
-
-def places_inside(part: Any) -> tuple[str, ...]:
-    """Return the places where LiteRT rounds inside a part, in order.
-
-    They are between the operators of a Keras layer; a custom ``call`` has none.
-    """
-    if has_two_parts(part):
-        return ("between",)
-    if is_attention_of_many_heads(part):
-        return PLACES
-    if is_layer(part) and computes_as_keras(part):
-        return places_of_normalization(part)
-    return ()
-
-
-def rounded_inside(layer: Any, rounded: Rounded) -> Callable[..., Any]:
-    """Return a layer's ``call`` with ``rounded`` at its places; not for attention."""
-    if has_two_parts(layer):
-        return lambda inputs: in_two_parts(layer, lambda deep: rounded(deep, "between"), inputs)
-
-    def call(inputs: Any) -> Any:
-        import tensorflow as tf
-
-        # In float32, as in Keras: squares overflow in half precision.
-        result = normalized(layer, tf.cast(inputs, tf.float32), rounded)
-        return tf.cast(result, layer.compute_dtype)
-
-    return call
-
 
 _LOOK_UP = frozenset(
     {"Embedding", "CategoryEncoding", "OneHot", "MultiHot", "Hashing", "HashedCrossing"}
@@ -137,7 +103,7 @@ class Point:
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
             "symmetric_unit" (fixed); None: the result is not.
         before_activation: Whether the input of its activation is.
-        inside: The places inside, if LiteRT computes it by several operators.
+        earlier: Places with ranges in a file of an earlier version, which are kept and not used.
         inputs: Of the model itself: the numbers of its flattened inputs that are.
         remark: Why nothing is, or what is left to the converter.
     """
@@ -148,15 +114,14 @@ class Point:
     kernels: bool = False
     output: str | None = None
     before_activation: bool = False
-    inside: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
     remark: str | None = None
 
     @property
     def acts(self) -> bool:
         """Return whether anything is fake-quantized here."""
-        own = self.kernels or self.before_activation or self.inside
-        return bool(own or self.output or self.inputs)
+        return bool(self.kernels or self.before_activation or self.output or self.inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -167,6 +132,8 @@ class Point:
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point of a configuration."""
     values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    if "inside" in values:
+        values["earlier"] = values.pop("inside")
     return Point(**values)
 
 
@@ -206,11 +173,6 @@ def _visit(
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
             yield _decide(part, below, name, known)
-        elif places_inside(part):
-            point = Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
-            if matches(name, part):
-                point = replace(point, inside=places_inside(part), remark=None)
-            yield point
         if _inside(part):
             yield from _visit(part, below, name, matches, seen)
 
@@ -240,7 +202,6 @@ def _decide(
         kernels=kernels,
         output=output,
         before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
-        inside=places_inside(part),
         remark=remark,
     )
 
@@ -270,8 +231,6 @@ def _output(part: Any, known: Mapping[int, Neighbours] | None) -> tuple[str | No
     place = None if known is None else known[id(part)]
     if known is not None and place is not None and _is_fused(part, known):
         return "fused", f"one operator together with {place.after[0].name}"
-    if place is not None and masks_scores(part, place):
-        return None, "may mask scores of a softmax: quantized by the converter"
     own = _activation(part)
     range_kind = _RANGE_OF.get(own or "", "moving")
     if place is not None and place.is_output and range_kind == "unit":
