@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.channels.each_channel import after_activation
+from tfopt.compress.channels.elementwise_rules import after_activation
 from tfopt.compress.channels.labels import Analysis, Array, Call, Flow, Role
 
 
