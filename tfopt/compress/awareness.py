@@ -203,14 +203,6 @@ class Awareness:
 
         call.awareness = self  # type: ignore[attr-defined]
         self._hooks.replace(part, "call", call)
-        if point.before_activation:
-            self._hooks.replace(part, "activation", self._activation(part.activation, point))
-
-    def _activation(self, function: Any, point: Point) -> Callable[..., Any]:
-        def activation(x: Any, *settings: Any, **named: Any) -> Any:
-            return function(self._rounded(point, x, "before_activation"), *settings, **named)
-
-        return activation
 
     def _kernel_values(self, kernels: Sequence[Any]) -> list[tuple[Any, Any]]:
         import tensorflow as tf
@@ -289,7 +281,5 @@ def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
 def _moving_places(point: Point) -> Iterator[str]:
     yield from (f"input_{number}" for number in point.inputs)
     yield from point.earlier
-    if point.before_activation:
-        yield "before_activation"
     if point.output is not None and point.output not in FIXED_RANGES:
         yield "output"

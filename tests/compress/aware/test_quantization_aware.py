@@ -157,7 +157,8 @@ def test_a_file_with_ranges_that_are_no_longer_used_loads(tmp_path):
     model.save(tmp_path / "now.keras")
     with ZipFile(tmp_path / "now.keras") as now, ZipFile(tmp_path / "old.keras", "w") as old:
         for name in now.namelist():
-            old.writestr(name, now.read(name).replace(b'"earlier"', b'"inside"'))
+            content = now.read(name).replace(b'"earlier"', b'"before_activation": false, "inside"')
+            old.writestr(name, content)
     loaded = keras.models.load_model(tmp_path / "old.keras")
     assert quantization_report(loaded) == quantization_report(model)
     assert len(loaded.weights) == len(model.weights)

@@ -77,8 +77,6 @@ def why_no_range(part: Any) -> str | None:
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
 """LiteRT's fixed ranges of the results of sigmoid and softmax, and of tanh."""
 
-_LINEAR = frozenset({"linear"})
-_RELU = _LINEAR | {"relu", "relu6"}
 _RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
 _RANGE_OF |= dict.fromkeys(("relu", "relu6"), "positive")
 _FOLDS_NORMALIZATION = frozenset(
@@ -102,7 +100,6 @@ class Point:
         kernels: Whether its kernels are.
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
             "symmetric_unit" (fixed); None: the result is not.
-        before_activation: Whether the input of its activation is.
         earlier: Places with ranges in a file of an earlier version, which are kept and not used.
         inputs: Of the model itself: the numbers of its flattened inputs that are.
         remark: Why nothing is, or what is left to the converter.
@@ -113,15 +110,14 @@ class Point:
     kind: str
     kernels: bool = False
     output: str | None = None
-    before_activation: bool = False
-    earlier: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
+    earlier: tuple[str, ...] = ()
     remark: str | None = None
 
     @property
     def acts(self) -> bool:
         """Return whether anything is fake-quantized here."""
-        return bool(self.kernels or self.before_activation or self.output or self.inputs)
+        return bool(self.kernels or self.output or self.inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -133,7 +129,8 @@ def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point of a configuration."""
     values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     if "inside" in values:
-        values["earlier"] = values.pop("inside")
+        before = ("before_activation",) * values.pop("before_activation")
+        values["earlier"] = (*values.pop("inside"), *before)
     return Point(**values)
 
 
@@ -185,30 +182,13 @@ def _inside(part: Any) -> bool:
 def _decide(
     part: Any, address: Address, path: str, known: Mapping[int, Neighbours] | None
 ) -> Point:
-    names = kinds(part)
     kernels = is_layer(part) and bool(kernels_under(part))
     passed_on = why_no_range(part)
-    output, remark = (None, passed_on) if passed_on else _output(part, known)
-    own = _activation(part)
-    split = output != "fused" and own is not None and own not in _fused_activations(part)
-    if output == "fused":
-        output = None
-    if "RNN" in names:
-        remark, split = "only kernels in the loop: the rest is quantized by the converter", False
-    return Point(
-        path,
-        address,
-        type(part).__name__,
-        kernels=kernels,
-        output=output,
-        before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
-        remark=remark,
-    )
-
-
-def _fused_activations(part: Any) -> frozenset[str]:
-    """Return the activations that LiteRT fuses with a part."""
-    return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
+    place = None if known is None else known[id(part)]
+    output, remark = (None, passed_on) if passed_on else _output(part, place)
+    if "RNN" in kinds(part):
+        remark = "only kernels in the loop: the rest is quantized by the converter"
+    return Point(path, address, type(part).__name__, kernels, output, remark=remark)
 
 
 def kernels_under(layer: Any) -> list[Any]:
@@ -218,8 +198,8 @@ def kernels_under(layer: Any) -> list[Any]:
     return [kernel for inner in layers_of(layer) for kernel in kernels_of(inner)]
 
 
-def _output(part: Any, known: Mapping[int, Neighbours] | None) -> tuple[str | None, str | None]:
-    """Return the range of a result, or None or "fused" with the reason."""
+def _output(part: Any, place: Neighbours | None) -> tuple[str | None, str | None]:
+    """Return the range of a result, or None with the reason."""
     results = result_tensors(part)
     if results is not None:
         if len(results) != 1:
@@ -228,48 +208,22 @@ def _output(part: Any, known: Mapping[int, Neighbours] | None) -> tuple[str | No
             return None, "has no float result"
     if "OneHot" in kinds(part):
         return None, "has zeros and ones: quantized by the converter"
-    place = None if known is None else known[id(part)]
-    if known is not None and place is not None and _is_fused(part, known):
-        return "fused", f"one operator together with {place.after[0].name}"
-    own = _activation(part)
-    range_kind = _RANGE_OF.get(own or "", "moving")
+    if place is not None and _is_fused(part, place):
+        return None, f"one operator together with {place.after[0].name}"
+    range_kind = _RANGE_OF.get(_activation(part) or "", "moving")
     if place is not None and place.is_output and range_kind == "unit":
         return None, "gives probabilities, whose range is fixed in LiteRT"
     return range_kind, None
 
 
-def _is_fused(part: Any, known: Mapping[int, Neighbours]) -> bool:
+def _is_fused(part: Any, place: Neighbours) -> bool:
     """Return whether the converter fuses a part with the only one after it."""
-    place = known[id(part)]
-    if place.is_output or len(place.after) != 1:
+    if place.is_output or len(place.after) != 1 or _activation(part) not in (None, "linear"):
         return False
-    follower, names, own = place.after[0], kinds(part), _activation(part)
-    if "Concatenate" in kinds(follower):
-        # Concatenated tensors have one range in LiteRT, and are rounded once, to that one.
-        return own in (None, *_RELU) and not _joins_what_has_a_range(part, known)
-    if own not in (None, "linear"):
-        return False
+    follower, names = place.after[0], kinds(part)
     if "BatchNormalization" in kinds(follower):
-        return bool(names & _FOLDS_NORMALIZATION) and _folds(part)
-    return bool(names & _FUSES_RELU) and "relu" in _fused_activations(part) and _is_relu(follower)
-
-
-def _joins_what_has_a_range(part: Any, known: Mapping[int, Neighbours]) -> bool:
-    """Return whether a concatenation has an input with its own range."""
-    if "Concatenate" not in kinds(part):
-        return False
-    return any(
-        "InputLayer" in kinds(joined) or _inside(joined) or not _is_fused(joined, known)
-        for joined in known[id(part)].before
-    )
-
-
-def _folds(part: Any) -> bool:
-    """Return False for Conv3D, and Dense on more than two axes: those are several operators."""
-    if "Conv3D" in kinds(part):
-        return False
-    tensors = result_tensors(part) or []
-    return "Dense" not in kinds(part) or all(len(tensor.shape) == 2 for tensor in tensors)
+        return bool(names & _FOLDS_NORMALIZATION)
+    return bool(names & _FUSES_RELU) and _is_relu(follower)
 
 
 def _is_relu(part: Any) -> bool:
