@@ -218,16 +218,7 @@ def carry_out(model: keras.Model, fraction: float = 0.5, **settings: Any) -> Rem
     return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
 
 
-def channels_report(
-    model: keras.Model,
-    fraction: float = 0.5,
-    *,
-    target: Target = "channels",
-    score: Score = "norm",
-    layers: Layers = None,
-    data: Any = None,
-    options: ChannelOptions | None = None,
-) -> ChannelsReport:
+def channels_report(model: keras.Model, fraction: float = 0.5, **settings: Any) -> ChannelsReport:
     """Return what ``remove_channels`` would do with the same arguments; nothing is changed.
 
     Printed, a table of the groups of channels, and the reasons of those that are kept.
@@ -235,11 +226,7 @@ def channels_report(
     Args:
         model: As for ``remove_channels``.
         fraction: As for ``remove_channels``.
-        target: As for ``remove_channels``.
-        score: As for ``remove_channels``.
-        layers: As for ``remove_channels``.
-        data: As for ``remove_channels``.
-        options: As for ``remove_channels``.
+        settings: The other arguments of ``remove_channels``.
 
     Raises:
         UserError: As for ``remove_channels``.
@@ -247,9 +234,7 @@ def channels_report(
     Example:
         >>> print(tfopt.compress.channels_report(model, 0.5))
     """
-    selection, blocks, options = _choose(
-        model, fraction, target=target, score=score, layers=layers, data=data, options=options
-    )
+    selection, blocks, options = _choose(model, fraction, **settings)
     return make_report(model, blocks, selection, options.multiple)
 
 
