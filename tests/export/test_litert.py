@@ -114,6 +114,13 @@ def test_int8_is_integer_all_through():
     assert {"QUANTIZE", "DEQUANTIZE"}.isdisjoint(codes[1:-1])
 
 
+def test_a_small_file_says_what_has_no_fewer_bits_and_moving_is_no_computing():
+    rows = keras.Sequential([keras.Input((20, 4)), layers.Conv1D(8, 3), layers.Flatten()])
+    made = quantize(rows, calibration=RNG.random((32, 20, 4)))
+    assert made.fully_integer  # a Conv1D begins by adding an axis
+    assert "KiB of it are names, operators and scales" in str(made)
+
+
 def test_an_operator_left_in_float_is_reported():
     x = keras.Input((12, 6))
     h = keras.ops.sin(layers.MultiHeadAttention(2, 4, name="attention")(x, x))
