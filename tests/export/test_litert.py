@@ -351,6 +351,7 @@ ROWS = RNG.random((16, 4)).astype("float32")
         (keras2, {}, "must be a Keras 3 model"),
         (dense, {"precision": "int7"}, "float32, float16, int8"),
         (dense, {"precision": "dynamic", "integer_io": True}, "integer_io"),
+        (dense, {"integer_io": np.array([1, 2])}, "integer_io=True needs precision"),
         (dense, {"calibration": None}, "needs calibration examples for its ranges"),
         (dense, {"calibration": ROWS[:, :3]}, r"batches of shape \(n, 4\)"),
         (dense, {"calibration": ROWS[:0]}, "examples are empty"),
@@ -394,6 +395,9 @@ def test_bad_paths_are_refused_before_the_work(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             quantize(None, tmp_path / name, calibration=ROWS)
+    for path in (5, b"m.tflite"):
+        with pytest.raises(UserError, match="path of the file to write"):
+            quantize(None, path, calibration=ROWS)
     assert os.listdir(tmp_path) == ["folder.tflite"]
 
 

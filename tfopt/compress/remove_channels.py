@@ -218,7 +218,16 @@ def carry_out(model: keras.Model, fraction: float = 0.5, **settings: Any) -> Rem
     return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
 
 
-def channels_report(model: keras.Model, fraction: float = 0.5, **settings: Any) -> ChannelsReport:
+def channels_report(
+    model: keras.Model,
+    fraction: float = 0.5,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> ChannelsReport:
     """Return what ``remove_channels`` would do with the same arguments; nothing is changed.
 
     Printed, a table of the groups of channels, and the reasons of those that are kept.
@@ -226,7 +235,11 @@ def channels_report(model: keras.Model, fraction: float = 0.5, **settings: Any) 
     Args:
         model: As for ``remove_channels``.
         fraction: As for ``remove_channels``.
-        settings: The other arguments of ``remove_channels``.
+        target: As for ``remove_channels``.
+        score: As for ``remove_channels``.
+        layers: As for ``remove_channels``.
+        data: As for ``remove_channels``.
+        options: As for ``remove_channels``.
 
     Raises:
         UserError: As for ``remove_channels``.
@@ -234,7 +247,9 @@ def channels_report(model: keras.Model, fraction: float = 0.5, **settings: Any) 
     Example:
         >>> print(tfopt.compress.channels_report(model, 0.5))
     """
-    selection, blocks, options = _choose(model, fraction, **settings)
+    selection, blocks, options = _choose(
+        model, fraction, target=target, score=score, layers=layers, data=data, options=options
+    )
     return make_report(model, blocks, selection, options.multiple)
 
 
@@ -281,26 +296,15 @@ def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[S
     if target == "parameters":
         return lambda selection: selection.parameters(model.weights)
 
-    if analysis.unfollowed:
+    if analysis.unfollowed or empty_selection(analysis).flops() is None:
+        shapes = [str(tensor.shape) for tensor in model.inputs]
         raise UserError(
-            f"The FLOPs of {model.name!r} are unknown: some layers are not supported.",
-            expected="supported layers",
-            received=few(list(analysis.unfollowed)),
+            f"The FLOPs of {model.name!r} are unknown.",
+            expected="supported layers, and inputs of known shape",
+            received=few(list(analysis.unfollowed) or shapes),
             fix='target="parameters", or a function of a model that measures it',
         )
-
-    def flops(selection: Selection) -> float:
-        total = selection.flops()
-        if total is None:
-            raise UserError(
-                f"The FLOPs of {model.name!r} are unknown: its inputs have an unknown size.",
-                expected="inputs of known shape",
-                received=", ".join(str(tensor.shape) for tensor in model.inputs),
-                fix='target="parameters", or a model with inputs of known shape',
-            )
-        return total
-
-    return flops
+    return lambda selection: float(selection.flops() or 0)
 
 
 def require_settings(fraction: object, target: object, score: object) -> None:
