@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
-from digits import small_digits
+from digits import digit_net, small_digits
 from keras import layers
 
 import tfopt
@@ -42,18 +42,8 @@ def digits():
 def trained(digits):
     keras.utils.set_random_seed(1)
     (x, y), _ = digits
-    model = keras.Sequential(
-        [
-            keras.Input(x.shape[1:], name="image"),
-            layers.Conv2D(8, 3, activation="relu"),
-            layers.BatchNormalization(),
-            layers.Flatten(),
-            layers.Dense(32, activation="gelu"),
-            layers.Dense(10, activation="softmax", name="digit"),
-        ],
-        name="digits",
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    convolved = layers.Conv2D(8, 3, activation="relu"), layers.BatchNormalization()
+    model = digit_net(*convolved, layers.Flatten(), layers.Dense(32, "gelu"), output="digit")
     model.fit(x, y, epochs=3, verbose=0)
     return model
 

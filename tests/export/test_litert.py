@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
-from digits import small_digits
+from digits import digit_net, small_digits
 from keras import layers
 
 from tfopt import UserError
@@ -69,16 +69,8 @@ def digits():
     """A trained net, and the examples it has not seen."""
     x, y = small_digits(3000)
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(16, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(32, "relu"),
-            layers.Dense(10, "softmax"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    hidden = layers.Conv2D(16, 3, activation="relu"), layers.Flatten(), layers.Dense(32, "relu")
+    model = digit_net(*hidden)
     model.fit(x[:2400], y[:2400], epochs=8, verbose=0)
     return model, x[:2400], x[2400:], y[2400:]
 
