@@ -87,8 +87,8 @@ def test_the_report_has_each_layer_as_the_converter_will_fuse_it():
     assert [path for path, row in found.items() if row.output] == [
         *("inputs", "relu", "hidden", "out")
     ]
-    assert "one operator together with norm" in found["conv"].remark
-    assert "one operator together with relu" in found["norm"].remark
+    assert "rounded once, together with norm" in found["conv"].remark
+    assert "rounded once, together with relu" in found["norm"].remark
     assert "passes its input's values on" in found["flat"].remark
     with pytest.raises(UserError, match="not quantization-aware"):
         quantization_report(strip(model))

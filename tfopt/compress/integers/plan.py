@@ -1,7 +1,7 @@
 """Plan where a model is fake-quantized, as plain data.
 
-The plan follows the fusions of LiteRT's converter: nothing is rounded between a convolution, its
-batch normalization and its ReLU. It has every layer and operation once, with what is rounded, or
+Kernels are rounded, and the results of layers and operations, as LiteRT's converter fuses them:
+nothing is between a convolution, its batch normalization and its ReLU. It has every layer and operation once, with what is rounded, or
 the reason why nothing is.
 """
 
@@ -209,7 +209,7 @@ def _output(part: Any, place: Neighbours | None) -> tuple[str | None, str | None
     if "OneHot" in kinds(part):
         return None, "has zeros and ones: quantized by the converter"
     if place is not None and _is_fused(part, place):
-        return None, f"one operator together with {place.after[0].name}"
+        return None, f"rounded once, together with {place.after[0].name}"
     range_kind = _RANGE_OF.get(_activation(part) or "", "moving")
     if place is not None and place.is_output and range_kind == "unit":
         return None, "gives probabilities, whose range is fixed in LiteRT"
@@ -217,7 +217,7 @@ def _output(part: Any, place: Neighbours | None) -> tuple[str | None, str | None
 
 
 def _is_fused(part: Any, place: Neighbours) -> bool:
-    """Return whether the converter fuses a part with the only one after it."""
+    """Return whether a part is rounded once with the only one after it, as LiteRT fuses most."""
     if place.is_output or len(place.after) != 1 or _activation(part) not in (None, "linear"):
         return False
     follower, names = place.after[0], kinds(part)
