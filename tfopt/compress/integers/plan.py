@@ -1,8 +1,8 @@
 """Plan where a model is fake-quantized, as plain data.
 
 Kernels are rounded, and the results of layers and operations, as LiteRT's converter fuses them:
-nothing is between a convolution, its batch normalization and its ReLU. It has every layer and operation once, with what is rounded, or
-the reason why nothing is.
+nothing is between a convolution, its batch normalization and its ReLU. The plan has every layer and
+operation once, with what is rounded, or the reason why nothing is.
 """
 
 from __future__ import annotations
