@@ -59,7 +59,7 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, mo
     assert best.candidates[0].latency.high < 1
     assert [each.name for each in tmp_path.iterdir()] == [best.winner.name]
     text = str(best)
-    assert f"faster than {best.reference}" in text
+    assert f"Faster than {best.reference}" in text
     names = {"x": digits.test[0][:1]}
     exec(best.code(), names)
     expected = keras.models.load_model(saved).predict(digits.test[0][:1], verbose=0)
