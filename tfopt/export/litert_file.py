@@ -66,7 +66,8 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
 
 def graph_size(content: bytes) -> int:
     """Return the bytes of a file that are no weights: names, operators, and scales of channels."""
-    return len(content) - sum(len(buffer.data or ()) for buffer in _read(content).buffers)
+    buffers = (buffer.data for buffer in _read(content).buffers)
+    return len(content) - sum(len(data) for data in buffers if data is not None)
 
 
 @dataclass(frozen=True)
