@@ -6,7 +6,7 @@ import importlib
 import keras
 import numpy as np
 import pytest
-from digits import small_digits
+from digits import digit_net, small_digits
 from keras import layers
 
 import tfopt
@@ -29,16 +29,7 @@ def digits():
 @pytest.fixture(scope="module")
 def saved(digits, tmp_path_factory):
     keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1), name="image"),
-            layers.Flatten(),
-            layers.Dense(32, activation="relu"),
-            layers.Dense(10, activation="softmax"),
-        ],
-        name="digits",
-    )
-    model.compile("adam", "sparse_categorical_crossentropy")
+    model = digit_net(layers.Flatten(), layers.Dense(32, "relu"))
     model.fit(*digits.train, epochs=3, verbose=0)
     path = tmp_path_factory.mktemp("saved") / "digits.keras"
     model.save(path)
@@ -68,7 +59,7 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, mo
     assert best.candidates[0].latency.high < 1
     assert [each.name for each in tmp_path.iterdir()] == [best.winner.name]
     text = str(best)
-    assert f"faster than {best.reference}" in text
+    assert f"Faster than {best.reference}" in text
     names = {"x": digits.test[0][:1]}
     exec(best.code(), names)
     expected = keras.models.load_model(saved).predict(digits.test[0][:1], verbose=0)
@@ -169,17 +160,8 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
 @pytest.mark.slow
 def test_kernels_get_four_bits_where_the_score_bears_it(digits, tmp_path):
     keras.utils.set_random_seed(5)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1), name="image"),
-            layers.Conv2D(16, 3, activation="relu", name="first"),
-            layers.Conv2D(32, 3, activation="relu", name="second"),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu", name="wide"),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy")
+    convolved = (layers.Conv2D(filters, 3, activation="relu") for filters in (16, 32))
+    model = digit_net(*convolved, layers.Flatten(), layers.Dense(64, "relu"))
     model.fit(*digits.train, epochs=3, verbose=0)
     settings = {"target": "size", "formats": ["litert"], "precision": ["int8"], "turns": 5}
     best = tfopt.optimize(model, digits, folder=tmp_path, max_drop=3, **settings)
