@@ -19,15 +19,14 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfopt.distribute.shards import check_divisible, with_unknown_length
-from tfopt.distribute.step import (
-    Step,
+from tfopt.distribute.model_parts import (
     metrics_of,
     overrides,
     require_built_parts,
-    split,
     unbuilt_parts,
 )
+from tfopt.distribute.shards import check_divisible, with_unknown_length
+from tfopt.distribute.step import Step, split
 from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.distribute.worker_files import redirect_callbacks, save_on_chief

@@ -15,7 +15,7 @@ from tfopt.distribute.asynchronous.building import (
     check_model,
     shares_of,
 )
-from tfopt.distribute.workers import is_listening
+from tfopt.distribute.roll_call import is_listening
 from tfopt.errors import UserError
 
 

@@ -12,7 +12,7 @@ from tfopt import UserError
 def built(activation="relu", dtype="float32", **compiled):
     import keras
 
-    from tfopt.distribute.step import optimizers_of
+    from tfopt.distribute.model_parts import optimizers_of
 
     dense = keras.layers.Dense(3, activation, dtype=dtype)
     model = keras.Sequential([keras.Input((4,)), dense])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from on_workers import free_addresses
 
-from tfopt.distribute import workers
+from tfopt.distribute import roll_call
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.errors import UserError, WorkerMissing
 
@@ -16,7 +16,7 @@ def answer(addresses, index, timeout_s=60, late_s=0):
     time.sleep(late_s)
     place = ClusterPlace("worker", index, {"worker": tuple(addresses)}, "TF_CONFIG")
     try:
-        workers.wait_for_workers(place, timeout_s)
+        roll_call.wait_for_workers(place, timeout_s)
     except UserError as error:
         return error
     # TensorFlow's server, which answers those that come to see later.
@@ -37,7 +37,7 @@ def test_all_meet_whoever_comes_first():
 
 
 def test_who_does_not_come_is_logged_and_named_to_those_who_have(monkeypatch, caplog):
-    monkeypatch.setattr(workers, "_LATE_S", 0.5)
+    monkeypatch.setattr(roll_call, "_LATE_S", 0.5)
     addresses = free_addresses(3)
     for error in answers((addresses, 0, 2), (addresses, 1, 2)):
         assert isinstance(error, WorkerMissing)
