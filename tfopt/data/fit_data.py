@@ -141,6 +141,10 @@ class Examples(ABC):
         """Return the number of batches in one pass; None if only reading would show it."""
         return self.count if self.count > 0 else None
 
+    def fit_arguments(self, batch: int | None) -> dict[str, Any]:
+        """Return the arguments of ``fit``; only arrays take a batch size."""
+        return {"x": self.given}
+
     def extent(self) -> str:
         """Return length and shapes in words, as far as they are known without reading."""
         number = {INFINITE: "endless", UNKNOWN: "some"}.get(self.count, str(self.count))
@@ -260,10 +264,10 @@ class ArrayExamples(Examples):
     def extent(self) -> str:
         return f"{self.rows} examples of {_shapes(self.structure, first=1)}"
 
-    def named(self) -> dict[str, Any]:
-        """Return the arrays by the names of their arguments of ``fit``."""
+    def fit_arguments(self, batch: int | None) -> dict[str, Any]:
         parts = self.given if isinstance(self.given, tuple) else (self.given,)
-        return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        return {**named, "batch_size": batch}
 
 
 def _as_fit_casts(leaf: Any) -> Any:

@@ -354,19 +354,6 @@ def _deterministic(node: Any) -> bool | None:
     return {"true": True, "false": False}.get(value) if isinstance(value, str) else value
 
 
-def _rebuilt_shuffle(node: Any, before: Any, parallel: bool) -> Any:
-    seed = _number(node, "_seed2") or _number(node, "_seed") or None
-    return before.shuffle(
-        node._buffer_size, seed, reshuffle_each_iteration=node._reshuffle_each_iteration
-    )
-
-
-def _rebuilt_padded(node: Any, before: Any, parallel: bool) -> Any:
-    return before.padded_batch(
-        node._batch_size, node._padded_shapes, node._padding_values, node._drop_remainder
-    )
-
-
 def _rebuilt_batch(node: Any, before: Any, parallel: bool) -> Any:
     return before.batch(
         node._batch_size,
@@ -385,10 +372,16 @@ def _rebuilt_length(node: Any, before: Any, parallel: bool) -> Any:
 _REBUILT: Mapping[str, Callable[[Any, Any, bool], Any]] = {
     "_MapDataset": _rebuilt_map,
     "_ParallelMapDataset": _rebuilt_map,
-    "_ShuffleDataset": _rebuilt_shuffle,
+    "_ShuffleDataset": lambda node, before, _: before.shuffle(
+        node._buffer_size,
+        _number(node, "_seed2") or _number(node, "_seed") or None,
+        reshuffle_each_iteration=node._reshuffle_each_iteration,
+    ),
     "_BatchDataset": _rebuilt_batch,
     "_ParallelBatchDataset": _rebuilt_batch,
-    "_PaddedBatchDataset": _rebuilt_padded,
+    "_PaddedBatchDataset": lambda node, before, _: before.padded_batch(
+        node._batch_size, node._padded_shapes, node._padding_values, node._drop_remainder
+    ),
     "_FilterDataset": lambda node, before, _: before.filter(node._functions()[0]._func),
     "_RepeatDataset": lambda node, before, _: before.repeat(node._count),
     "_TakeDataset": lambda node, before, _: before.take(node._count),

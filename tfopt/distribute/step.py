@@ -347,15 +347,12 @@ class Step:
             if not optimizer.built:
                 _build_in_merge_call(optimizer, trainable_variables)
             for variable in variables_of(optimizer):
-                self._update_on_each(put, variable)
+                value = getattr(variable, "value", variable)
+                if getattr(value, "_aggregation", _NONE) != _NONE:
+                    put(value, "_aggregation", _NONE)
             return apply(self._sum_of(list(grads)), trainable_variables)
 
         put(optimizer, "apply", apply_to_whole)
-
-    def _update_on_each(self, put: internals.Put, variable: Any) -> None:
-        value = getattr(variable, "value", variable)
-        if getattr(value, "_aggregation", _NONE) != _NONE:
-            put(value, "_aggregation", _NONE)
 
     def _sum_of(self, grads: list[Any]) -> list[Any]:
         """Return the gradients of the whole batch's loss."""

@@ -52,7 +52,9 @@ class Exchange:
     @property
     def store(self) -> Any:
         """Return TensorFlow's store of values that all tasks of a cluster can read."""
-        return _context()
+        from tensorflow.python.eager import context
+
+        return context.context()
 
     def _read(self, key: str, wait_s: float) -> str:
         return str(self.store.get_config_key_value(key, int(1000 * wait_s)))
@@ -176,12 +178,6 @@ class Exchange:
             self.store.delete_config_key_value(f"tfopt/waits/{self.name}")
 
 
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
 def _worker_differs(name: str, key: str, chief: str, expected: Any, received: Any) -> UserError:
     return UserError(
         f"{name} has another {key} than {chief}.",
@@ -239,7 +235,7 @@ class StepLimit:
             if lasts_s > self._exchange.timeout_s:
                 # No collective of this process works afterwards, as with TensorFlow's timeout.
                 message = f"Collective ops are aborted: a step lasts longer than {lasts_s:.0f} s"
-                _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
+                self._exchange.store.abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
                 return
             before, is_long = is_long, lasts_s > _LATE_S
             if is_long != before:
