@@ -232,14 +232,6 @@ def _open(source: Parquet) -> _Files:
         )
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(_footer, dataset.get_fragments()))
-    for file in opened:
-        if file.error is not None:
-            raise UserError(
-                f"{file.path} cannot be opened.",
-                expected=f"an intact {source.format} file",
-                received=first_line(file.error),
-                fix="write it again, or remove it",
-            )
     _require_alike(source, opened)
     schema = opened[0].schema
     row_groups = tuple(group for file in opened for group in file.row_groups)
@@ -258,12 +250,11 @@ def _open(source: Parquet) -> _Files:
 
 @dataclass(frozen=True)
 class _Opened:
-    """The footer of a file, or the error of reading it."""
+    """The footer of a file."""
 
     path: str
-    schema: Any = None
-    row_groups: tuple[_RowGroup, ...] = ()
-    error: Exception | None = None
+    schema: Any
+    row_groups: tuple[_RowGroup, ...]
 
 
 def _footer(fragment: Any) -> _Opened:
@@ -280,15 +271,32 @@ def _footer(fragment: Any) -> _Opened:
         )
         return _Opened(fragment.path, schema, parts)
     except Exception as error:
-        return _Opened(fragment.path, error=error)
+        raise UserError(
+            f"{fragment.path} cannot be opened.",
+            expected="an intact file",
+            received=first_line(error),
+            fix="write it again, or remove it",
+        ) from error
 
 
 def _require_alike(source: Parquet, files: Sequence[_Opened]) -> None:
     """Refuse files that differ in the columns that are read."""
-    read = [_columns_read(source, file.schema) for file in files]
-    types = {name: kind for columns in reversed(read) for name, kind in columns.items()}
+    types: dict[str, Any] = {}
     for file in files:
-        _require_columns(types, file, source.format)
+        types = _columns_read(source, file.schema) | types
+    for file in files:
+        for name, expected in types.items():
+            index = file.schema.get_field_index(name)
+            if index >= 0 and file.schema.field(index).type == expected:
+                continue
+            raise UserError(
+                f"{file.path}: the column {name!r} differs from that of other files.",
+                expected=str(expected),
+                received="no such column" if index < 0 else str(file.schema.field(index).type),
+                fix="declare it: types={" + repr(name) + ': "float64"}'
+                if source.format == "csv"
+                else "write the file again with the columns of the others",
+            )
 
 
 def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
@@ -301,22 +309,6 @@ def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
         )
     names -= set(index_columns(schema))
     return {column.name: column.type for column in schema if column.name in names}
-
-
-def _require_columns(types: dict[str, Any], file: _Opened, format: str) -> None:
-    """Refuse a file in which one of these columns is missing or of another type."""
-    for name, expected in types.items():
-        index = file.schema.get_field_index(name)
-        if index >= 0 and file.schema.field(index).type == expected:
-            continue
-        raise UserError(
-            f"{file.path}: the column {name!r} differs from that of other files.",
-            expected=str(expected),
-            received="no such column" if index < 0 else str(file.schema.field(index).type),
-            fix="declare it: types={" + repr(name) + ': "float64"}'
-            if format == "csv"
-            else "write the file again with the columns of the others",
-        )
 
 
 def _not_opened(source: Parquet, error: Exception) -> UserError:
