@@ -3,14 +3,13 @@
 import keras
 import numpy as np
 from keras import layers, optimizers
-from several import adversaries, hidden
+from several import adversaries
 from small import X, build, data, note
 
 from tfopt.distribute.asynchronous.chief import Chief
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.server import serve
 from tfopt.distribute.launch.place import place_in_cluster
-from tfopt.errors import UserError
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -99,10 +98,6 @@ def main(connection):
         moved=float(np.abs(model.d_optimizer.variables[2].numpy()).max()),
         **facts,
     )
-    try:
-        trained(connection, hidden, data, 1)
-    except UserError as error:
-        note(name="hidden", error=str(error))
     for bound in (0, 2):
         note(name=f"bound {bound}", **trained(connection, build, few, 1, bound)[1])
     for make in (

@@ -1,4 +1,4 @@
-"""Models with several optimizers: as in Keras's examples, in containers, nested, in branches."""
+"""A model with two optimizers, as in Keras's examples."""
 
 import keras
 import tensorflow as tf
@@ -53,30 +53,4 @@ def adversaries():
     model.compile(optimizers.Adam(0.01, beta_1=0.5), optimizers.Adam(0.01, beta_1=0.5))
     model.d_optimizer.build(model.discriminator.trainable_variables)
     model.g_optimizer.build(model.generator.trainable_variables)
-    return model
-
-
-class Hidden(keras.Model):
-    """Its optimizer is its class's: no attribute of the model."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = dense(1)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(self(data[0]))
-        weights = self.dense.trainable_variables
-        Hidden.hidden.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-def hidden():
-    Hidden.hidden = optimizers.Adagrad()
-    model = Hidden()
-    Hidden.hidden.build(model.dense.trainable_variables)
-    model.compile()
     return model
