@@ -13,13 +13,8 @@ from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any
 
-from tfopt.distribute.shards import (
-    policy_of,
-    reads_python,
-    shuffle_seeds,
-    upstream_datasets,
-    yields_file_names,
-)
+from tfopt.data.stages import reads_python, upstream_datasets, yields_file_names
+from tfopt.distribute.shards import policy_of, shuffle_seeds
 from tfopt.resume.identity import identity_of
 from tfopt.resume.random_state import capture_host, restore_host
 
