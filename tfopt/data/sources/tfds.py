@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import Reading, Source, arranged, require_features
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cgroup import usable_cores
 
@@ -77,27 +77,12 @@ class TFDS(Source):
 
     def _arranged(self, info: Any) -> Any:
         """Return a function that converts an example to x, or (x, y)."""
-        label, chosen = self.label, self.features
-        if label is None and chosen is None and info.supervised_keys is not None:
-            chosen, label = info.supervised_keys
-        asked = (chosen,) if isinstance(chosen, str) else tuple(chosen or ())
-        missing = [name for name in (*asked, label) if name and name not in info.features]
-        if missing:
-            raise UserError(
-                f"{self.name} has no such feature.",
-                expected=f"one of {', '.join(info.features)}",
-                received=", ".join(missing),
-            )
-
-        def arranged(example: dict[str, Any]) -> Any:
-            x = (
-                example[chosen]
-                if isinstance(chosen, str)
-                else {name: example[name] for name in asked or example if name != label}
-            )
-            return x if label is None else (x, example[label])
-
-        return arranged
+        label, features = self.label, self.features
+        if label is None and features is None and info.supervised_keys is not None:
+            features, label = info.supervised_keys
+        names = (features,) if isinstance(features, str) else features or ()
+        require_features(self.name, info.features, [name for name in (*names, label) if name])
+        return lambda example: arranged(example, label, features)
 
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import Reading, Source, arranged, require_features
 from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cgroup import usable_cores
 
@@ -113,22 +113,14 @@ class TFRecord(Source):
         values |= {
             name: decode_image(values[name], tuple(shape)) for name, shape in self.images.items()
         }
-        x = {name: value for name, value in values.items() if name != self.label}
-        chosen = x[self.features] if isinstance(self.features, str) else x
-        return chosen if self.label is None else (chosen, values[self.label])
+        return arranged(values, self.label, self.features)
 
     def _names(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the features to parse; refuse missing ones."""
         labels = () if self.label is None else (self.label,)
         chosen = (self.features,) if isinstance(self.features, str) else self.features
         names = tuple(n for n in spec if n not in labels) if chosen is None else tuple(chosen)
-        missing = [n for n in (*names, *labels, *self.images) if n not in spec]
-        if missing:
-            raise UserError(
-                f"{self.path} has no such feature.",
-                expected=f"one of {', '.join(spec)}",
-                received=", ".join(missing),
-            )
+        require_features(self.path, spec, (*names, *labels, *self.images))
         return (*names, *labels)
 
     def files(self) -> list[str]:
