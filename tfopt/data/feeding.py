@@ -50,7 +50,7 @@ def lasting(examples: Examples, *, steps: int, epochs: int, batch: int | None, s
     if isinstance(examples, ArrayExamples):
         return build(Plan(batch_size=batch), examples, seed=seed, endless=True)[0]
     # Without ``build``, whose prefetching would change its speed.
-    source = examples.read(shuffle_batches=True, seed=seed)
+    source = examples.read(seed)
     assert isinstance(source, Batches)
     return source.dataset.repeat()
 

@@ -15,8 +15,6 @@ from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
 from tfopt.errors import UserError, first_line
 
-_PORTION_BYTES = 64 * 1024**2
-
 
 @dataclass(frozen=True, repr=False)
 class Parquet(Table):
@@ -81,12 +79,14 @@ class Parquet(Table):
             "columns": list(columns),
             "filter": self._expression(),
             "batch_size": max(min(BLOCK_BYTES // bytes_a_row, MOST_ROWS), 1),
+            # The next row group alone: by itself Arrow reads up to 1 GiB ahead.
+            "fragment_readahead": 1,
+            "batch_readahead": 1,
         }
         try:
-            for portion in _portions(splits):
-                for tagged in self._dataset(portion).scanner(**settings).scan_batches():
-                    if tagged.record_batch.num_rows:
-                        yield _place(tagged.fragment), tagged.record_batch
+            for tagged in self._dataset(splits).scanner(**settings).scan_batches():
+                if tagged.record_batch.num_rows:
+                    yield _place(tagged.fragment), tagged.record_batch
         except (arrow.ArrowException, OSError) as error:
             raise self._broken(splits, columns, error) from error
 
@@ -158,22 +158,6 @@ def _conditions(given: Any) -> tuple[tuple[str, str, Any], ...]:
             received=repr(given),
         )
     return conditions
-
-
-def _portions(splits: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
-    """Yield groups of consecutive splits of up to ``_PORTION_BYTES``, at least one each.
-
-    Arrow's scanner reads up to 1 GiB ahead.
-    """
-    portion: list[_RowGroup] = []
-    size = 0
-    for split in splits:
-        if portion and size + split.bytes > _PORTION_BYTES:
-            yield portion
-            portion, size = [], 0
-        portion.append(split)
-        size += split.bytes
-    yield portion
 
 
 @dataclass(frozen=True)
