@@ -182,8 +182,8 @@ class Slurm:
 
 
 @pytest.fixture
-def slurm(tmp_path):
-    made = Slurm(tmp_path)
+def slurm(tmp_path_factory):
+    made = Slurm(tmp_path_factory.mktemp("slurm"))  # a short path, for Slurm's sockets
     try:
         made.start()
         yield made
