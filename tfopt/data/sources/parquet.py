@@ -38,7 +38,6 @@ class Parquet(Table):
     format: ClassVar[str] = "parquet"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.fspath(self.path))
         if self.filter is not None:
             object.__setattr__(self, "filter", _conditions(self.filter))
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, undecodable
-from tfopt.errors import UserError, default_of, first_line, keep_plain
+from tfopt.errors import UserError, default_of, first_line, hashable, keep_plain
 
 _PLAIN = (str, int, float, bool, tuple, Mapping)
 
@@ -48,6 +49,10 @@ class Source(ABC):
 
     def __post_init__(self) -> None:
         keep_plain(self)
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            plain = os.fspath(value) if isinstance(value, os.PathLike) else hashable(value)
+            object.__setattr__(self, field.name, plain)
 
     def __repr__(self) -> str:
         shown = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.source import Reading, Source, arranged, require_features
-from tfopt.errors import UserError, first_line, hashable
+from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
 
@@ -35,13 +35,6 @@ class TFDS(Source):
     label: str | None = None
     features: str | tuple[str, ...] | None = None
     data_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", os.fspath(self.name))
-        object.__setattr__(self, "features", hashable(self.features))
-        if self.data_dir is not None:
-            object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
-        super().__post_init__()
 
     def fingerprint(self) -> str:
         return f"{self!r} {self._builder().info.full_name}"

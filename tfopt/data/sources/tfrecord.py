@@ -11,7 +11,7 @@ from typing import Any
 
 from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.source import Reading, Source, arranged, require_features
-from tfopt.errors import UserError, first_line, hashable
+from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
 _FILES_AT_A_TIME = 8
@@ -42,11 +42,6 @@ class TFRecord(Source):
     spec: Mapping[str, Any] | None = None
     images: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     examples: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.fspath(self.path))
-        object.__setattr__(self, "features", hashable(self.features))
-        super().__post_init__()
 
     def fingerprint(self) -> str:
         stats = [os.stat(file) for file in self.files() if os.path.exists(file)]
