@@ -59,6 +59,9 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
     Raises:
         UserError: The model is not built, or ``layers`` chooses none of its layers.
 
+    A recomputed ``Embedding`` gets the sum of a token's gradients, of which Keras otherwise squares
+    each by itself (Adam, RMSprop): its weights are then not those of the plain training.
+
     Recomputed layers must draw random numbers by ``keras.random``, assign only Keras's variables,
     and call no Python. Trained weights that ``call`` assigns (SpectralNormalization) and
     assignments inside loops raise a ``UserError`` when the step is traced. Second-order gradients
