@@ -289,6 +289,12 @@ class DatasetExamples(Examples):
         return int(self.given.cardinality())
 
     def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+        self._require_batches()
+        if self.count == 0:
+            raise yields_nothing("The dataset")
+        return Batches(self.given, self.count, "dataset")
+
+    def _require_batches(self) -> None:
         import tensorflow as tf
 
         spec = self.given.element_spec
@@ -300,11 +306,9 @@ class DatasetExamples(Examples):
                     received=f"elements {spec}",
                     fix="call .batch(...) on it; pipeline(batch_size=...) can change the size",
                 )
-        if self.count == 0:
-            raise yields_nothing("The dataset")
-        return Batches(self.given, self.count, "dataset")
 
     def sample(self) -> Any:
+        self._require_batches()
         return next(iter(self.given.take(1)), None)
 
     def extent(self) -> str:
