@@ -219,6 +219,23 @@ def test_a_table_goes_into_the_saved_model(tmp_path):
     assert exported["saved_model"].parity.relative_error < 1e-6
 
 
+class Counting(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out, self.level = layers.Dense(2), keras.metrics.Mean()
+
+    def call(self, x):
+        self.level.update_state(x)
+        return self.out(x)
+
+
+def test_a_metric_that_call_updates_goes_into_the_saved_model(tmp_path):
+    model, x = Counting(), RNG.random((4, 3)).astype("float32")
+    model(x)
+    exported = tfopt.export(model, tmp_path, formats="saved_model", examples=x)
+    assert exported["saved_model"].parity.relative_error < 1e-6
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

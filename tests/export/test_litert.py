@@ -1,6 +1,7 @@
 """LiteRT files: what is inside them, how close they are, and what is refused."""
 
 import io
+import logging
 import os
 import sys
 import tempfile
@@ -281,6 +282,13 @@ def test_conversion_says_nothing_and_loses_nothing(capfd):
         stopped_by(ValueError("mine"), b"the cause\n")
     assert caught.value.__notes__ == ["the cause\n"]
     assert capfd.readouterr().err == ""
+
+
+def test_a_logger_made_meanwhile_still_writes_afterwards(capfd):
+    with quiet():
+        handler = logging.StreamHandler()
+    handler.emit(logging.makeLogRecord({"msg": "later"}))
+    assert capfd.readouterr().err == "later\n"
 
 
 def test_what_goes_to_a_notebooks_standard_error_is_filtered_too(capfd, monkeypatch):

@@ -210,6 +210,11 @@ def test_what_is_not_told_apart_or_loses_classes_is_said_so():
     files = [file("a_float32"), file("b_int8", kib=5)]
     rows = judged(files, {"a_float32": 1.0, "b_int8": 1.0001})
     assert rows[1].lost == "no difference to the best"
+    turns = {"a_float32": [process(1.0)] * 2, "b_int8": [process(1.0), process(9.0)]}
+    rows = module._judged(
+        [module.Candidate(each, None) for each in files], turns, list(turns), "cpu-latency", 0.5
+    )
+    assert rows[1].lost == "no certain difference to the best"
     rows = judged(files, {"a_float32": 1.0, "b_int8": 9.0}, target="size")
     assert rows[0].file.name == "b_int8"
     assert "2.00" in rows[1].lost

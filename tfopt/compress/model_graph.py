@@ -184,7 +184,8 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
             f"The inputs of {type(model).__name__} are unknown.",
             expected="a Sequential or Functional model, or examples",
             received="a subclassed model without examples",
-            fix="pass calibration=x_train[:200], or examples",
+            fix="pass calibration=x_train[:200], or examples; to footprint(), which takes neither, "
+            "the file that quantize() writes with them",
         )
     names = unique_names([_tidy(name, "input") for *_, name in shapes])
     return Ports(

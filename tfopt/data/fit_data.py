@@ -292,6 +292,12 @@ class DatasetExamples(Examples):
         return int(self.given.cardinality())
 
     def read(self, orders: int | None = None) -> Batches:
+        self._require_batches()
+        if self.count == 0:
+            raise yields_nothing("The dataset")
+        return Batches(self.given, self.count, "dataset")
+
+    def _require_batches(self) -> None:
         import tensorflow as tf
 
         spec = self.given.element_spec
@@ -303,11 +309,9 @@ class DatasetExamples(Examples):
                     received=f"elements {spec}",
                     fix="call .batch(...) on it; pipeline(batch_size=...) can change the size",
                 )
-        if self.count == 0:
-            raise yields_nothing("The dataset")
-        return Batches(self.given, self.count, "dataset")
 
     def sample(self) -> Any:
+        self._require_batches()
         return next(iter(self.given.take(1)), None)
 
     def extent(self) -> str:

@@ -55,7 +55,8 @@ _UNIT, _UNITS_OF_16_BITS = 2.0**-23, {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NOISE, _UNITS_AWAY = 10, (1, 8, 64)
 _CAUSES_OF_GRADIENTS = (
     "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; "
-    "gradients changed before apply(); a step that mixes means and sums"
+    "gradients changed before apply(); a step that mixes means and sums; a loss that compares a "
+    "batch's examples, or squares their mean, outside compile(loss=...) and compute_loss()"
 )
 _CAUSES_OF_WEIGHTS = "a layer with statistics of one replica's examples"
 _CAUSES_OF_LOGS = "a metric, or a number that the step returns, that is no sum over the examples"

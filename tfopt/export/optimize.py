@@ -262,11 +262,12 @@ def optimize(
         times, finalists, broken = _times(rows, eligible, inputs, cores, repeats, gpu=on_gpu)
         rows = _judged(rows, times, finalists, target, max_drop)
         if not rows or rows[0].lost:
+            none = f"is within max_drop={max_drop:g}" if rows else "could be written"
             raise UserError(
-                f"No file of {model.name!r} is within max_drop={max_drop:g}.",
+                f"No file of {model.name!r} {none}.",
                 received="; ".join(f"{r.file.name}: {r.lost}" for r in rows)
                 or "; ".join(f"{r.name}: {r.reason}" for r in (*refused, *broken)),
-                fix="raise max_drop, or allow other precisions",
+                fix="raise max_drop, or allow other precisions" if rows else None,
             )
         winner = _keep(rows[0].file, place)
     return Optimized(
@@ -540,7 +541,9 @@ def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target
     beside = _against(times, best.name, file.name)
     if beside.verdict == "slower":
         return f"slower: {speed_and_interval(beside)} of the best"
-    return "not measured again" if beside.verdict == "faster" else "no difference to the best"
+    if beside.verdict == "faster":
+        return "not measured again"
+    return f"{'no' if beside.verdict == 'no difference' else 'no certain'} difference to the best"
 
 
 def _keep(file: ExportedFile, place: Path) -> ExportedFile:
