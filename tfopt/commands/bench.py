@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from tfopt.measure.targets import Target
 
 _DESCRIPTION = """\
-Measures JOB. A chain is measured prefix by prefix against the job as it is. Processes of all
-variants live side by side, take turns of a tenth of a second in random order, and are compared turn
-by turn; several processes of each make the 95 % intervals. Writes bench.json, bench.md and
-bench.html. With --input it says what the training's input waits for, and which change to it brings
-how much."""
+Measures JOB as it is, then with the first transform of the chain, with the first two, and so on:
+step time, throughput and memory, with 95 % intervals. Processes of all variants take turns of a
+tenth of a second in random order. Writes bench.json, bench.md and bench.html. With --input it
+finds what the training's input waits for, and what each change to it brings.
+"""
+_EXAMPLES = """\
+examples:
+  tfopt bench my_package.train:job --chain recipes/gpu_single.toml
+  tfopt bench my_package.train:job --input
+  tfopt bench --only my_package.train:base my_package.train:new
+"""
 
 
 def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -35,6 +41,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         _bench,
         help="measure what each transform of a chain brings, or compare two jobs",
         description=_DESCRIPTION,
+        epilog=_EXAMPLES,
     )
     arguments.add_job(parser, nargs="?", chain=True)
     what = parser.add_mutually_exclusive_group()
