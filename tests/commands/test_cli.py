@@ -64,7 +64,7 @@ def test_times_counts_and_points():
         points: ("-1", "101", "nan", "some"),
     }.items():
         for text in texts:
-            with pytest.raises(argparse.ArgumentTypeError, match="is no "):
+            with pytest.raises(argparse.ArgumentTypeError, match="is not "):
                 read(text)
 
 

@@ -83,7 +83,7 @@ def test_the_command_takes_a_job_and_a_chain(saved, tmp_path, capsys, monkeypatc
     )
     call = ["optimize", str(saved), "--data", "data.npz"]
     assert main([*call, "--chain", "chain.toml"]) == 2
-    assert "no job says how" in capsys.readouterr().err
+    assert "--chain needs --job" in capsys.readouterr().err
     assert main([*call, "--job", "no_such_module:job"]) == 2
     assert "no_such_module" in capsys.readouterr().err
 

@@ -104,9 +104,9 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
     command = f"tfopt {shlex.join(given)}"
     if options.whole and not options.seeds:
-        raise UserError("--whole trains, and there are no trainings.", expected="--seeds 1 or more")
+        raise UserError("--whole needs at least one training.", expected="--seeds 1 or more")
     if options.input and options.trace:
-        raise UserError("--trace is of steps that are compared.", fix="leave out --input")
+        raise UserError("--trace cannot be combined with --input.", fix="leave out --input")
     with arguments.json_alone(options):
         kind, targets = _targets(options)
         ending = "input" if options.input else "bench"
@@ -164,13 +164,13 @@ def _diagnose_input(target: Target, options: argparse.Namespace, output: Path) -
 def _targets(options: argparse.Namespace) -> tuple[str, tuple[Target, ...]]:
     if bool(options.job) == bool(options.only):
         raise UserError(
-            "One thing is measured at a time.",
+            "tfopt bench takes one JOB, or two after --only.",
             expected="tfopt bench JOB, or tfopt bench --only A B",
             received=f"{options.job} and --only" if options.job else "no job",
         )
     if options.only and options.chain is not None:
         raise UserError(
-            "--chain is for one job.", received="--only", fix="name two recipe files instead"
+            "--chain cannot be combined with --only.", fix="name two recipe files instead of jobs"
         )
     if options.only:
         first, second = (arguments.target_of(options, job) for job in options.only)

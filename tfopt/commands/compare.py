@@ -75,7 +75,7 @@ def share(text: str) -> float:
         value = math.nan
     # 3 without a sign is more likely 3 % than three times as long again.
     if not 0 <= value < (math.inf if percent else 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share: 3% or 0.03, and not negative")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, such as 3% or 0.03")
     return value
 
 

@@ -207,7 +207,7 @@ def _variants(
     if job is None:
         if recipe is not None:
             raise UserError(
-                "A chain is trained under, and no job says how.",
+                "--chain needs --job, which trains under it.",
                 expected="--job package.module:function beside --chain",
                 received="--chain alone",
             )

@@ -307,7 +307,7 @@ def read_bench_report(path: str | Path) -> BenchReport:
         return BenchReport.from_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedReport(
-            f"{path} is no whole report of this version.",
+            f"{path} is not a whole report of this version.",
             expected=f"a {NAME} of the schema {BenchReport.schema}, or a folder with one",
             received=str(error),
             fix="read it with the version of tfopt that wrote it, or measure again: `tfopt bench` "
