@@ -220,6 +220,12 @@ def test_the_fastest_that_keeps_to_the_drop_wins():
     assert rows[2].lost == "loses 2.00 points of accuracy"
 
 
+def test_a_loss_of_as_much_as_is_allowed_is_kept():
+    files = [file("a_float32", score=0.505), file("b_int8", score=0.5)]
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0}, max_drop=0.5, score=0.505)
+    assert [each.file.name for each in rows] == ["b_int8", "a_float32"]
+
+
 def test_what_is_not_told_apart_or_loses_classes_is_said_so():
     files = [file("a_float32"), file("b_int8", lost=0.01)]
     rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0})
