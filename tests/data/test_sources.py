@@ -587,6 +587,7 @@ def test_a_job_and_a_chain_name_their_data(parquet):
         (lambda folder: tfopt.pipeline(folder / "no.parquet"), "no such file or folder"),
         (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no.xyz does not exist"),
         (lambda folder: tfopt.pipeline(folder, label="z"), "names a missing column"),
+        (lambda folder: tfopt.pipeline(folder, label="nmae"), "did you mean name"),
         (lambda folder: tfopt.pipeline(folder, label="name"), "needs classes="),
         (lambda folder: tfopt.pipeline((np.ones(3),), label="y"), "need data with columns"),
         (lambda folder: tfopt.Pipeline(label="y"), "columns of source="),

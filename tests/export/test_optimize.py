@@ -74,7 +74,7 @@ def test_the_command_takes_a_job_and_a_chain(saved, tmp_path, capsys, monkeypatc
     )
     call = ["optimize", str(saved), "--data", "data.npz"]
     assert main([*call, "--chain", "chain.toml"]) == 2
-    assert "no job says how" in capsys.readouterr().err
+    assert "--chain needs --job" in capsys.readouterr().err
     assert main([*call, "--job", "no_such_module:job"]) == 2
     assert "no_such_module" in capsys.readouterr().err
 
@@ -200,6 +200,12 @@ def test_the_fastest_that_keeps_to_the_drop_wins():
     assert [each.file.name for each in rows] == ["c_int8", "a_float32", "b_int8"]
     assert rows[1].lost.startswith("slower: 0.66")
     assert rows[2].lost == "loses 2.00 points of accuracy"
+
+
+def test_a_loss_of_as_much_as_is_allowed_is_kept():
+    files = [file("a_float32", score=0.505), file("b_int8", score=0.5)]
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0}, max_drop=0.5, score=0.505)
+    assert [each.file.name for each in rows] == ["b_int8", "a_float32"]
 
 
 def test_what_is_not_told_apart_or_loses_classes_is_said_so():

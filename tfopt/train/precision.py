@@ -18,6 +18,7 @@ from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.cgroup import cpu_flags
 from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.parts import Effect
+from tfopt.job.plain_values import did_you_mean
 from tfopt.job.rebuild import ONE_AT_A_TIME
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import layers_inside, layers_of
@@ -328,11 +329,14 @@ def gpu_capabilities() -> list[tuple[int, int]]:
 
 def _validate(policy: object) -> None:
     if policy not in POLICIES:
+        fix = did_you_mean(str(policy), POLICIES)
+        if policy in ("float16", "bfloat16"):
+            fix = f'use "mixed_{policy}", which keeps float32 weights'
         raise UserError(
             "Unknown precision policy.",
             expected=" | ".join(POLICIES),
             received=repr(policy),
-            fix='use "mixed_float16", which keeps float32 weights, instead of pure "float16"',
+            fix=fix,
         )
 
 

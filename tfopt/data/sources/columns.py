@@ -10,6 +10,7 @@ import numpy as np
 
 from tfopt.data.sources.source import needs
 from tfopt.errors import UserError
+from tfopt.job.plain_values import did_you_mean
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["number", "text", "class", "image"]
@@ -112,6 +113,7 @@ def layout(schema: Any, table: Any) -> Layout:
                 f"{setting} names a missing column.",
                 expected=f"one of {', '.join(names)}",
                 received=", ".join(missing),
+                fix=did_you_mean(missing[0], names),
             )
     if weight and not labels:
         raise UserError(

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.data.sources.columns import Layout, index_columns
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
 from tfopt.errors import UserError, first_line
+from tfopt.files import nearest_path
 
 
 @dataclass(frozen=True, repr=False)
@@ -296,11 +298,12 @@ def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
 
 def _not_opened(source: Parquet, error: Exception) -> UserError:
     remote, missing = "://" in source.path, isinstance(error, FileNotFoundError)
+    fix = nearest_path(Path(source.path)) if missing and not remote else None
     return UserError(
         f"{source.path} cannot be opened.",
         expected=f"{source.format} files that this process may read",
         received="no such file or folder" if missing else first_line(error),
-        fix="check the address, the network and the credentials" if remote else None,
+        fix="check the address, the network and the credentials" if remote else fix,
     )
 
 
