@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
         ([], "takes one JOB, or two after --only"),
         (["toy_jobs:job", "--seeds", "-1"], "argument --seeds: '-1' is not a whole number"),
         (["toy_jobs:job", "--budget", "5m", "--quick"], "not allowed with argument --budget"),
-        (["toy_jobs:job", "--whole", "--seeds", "0"], "--whole trains"),
+        (["toy_jobs:job", "--whole", "--seeds", "0"], "--whole needs at least one training"),
         (["toy_jobs:job", "--ablate"], "`--ablate` leaves links out of a chain"),
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain cannot be combined with --only"),
         (["toy_jobs:job", "--input", "--trace", "t"], "--trace cannot be combined with --input"),
