@@ -130,6 +130,13 @@ def test_what_the_kernels_do_not_serve_is_named(card, shape, dtype, reason):
     assert reason in attention.refusal(given, given, given)
 
 
+@pytest.mark.parametrize(("capability", "most"), [((8, 9), 128), ((9, 0), 256), ((12, 0), 128)])
+def test_heads_of_256_have_a_gradient_on_hopper_alone(monkeypatch, capability, most):
+    monkeypatch.setattr(attention, "_capability", lambda: capability)
+    assert attention.head_refusal(most) is None
+    assert f"up to {most} are supported" in attention.head_refusal(most + 8)
+
+
 def test_a_mask_needs_even_lengths(card):
     given = tf.TensorSpec((3, 7, 2, 16), tf.float16)
     assert attention.refusal(given, given, given) is None
