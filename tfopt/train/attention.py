@@ -195,7 +195,8 @@ class FusedLayer:
         self._keras_attention = getattr(layer, ATTENTION)
         self._keras_mask = getattr(layer, ATTENTION_MASK)
         hooks.replace(layer, ATTENTION, partial(self._attention))
-        if padding == "right" and layer.get_config().get("sliding_window") is None:
+        own_call = type(layer).call not in [kind.call for kind in _kinds()]  # may use the mask
+        if padding == "right" and not own_call and not layer.get_config().get("sliding_window"):
             hooks.replace(layer, ATTENTION_MASK, partial(self._mask))
 
     def _mask(self, query: Any, value: Any, *_: Any, **masks: Any) -> Any:
@@ -203,9 +204,9 @@ class FusedLayer:
         import keras
 
         mask = self._keras_mask(query, value, *_, **masks)
-        seen = masks.get("value_mask")
-        others = masks.get("key_mask"), masks.get("attention_mask")
-        if seen is None or any(other is not None for other in others):
+        seen, of_keys = masks.get("value_mask"), masks.get("key_mask")
+        other = of_keys is not None and of_keys is not seen  # layer(x, x, x) gives one mask twice
+        if seen is None or other or masks.get("attention_mask") is not None:
             return mask
         lengths = keras.ops.sum(keras.ops.cast(seen, "int32"), axis=-1)
         return RightPadding(mask, lengths, bool(masks.get("use_causal_mask")))
