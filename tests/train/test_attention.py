@@ -250,16 +250,21 @@ def test_a_chain_fuses_attention_and_takes_it_off_again(card):
     assert "attention_0: it computes in float32" in effect.note
 
 
-def test_a_smaller_last_batch_is_named(card):
+def test_a_smaller_last_batch_is_named_and_dropped_by_a_pipeline_of_the_chain(card):
     job = Job(
         build=NETS["padded"],
         data=lambda: Data(train=(TOKENS[:40], LABELS[:40])),
         compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
         batch_size=16,
     )
-    (_, effect), _ = run(job, chain(FusedAttention(), MixedPrecision("mixed_bfloat16"))).effects
+    fused, half = FusedAttention(), MixedPrecision("mixed_bfloat16")
+    (_, effect), _ = run(job, chain(fused, half)).effects
     assert not effect.acted
     assert "not known when the step is traced" in effect.note
+    for parts in ((tfopt.Pipeline(), fused, half), (fused, half, tfopt.Pipeline())):
+        notes = {each: effect.note for each, effect in run(job, chain(*parts)).effects}
+        assert notes[fused] == "attention fused in 2 layers"
+        assert notes[tfopt.Pipeline()].endswith("whole batches only")
 
 
 def test_masks_of_two_axes_are_taken(card):

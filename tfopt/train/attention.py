@@ -397,6 +397,10 @@ class FusedAttention(Transform):
     def __post_init__(self) -> None:
         _check_padding(self.padding)
 
+    @property
+    def whole_batches(self) -> bool:
+        return card_refusal() is None
+
     def attach(self, run: Run, model: Any) -> None:
         reason = _attach(model, self.padding)
         if reason is not None:
