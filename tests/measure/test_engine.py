@@ -207,7 +207,7 @@ def test_the_predicted_time_of_a_training():
     assert candidate().training_s(9600) == pytest.approx(2.5 + 299)
     assert candidate().training_s(9600, start_s=1.0) == pytest.approx(1.0 + 299)
     # A last batch that is compiled anew takes a first step more.
-    assert candidate(compiles_rest=True).start_s == candidate().start_s + 2.0
+    assert candidate(shapes=("a batch", "the rest")).start_s == candidate().start_s + 2.0
     # A hundred steps of a second: filling a cache for 250 s takes 150 s longer, for 50 s nothing.
     assert candidate(filled_s=250.0).training_s(9600, [0]) == pytest.approx(2.5 + 299 + 150)
     assert candidate(filled_s=50.0).training_s(9600) == pytest.approx(2.5 + 299)

@@ -165,14 +165,15 @@ def test_a_long_name_is_short_in_the_headline_alone(endless_bench):
 
 
 def test_first_steps_say_whether_the_cache_had_their_programs():
-    steps = ((1.05, 2), (0.2, 0), (1.05, None))
-    random = np.random.default_rng(0)
+    shapes, random = ("float32[32x4]", "float32[8x4]"), np.random.default_rng(0)
+    steps = ((1.05, 2, shapes), (0.2, 0, shapes), (1.05, None, ()))
     made = [
-        bench_reports.process(10.0, random, first_step_s=seconds, new_programs=new)
-        for seconds, new in steps
+        bench_reports.process(10.0, random, first_step_s=seconds, new_programs=new, shapes=each)
+        for seconds, new, each in steps
     ]
     given = bench_reports.report(bench_reports.variant("baseline", tuple(made)))
     (row,) = view_of(given).table.rows
     assert dict(row.facts)["Compiled by XLA"] == (
-        "1.05 s, at most 2 new programs; 200 ms, all from the cache"
+        "1.05 s, at most 2 new programs; 200 ms, all from the cache; "
+        "for batches of float32[32x4] and of float32[8x4]"
     )

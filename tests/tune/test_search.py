@@ -356,6 +356,9 @@ def test_the_space_is_what_the_job_allows():
     # A cache would train on the random images of the first epoch again and again.
     assert space_for(FACTS)["input"] == (None, "pipeline", "cache")
     assert space_for(replace(FACTS, augmented=True))["input"] == (None, "pipeline")
+    for gpus in (0, 1):
+        varied = replace(FACTS, gpus=gpus, jit_compile=True, varies=True)
+        assert str(singles(space_for(varied))[0]) == "jit_compile False"
     kept = Changes(keep_host_memory=True)
     assert kept.chain(FACTS) == tfopt.chain(tfopt.KeepHostMemory())
 

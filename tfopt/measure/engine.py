@@ -93,6 +93,7 @@ class Candidate:
             replicas=ready.replicas,
             new_programs=None if isinstance(programs, str) else programs,
             data=ready.data,
+            shapes=ready.shapes,
             **figures,
         )
 
@@ -105,7 +106,7 @@ class Candidate:
         """Return the seconds of building the model and of compiling its steps."""
         assert self.ready is not None
         # On one H200, XLA took 3.0 s for the smaller last batch after 3.5 s for the first step.
-        return self.ready.build_s + (1 + self.ready.compiles_rest) * self.ready.first_step_s
+        return self.ready.build_s + max(len(self.ready.shapes), 1) * self.ready.first_step_s
 
     def training_s(
         self, examples: int, rounds: Iterable[int] | None = None, start_s: float | None = None

@@ -58,6 +58,8 @@ class TimedProcess:
         gpus: The state of each GPU in use; empty where there is none.
         unavailable: For each figure that is None, the reason.
         data: Name and note of the data, as the job gives them, and how much of what shape.
+        shapes: For which batches XLA compiles a step: a full one, and a smaller last one; empty
+            where it does not.
     """
 
     build_s: FromZero
@@ -76,6 +78,7 @@ class TimedProcess:
     gpus: tuple[GpuState, ...]
     unavailable: Mapping[str, str]
     data: str
+    shapes: tuple[str, ...] = ()
 
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
         "batch_size",

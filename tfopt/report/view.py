@@ -208,12 +208,16 @@ def _facts(variant: VariantReport) -> Words:
 
 
 def _compiled(variant: VariantReport) -> Iterator[str]:
-    """Yield of each process what its first step took, and whether the cache had the programs."""
+    """Yield what each process's first step took, whether a cache had its programs, the shapes."""
     for process in variant.processes:
-        if process.new_programs is not None:
-            new = fmt.count(process.new_programs, "new program")
-            came = f"at most {new}" if process.new_programs else "all from the cache"
+        came = process.unavailable.get("new_programs", "all from the cache")
+        if process.new_programs:
+            came = f"at most {fmt.count(process.new_programs, 'new program')}"
+        if process.new_programs is not None or process.shapes:
             yield f"{fmt.duration(1000 * process.first_step_s)}, {came}"
+    shapes = dict.fromkeys(shape for process in variant.processes for shape in process.shapes)
+    if shapes:
+        yield f"for batches of {' and of '.join(shapes)}"
 
 
 def _quality_words(variant: VariantReport) -> str:

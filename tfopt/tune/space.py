@@ -171,13 +171,14 @@ def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
         space["keep_host_memory"] = (None, True)
     if seen.half is not None:
         space["precision"] = (None, seen.half)
-    if not seen.gpus:
-        return space
-    if seen.attention:
+    if seen.gpus and seen.attention:
         space["fused_attention"] = (None, True)
-    if seen.jit_compile and not seen.eager:
+    if seen.gpus and seen.jit_compile and not seen.eager:
         space["xla"] = (None, *_XLA_FLAGS)
-    return {name: space[name] for name in dict.fromkeys((*_ON_A_GPU, *space))}
+    # A step that XLA compiles again and again is the first thing to mend.
+    first = ("jit_compile",) if seen.varies and seen.jit_compile else ()
+    order = (*first, *(_ON_A_GPU if seen.gpus else ()), *space)
+    return {name: space[name] for name in dict.fromkeys(order)}
 
 
 def _batches(own: int, examples: int) -> Iterator[int]:
