@@ -29,11 +29,10 @@ def _lines(view: View) -> Iterator[str]:
         yield from (f"> **{escape(view.warning)}**", "")
     if view.headline:
         yield from (f"**{escape(view.headline)}**", "")
-    if view.tiles:
-        yield from _table(view.tiles)
     if view.keep:
         yield f"- {view.keep_title}: {code(view.keep)}"
-        yield f"- Brought: {escape(view.brought)}"
+        if view.brought:
+            yield f"- Brought: {escape(view.brought)}"
     elif view.as_it_is:
         yield f"- {escape(view.as_it_is)}"
     yield from map(item, view.notes)

@@ -16,9 +16,8 @@ from tfopt.report.bench_figures import kept, kept_for, lost
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
 from tfopt.report.columns import PROCESS, TRAINING, columns_of
 from tfopt.report.serving import serving_table
-from tfopt.report.summary import headline_of, subject_of, warning_of
+from tfopt.report.summary import headline_of, warning_of
 from tfopt.report.table import Column, Row, Table, Words, figure
-from tfopt.report.tiles import before_and_after
 from tfopt.report.timed_process import GpuState
 
 _UNKNOWN = "unknown"
@@ -38,7 +37,6 @@ class View:
 
     Attributes:
         warning: What a reader must know first.
-        subject: The name of the variant that the headline and the tiles are about.
         keep: The chain to keep; ``keep_title`` says for what, and ``brought`` what it brought.
         as_it_is: Shown instead where no link is worth keeping.
         facts: Where the figures come from.
@@ -48,8 +46,6 @@ class View:
     table: Table
     warning: str = ""
     headline: str = ""
-    subject: str = ""
-    tiles: Table | None = None
     keep: str = ""
     keep_title: str = "Keep"
     brought: str = ""
@@ -66,13 +62,12 @@ class View:
 
 def view_of(report: BenchReport) -> View:
     """Return everything in ``report``, formatted."""
-    about, own, recommended = subject_of(report), kept(report), report.recommendation
-    subject = "" if about is None else fmt.one_line(about.name)
+    own, recommended = kept(report), report.recommendation
     aims = "" if own is None else kept_for(report, own)
     quick = " (quick)" if report.asked.quick else ""
-    columns, left_out = columns_of(report)
+    columns, notes = columns_of(report)
     rows = tuple(_row(report, variant, columns) for variant in report.variants)
-    table = Table(columns, rows, caption=_caption(report), notes=left_out)
+    table = Table(columns, rows, caption=_caption(report), notes=notes)
     serving = None
     if report.serving is not None:
         serving = serving_table(report.serving, own.name if own is not None else None)
@@ -84,8 +79,6 @@ def view_of(report: BenchReport) -> View:
         table=table,
         warning=warning_of(report),
         headline=headline_of(report),
-        subject=subject,
-        tiles=before_and_after([serving, table] if serving else [table], rows[0].name, subject),
         keep=fmt.one_line(own.chain) if own is not None else "",
         keep_title=f"Keep for its {aims}" if aims else "Keep",
         brought=fmt.one_line(recommended.brought) if own is not None and recommended else "",
@@ -125,8 +118,7 @@ def _method(report: BenchReport) -> str:
     if any(variant.trainings for variant in report.variants):
         method += (
             " Trainings ran beside each other and were not timed: the time of one is its first "
-            "step, its steps at the time of a step in turns, and the ends of its epochs. Until "
-            "when it is accurate was read on ten batches spread over the test part."
+            "step, its steps at the time of a step in turns, and the ends of its epochs."
         )
     return method
 
