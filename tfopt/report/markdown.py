@@ -102,8 +102,6 @@ def item(text: str) -> str:
 
 def code(text: str) -> str:
     """Return text as code outside a table, in a fence longer than any run of backticks in it."""
-    if not text:
-        return ""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""

@@ -22,6 +22,7 @@ from tfopt.report.timed_process import GpuState
 
 _UNKNOWN = "unknown"
 _FEW_SEEDS = 3
+_AS_IT_IS = "Keep the job as it is: no link was worth keeping."
 _CAPTIONS: dict[Kind, str] = {
     "prefixes": "Each row adds one link of the chain to those before it.",
     "ablation": "Each row leaves one link of the chain out.",
@@ -73,7 +74,7 @@ def view_of(report: BenchReport) -> View:
         serving = serving_table(report.serving, own.name if own is not None else None)
     dropped = recommended.dropped if recommended is not None else ()
     # Where links are undecided, a longer measurement may yet decide for one.
-    decided = recommended if recommended and not recommended.undecided else None
+    plain = recommended is not None and recommended.keep == PLAIN and not recommended.undecided
     return View(
         title=(fmt.one_line(report.title) or "Benchmark") + quick,
         table=table,
@@ -82,7 +83,7 @@ def view_of(report: BenchReport) -> View:
         keep=fmt.one_line(own.chain) if own is not None else "",
         keep_title=f"Keep for its {aims}" if aims else "Keep",
         brought=fmt.one_line(recommended.brought) if own is not None and recommended else "",
-        as_it_is=f"{fmt.AS_IT_IS}." if decided and decided.keep == PLAIN else "",
+        as_it_is=_AS_IT_IS if plain else "",
         notes=(
             *map(fmt.clean, report.notes),
             *(f"Not kept: {fmt.one_line(text)}" for text in dropped),
@@ -234,8 +235,7 @@ _GPU_FIGURES = {
 
 def _gpu_words(gpu: GpuState) -> str:
     """Return what the driver reported of a GPU."""
-    figures = ((words, getattr(gpu, name)) for name, words in _GPU_FIGURES.items())
-    told = [words.format(figure(value, "").text) for words, value in figures]
+    told = [w.format(figure(getattr(gpu, name), "").text) for name, w in _GPU_FIGURES.items()]
     if gpu.throttle_reasons:
         told[-1] += f"; clocks held down: {', '.join(gpu.throttle_reasons)}"
     return f"{gpu.name}: {', '.join(told)}"

@@ -246,7 +246,7 @@ def _middle_first(values: Sequence[Any]) -> list[Any]:
 
 
 def neighbours(setting: Changes, space: Mapping[str, Sequence[Any]]) -> list[Changes]:
-    """Return the settings that differ from this one in one field, and in what goes with it."""
+    """Return the settings that differ from this one in one field."""
     return [
         replace(setting, **{axis: value})
         for axis, values in space.items()
