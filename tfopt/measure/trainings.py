@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
@@ -124,8 +125,8 @@ def _note(order: Order, child: Child) -> None:
 
 def without_file(training: Training) -> Training:
     """Return the training of the variant that makes no file of its model."""
-    reasons = {**training.unavailable, **NO_FILE}
-    return replace(training, **dict.fromkeys(NO_FILE), unavailable=reasons)
+    gone: dict[str, Any] = dict.fromkeys(NO_FILE)
+    return replace(training, **gone, unavailable={**training.unavailable, **NO_FILE})
 
 
 # What trainings say about each other: those of one seed belong together.
