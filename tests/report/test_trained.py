@@ -91,7 +91,7 @@ def test_a_time_of_one_training_is_not_called_certain(trained):
     why = {**last.unavailable, **dict.fromkeys(none, "trained whole with 1 seed")}
     once = replace(last, trainings=last.trainings[:1], unavailable=why, **none)
     cells, _ = row_of(replace(trained, variants=(*trained.variants[:-1], once)), "+ Prune")
-    for title in ("Until accurate, s", "Whole training, s"):
+    for title in ("Time to accuracy, s", "Whole training, s"):
         assert (cells[title].badge, cells[title].tone) == ("one training", "plain")
 
 
@@ -121,11 +121,11 @@ def test_an_accuracy_that_is_not_reached_is_said(trained):
 
 def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
     cells, row = row_of(trained, "+ Prune")
-    until = cells["Until accurate, s"]
+    until = cells["Time to accuracy, s"]
     assert (until.text, until.detail) == ("3.33", f"2.38{X} (2.31{DASH}2.45)")
     assert (until.badge, until.tone) == ("faster", "better")
     assert cells["Whole training, s"].detail == until.detail
-    steps = cells["Steps until accurate"]
+    steps = cells["Steps to accuracy"]
     assert (steps.text, steps.detail, steps.badge) == ("317", until.detail, "fewer")
     assert (cells["Test accuracy"].text, cells["Test accuracy"].detail) == (
         "96.22 %", "96.20 %, 96.24 %",
@@ -134,7 +134,7 @@ def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
     assert (cells["File, KiB"].text, cells["File, KiB"].detail) == ("58.3", "97.68 %")
     assert [each.name for each in row.tables[0].rows] == ["seed 0", "seed 1", "seed 2"]
     assert row.tables[0].rows[0].cells[-1].text == "160: 95.20 %; 320: 96.20 %"
-    missed = row_of(trained, "+ LearningRate")[0]["Until accurate, s"]
+    missed = row_of(trained, "+ LearningRate")[0]["Time to accuracy, s"]
     assert (missed.text, missed.reason) == ("n/a", "with seed 0 no reading reached 96.20 %")
     first = row_of(trained, "baseline")[0]
     assert (first["Whole training, s"].text, first["Whole training, s"].badge) == ("6.33", "")

@@ -307,7 +307,7 @@ def test_interrupted_it_returns_what_is_certain_by_then(tune, machine, after):
         ({"budget_s": 1}, "budget_s is too short"),
         ({"objective": "speed"}, "`objective` is unknown"),
         ({"space": {"batchsize": [1]}}, "did you mean batch_size?"),
-        ({"space": {"batch_size": 64}}, "are no list"),
+        ({"space": {"batch_size": 64}}, "are not a list"),
         ({"space": {"batch_size": ["big"]}}, "batch_size does not fit"),
         ({"space": {"batch_size": [0]}}, "greater than or equal to 1"),
         ({"space": {"jit_compile": [1]}}, "jit_compile does not fit"),

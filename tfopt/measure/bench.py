@@ -506,7 +506,7 @@ class _Session:
             return
         names = [row.variant.name for row in served]
         folders = {name: self.folder_of("serving", name) for name in names}
-        self._display.doing("size and speed when it serves")
+        self._display.doing("serving: size and latency")
         try:
             self._serving = carried_out(self.rows[0].variant, partial(compare_served, folders))
         except Lost as lost:

@@ -26,7 +26,10 @@ def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]
     """Return the columns, and what is to be said of them and of those that none could fill."""
     shown, notes = [], []
     if target(report) is not None:
-        notes.append("Until when it is accurate was read on ten batches spread over the test part.")
+        notes.append(
+            "Time to accuracy is read on ten batches spread over the test part, whose score is not "
+            "that of all of it."
+        )
     for column in (*_training_columns(report), *_STEPS):
         cells = [column.make(variant) for variant in report.measured]
         if not cells or any(cell.text != fmt.NOT_AVAILABLE for cell in cells):
@@ -69,8 +72,8 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
         return replace(cell, badge=few)
 
     return (
-        Column("Until accurate, s", versus, seconds),
-        Column("Steps until accurate", "examples vs. reference", steps),
+        Column("Time to accuracy, s", versus, seconds),
+        Column("Steps to accuracy", "examples vs. reference", steps),
         Column("Whole training, s", "vs. reference", whole),
         Column("Test accuracy", "lowest, highest", _accuracy),
         Column("Model, KiB", "gzipped", lambda v: _pair(v, "model_kib", "model_gzip_kib")),

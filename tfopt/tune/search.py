@@ -30,7 +30,7 @@ from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, quality, train
 from tfopt.report.bench_report import Objective, Quality, is_time
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
-from tfopt.train.memory_message import is_lack_of_memory
+from tfopt.train.out_of_memory import is_lack_of_memory
 from tfopt.tune.objective import OBJECTIVES, in_words, verdict_in_words
 from tfopt.tune.space import (
     Changes,
@@ -371,7 +371,7 @@ class Search:
         trial.take(candidate, self._engine)
         if trial is self.plain and trial.status == "failed" and not candidate.out:
             raise UserError(
-                "The job is another one in each process.",
+                "The job has other data in each process.",
                 expected="the same data each time it is made",
                 received=trial.reason,
                 fix="draw the data by a seed",

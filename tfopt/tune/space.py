@@ -219,7 +219,7 @@ def require_space(asked: Mapping[str, Sequence[Any]]) -> None:
             raise UserError("`space` has no learning rate: it goes with the batch size.")
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise UserError(
-                f"The values of {name!r} in `space` are no list.",
+                f"The values of {name!r} in `space` are not a list.",
                 expected=f"the values to try, such as {name}=[...]",
                 received=repr(values),
             )
