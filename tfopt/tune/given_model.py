@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import examples_of
+from tfopt.data.stages import draws_random
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _MODEL, _NOTE, _DATASET, _PICKLE = "model.keras", "note.json", "dataset", "pickle"
 _LIBRARIES = ("keras", "tfopt", "builtins")
 SAVED_AS_BATCHES = "The dataset was saved as batches: what it costs to make them is not measured."
+DRAWN_ONCE = "What it draws at random was drawn once: every epoch trains on the same examples."
 
 
 def job(*, folder: str, epochs: int = 1, batch_size: int | None = None) -> Job:
@@ -64,7 +66,8 @@ def target_of_model(
         batches = [_write(place, name, part) for name, part in (("train", data), ("test", test))]
         given = {name: value for name, value in settings.items() if value is not None}
         target = Target(model.name, f"{__name__}:job", arguments={"folder": folder, **given})
-        yield target, (SAVED_AS_BATCHES,) if batches[0] else ()
+        remarks = (SAVED_AS_BATCHES, *([DRAWN_ONCE] if draws_random(data) else []))
+        yield target, remarks if batches[0] else ()
 
 
 def _require_free_gpu() -> None:
