@@ -140,6 +140,14 @@ def test_an_outcome_prints_in_a_few_lines_and_is_saved(tmp_path):
     assert keras.models.load_model(paths[0]).optimizer is not None
 
 
+def test_data_frames_are_described_as_the_arrays_they_hold():
+    pd = pytest.importorskip("pandas")
+    frames = pd.DataFrame(X), pd.Series(Y)
+    outcome = run(a_job(data=lambda: Data(train=frames, test=frames)))
+    assert "data (64 examples of float32[6], int64[])" in str(outcome)
+    assert outcome.evaluation is not None
+
+
 def test_without_a_test_part_nothing_is_evaluated():
     outcome = run(a_job(data=lambda: Data(train=(X, Y))))
     assert outcome.evaluation is None
@@ -228,8 +236,13 @@ def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
         ({"data": lambda: (X, Y)}, "Data"),
         ({"data": lambda: Data(train=(X[:0], Y[:0]))}, "nothing|no examples|empty"),
         ({"data": lambda: Data(train=(X, Y[:5]))}, "length|differ"),
+        (
+            {"data": lambda: Data(train=tf.data.Dataset.from_tensor_slices((X, Y)))},
+            "yields single examples",
+        ),
         ({"data": lambda: Data(train=(np.where(X > 1, np.nan, X), Y))}, "NaN|nan"),
         ({"data": lambda: Data(train=(X, Y + 1))}, "label"),
+        ({"data": lambda: Data(train=(X, np.array(["no", "yes"])[Y]))}, "text as labels"),
         ({"data": lambda: Data(train=(X, Y), test=(X, Y - 1))}, "label"),
         ({"build": lambda: WithoutCall()}, "not built"),
         ({"build": lambda: "model"}, "Keras 3 model"),

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.examples_checks import check_examples, require_finite, translate_fit_errors
-from tfopt.data.feeding import build_by, evaluation_input, fit_input, readable, training_input
-from tfopt.data.fit_data import DEFAULT_BATCH, Examples, describe_data, parts_of
+from tfopt.data.feeding import build_by, evaluation_input, readable, training_input
+from tfopt.data.fit_data import DEFAULT_BATCH, Examples, describe_data, examples_of, parts_of
 from tfopt.data.pipeline import Pipeline, require_batch_size
 from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
@@ -265,7 +265,7 @@ class Prepared:
         own += [callback for transform in run.acting() for callback in transform.callbacks(run)]
         with translate_fit_errors(run.data.train, run.data.validation):
             history = self.model.fit(
-                **fit_input(self.train_input, run.facts.batch_size),
+                **examples_of(self.train_input).fit_arguments(run.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
                 shuffle=not hasattr(self.train_input, "element_spec"),
                 epochs=epochs or run.job.epochs,

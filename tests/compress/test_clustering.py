@@ -24,6 +24,15 @@ def test_a_cluster_moves_by_the_mean_of_what_its_weights_would_have_moved():
         np.testing.assert_allclose(after[own], alone[own].mean(), rtol=1e-5)
 
 
+def test_kernels_of_many_shapes_bring_no_warning_of_retracing(caplog):
+    hidden = [layers.Dense(units, "relu") for units in range(8, 14)]
+    model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1)])
+    model.compile("sgd", "mse")
+    cluster(model, 4)
+    model.fit(np.ones((8, 6)), np.ones((8, 1)), batch_size=4, verbose=0)
+    assert "retracing" not in caplog.text
+
+
 def test_a_step_without_gradients_changes_no_bit():
     model = dense_model(optimizer=keras.optimizers.SGD(0.0))
     cluster(model, 5)

@@ -1,5 +1,7 @@
 """Job.from_model and rebuild: what carries over, what is refused."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -175,6 +177,12 @@ def test_what_cannot_be_rebuilt_unbuilt_uncompiled_and_keras_2_models_are_refuse
     compiled(model)
     with pytest.raises(UserError, match=r"cannot be rebuilt.*\n[^$]*get_config"):
         Job.from_model(model, (X, Y))
+    half_built = Subclassed()
+    with warnings.catch_warnings(action="ignore"):  # Keras says so, and goes on
+        half_built.build((None, X.shape[1]))
+    compiled(half_built)
+    with pytest.raises(UserError, match="has 0 weights and its copy 4; call it once on a batch"):
+        Job.from_model(half_built, (X, Y))
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     unbuilt.compile("sgd", "mse")
     with pytest.raises(UserError, match="not built"):

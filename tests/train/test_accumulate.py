@@ -80,6 +80,12 @@ def test_a_model_that_has_trained_goes_on_and_so_does_its_file(tmp_path):
     assert gap(trained(model, 4), trained(loaded, 4)) < 1e-6
 
 
+def with_optimizers_of_its_own():
+    model = compiled()
+    model.d_optimizer = Opt.Adam()
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "word"),
     [
@@ -90,6 +96,7 @@ def test_a_model_that_has_trained_goes_on_and_so_does_its_file(tmp_path):
             lambda: compiled(optimizer=lambda: Opt.SGD(gradient_accumulation_steps=2)),
             "accumulates gradients already",
         ),
+        (with_optimizers_of_its_own, "optimizers of its own"),
     ],
 )
 def test_what_cannot_accumulate_is_refused(model, word):

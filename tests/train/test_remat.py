@@ -120,6 +120,15 @@ def test_blocks_are_layers_with_layers_inside():
     names = {
         residual: ["block_0", "block_1", "block_2"],
         lambda: keras.Sequential([keras.Input((16,)), residual(2)]): ["block_0", "block_1"],
+        lambda: keras.Sequential(
+            [
+                keras.Input((16,)),
+                keras.Sequential([L.GaussianNoise(0.1)]),
+                keras.Sequential([L.Embedding(4, 2), L.Flatten(), L.Reshape((16, 2))]),
+                keras.Sequential([L.GlobalAveragePooling1D(data_format="channels_first")]),
+                residual(2),
+            ]
+        ): ["block_0", "block_1"],
         subclassed: ["block", "block_1"],
     }
     for build, expected in names.items():

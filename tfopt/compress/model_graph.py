@@ -28,12 +28,10 @@ class Neighbours:
     """The neighbours of a part in a graph.
 
     Attributes:
-        before: The parts whose results are its inputs.
         after: The parts that use its result.
         is_output: Whether its result is an output of the graph.
     """
 
-    before: tuple[Any, ...]
     after: tuple[Any, ...]
     is_output: bool
 
@@ -85,19 +83,15 @@ def places(owner: Any) -> dict[int, Neighbours] | None:
     graph = _graph(owner)
     if graph is None:
         return None
-    before: dict[int, list[Any]] = {}
     after: dict[int, list[Any]] = {}
     outputs, ends = set(map(id, graph.outputs)), set[int]()
     for node in chain.from_iterable(nodes_by_depth(graph).values()):
         for parent in node.parent_nodes:
-            before.setdefault(id(node.operation), []).append(parent.operation)
             after.setdefault(id(parent.operation), []).append(node.operation)
         if not outputs.isdisjoint(map(id, node.outputs)):
             ends.add(id(node.operation))
     return {
-        id(part): Neighbours(
-            tuple(before.get(id(part), ())), tuple(after.get(id(part), ())), id(part) in ends
-        )
+        id(part): Neighbours(tuple(after.get(id(part), ())), id(part) in ends)
         for part in graph.operations
     }
 
@@ -190,7 +184,8 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
             f"The inputs of {type(model).__name__} are unknown.",
             expected="a Sequential or Functional model, or examples",
             received="a subclassed model without examples",
-            fix="pass calibration=x_train[:200], or examples",
+            fix="pass calibration=x_train[:200], or examples; to footprint(), which takes neither, "
+            "the file that quantize() writes with them",
         )
     names = unique_names([_tidy(name, "input") for *_, name in shapes])
     return Ports(

@@ -39,9 +39,9 @@ def _even(kernel: Any, index: Any, share: Any) -> Any:
 def _compiled(shape: tuple[int, ...]) -> Any:
     """Return ``_even`` compiled by XLA for one shape, in less than half the time on a CPU.
 
-    TensorFlow warns of retracing a function of many shapes.
+    TensorFlow warns of retracing a function of many shapes; a partial is another function to it.
     """
-    return tf.function(_even, jit_compile=True, autograph=False)
+    return tf.function(functools.partial(_even), jit_compile=True, autograph=False)
 
 
 @dataclass(frozen=True)

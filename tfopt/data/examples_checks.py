@@ -85,6 +85,13 @@ def _check_finite(leaf: Any, where: str, unit: str) -> None:
 
 def _check_labels(labels: Any, classes: int, ignored: int | None, name: str, unit: str) -> None:
     for start, chunk in _chunks(labels):
+        if chunk.dtype.kind in "OSU":
+            raise UserError(
+                f"The {name} data has text as labels.",
+                expected=f"whole numbers from 0 to {classes - 1}",
+                received=f"{chunk.ravel()[0]!r} in {unit} {start:,}",
+                fix="number them: names, y = np.unique(y, return_inverse=True)",
+            )
         if not (_is_float(chunk) or np.issubdtype(chunk.dtype, np.integer)):
             return
         if start == 0 and _is_one_hot(chunk, classes):

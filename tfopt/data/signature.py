@@ -30,12 +30,12 @@ def standardised(batch: Any) -> Any:
 
 
 def tuples_for_lists(structure: Any) -> Any:
-    """Return a structure with tuples for lists, which tf.data would convert to tensors."""
+    """Return a structure with tuples for lists, and arrays for what pandas holds, as tf.data."""
     if isinstance(structure, dict):
         return {key: tuples_for_lists(value) for key, value in structure.items()}
     if isinstance(structure, tuple | list):
         return tuple(map(tuples_for_lists, structure))
-    return structure
+    return structure.to_numpy() if hasattr(structure, "to_numpy") else structure
 
 
 def leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:

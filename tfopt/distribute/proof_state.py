@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
+from tfopt.distribute.model_parts import metrics_of, optimizers_of, variables_of
 from tfopt.hooks import putting, replaced
 from tfopt.keras_internals import stored
 from tfopt.resume.variables import capture_host, restore_host, restore_values, values_of

@@ -24,6 +24,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfopt.distribute.model_parts import (
+    metrics_of,
+    optimizers_of,
+    overrides,
+    unsynchronized,
+    variables_of,
+)
 from tfopt.distribute.proof_data import Batches, UnreadableData, broadcast_batches, read_batches
 from tfopt.distribute.proof_state import (
     SavedState,
@@ -32,14 +39,7 @@ from tfopt.distribute.proof_state import (
     retrace_functions,
     without_tensor_float_32,
 )
-from tfopt.distribute.step import (
-    Step,
-    metrics_of,
-    optimizers_of,
-    overrides,
-    unsynchronized,
-    variables_of,
-)
+from tfopt.distribute.step import Step
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
 from tfopt.hooks import replaced
@@ -55,7 +55,8 @@ _UNIT, _UNITS_OF_16_BITS = 2.0**-23, {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NOISE, _UNITS_AWAY = 10, (1, 8, 64)
 _CAUSES_OF_GRADIENTS = (
     "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; "
-    "gradients changed before apply(); a step that mixes means and sums"
+    "gradients changed before apply(); a step that mixes means and sums; a loss that compares a "
+    "batch's examples, or squares their mean, outside compile(loss=...) and compute_loss()"
 )
 _CAUSES_OF_WEIGHTS = "a layer with statistics of one replica's examples"
 _CAUSES_OF_LOGS = "a metric, or a number that the step returns, that is no sum over the examples"

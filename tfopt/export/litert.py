@@ -108,7 +108,9 @@ def trace(model: keras.Model, ports: Ports) -> Traced:
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
-    return Traced(model.name, ports, names, function, tuple(v.value for v in model.variables))
+    # A layer may update a metric in its call.
+    variables = (*model.variables, *model.metrics_variables)
+    return Traced(model.name, ports, names, function, tuple(v.value for v in variables))
 
 
 def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Traced:

@@ -6,6 +6,7 @@ If the body fails, they are a note on the exception.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -40,8 +41,13 @@ def quiet() -> Iterator[None]:
         failed: Exception | None = None
         try:
             # A notebook's sys.stderr is not the file 2, to which libraries in C write.
-            with open(os.dup(2), "w", buffering=1) as stream, redirect_stderr(stream):
-                yield
+            # A logger that is made meanwhile keeps this stream, which is thus never closed.
+            stream = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
+            with redirect_stderr(stream):
+                try:
+                    yield
+                finally:
+                    stream.flush()
         except Exception as error:
             failed = error
             raise

@@ -82,7 +82,13 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
                 rebuilt = keras.saving.deserialize_keras_object(config, safe_mode=False)
                 if not rebuilt.built and config.get("build_config"):
                     rebuilt.build_from_config(config["build_config"])
-                rebuilt.set_weights(own_weights if weights is None else weights)
+                values = own_weights if weights is None else weights
+                if len(values) < len(rebuilt.weights):
+                    raise ValueError(
+                        f"it has {len(values)} weights and its copy {len(rebuilt.weights)}; call "
+                        "it once on a batch, so that all of its layers are built"
+                    )
+                rebuilt.set_weights(values)
         # Outer layers come first: ``trainable`` sets all inner layers too. A KerasHub class may
         # have more layers when it is rebuilt.
         for layer, trains, source in zip(layers_of(rebuilt), trainable, lookups, strict=False):

@@ -48,16 +48,17 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
     The weights are those of the whole batch if its loss is a mean over its examples and all
     micro-batches have one size. Otherwise micro-batches count the same, whatever their masks and
     sample weights, and the surplus steps of an epoch go into the first update of the next one.
-    BatchNormalization and Dropout see micro-batches. Step counts, such as ``steps_per_epoch`` and
-    the schedule of ``prune``, count micro-batches.
+    BatchNormalization and Dropout see micro-batches. An ``Embedding`` gets the sum of a token's
+    gradients, of which Keras otherwise squares each by itself (Adam, RMSprop). Step counts, such as
+    ``steps_per_epoch`` and the schedule of ``prune``, count micro-batches.
 
     Args:
         model: A compiled Keras 3 model.
         steps: Micro-batches per update, at least 2. Compile the model anew to undo it.
 
     Raises:
-        UserError: The model is not compiled, ``steps`` is below 2, or the optimizer averages its
-            weights (``use_ema``) or accumulates already.
+        UserError: The model is not compiled, ``steps`` is below 2, it has optimizers of its own, as
+            a GAN, or the optimizer averages its weights (``use_ema``) or accumulates already.
 
     Example:
         tfopt.accumulate(model, 4)
@@ -93,6 +94,14 @@ def micro_batch_size(batch_size: int, steps: int) -> int:
 def _optimizer(model: Any) -> Any:
     """Return the optimizer of a model; raise if it cannot accumulate."""
     require_compiled(model, "accumulate")
+    kept = {k: v for k, v in vars(model).items() if isinstance(v, keras.optimizers.Optimizer)}
+    if own := [name for name, value in kept.items() if value is not model.optimizer]:
+        raise UserError(
+            f"{type(model).__name__} has optimizers of its own, which would not accumulate.",
+            expected="a model that trains with the optimizer of keras.Model.compile() alone",
+            received=", ".join(own),
+            fix="create them with gradient_accumulation_steps=...",
+        )
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if optimizer.gradient_accumulation_steps:
         raise UserError(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tfopt.errors import UserError, require_count
 from tfopt.hooks import replaced
 from tfopt.job.rebuild import require_built_keras3, require_compiled
@@ -127,7 +129,9 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
     def spec(leaf: Any) -> Any:
         if leaf is None:
             return None
-        kind = keras.backend.standardize_dtype(leaf.dtype)
+        # A data frame has dtypes only for its columns.
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        kind = keras.backend.standardize_dtype(dtype)
         shape = [examples, *leaf.shape[1:]] if len(leaf.shape) else []
         # As Keras's data adapters do.
         kind = keras.config.floatx() if kind == "float64" else kind

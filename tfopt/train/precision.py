@@ -18,6 +18,7 @@ from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.cgroup import cpu_flags
 from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.parts import Effect
+from tfopt.job.plain_values import did_you_mean
 from tfopt.job.rebuild import ONE_AT_A_TIME
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import layers_inside, layers_of
@@ -36,14 +37,15 @@ class Tally:
         self.changed = 0
         self.outputs: list[str] = []
         self.left: list[str] = []
+        self.obstacles: list[str] = []
 
     def note(self, policy: str) -> str:
         """Return the tally as a note."""
         parts = [f"{self.changed} layers in {policy}"] if self.changed else []
         if self.outputs:
             parts.append(f"output {', '.join(self.outputs)} in float32")
-        if self.left:
-            parts.append(f"unchanged: {', '.join(self.left)}")
+        if self.left or self.obstacles:
+            parts.append(f"unchanged: {', '.join(self.left + self.obstacles)}")
         return "; ".join(parts)
 
 
@@ -62,13 +64,14 @@ def retyped_config(
         target = "float32" if is_output else policy
         obstacle = None if is_output else _obstacle(item, policy)
         if obstacle is not None:
-            tally.left.append(f"{_layer_name(item)} ({item['class_name']} {obstacle})")
+            tally.obstacles.append(f"{_layer_name(item)} ({item['class_name']} {obstacle})")
             return item
         _set_policy(item, config, target, is_output, tally)
         # The inner layers of a wrapper or RNN compute the same output.
         inner = Tally()
         config = {k: _retyped_inner(v, policy, is_output, inner) for k, v in config.items()}
         tally.left += inner.left
+        tally.obstacles += inner.obstacles
     return {**item, "config": config}
 
 
@@ -190,7 +193,7 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
 
     A compiled model comes back compiled, optimizer state included. "auto" is mixed_float16 if all
     GPUs have tensor cores for it, else float32; with nothing to change, the given model itself
-    comes back.
+    comes back. Classes of your own that cannot compute in half precision are named in a warning.
 
     Args:
         model: A built Keras 3 model, compiled or not.
@@ -205,7 +208,10 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
     """
     _validate(policy)
     chosen = choose_policy()[0] if policy == "auto" else policy
-    retyped, effect = _retype(model, chosen)
+    retyped, effect, failed = _retype(model, chosen)
+    if failed:
+        text = f"{model.name!r} is not all in {chosen}: {effect.note}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     if effect.acted and model.compiled:
         arguments = compile_factory(model)()
         if chosen == "mixed_float16":
@@ -287,7 +293,7 @@ class MixedPrecision(Transform):
         if policy == "auto":
             policy, reason = choose_policy()
             why = f"auto chose {policy}: {reason}; "
-        retyped, effect = _retype(model, policy)
+        retyped, effect, _ = _retype(model, policy)
         run.note(why + effect.note, acted=effect.acted)
         return retyped
 
@@ -323,15 +329,19 @@ def gpu_capabilities() -> list[tuple[int, int]]:
 
 def _validate(policy: object) -> None:
     if policy not in POLICIES:
+        fix = did_you_mean(str(policy), POLICIES)
+        if policy in ("float16", "bfloat16"):
+            fix = f'use "mixed_{policy}", which keeps float32 weights'
         raise UserError(
             "Unknown precision policy.",
             expected=" | ".join(POLICIES),
             received=repr(policy),
-            fix='use "mixed_float16", which keeps float32 weights, instead of pure "float16"',
+            fix=fix,
         )
 
 
-def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
+def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]:
+    """Return the model to go on with, what was done, and whether classes could not follow."""
     from tfopt.compress.kernels import rebuilder
     from tfopt.job.rebuild import rebuild, require_built_keras3
 
@@ -340,14 +350,11 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
     # A global policy at the time of building shows in the layers only.
     present = {layer.dtype_policy.name for layer in layers_of(model)}
     if policy == "float32" and present == {policy}:
-        return model, Effect(False, "the model is float32 already")
+        return model, Effect(False, "the model is float32 already"), False
     creator = rebuilder(model, None)
     if creator is not None:
-        return model, Effect(
-            False,
-            f"{creator} creates its layers itself, and its output layers are not known: set "
-            f"dtype={policy!r} on the inner layers there",
-        )
+        note = f"{creator} creates its layers itself, and its output layers are not known: set "
+        return model, Effect(False, f"{note}dtype={policy!r} on the inner layers there"), True
     try:
         retyped = rebuild(model, lambda config: retyped_config(config, policy, True, tally))
     except UserError as error:
@@ -363,8 +370,9 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
         # decides on loss scaling.
         retyped.dtype_policy = policy
     if not tally.changed:
-        return model, Effect(False, f"nothing was changed: {tally.note(policy)}")
-    return retyped, Effect(True, tally.note(policy))
+        effect = Effect(False, f"nothing was changed: {tally.note(policy)}")
+        return model, effect, bool(tally.obstacles)
+    return retyped, Effect(True, tally.note(policy)), bool(tally.obstacles)
 
 
 def _not_rebuilt(model: keras.Model) -> Iterator[str]:

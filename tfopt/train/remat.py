@@ -52,12 +52,15 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
     Args:
         model: A built Keras 3 model, compiled or not.
         layers: None: the blocks, which are layers with inner layers, such as a Transformer block or
-            a model used as a layer. Or a regular expression searched for in the layers' paths
-            ("encoder/block_1"), a layer class or a tuple of them, or a function of the layer. Of
-            nested layers, the outer one.
+            a model used as a layer; not augmentation, lookups and embeddings, which keep nothing.
+            Or a regular expression searched for in the layers' paths ("encoder/block_1"), a layer
+            class or a tuple of them, or a function of the layer. Of nested layers, the outer one.
 
     Raises:
         UserError: The model is not built, or ``layers`` chooses none of its layers.
+
+    A recomputed ``Embedding`` gets the sum of a token's gradients, of which Keras otherwise squares
+    each by itself (Adam, RMSprop): its weights are then not those of the plain training.
 
     Recomputed layers must draw random numbers by ``keras.random``, assign only Keras's variables,
     and call no Python. Trained weights that ``call`` assigns (SpectralNormalization) and
@@ -93,16 +96,26 @@ def _attach(model: Any, layers: Layers) -> str | None:
         return None
     return (
         f"{model.name!r} has no blocks to recompute: none of its {len(model.layers)} layer(s) has "
-        "inner layers. Build it of blocks (a keras.Sequential each), or choose layers: "
+        "inner layers with kernels. Build it of keras.Sequential blocks, or choose layers: "
         "tfopt.remat(model, layers=...)."
     )
 
 
 def _blocks(layer: Any) -> list[Any]:
-    """Return the layers with inner layers; of a single one, those inside it."""
+    """Return the layers with inner layers that keep activations; of a single one, those inside."""
     parts = layers_inside(layer, recursive=False)
-    blocks = [part for part in parts if layers_inside(part)]
+    blocks = [part for part in parts if layers_inside(part) and _multiplies(part)]
     return (_blocks(blocks[0]) or blocks) if len(blocks) == 1 else blocks
+
+
+def _multiplies(layer: Any) -> bool:
+    """Return whether a layer has other weights than tables; augmentation and lookups have none."""
+    import keras
+
+    parts = layers_inside(layer)
+    embeddings = [part for part in parts if isinstance(part, keras.layers.Embedding)]
+    tables = {id(weight) for embedding in embeddings for weight in embedding.weights}
+    return not tables.issuperset(map(id, layer.weights))
 
 
 def _matching(model: Any, layers: Layers) -> list[Any]:

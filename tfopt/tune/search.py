@@ -391,7 +391,7 @@ class Search:
         trial.row.take(candidate, self._engine)
         if trial is self.plain and trial.row.status == "failed" and not candidate.out:
             raise UserError(
-                "The job is another one in each process.",
+                "The job has other data in each process.",
                 expected="the same data each time it is made",
                 received=trial.row.reason,
                 fix="draw the data by a seed",
