@@ -144,6 +144,8 @@ def test_a_real_interrupt_ends_the_processes_and_leaves_a_report(in_toy_folder):
     assert "Interrupted" in printed
     assert "Traceback" not in printed
     wait_until(lambda: not processes_in(in_toy_folder))
-    assert left_in(out) - REPORTS == {".tfopt.lock"}
+    # On a busy machine all may stand still before the first turn has ended.
+    nothing = "nothing was measured yet" in printed
+    assert left_in(out) == (set() if nothing else REPORTS | {".tfopt.lock"})
     with alone_in(out):
         pass
