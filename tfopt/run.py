@@ -242,8 +242,7 @@ class Prepared:
         if shapes and vary_in_shape(self.train_input):
             _log.warning(
                 "XLA compiles the step again for each new shape, and batches are %s. Pad them to "
-                "one length, or to a few (bucket_by_sequence_length, with "
-                "pad_to_bucket_boundary=True), or compile with jit_compile=False.",
+                "one length or a few, or compile with jit_compile=False.",
                 shapes[0],
             )
         elif len(shapes) > 1:

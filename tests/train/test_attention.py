@@ -274,6 +274,26 @@ def test_masks_of_two_axes_are_taken(card):
     )
 
 
+class WithoutTraining(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.attention = L.MultiHeadAttention(2, 8, dtype="mixed_float16")
+        self.head = L.Dense(1, dtype="float32")
+
+    def call(self, inputs):
+        return self.head(self.attention(inputs, inputs))
+
+
+def test_a_model_whose_call_takes_no_training_is_fused_too(card):
+    x, model = np.ones((6, 8, 16), "float32"), WithoutTraining()
+    model(x)
+    model.compile("sgd", "mse", jit_compile=False)
+    fused = fused_layers(tfopt.fused_attention(model))
+    model.fit(x[:4], x[:4, :, :1], batch_size=4, verbose=0)
+    model.predict(x, batch_size=4, verbose=0)  # whose last batch is smaller
+    assert fused.summary() == (True, "attention fused in 1 layer")
+
+
 class OwnAttention(L.MultiHeadAttention):
     def _compute_attention(self, query, key, value, *given, **named):
         return super()._compute_attention(query, key, value, *given, **named)

@@ -187,9 +187,8 @@ class Pipeline(Transform):
 
     def read(self, train: Any, facts: Facts, *, whole: bool = False) -> tuple[Any, list[str]]:
         """Return the training input, of ``whole`` batches only, and the notes that describe it."""
-        options = self.options
         plan = self._plan(
-            options=replace(options, drop_remainder=options.drop_remainder or whole),
+            options=replace(self.options, drop_remainder=whole or self.options.drop_remainder),
             batch_size=facts.batch_size,
             map=_function("map", self.map),
             map_batch=_function("map_batch", self.map_batch),

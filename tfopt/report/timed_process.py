@@ -57,8 +57,7 @@ class TimedProcess:
         gpus: The state of each GPU in use; empty where there is none.
         unavailable: For each figure that is None, the reason.
         data: Name and note of the data, as the job gives them, and how much of what shape.
-        shapes: For which batches XLA compiles a step: a full one, and a smaller last one; empty
-            where it does not.
+        shapes: Of the batches for which XLA compiles a step: a full one, a smaller last one.
     """
 
     build_s: FromZero

@@ -235,7 +235,8 @@ class FusedLayer:
         reason = refusal(query, key, value, mask=mask)
         if any(scores) or named.get("return_attention_scores") or asks_for_scores(self._layer):
             reason = "its scores are returned"
-        if training:
+        # Keras says nothing of training to a model whose call() does not take it.
+        if training or (training is None and self.reason is not None):
             if reason is not None and reason != self.reason:
                 logger.warning("%s is computed as Keras does: %s", self.name, reason)
             self.reason = reason
