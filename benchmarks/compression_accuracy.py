@@ -7,8 +7,7 @@ The bars: within 1 point of the float model; pruned 80 %: gzip at least 3 times 
 as well 10 times; QAT int8 at least 3.8 times; half the channels at least 1.8 times as fast.
 
 Each net, seed and tool is a process of its own; ``--folder`` keeps each row and the float model's
-weights, so that a run that was cut short goes on, and a row that was taken out is made again; nets
-of another width (``--wide``) need a folder of their own.
+weights, so that a run that was cut short goes on, and a row that was taken out is made again.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ import numpy as np
 from compression_nets import NETS
 from paired import save_figures
 from tfopt.data.mnist import load_mnist
+from tfopt.export.litert_file import LitertPredictor, accuracy
 from tfopt.files import write_atomically
 
 BATCH, RATE = 64, 1e-3
@@ -99,14 +99,12 @@ class Work:
 
     def accuracy(self, model: Any) -> float:
         if isinstance(model, bytes):
-            from tfopt.export.litert_file import LitertPredictor, accuracy
-
             x, y = self.test
             return accuracy(LitertPredictor(model)([x])[0], y)
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
 
-    def file(self, model: Any) -> bytes:
-        """A float32 LiteRT file of a plain model."""
+    def file(self, model: Any, *, int8: bool = False) -> bytes:
+        """A LiteRT file of a plain model by TensorFlow's converter, in float32 or int8."""
         import tensorflow as tf
 
         with tempfile.TemporaryDirectory() as folder:
@@ -114,13 +112,16 @@ class Work:
                 model.save(folder, save_format="tf", include_optimizer=False)
             else:
                 model.export(folder, verbose=False)
-            content: bytes = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
+            converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+            if int8:
+                converter.optimizations = [tf.lite.Optimize.DEFAULT]
+                examples = self.train[0][:200]
+                converter.representative_dataset = lambda: ([x[None]] for x in examples)
+            content: bytes = converter.convert()
         return content
 
     def aware_file(self, model: Any) -> bytes:
         """The int8 file of a quantization-aware model, compared with the model itself."""
-        from tfopt.export.litert_file import LitertPredictor
-
         x = self.test[0][:1000]
         wanted = model.predict(x, verbose=0).argmax(axis=-1)
         content = self.int8_file(model)
@@ -145,7 +146,7 @@ class Work:
         return made.content
 
     def _new(self) -> Any:
-        return self.keras.Model(*NETS[self.net](self.keras.layers, self.options.wide))
+        return self.keras.Model(*NETS[self.net](self.keras.layers))
 
 
 def _data(name: str) -> tuple[Any, Any]:
@@ -262,7 +263,10 @@ def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
             content = made if isinstance(made, bytes) else work.file(made)
             row = _row(work, name, accuracy, content)
             if name.startswith("prune 80 %"):
-                row["int8_gzip_kib"] = _kib(gzip.compress(_post_training(work, made), 9))
+                # tfmot leaves int8 without training to the converter.
+                mine = work.tool == "tfopt"
+                smaller = work.int8_file(made) if mine else work.file(made, int8=True)
+                row["int8_gzip_kib"] = _kib(gzip.compress(smaller, 9))
             if isinstance(made, bytes):
                 row["file_agrees_with_model"] = work.agreement
             if name == "channels -50 %":
@@ -272,22 +276,6 @@ def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
         except Exception as error:
             reason = str(error).strip().splitlines() or [""]
             yield {**_head(work, name), "failed": f"{type(error).__name__}: {reason[0][:200]}"}
-
-
-def _post_training(work: Work, model: Any) -> bytes:
-    """A plain model's file in int8; tfmot leaves that to the converter."""
-    if work.tool == "tfopt":
-        return work.int8_file(model)
-    import tensorflow as tf
-
-    with tempfile.TemporaryDirectory() as folder:
-        model.save(folder, save_format="tf", include_optimizer=False)
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        examples = work.train[0][:200]
-        converter.representative_dataset = lambda: ([x[None]] for x in examples)
-        content: bytes = converter.convert()
-    return content
 
 
 def _latency(plain: bytes, content: bytes) -> dict[str, float]:
@@ -322,7 +310,6 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--wide", type=int, default=1, help="times the nets' widths")
     parser.add_argument("--data", default="embedded", help="embedded, or a folder of IDX files")
     parser.add_argument("--folder", type=Path, default=Path("compression_accuracy"))
     parser.add_argument("--epochs", type=int, default=10, help="of the float model")
@@ -342,11 +329,10 @@ def main() -> None:
     known = "embedded" if options.data == "embedded" else "complete"
     ways = "" if options.ways == list(WAYS) else " --ways " + " ".join(map(repr, options.ways))
     save_figures(
-        f"compression_accuracy-{known}" + (f"-wide_{options.wide}" if options.wide > 1 else ""),
+        f"compression_accuracy-{known}",
         f"python benchmarks/compression_accuracy.py --seeds {options.seeds} "
         f"--nets {' '.join(options.nets)} --tools {' '.join(options.tools)} "
         f"--epochs {options.epochs} --fine-tuning-epochs {options.fine_tuning_epochs}"
-        + (f" --wide {options.wide}" if options.wide > 1 else "")
         + ways
         + ("" if known == "embedded" else " --data FOLDER"),
         data=f"MNIST, {known}",
@@ -372,7 +358,7 @@ def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int)
         return
     epochs = ["--epochs", options.epochs, "--fine-tuning-epochs", options.fine_tuning_epochs]
     arguments = ["--one", tool, net, str(seed), "--data", options.data, *map(str, epochs)]
-    arguments += ["--wide", str(options.wide), "--ways", *options.ways]
+    arguments += ["--ways", *options.ways]
     command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]
     subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
     for row in _read(place):

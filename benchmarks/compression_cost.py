@@ -52,12 +52,12 @@ HELD: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def compiled(library: Any, net: str, held: str, jit_compile: bool) -> Any:
+def compiled(library: Any, net: str, held: str) -> Any:
     """A model of one Keras; tfmot's wrappers do not run under XLA, so neither does its twin."""
     shape = (28, 28, 1)
     body = NETS[net](library.layers)
     model = library.Sequential([library.layers.InputLayer(shape), *body])
-    settings = {"jit_compile": jit_compile} if library is keras else {}
+    settings = {"jit_compile": False} if library is keras else {}
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, **settings)
     model = HELD[held](model)
@@ -90,9 +90,7 @@ def stepper(model: Any, batch: int, steps: int) -> Callable[[], float]:
 
 def measure(net: str, options: argparse.Namespace) -> tuple[list[Ratio], dict[str, list[float]]]:
     runs = {
-        f"{name} {held}": stepper(
-            compiled(library, net, held, options.jit), options.batch, options.steps
-        )
+        f"{name} {held}": stepper(compiled(library, net, held), options.batch, options.steps)
         for name, library in (("tfopt", keras), ("tfmot", tf_keras))
         for held in HELD
     }
@@ -115,23 +113,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=10, help="of one stretch")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--jit", action="store_true", help="the Keras 3 nets under XLA")
-    parser.add_argument("--look", action="store_true", help="print only, save nothing")
     options = parser.parse_args()
     ratios, times = [], {}
     for net in NETS:
         found, taken = measure(net, options)
         ratios += found
         times.update(taken)
-    if options.look:
-        print(*ratios, sep="\n")
-        return
     command = (
         f"python benchmarks/compression_cost.py --rounds {options.rounds} --steps {options.steps} "
-        f"--batch {options.batch}" + (" --jit" if options.jit else "")
+        f"--batch {options.batch}"
     )
-    name = "compression_cost" + ("-xla" if options.jit else "")
-    save_result(name, command, ratios, step_s=times)
+    save_result("compression_cost", command, ratios, step_s=times)
 
 
 if __name__ == "__main__":

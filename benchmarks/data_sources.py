@@ -1,9 +1,9 @@
 """How fast each source yields the same rows, beside what one writes by hand.
 
-``python benchmarks/data_sources.py`` makes 1,000,000 rows of 12 numbers and 20,000 JPEG images,
-stores them as Parquet and as TFRecord, and reads whole epochs in batches of 256. In each round the
-two sources of a comparison are read back to back, in random order, and the figure is the median
-ratio of their seconds. Finally it reads 2 GiB of shuffled Parquet and prints the growth in memory.
+``python benchmarks/data_sources.py`` makes 1,000,000 rows of 12 numbers, stores them as Parquet and
+as TFRecord, and reads whole epochs in batches of 256. In each round the two sources of a comparison
+are read back to back, in random order, and the figure is the median ratio of their seconds. Finally
+it reads 2 GiB of shuffled Parquet and prints the growth in memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from tfopt.measure.memory import peak_host_mib
 BATCH = 256
 NUMBERS = [f"f{i}" for i in range(12)]
 SPEC = {"x": tf.io.FixedLenFeature([12], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
-PICTURE = {"photo": tf.io.FixedLenFeature([], tf.string), "y": tf.io.FixedLenFeature([], tf.int64)}
-SIDE = 64
 BY_PANDAS = "pandas rows by hand"
 PANDAS_PART = 10
 """Only a tenth of the rows go through the slowest; its seconds count ten times."""
@@ -55,35 +53,14 @@ def write_rows(folder: Path, rows: int) -> None:
         pq.write_table(table, folder / "parquet" / f"{part}.parquet", row_group_size=1 << 16)
         with tf.io.TFRecordWriter(str(folder / "tfrecord" / f"{part}.tfrecord")) as writer:
             for row, label in zip(x, y, strict=True):
-                writer.write(example(x=float_list(row), y=int_list(label)))
+                writer.write(example(row, label))
 
 
-def write_images(folder: Path, images: int) -> None:
-    """Write the same JPEG images as Parquet and as TFRecord."""
-    rng = np.random.default_rng(0)
-    shades = rng.integers(0, 200, (images, 1, 1, 3)) + rng.integers(0, 50, (images, SIDE, SIDE, 3))
-    encoded = [tf.io.encode_jpeg(each).numpy() for each in shades.astype("uint8")]
-    (folder / "photos").mkdir()
-    table = pa.table({"photo": encoded, "y": np.arange(images) % 10})
-    pq.write_table(table, folder / "photos" / "0.parquet", row_group_size=2_000)
-    with tf.io.TFRecordWriter(str(folder / "photos.tfrecord")) as writer:
-        for number, each in enumerate(encoded):
-            writer.write(example(photo=bytes_list(each), y=int_list(number % 10)))
-
-
-def float_list(values: Any) -> Any:
-    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
-
-
-def int_list(value: int) -> Any:
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
-
-
-def bytes_list(value: bytes) -> Any:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-
-
-def example(**features: Any) -> bytes:
+def example(x: Any, y: int) -> bytes:
+    features = {
+        "x": tf.train.Feature(float_list=tf.train.FloatList(value=x)),
+        "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[y])),
+    }
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
@@ -126,20 +103,6 @@ def by_records(folder: Path) -> Any:
     )
 
 
-def photos_by_records(folder: Path) -> Any:
-    """Return images out of TFRecord as TensorFlow's guide reads them."""
-
-    def decoded(one: Any) -> Any:
-        row = tf.io.parse_example(one, PICTURE)
-        image = tf.io.decode_image(row["photo"], channels=3, expand_animations=False)
-        image = tf.image.resize(image, (SIDE, SIDE))
-        return tf.ensure_shape(image, (SIDE, SIDE, 3)), row["y"]
-
-    records = tf.data.TFRecordDataset(str(folder / "photos.tfrecord"))
-    images = records.map(decoded, num_parallel_calls=tf.data.AUTOTUNE)
-    return images.batch(BATCH).prefetch(tf.data.AUTOTUNE)
-
-
 def through_tfopt(source: Any) -> Any:
     return tfopt.pipeline(source, batch_size=BATCH, shuffle=False)
 
@@ -147,7 +110,6 @@ def through_tfopt(source: Any) -> Any:
 def sources(folder: Path) -> dict[str, Callable[[], Any]]:
     """Return, by name, functions that make a dataset of one epoch."""
     rows = {"label": "y", "stack": True}
-    photos = {"label": "y", "features": "photo", "images": {"photo": (SIDE, SIDE, 3)}}
     return {
         "parquet": lambda: through_tfopt(Parquet(folder / "parquet", **rows)),
         "parquet, shuffled": lambda: tfopt.pipeline(
@@ -162,20 +124,11 @@ def sources(folder: Path) -> dict[str, Callable[[], Any]]:
         "tfrecord by hand": lambda: by_records(folder),
         "dask": lambda: through_tfopt(Dask(dask_frame(folder), **rows)),
         "spark": lambda: through_tfopt(Spark(spark_frame(folder), **rows)),
-        "photos in parquet": lambda: through_tfopt(Parquet(folder / "photos", **photos)),
-        "photos in tfrecord": lambda: through_tfopt(
-            TFRecord(folder / "photos.tfrecord", examples=photos_in(folder), **photos)
-        ),
-        "photos in tfrecord by hand": lambda: photos_by_records(folder),
     }
 
 
 def rows_in(folder: Path) -> int:
     return Parquet(folder / "parquet").count()
-
-
-def photos_in(folder: Path) -> int:
-    return Parquet(folder / "photos", features="y").count()
 
 
 def dask_frame(folder: Path) -> Any:
@@ -214,8 +167,6 @@ COMPARED = (
     ("parquet, shuffled", "parquet", False),
     ("dask", "parquet", True),
     ("spark", "parquet", True),
-    ("photos in parquet", "photos in tfrecord", False),
-    ("photos in tfrecord", "photos in tfrecord by hand", False),
 )
 
 
@@ -255,7 +206,6 @@ def main() -> None:
     parser.add_argument("--peak", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--images", type=int, default=20_000)
     options = parser.parse_args()
     if options.peak:
         print(peak_mib(options.peak))
@@ -263,7 +213,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder, options.rows)
-        write_images(folder, options.images)
         made = {name: make() for name, make in sources(folder).items()}
         seconds: dict[str, list[float]] = {name: [] for name in made}
         pairs: dict[Any, list[tuple[float, float]]] = {each: [] for each in COMPARED}
@@ -291,14 +240,10 @@ def main() -> None:
         name = f"seconds of {tried} / {reference}" + (", after the first batch" * after_first)
         ratios.append(paired_ratio(name, *map(list, zip(*times, strict=True))))
     command = "python benchmarks/data_sources.py " + " ".join(
-        f"--{name} {getattr(options, name)}" for name in ("rounds", "rows", "images")
+        f"--{name} {getattr(options, name)}" for name in ("rounds", "rows")
     )
     rates = {
-        name: round(
-            (options.images if "photos" in name else options.rows)
-            / (PANDAS_PART if name == BY_PANDAS else 1)
-            / float(np.median(s))
-        )
+        name: round(options.rows / (PANDAS_PART if name == BY_PANDAS else 1) / float(np.median(s)))
         for name, s in seconds.items()
     }
     save_result(

@@ -12,10 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,22 +143,6 @@ def under(chosen: list[Cell], scope: Callable[[], Any]) -> Iterator[Weights | st
             yield f"{type(error).__name__}: {lines[0][:200]}"
 
 
-def on_one_device(part: str) -> list[Weights]:
-    """What each cell trains without any scope, in a process that is in no cluster."""
-    alone = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder) / "weights.npz"
-        command = [sys.executable, __file__, "--part", part, "--reference", str(kept)]
-        subprocess.run(command, check=True, env=alone)
-        with np.load(kept) as file:
-            names = [name.split("-") for name in file.files]
-            count = 1 + max(int(cell) for cell, _ in names)
-            found: list[Weights] = [[] for _ in range(count)]
-            for cell, number in names:
-                found[int(cell)].append(file[f"{cell}-{number}"])
-    return found
-
-
 def row_of(cell: Cell, plain: Weights, ours: Weights | str) -> dict[str, Any]:
     """A cell with the largest difference of a weight, or with why it could not be trained."""
     row: dict[str, Any] = asdict(cell)
@@ -186,18 +166,9 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2, help="logical CPUs of this process")
     parser.add_argument("--part", default="1/1", help="2/3: the second third of the cells")
     parser.add_argument("--rows", type=Path, help="write the rows here, and no dated figures")
-    parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     number, parts = map(int, options.part.split("/"))
     chosen = cells()[number - 1 :: parts]
-    if options.reference:
-        kept = {
-            f"{cell}-{weight}": value
-            for cell, each in enumerate(chosen)
-            for weight, value in enumerate(trained(built(each, jit_compile=False), each))
-        }
-        np.savez(options.reference, **kept)  # type: ignore[arg-type]
-        return
     import tfopt
 
     def scope() -> Any:
@@ -205,8 +176,8 @@ def main() -> None:
 
     with scope() as replicas:
         pass
-    # First, so that all workers end together.
-    plain = [] if replicas.rank else on_one_device(options.part)
+    # First, so that all workers end together. Each trains alone, on a device of its own.
+    plain = [trained(built(cell, jit_compile=False), cell) for cell in chosen]
     ours = list(under(chosen, scope))
     if replicas.rank:
         return

@@ -3,11 +3,10 @@
     python benchmarks/kill_and_resume.py --kills 60
 
 For each kind of training in ``KINDS``: an undisturbed run first, whose final weights are kept;
-then the same script again and again, killed after a random time, until it has ended by itself. The
-final weights, the optimizer and the history must be those of the undisturbed run, bit for bit. A
-kill counts when the process was still alive and had begun to train. ``two_workers`` and
-``two_workers_of_two_replicas`` are jobs of ``tfopt launch --restarts``: one worker or the other is
-killed, and the launcher starts it again.
+then the same script by ``tfopt launch --restarts``, where a worker is killed after a random time
+and the launcher starts it again, until it has ended by itself. The final weights, the optimizer and
+the history must be those of the undisturbed run, bit for bit. A kill counts where the launcher
+has started the training again.
 """
 
 from __future__ import annotations
@@ -17,11 +16,14 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,10 @@ import tensorflow as tf
 
 import tfopt
 
-# Beside this file, also where another one loads it.
-sys.path.insert(0, str(Path(__file__).parent))
-import launched
-from launched import command_of
-
 EPOCHS = 4
 PAUSE_S = 0.01  # behind each batch, or a training would be over before it is killed
 BEGUN = "training begins"
+LIMIT_S = 300.0  # of a training with all its restarts
 
 
 def train(kind: str, folder: str) -> None:
@@ -204,73 +202,72 @@ KINDS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         two_workers_of_two_replicas,
     )
 }
-LAUNCHED = ("two_workers", "two_workers_of_two_replicas")
-
-
-def started(kind: str, folder: Path) -> subprocess.Popen[str]:
-    """The training in a process of its own, once it has begun."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--train", kind, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    assert process.stdout is not None
-    while BEGUN not in (line := process.stdout.readline()):
-        if not line:
-            raise RuntimeError(process.communicate()[1][-4000:])
-    return process
-
-
-def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a training printed that ended by itself."""
-    try:
-        out, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    if process.returncode:
-        raise RuntimeError(err[-4000:])
-    result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-    return result
 
 
 def killed_until_done(
     kind: str, folder: Path, kills: int, within_s: float, rng: random.Random
 ) -> tuple[dict[str, Any], int]:
-    """The training's result, and how often it was killed on the way, at most ``kills`` times."""
-    if kind in LAUNCHED:
-        command = command_of(Path(__file__), kind, folder)
-        return launched.killed_until_done(command, BEGUN, kills, within_s, rng)
-    died = 0
-    while died < kills:
-        process = started(kind, folder)
-        try:
-            process.wait(rng.uniform(0, within_s))
-        except subprocess.TimeoutExpired:
-            died += 1
-        else:
-            return ended(process), died
-        finally:
-            process.kill()
-            process.communicate()
-    return ended(started(kind, folder)), died
+    """Return each worker's result, and how often one was killed and the training restarted."""
+    results, restarts, _ = launched(kind, folder, kills, within_s, rng)
+    return results, restarts
 
 
 def undisturbed(kind: str, folder: Path) -> tuple[dict[str, Any], float]:
-    """The result without any kill, and how long it trained."""
-    if kind in LAUNCHED:
-        with launched.launched(command_of(Path(__file__), kind, folder), "--workers", "2") as job:
-            job.hear(BEGUN, 2)
-            begun = time.perf_counter()
-            code = job.ended()
-            if code:
-                raise RuntimeError(job.err()[-4000:])
-            return job.results(), time.perf_counter() - begun
-    process = started(kind, folder)
-    begun = time.perf_counter()
-    result = ended(process)
-    return result, time.perf_counter() - begun
+    """Return each worker's result without any kill, and how many seconds the training took."""
+    results, _, seconds = launched(kind, folder)
+    return results, seconds
+
+
+def launched(
+    kind: str,
+    folder: Path,
+    kills: int = 0,
+    within_s: float = 0.0,
+    rng: random.Random | None = None,
+) -> tuple[dict[str, Any], int, float]:
+    """Run a training to its end, and kill a worker within so long after each beginning.
+
+    Return the results, the number of restarts, and the seconds since the last beginning.
+    """
+    workers = 2 if kind.startswith("two_workers") else 1
+    flags = f"--workers {workers} --restarts {kills} --grace 10".split()
+    training = [sys.executable, __file__, "--train", kind, str(folder)]
+    results: dict[str, Any] = {}
+    pids: dict[str, int] = {}
+    began = 0.0
+    with tempfile.TemporaryFile("w+") as err:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "tfopt", "launch", *flags, "--", *training],
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        )
+        limit = threading.Timer(LIMIT_S, job.terminate)
+        limit.start()
+        assert job.stdout is not None
+        with job, job.stdout as said:
+            for line in said:
+                worker, _, told = line.partition("] ")
+                if told.startswith("{"):
+                    results[worker] = json.loads(told)
+                elif told.startswith(BEGUN):
+                    pids[worker] = int(told.split()[-1])
+                if len(pids) < workers:
+                    continue
+                began = time.perf_counter()
+                if kills and rng is not None:
+                    kills -= 1
+                    time.sleep(rng.uniform(0, within_s))
+                    with suppress(ProcessLookupError):
+                        os.kill(rng.choice(list(pids.values())), signal.SIGKILL)
+                pids.clear()
+        limit.cancel()
+        err.seek(0)
+        text = err.read()
+    if job.returncode:
+        raise RuntimeError(f"ended with {job.returncode}\n{text[-8000:]}")
+    return results, text.count("[tfopt] starting again"), time.perf_counter() - began
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Models for planted_faults.py: right ones, and those with a fault in the user's own code.
 
-Each function returns a compiled model and the arguments of its ``fit``; its declaration, of how the
-user's own losses add up, stands in front of it. All are small: what takes the time is tracing.
+``RIGHT`` and ``FAULTS`` have functions by name, which return a compiled model and the arguments of
+its ``fit``, and how the user's own losses are declared to add up. All are small: what takes the
+time is tracing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from keras import layers as L  # noqa: N812
 from keras import ops
 
 Made = tuple[Any, dict[str, Any]]
-RIGHT: dict[str, tuple[Callable[[], Made], str | None]] = {}
-FAULTS: dict[str, tuple[Callable[[], Made], str | None]] = {}
 
 _draw = np.random.RandomState(0)
 N, D = 64, 6
@@ -34,20 +33,9 @@ IMAGES = _draw.randn(N, 8, 8, 3).astype("float32")
 SCE = "sparse_categorical_crossentropy"
 
 
-def right(declared: str | None = None) -> Callable[[Any], Any]:
-    return _kept(RIGHT, declared)
-
-
-def fault(declared: str | None = None) -> Callable[[Any], Any]:
-    return _kept(FAULTS, declared)
-
-
-def _kept(table: dict[str, Any], declared: str | None) -> Callable[[Any], Any]:
-    def keep(made: Any) -> Any:
-        table[made.__name__] = (made, declared)
-        return made
-
-    return keep
+def table(declared: str | None, **models: Callable[[], Made]) -> dict[str, Any]:
+    """Return the models by their names, each with how its own losses are declared to add up."""
+    return {name: (make, declared) for name, make in models.items()}
 
 
 def net(out: int = 3, last: str | None = "softmax", *between: Any, **dense: Any) -> Any:
@@ -74,10 +62,6 @@ def made(
 ) -> Made:
     model.compile(optimizer or sgd(), loss, **how)
     return model, {"x": X, "y": y, "batch_size": 32, "shuffle": False} | (fit or {})
-
-
-def data(*arrays: Any) -> Any:
-    return tf.data.Dataset.from_tensor_slices(arrays)
 
 
 # Steps of the user's own, with the places where faults go
@@ -234,26 +218,9 @@ def contrast(y: Any, p: Any) -> Any:
     return -ops.sum(same * ops.log_softmax(logits, axis=-1), axis=-1) / ops.sum(same, axis=-1)
 
 
-# Right models: losses and metrics of Keras
+# Right models, whose parts do not fit into a line of the table
 
 
-@right()
-def softmax_adam_accuracy() -> Made:
-    return made(net(), optimizer=adam(), metrics=["accuracy"])
-
-
-@right()
-def sample_weights() -> Made:
-    fit = {"sample_weight": WEIGHTS}
-    return made(net(), fit=fit, weighted_metrics=["accuracy"], metrics=["accuracy"])
-
-
-@right()
-def class_weights() -> Made:
-    return made(net(), fit={"class_weight": {0: 1.0, 1: 5.0, 2: 0.3}})
-
-
-@right()
 def masks_in_an_lstm() -> Made:
     layers = [L.Embedding(9, 5, mask_zero=True), L.LSTM(4, return_sequences=True), L.Dense(4)]
     model = keras.Sequential([keras.Input((7,), dtype="int32"), *layers])
@@ -261,7 +228,6 @@ def masks_in_an_lstm() -> Made:
     return made(model, TAGS, loss, adam(), {"x": TOKENS}, metrics=["accuracy"])
 
 
-@right()
 def several_outputs() -> Made:
     inputs = keras.Input((D,))
     hidden = L.Dense(8, "tanh")(inputs)
@@ -271,23 +237,6 @@ def several_outputs() -> Made:
     return made(keras.Model(inputs, outputs), y, {"a": SCE, "b": "mse"}, **how)
 
 
-@right()
-def a_sum_clipped() -> Made:
-    loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
-    return made(net(), loss=loss, optimizer=sgd(clipvalue=0.5))
-
-
-@right()
-def contrastive_loss() -> Made:
-    return made(net(4, None), loss=contrast, optimizer=adam())
-
-
-@right()
-def dice() -> Made:
-    return made(net(1, "sigmoid"), BINARY, keras.losses.Dice(), adam())
-
-
-@right()
 def ctc() -> Made:
     model = keras.Sequential([keras.Input((9, 4)), L.Dense(8, "tanh"), L.Dense(5)])
     x = np.random.RandomState(3).randn(N, 9, 4).astype("float32")
@@ -295,60 +244,19 @@ def ctc() -> Made:
     return made(model, y, keras.losses.CTC(), adam(), {"x": x})
 
 
-@right()
-def regularizers_of_weights_and_outputs() -> Made:
-    return made(net(kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.5)))
+def in_precision(kind: str, optimizer: Any) -> Made:
+    policy = keras.mixed_precision.DTypePolicy(kind)
+    layers = [L.Dense(8, "tanh", dtype=policy), L.Dense(3, dtype=policy)]
+    inner = [keras.Input((D,)), *layers, L.Softmax(dtype="float32")]
+    return made(keras.Sequential(inner), optimizer=optimizer)
 
 
-@right()
-def adamw_clipped_by_the_global_norm() -> Made:
-    how = {"weight_decay": 0.1, "global_clipnorm": 0.05}
-    return made(net(), optimizer=keras.optimizers.AdamW(0.02, **how))
-
-
-@right()
-def lamb_clipped_by_norm() -> Made:
-    return made(net(), optimizer=keras.optimizers.Lamb(0.02, clipnorm=0.05))
-
-
-@right()
-def averages_of_weights() -> Made:
-    how = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
-    return made(net(), optimizer=sgd(**how))
-
-
-@right()
-def gradients_accumulated_over_four_steps() -> Made:
-    return made(net(), optimizer=adam(gradient_accumulation_steps=4))
-
-
-@right()
-def a_scaled_loss_in_float16() -> Made:
-    policy = keras.mixed_precision.DTypePolicy("mixed_float16")
-    layers = [
-        L.Dense(8, "tanh", dtype=policy),
-        L.Dense(3, dtype=policy),
-        L.Softmax(dtype="float32"),
-    ]
-    optimizer = keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=1024.0)
-    return made(keras.Sequential([keras.Input((D,)), *layers]), optimizer=optimizer)
-
-
-@right()
-def bfloat16() -> Made:
-    policy = keras.mixed_precision.DTypePolicy("mixed_bfloat16")
-    layers = [L.Dense(8, "tanh", dtype=policy), L.Dense(3, "softmax", dtype="float32")]
-    return made(keras.Sequential([keras.Input((D,)), *layers]), optimizer=adam())
-
-
-@right()
 def metrics_of_many_kinds() -> Made:
     k = keras.metrics
     metrics = [k.AUC(), k.F1Score(average="macro"), k.OneHotMeanIoU(3), k.TruePositives()]
     return made(net(), ONE_HOT, "categorical_crossentropy", metrics=metrics)
 
 
-@right()
 def metrics_of_regression() -> Made:
     metrics = [keras.metrics.R2Score(), keras.metrics.RootMeanSquaredError()]
     return made(net(1, None), NUMBERS, "huber", keras.optimizers.RMSprop(0.01), metrics=metrics)
@@ -368,28 +276,9 @@ class Spread(keras.metrics.Metric):
         return self.spread
 
 
-@right()
-def a_metric_of_its_own() -> Made:
-    return made(net(1, None), NUMBERS, "mse", metrics=[Spread()])
-
-
-@right()
-def batch_normalization_of_the_whole_batch() -> Made:
-    layers = [L.Conv2D(4, 3), L.BatchNormalization(synchronized=True), L.ReLU()]
-    layers += [L.GlobalAveragePooling2D(), L.Dense(3, "softmax")]
-    model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
-    return made(model, optimizer=adam(), fit={"x": IMAGES})
-
-
-@right()
-def dropout() -> Made:
-    return made(net(3, "softmax", L.Dropout(0.5), L.GaussianNoise(0.1)), optimizer=adam())
-
-
-@right()
-def augmentation() -> Made:
-    layers = [L.RandomFlip(), L.RandomRotation(0.1), L.Flatten(), L.Dense(3, "softmax")]
-    return made(keras.Sequential([keras.Input((8, 8, 3)), *layers]), fit={"x": IMAGES})
+def of_images(*layers: Any, **how: Any) -> Made:
+    inner = [keras.Input((8, 8, 3)), *layers, L.Dense(3, "softmax")]
+    return made(keras.Sequential(inner), fit={"x": IMAGES}, **how)
 
 
 class Positions(L.Layer):
@@ -401,7 +290,6 @@ class Positions(L.Layer):
         return x + self.table(ops.arange(7))
 
 
-@right()
 def tokens_and_positions_under_adam() -> Made:
     layers = [L.Embedding(9, 5), Positions(), L.GlobalAveragePooling1D(), L.Dense(3, "softmax")]
     model = keras.Sequential([keras.Input((7,), dtype="int32"), *layers])
@@ -414,17 +302,6 @@ class OwnComputeLoss(keras.Sequential):
         return loss + 0.1 * ops.std(ops.mean(x, -1) * y_pred[:, 0])
 
 
-@right()
-def own_compute_loss_with_a_deviation() -> Made:
-    return made(OwnComputeLoss([keras.Input((D,)), L.Dense(8, "tanh"), L.Dense(3, "softmax")]))
-
-
-@right()
-def a_dataset_of_fixed_batches() -> Made:
-    batches = data(X, CLASSES).batch(16, drop_remainder=True)
-    return made(net(), None, SCE, fit={"x": batches, "batch_size": None})
-
-
 class Items(keras.utils.PyDataset):
     def __len__(self) -> int:
         return 4
@@ -434,201 +311,53 @@ class Items(keras.utils.PyDataset):
         return X[rows], CLASSES[rows]
 
 
-@right()
-def a_pydataset() -> Made:
-    return made(net(), None, SCE, fit={"x": Items(), "batch_size": None})
-
-
-@right()
-def a_generator() -> Made:
-    items = Items()
-    batches = (items[n] for n in range(4))
+def of_batches(batches: Any) -> Made:
     return made(net(), None, SCE, fit={"x": batches, "batch_size": None})
 
 
-@right()
-def run_eagerly() -> Made:
-    return made(net(), run_eagerly=True)
+def fixed_batches() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, CLASSES)).batch(16, drop_remainder=True)
 
 
-# Right models: the user's own, declared as they are
+# Where faults of the user's go
 
 
-@right("mean")
-def add_loss_of_a_mean() -> Made:
-    return made(net(3, "softmax", Adds(lambda x: ops.mean(ops.square(x)))))
+def added(loss: Callable[[Any], Any], **how: Any) -> Made:
+    return made(net(3, "softmax", Adds(loss)), **how)
 
 
-@right("sum")
-def add_loss_of_a_sum() -> Made:
-    return made(net(3, "softmax", Adds(lambda x: ops.sum(ops.square(x)))))
+def changed(function: Callable[[Any], Any]) -> Made:
+    return made(net(3, "softmax", Changes(function)))
 
 
-@right("mean")
-def own_step_of_a_mean() -> Made:
-    return own(lambda self, y, p, w: ops.mean(squares(y, p)), optimizer=adam(clipnorm=0.1))
+def added_mean(**how: Any) -> Made:
+    return added(lambda x: ops.mean(ops.square(x)), **how)
 
 
-@right("sum")
-def own_step_of_a_sum() -> Made:
+def added_sum() -> Made:
+    return added(lambda x: ops.sum(ops.square(x)))
+
+
+def own_sum() -> Made:
     return own(lambda self, y, p, w: ops.sum(squares(y, p)) / 32)
 
 
-@right("mean")
-def a_vae() -> Made:
-    return vae(ops.mean)
+def mean_by_its_size(self: Any, y: Any, p: Any, w: Any) -> Any:
+    mean = ops.mean(squares(y, p))
+    return mean * ops.stop_gradient(mean)
 
 
-@right("mean")
-def a_gan() -> Made:
-    return gan(ops.mean)
+def correlation(x: Any) -> Any:
+    x = x - ops.mean(x, axis=0)
+    products = ops.matmul(ops.transpose(x), x) / ops.cast(ops.shape(x)[0], x.dtype)
+    return 30 * ops.mean(ops.square(products))
 
 
-# Faults: wrong declarations
-
-
-@fault("mean")
-def add_loss_of_a_sum_declared_a_mean() -> Made:
-    return add_loss_of_a_sum()
-
-
-@fault("sum")
-def add_loss_of_a_mean_declared_a_sum() -> Made:
-    return add_loss_of_a_mean()
-
-
-@fault("sum")
-def add_loss_of_a_mean_declared_a_sum_under_adam() -> Made:
-    added = Adds(lambda x: ops.mean(ops.square(x)))
-    return made(net(3, "softmax", added), optimizer=adam(clipnorm=0.1))
-
-
-@fault("sum")
-def own_step_of_a_mean_declared_a_sum() -> Made:
-    return own()
-
-
-@fault("sum")
-def own_step_of_a_mean_declared_a_sum_under_adam() -> Made:
-    return own(optimizer=adam())
-
-
-@fault("mean")
-def own_step_of_a_sum_declared_a_mean() -> Made:
-    return own_step_of_a_sum()
-
-
-@fault("sum")
-def a_vae_declared_a_sum() -> Made:
-    return vae(ops.mean)
-
-
-@fault("mean")
-def a_vae_with_a_sum_and_a_mean() -> Made:
-    return vae(ops.sum)
-
-
-@fault("sum")
-def a_gan_declared_a_sum() -> Made:
-    return gan(ops.mean)
-
-
-@fault("mean")
-def a_gan_with_a_sum_and_a_mean() -> Made:
-    return gan(ops.sum)
-
-
-# Faults: losses of the local batch
-
-
-@fault("sum")
-def a_sum_divided_by_the_local_batch() -> Made:
-    return own(lambda self, y, p, w: ops.sum(squares(y, p)) / ops.cast(ops.shape(y)[0], p.dtype))
-
-
-@fault("mean")
-def a_sum_divided_by_the_global_batch_declared_a_mean() -> Made:
-    return own(lambda self, y, p, w: ops.sum(squares(y, p)) / 32)
-
-
-@fault("mean")
-def weights_divided_by_their_local_sum() -> Made:
-    def loss(self: Any, y: Any, p: Any, w: Any) -> Any:
-        return ops.sum(w * squares(y, p)) / ops.sum(w)
-
-    return own(loss, fit={"sample_weight": WEIGHTS})
-
-
-@fault("mean")
-def a_contrastive_loss_in_a_step_of_its_own() -> Made:
-    return own(lambda self, y, p, w: ops.mean(contrast(ops.cast(y > 0, "int32"), p + p * p)))
-
-
-@fault("mean")
-def the_hardest_half_of_the_local_batch() -> Made:
-    return own(lambda self, y, p, w: ops.mean(ops.top_k(squares(y, p), 4)[0]))
-
-
-@fault("mean")
-def the_root_of_a_mean() -> Made:
-    return own(lambda self, y, p, w: ops.sqrt(ops.mean(squares(y, p))))
-
-
-@fault("mean")
-def a_loss_weighed_by_its_own_size() -> Made:
-    def loss(self: Any, y: Any, p: Any, w: Any) -> Any:
-        mean = ops.mean(squares(y, p))
-        return mean * ops.stop_gradient(mean)
-
-    return own(loss)
-
-
-@fault("mean")
-def a_mean_and_a_sum_in_one_loss() -> Made:
-    return own(lambda self, y, p, w: ops.mean(squares(y, p)) + 0.1 * ops.sum(ops.square(p)))
-
-
-@fault("mean")
-def a_decorrelation_of_the_local_batch() -> Made:
-    def loss(x: Any) -> Any:
-        x = x - ops.mean(x, axis=0)
-        return ops.mean(
-            ops.square(ops.matmul(ops.transpose(x), x) / ops.cast(ops.shape(x)[0], x.dtype))
-        )
-
-    return made(net(3, "softmax", Adds(lambda x: 30 * loss(x))))
-
-
-@fault("mean")
-def a_penalty_of_the_whole_local_gradient() -> Made:
-    def penalty(discriminator: Any, real: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(real)
-            score = ops.sum(discriminator(real))
-        return ops.square(ops.norm(tape.gradient(score, real)) - 1.0)
-
-    return gan(ops.mean, penalty)
-
-
-# Faults: layers that compare examples
-
-
-@fault()
-def a_layer_that_subtracts_the_mean_of_the_batch() -> Made:
-    return made(net(3, "softmax", Changes(lambda x: x - ops.mean(x, axis=0, keepdims=True))))
-
-
-@fault()
-def attention_over_the_examples() -> Made:
-    def attend(x: Any) -> Any:
-        return ops.matmul(ops.softmax(ops.matmul(x, ops.transpose(x))), x)
-
-    return made(net(3, "softmax", Changes(attend)))
-
-
-@fault()
-def the_deviation_of_a_minibatch() -> Made:
-    return made(net(3, "softmax", Changes(lambda x: x * ops.mean(ops.std(x, axis=0)))))
+def size_of_gradient(discriminator: Any, real: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(real)
+        score = ops.sum(discriminator(real))
+    return ops.square(ops.norm(tape.gradient(score, real)) - 1.0)
 
 
 class Normalizes(L.Layer):
@@ -644,11 +373,6 @@ class Normalizes(L.Layer):
         return x - mean
 
 
-@fault()
-def a_batch_normalization_of_its_own() -> Made:
-    return made(net(3, "softmax", Normalizes()))
-
-
 class Statistic(keras.Sequential):
     """A loss with a statistic that ``call`` has kept on the model."""
 
@@ -662,94 +386,176 @@ class Statistic(keras.Sequential):
         return loss + self.spread
 
 
-@fault()
-def a_loss_with_a_local_statistic_kept_on_the_model() -> Made:
-    return made(Statistic([keras.Input((D,)), L.Dense(8, "tanh"), L.Dense(3, "softmax")]))
+def updated_alone(self: Any, grads: Any) -> None:
+    for grad, weight in zip(grads, self.trainable_variables, strict=True):
+        weight.value._aggregation = tf.VariableAggregation.NONE
+        weight.value.assign_sub(0.1 * grad)
 
 
-# Faults: gradients and updates
+def updated_by_the_mean(self: Any, grads: Any) -> None:
+    context = tf.distribute.get_replica_context()
+    updated_alone(self, [context.all_reduce("mean", grad) for grad in grads])
 
 
-@fault("mean")
-def gradients_clipped_by_hand() -> Made:
-    return own(changed=lambda self, grads, loss: tf.clip_by_global_norm(grads, 0.05)[0])
+def decayed(self: Any, grads: Any, loss: Any) -> Any:
+    weights = self.trainable_variables
+    return [ops.clip(g, -0.01, 0.01) + w for g, w in zip(grads, weights, strict=True)]
 
 
-@fault("mean")
-def signs_of_local_gradients() -> Made:
-    return own(changed=lambda self, grads, loss: [ops.sign(g) for g in grads])
+def sum_with_decay(self: Any, y: Any, p: Any, w: Any) -> Any:
+    decay = sum(ops.sum(ops.square(weight)) for weight in self.trainable_variables)
+    return ops.sum(squares(y, p)) / 32 + 0.1 * decay
 
 
-@fault("mean")
-def gradients_scaled_by_the_local_loss() -> Made:
-    return own(changed=lambda self, grads, loss: [g * loss for g in grads])
+def with_a_count(self: Any, loss: Any, y: Any, p: Any) -> dict[str, Any]:
+    return {"shown": loss, "close": ops.sum(ops.cast(ops.abs(y - p) < 1, "float32"))}
 
 
-@fault("mean")
-def weights_updated_without_the_optimizer() -> Made:
-    def update(self: Any, grads: Any) -> None:
-        for grad, weight in zip(grads, self.trainable_variables, strict=True):
-            for variable in [weight.value]:
-                variable._aggregation = tf.VariableAggregation.NONE
-                variable.assign_sub(0.1 * grad)
-
-    return own(update=update)
+def with_precision(self: Any, loss: Any, y: Any, p: Any) -> dict[str, Any]:
+    found = ops.cast((p > 0) & (y > 0), "float32")
+    return {"precision": ops.sum(found) / (1 + ops.sum(ops.cast(p > 0, "float32")))}
 
 
-@fault("mean")
-def weights_updated_by_hand_with_the_mean() -> Made:
-    def update(self: Any, grads: Any) -> None:
-        for grad, weight in zip(grads, self.trainable_variables, strict=True):
-            grad = tf.distribute.get_replica_context().all_reduce("mean", grad)
-            weight.value._aggregation = tf.VariableAggregation.NONE
-            weight.value.assign_sub(0.1 * grad)
+RIGHT = table(
+    None,
+    softmax_adam_accuracy=lambda: made(net(), optimizer=adam(), metrics=["accuracy"]),
+    sample_weights=lambda: made(
+        net(), fit={"sample_weight": WEIGHTS}, weighted_metrics=["accuracy"], metrics=["accuracy"]
+    ),
+    class_weights=lambda: made(net(), fit={"class_weight": {0: 1.0, 1: 5.0, 2: 0.3}}),
+    masks_in_an_lstm=masks_in_an_lstm,
+    several_outputs=several_outputs,
+    a_sum_clipped=lambda: made(
+        net(),
+        loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"),
+        optimizer=sgd(clipvalue=0.5),
+    ),
+    contrastive_loss=lambda: made(net(4, None), loss=contrast, optimizer=adam()),
+    dice=lambda: made(net(1, "sigmoid"), BINARY, keras.losses.Dice(), adam()),
+    ctc=ctc,
+    regularizers_of_weights_and_outputs=lambda: made(
+        net(kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.5))
+    ),
+    adamw_clipped_by_the_global_norm=lambda: made(
+        net(), optimizer=keras.optimizers.AdamW(0.02, weight_decay=0.1, global_clipnorm=0.05)
+    ),
+    lamb_clipped_by_norm=lambda: made(net(), optimizer=keras.optimizers.Lamb(0.02, clipnorm=0.05)),
+    averages_of_weights=lambda: made(
+        net(), optimizer=sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
+    ),
+    gradients_accumulated_over_four_steps=lambda: made(
+        net(), optimizer=adam(gradient_accumulation_steps=4)
+    ),
+    a_scaled_loss_in_float16=lambda: in_precision(
+        "mixed_float16", keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=1024.0)
+    ),
+    bfloat16=lambda: in_precision("mixed_bfloat16", adam()),
+    metrics_of_many_kinds=metrics_of_many_kinds,
+    metrics_of_regression=metrics_of_regression,
+    a_metric_of_its_own=lambda: made(net(1, None), NUMBERS, "mse", metrics=[Spread()]),
+    batch_normalization_of_the_whole_batch=lambda: of_images(
+        L.Conv2D(4, 3),
+        L.BatchNormalization(synchronized=True),
+        L.ReLU(),
+        L.GlobalAveragePooling2D(),
+        optimizer=adam(),
+    ),
+    dropout=lambda: made(net(3, "softmax", L.Dropout(0.5), L.GaussianNoise(0.1)), optimizer=adam()),
+    augmentation=lambda: of_images(L.RandomFlip(), L.RandomRotation(0.1), L.Flatten()),
+    tokens_and_positions_under_adam=tokens_and_positions_under_adam,
+    own_compute_loss_with_a_deviation=lambda: made(
+        OwnComputeLoss([keras.Input((D,)), L.Dense(8, "tanh"), L.Dense(3, "softmax")])
+    ),
+    a_dataset_of_fixed_batches=lambda: of_batches(fixed_batches()),
+    a_pydataset=lambda: of_batches(Items()),
+    a_generator=lambda: of_batches(Items()[n] for n in range(4)),
+    run_eagerly=lambda: made(net(), run_eagerly=True),
+)
+RIGHT |= table(
+    "mean",
+    add_loss_of_a_mean=added_mean,
+    own_step_of_a_mean=lambda: own(
+        lambda self, y, p, w: ops.mean(squares(y, p)), optimizer=adam(clipnorm=0.1)
+    ),
+    a_vae=lambda: vae(ops.mean),
+    a_gan=lambda: gan(ops.mean),
+)
+RIGHT |= table("sum", add_loss_of_a_sum=added_sum, own_step_of_a_sum=own_sum)
 
-    return own(update=update)
-
-
-@fault("mean")
-def weights_decayed_in_the_step() -> Made:
-    def changed(self: Any, grads: Any, loss: Any) -> Any:
-        weights = self.trainable_variables
-        return [ops.clip(g, -0.01, 0.01) + w for g, w in zip(grads, weights, strict=True)]
-
-    return own(changed=changed)
-
-
-@fault("sum")
-def a_regularizer_in_a_sum() -> Made:
-    def loss(self: Any, y: Any, p: Any, w: Any) -> Any:
-        decay = sum(ops.sum(ops.square(each)) for each in self.trainable_variables)
-        return ops.sum(squares(y, p)) / 32 + 0.1 * decay
-
-    return own(loss)
-
-
-# Faults: what is shown
-
-
-@fault("mean")
-def a_log_of_the_largest_error() -> Made:
-    return own(shown=lambda self, loss, y, p: {"shown": loss, "worst": ops.max(ops.abs(y - p))})
-
-
-@fault("mean")
-def a_log_of_a_root() -> Made:
-    return own(shown=lambda self, loss, y, p: {"rmse": ops.sqrt(loss)})
-
-
-@fault("mean")
-def a_log_of_a_count() -> Made:
-    def shown(self: Any, loss: Any, y: Any, p: Any) -> dict[str, Any]:
-        return {"shown": loss, "close": ops.sum(ops.cast(ops.abs(y - p) < 1, "float32"))}
-
-    return own(shown=shown)
-
-
-@fault("mean")
-def a_log_of_precision() -> Made:
-    def shown(self: Any, loss: Any, y: Any, p: Any) -> dict[str, Any]:
-        found = ops.cast((p > 0) & (y > 0), "float32")
-        return {"precision": ops.sum(found) / (1 + ops.sum(ops.cast(p > 0, "float32")))}
-
-    return own(shown=shown)
+FAULTS = table(
+    "sum",
+    # Wrong declarations
+    add_loss_of_a_mean_declared_a_sum=added_mean,
+    add_loss_of_a_mean_declared_a_sum_under_adam=lambda: added_mean(optimizer=adam(clipnorm=0.1)),
+    own_step_of_a_mean_declared_a_sum=own,
+    own_step_of_a_mean_declared_a_sum_under_adam=lambda: own(optimizer=adam()),
+    a_vae_declared_a_sum=lambda: vae(ops.mean),
+    a_gan_declared_a_sum=lambda: gan(ops.mean),
+    # A loss of the local batch, and a regularizer that each replica adds
+    a_sum_divided_by_the_local_batch=lambda: own(
+        lambda self, y, p, w: ops.sum(squares(y, p)) / ops.cast(ops.shape(y)[0], p.dtype)
+    ),
+    a_regularizer_in_a_sum=lambda: own(sum_with_decay),
+)
+FAULTS |= table(
+    "mean",
+    # Wrong declarations
+    add_loss_of_a_sum_declared_a_mean=added_sum,
+    own_step_of_a_sum_declared_a_mean=own_sum,
+    a_vae_with_a_sum_and_a_mean=lambda: vae(ops.sum),
+    a_gan_with_a_sum_and_a_mean=lambda: gan(ops.sum),
+    # Losses of the local batch
+    a_sum_divided_by_the_global_batch_declared_a_mean=own_sum,
+    weights_divided_by_their_local_sum=lambda: own(
+        lambda self, y, p, w: ops.sum(w * squares(y, p)) / ops.sum(w),
+        fit={"sample_weight": WEIGHTS},
+    ),
+    a_contrastive_loss_in_a_step_of_its_own=lambda: own(
+        lambda self, y, p, w: ops.mean(contrast(ops.cast(y > 0, "int32"), p + p * p))
+    ),
+    the_hardest_half_of_the_local_batch=lambda: own(
+        lambda self, y, p, w: ops.mean(ops.top_k(squares(y, p), 4)[0])
+    ),
+    the_root_of_a_mean=lambda: own(lambda self, y, p, w: ops.sqrt(ops.mean(squares(y, p)))),
+    a_loss_weighed_by_its_own_size=lambda: own(mean_by_its_size),
+    a_mean_and_a_sum_in_one_loss=lambda: own(
+        lambda self, y, p, w: ops.mean(squares(y, p)) + 0.1 * ops.sum(ops.square(p))
+    ),
+    a_decorrelation_of_the_local_batch=lambda: added(correlation),
+    a_penalty_of_the_whole_local_gradient=lambda: gan(ops.mean, size_of_gradient),
+    # Gradients and updates
+    gradients_clipped_by_hand=lambda: own(
+        changed=lambda self, grads, loss: tf.clip_by_global_norm(grads, 0.05)[0]
+    ),
+    signs_of_local_gradients=lambda: own(
+        changed=lambda self, grads, loss: [ops.sign(g) for g in grads]
+    ),
+    gradients_scaled_by_the_local_loss=lambda: own(
+        changed=lambda self, grads, loss: [g * loss for g in grads]
+    ),
+    weights_updated_without_the_optimizer=lambda: own(update=updated_alone),
+    weights_updated_by_hand_with_the_mean=lambda: own(update=updated_by_the_mean),
+    weights_decayed_in_the_step=lambda: own(changed=decayed),
+    # What is shown
+    a_log_of_the_largest_error=lambda: own(
+        shown=lambda self, loss, y, p: {"shown": loss, "worst": ops.max(ops.abs(y - p))}
+    ),
+    a_log_of_a_root=lambda: own(shown=lambda self, loss, y, p: {"rmse": ops.sqrt(loss)}),
+    a_log_of_a_count=lambda: own(shown=with_a_count),
+    a_log_of_precision=lambda: own(shown=with_precision),
+)
+FAULTS |= table(
+    None,
+    # Layers that compare examples
+    a_layer_that_subtracts_the_mean_of_the_batch=lambda: changed(
+        lambda x: x - ops.mean(x, axis=0, keepdims=True)
+    ),
+    attention_over_the_examples=lambda: changed(
+        lambda x: ops.matmul(ops.softmax(ops.matmul(x, ops.transpose(x))), x)
+    ),
+    the_deviation_of_a_minibatch=lambda: changed(lambda x: x * ops.mean(ops.std(x, axis=0))),
+    a_batch_normalization_of_its_own=lambda: made(net(3, "softmax", Normalizes())),
+    a_loss_with_a_local_statistic_kept_on_the_model=lambda: made(
+        Statistic([keras.Input((D,)), L.Dense(8, "tanh"), L.Dense(3, "softmax")])
+    ),
+)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,6 @@ def main() -> None:
     parser.add_argument(
         "--again", nargs="*", default=[], choices=FORMATS, help="make these formats' files again"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="nets at a time")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(in_this_process(options.one, options.examples, options.again)))
@@ -148,22 +146,17 @@ def main() -> None:
     earlier = sorted(Path(RESULTS).glob("*-serving_table.json"))
     nets = json.loads(earlier[-1].read_text())["nets"] if earlier else {}
     asked = {name: options.again if name in nets else FORMATS for name in options.nets}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        running = {
-            pool.submit(in_a_fresh_process, name, options.examples, formats): name
-            for name, formats in asked.items()
-            if formats
-        }
-        for done in as_completed(running):
-            if not done.result():
-                print(f"{running[done]}: not done in {_MOST_SECONDS} s, left out", flush=True)
-                continue
-            nets[running[done]] = nets.get(running[done], {}) | done.result()
-            print(running[done], in_words(done.result()), flush=True)
-            nets = {name: nets[name] for name in (*NETS, *ARCHITECTURES) if name in nets}
-            command = f"python benchmarks/serving_table.py --examples {options.examples}"
-            save_figures("serving_table", command, nets=nets)
-            path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")
+    for name in (name for name, formats in asked.items() if formats):
+        rows = in_a_fresh_process(name, options.examples, asked[name])
+        if not rows:
+            print(f"{name}: not done in {_MOST_SECONDS} s, left out", flush=True)
+            continue
+        nets[name] = nets.get(name, {}) | rows
+        print(name, in_words(rows), flush=True)
+        nets = {name: nets[name] for name in (*NETS, *ARCHITECTURES) if name in nets}
+        command = f"python benchmarks/serving_table.py --examples {options.examples}"
+        save_figures("serving_table", command, nets=nets)
+        path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")
 
 
 if __name__ == "__main__":

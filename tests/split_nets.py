@@ -1,4 +1,4 @@
-"""Nets, data and looks at devices for the tests of ``split``; import it once the devices are set."""
+"""Nets, data and looks at devices for the tests of ``split`` and ``remat``; import it once the devices are set."""
 
 import collections
 
@@ -19,10 +19,10 @@ def dense():
     )
 
 
-def residual():
+def residual(blocks=3):
     """Has losses of weights and of activations, random numbers, statistics, and models inside."""
     inputs = x = keras.Input((16,))
-    for number in range(3):
+    for number in range(blocks):
         given = keras.Input((16,))
         y = L.Dense(16, "relu", kernel_regularizer="l2", activity_regularizer="l2")(given)
         y = L.Dropout(0.3)(L.BatchNormalization()(y))
@@ -48,15 +48,15 @@ def momentum():
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
-def trained(build, *, on_devices, optimizer=momentum, policy="float32", **settings):
-    """Return the model and its losses after six steps."""
+def trained(build, *, on_devices, by=tfopt.split, optimizer=momentum, policy="float32", **settings):
+    """Return the model and its losses after six steps, changed ``by`` what spreads or recomputes it."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy(policy)
     model = build()
     keras.config.set_dtype_policy("float32")
     if on_devices:
-        tfopt.split(model)
+        by(model)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=build is dense)
     model.compile(optimizer(), loss, **settings)
     losses = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]

@@ -69,25 +69,6 @@ def test_without_autocast_variables_are_as_they_are_stored():
     assert (layer.stored, layer.cast) == (tf.float32, tf.float16)
 
 
-def test_saving_is_noticed(tmp_path):
-    class Noticing(keras.constraints.Constraint):
-        seen = False
-
-        def __call__(self, w):
-            return w
-
-        def get_config(self):
-            self.seen |= internals.is_saving()
-            return {}
-
-    noticing = Noticing()
-    assert noticing.get_config() == {}
-    assert not noticing.seen
-    model = keras.Sequential([keras.Input((3,)), L.Dense(1, kernel_constraint=noticing)])
-    model.save(tmp_path / "m.keras")
-    assert noticing.seen
-
-
 def test_functions_that_operations_call_can_be_replaced(monkeypatch):
     monkeypatch.setattr(internals.array_functions(), "argmax", lambda *_, **__: "replaced")
     assert keras.ops.argmax(X) == "replaced"
@@ -126,36 +107,6 @@ def test_the_last_step_of_an_execution_is_counted(steps):
     model = compiled(steps_per_execution=steps)
     model.fit(X, X[:, :1], batch_size=1, verbose=0, callbacks=[Counting()])
     assert ends == list(range(steps - 1, 8, steps))
-
-
-def test_a_fit_begins_at_an_epoch():
-    epochs = []
-
-    class Later(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            setattr(self.model, internals.FIRST_EPOCH, 2)
-
-        def on_epoch_begin(self, epoch, logs=None):
-            epochs.append(epoch)
-            setattr(self.model, internals.FIRST_EPOCH, None)
-
-    compiled().fit(X, X[:, :1], epochs=4, verbose=0, callbacks=[Later()])
-    assert epochs == [2, 3]
-
-
-@pytest.mark.parametrize("steps_before", [0, 3])
-def test_accumulators_make_the_optimizer_that_keras_makes(steps_before):
-    model = compiled()
-    for _ in range(steps_before):
-        model.train_on_batch(X, X[:, :1])
-    internals.add_gradient_accumulators(model.optimizer, 2)
-    model.train_function = None
-    model.train_on_batch(X, X[:, :1])
-    assert int(model.optimizer.iterations) == steps_before
-    wanted = keras.optimizers.Adam(gradient_accumulation_steps=2)
-    wanted.build(model.trainable_variables)
-    found = model.optimizer.variables
-    assert [each.name for each in found] == [each.name for each in wanted.variables]
 
 
 def test_compile_settings_are_the_very_arguments_and_auto_is_a_truth():

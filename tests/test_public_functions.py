@@ -10,14 +10,11 @@ import sys
 import keras
 import numpy as np
 import pytest
+from dense_nets import X, Y, a_job, dense_model, fit
 
 import tfopt
 
 OLD = keras.__version__.startswith(("3.8.", "3.9."))
-
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(64, 6)).astype("float32")
-Y = (X.sum(axis=1) > 0).astype("int64")
 
 # They work in processes of their own: what calls them.
 ELSEWHERE = {
@@ -32,15 +29,7 @@ ELSEWHERE = {
 
 def net():
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(16, "relu", name="hidden"),
-            keras.layers.Dense(2, "softmax", name="out"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
+    return dense_model()
 
 
 def attentive():
@@ -51,26 +40,15 @@ def attentive():
     return model
 
 
-def fit(model, **options):
-    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0, **options).history
-    assert np.isfinite(history["loss"]).all()
+def fitted(model, **options):
+    assert np.isfinite(fit(model, epochs=2, **options).history["loss"]).all()
     return model
-
-
-def a_job():
-    return tfopt.Job(
-        build=net,
-        data=lambda: tfopt.Data(train=(X, Y), test=(X, Y)),
-        compile=lambda: {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"},
-        batch_size=16,
-        epochs=1,
-    )
 
 
 def fine_tuned(model):
     """Check that a model trains on, and return what strip leaves, which answers as before."""
-    trained = tfopt.strip(fit(model))
-    assert trained.predict(X, verbose=0).shape == (64, 2)
+    trained = tfopt.strip(fitted(model))
+    assert trained.predict(X, verbose=0).shape == (64, 4)
     return trained
 
 
@@ -85,7 +63,7 @@ def test_cluster():
 
 
 def test_quantize_aware_and_quantize(tmp_path):
-    model = fit(tfopt.quantize_aware(fit(net())))
+    model = fitted(tfopt.quantize_aware(fitted(net())))
     made = tfopt.quantize(tfopt.strip(model), tmp_path / "aware.tflite", calibration=X)
     (answers,) = made.predict(X)
     np.testing.assert_allclose(answers, model.predict(X, verbose=0), atol=0.05)
@@ -96,7 +74,7 @@ def test_remove_channels():
 
 
 def test_export_and_load(tmp_path):
-    model = fit(net())
+    model = fitted(net())
     exported = tfopt.export(model, tmp_path, formats=["litert", "saved_model"], examples=X)
     for name in ("litert", "saved_model"):
         (answers,) = tfopt.load(exported[name].folder)(X)
@@ -104,7 +82,7 @@ def test_export_and_load(tmp_path):
 
 
 def test_optimize_and_footprint(tmp_path):
-    model = fit(net())
+    model = fitted(net())
     best = tfopt.optimize(
         model, (X, Y), folder=tmp_path, formats="litert", precision="float32", turns=5
     )
@@ -113,22 +91,22 @@ def test_optimize_and_footprint(tmp_path):
 
 
 def test_execution():
-    model = fit(tfopt.execution(net(), jit_compile=False, steps_per_execution=2))
+    model = fitted(tfopt.execution(net(), jit_compile=False, steps_per_execution=2))
     assert model.steps_per_execution == 2
 
 
 def test_mixed_precision():
     model = tfopt.mixed_precision(net(), "mixed_bfloat16")
     assert model.get_layer("hidden").compute_dtype == "bfloat16"
-    fit(model)
+    fitted(model)
 
 
 def test_accumulate():
-    assert fit(tfopt.accumulate(net(), 2)).optimizer.gradient_accumulation_steps == 2
+    assert fitted(tfopt.accumulate(net(), 2)).optimizer.gradient_accumulation_steps == 2
 
 
 def test_remat():
-    plain, again = fit(net()), fit(tfopt.remat(net(), "hidden"))
+    plain, again = fitted(net()), fitted(tfopt.remat(net(), "hidden"))
     for one, other in zip(plain.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
@@ -146,10 +124,10 @@ def test_pipeline_and_scaled_learning_rate():
 
 
 def test_resume(tmp_path):
-    whole = fit(net())
+    whole = fitted(net())
     first = net()
-    first.fit(X, Y, batch_size=16, shuffle=False, verbose=0, callbacks=[tfopt.resume(tmp_path)])
-    again = fit(net(), callbacks=[tfopt.resume(tmp_path)])
+    fit(first, callbacks=[tfopt.resume(tmp_path)])
+    again = fitted(net(), callbacks=[tfopt.resume(tmp_path)])
     for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -158,7 +136,7 @@ def test_training_memory_and_an_explained_error():
     memory = tfopt.training_memory(net(), (X[:16], Y[:16]))
     assert memory.peak_mib > memory.parameters_mib > 0
     with tfopt.explain_out_of_memory(net()):
-        fit(net())
+        fitted(net())
 
 
 def test_run_a_chain():

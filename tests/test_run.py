@@ -246,7 +246,7 @@ def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
         ({"data": lambda: Data(train=(X, Y), test=(X, Y - 1))}, "label"),
         ({"build": lambda: WithoutCall()}, "not built"),
         ({"build": lambda: "model"}, "Keras 3 model"),
-        ({"build": lambda: None}, "Job.build\\(\\) returned None"),
+        ({"build": lambda: None}, "Job.build\\(\\) must return a model"),
     ],
 )
 def test_bad_input_is_one_clear_error(changes, words):
@@ -259,7 +259,7 @@ def test_compile_that_returns_no_arguments_is_refused_before_anything_is_built(r
     built = []
     job = a_job(build=lambda: built.append(1), compile=lambda: returned)
     with pytest.raises(
-        UserError, match=r"must return a dict(.|\n)*a dict(.|\n)*fix: return them"
+        UserError, match=r"must return the arguments(.|\n)* as a dict(.|\n)*fix: return them"
     ) as error:
         run(job)
     assert error.value.received == repr(returned)

@@ -113,7 +113,9 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[str], ob
     # Renaming over a link would replace the link.
     place = target.resolve() if target.is_symlink() else target
     try:
-        temporary = _temporary_beside(place)
+        handle, name = tempfile.mkstemp(place.suffix, f".{place.stem}-", place.parent)
+        os.close(handle)
+        temporary = Path(name)
         if callable(content):
             content(str(temporary))
         elif isinstance(content, bytes):
@@ -140,14 +142,6 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _temporary_beside(target: Path) -> Path:
-    handle, name = tempfile.mkstemp(
-        prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent
-    )
-    os.close(handle)
-    return Path(name)
 
 
 def _umask() -> int:

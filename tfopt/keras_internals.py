@@ -45,7 +45,7 @@ every function that takes a model: _flatten_layers
 prune, cluster, quantize_aware: _kernel_constraint _trainable_variables id_to_config_map
 quantize_aware: _moments _track_trackable _tracker _untrack_variable
 quantize_aware, remat: autocast_scope current_call_ctx
-quantize_aware, export, fused_attention: _compute_attention
+export, fused_attention: _compute_attention
 quantize_aware, export, remove_channels, split: _functional _nodes_by_depth
 export: numpy
 remat, split, distribute: _keras_logits _keras_mask

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.examples_checks import check_examples, require_finite, translate_fit_errors
-from tfopt.data.feeding import build_by, evaluation_input, fit_input, readable, training_input
-from tfopt.data.fit_data import DEFAULT_BATCH, Examples, describe_data, parts_of
+from tfopt.data.feeding import build_by, evaluation_input, readable, training_input
+from tfopt.data.fit_data import DEFAULT_BATCH, Examples, describe_data, examples_of, parts_of
 from tfopt.data.pipeline import Pipeline, require_batch_size
 from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-from tfopt.job.job import Job
+from tfopt.job.job import RETURNS, Job
 from tfopt.job.parts import Artefact, Data, Effect, Facts
 from tfopt.job.transform import Chain, Run, Transform, as_chain
 from tfopt.job.versions import quiet_without_gpu
@@ -265,7 +265,7 @@ class Prepared:
         own += [callback for transform in run.acting() for callback in transform.callbacks(run)]
         with translate_fit_errors(run.data.train, run.data.validation):
             history = self.model.fit(
-                **fit_input(self.train_input, run.facts.batch_size),
+                **examples_of(self.train_input).fit_arguments(run.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
                 shuffle=not hasattr(self.train_input, "element_spec"),
                 epochs=epochs or run.job.epochs,
@@ -328,10 +328,9 @@ def _process_state(seed: int) -> Iterator[None]:
 def _compile_arguments(job: Job) -> dict[str, Any]:
     arguments = job.compile()
     if not isinstance(arguments, Mapping):
-        raise UserError(
-            "Job.compile() must return a dict.",
-            expected="the keyword arguments of model.compile() as a dict",
-            received=repr(arguments),
+        raise _not_returned(
+            "compile",
+            repr(arguments),
             fix='return them: compile=lambda: {"optimizer": "adam", "loss": "mse"}',
         )
     return dict(arguments)
@@ -340,13 +339,14 @@ def _compile_arguments(job: Job) -> dict[str, Any]:
 def _load(job: Job) -> Data:
     data = job.data()
     if not isinstance(data, Data):
-        raise UserError(
-            "Job.data() must return a tfopt.Data.",
-            expected="tfopt.Data(train=..., test=...)",
-            received=type(data).__name__,
-            fix="wrap it: data=lambda: tfopt.Data(train=(x, y))",
+        raise _not_returned(
+            "data", type(data).__name__, fix="wrap it: data=lambda: tfopt.Data(train=(x, y))"
         )
     return with_sources(data)
+
+
+def _not_returned(name: str, received: str, fix: str) -> UserError:
+    return UserError(f"Job.{name}() must return {RETURNS[name]}.", received=received, fix=fix)
 
 
 def _build(run: Run, train: Examples) -> keras.Model:
@@ -354,12 +354,7 @@ def _build(run: Run, train: Examples) -> keras.Model:
 
     model = run.job.build()
     if model is None:
-        raise UserError(
-            "Job.build() returned None.",
-            expected="a keras.Model",
-            received="None",
-            fix="end it with `return model`",
-        )
+        raise _not_returned("build", "None", "end it with `return model`")
     build_by(model, train)
     require_built_keras3(model)
     for transform in run.acting():

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, TypeVar
@@ -53,6 +53,21 @@ def in_time(limit_s: float, work: Callable[[], Result]) -> Result:
     if not results:
         raise TimeoutError(f"did not end within {limit_s:g} s: a driver or a file system may hang")
     return results[0]
+
+
+@contextmanager
+def signals_as_interrupt(*numbers: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt inside at these signals, as at Ctrl-C; restore their handlers."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class ChildEnded(RuntimeError):

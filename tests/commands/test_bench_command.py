@@ -25,13 +25,13 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "One thing is measured at a time"),
-        (["toy_jobs:job", "--seeds", "-1"], "argument --seeds: '-1' is no count"),
+        ([], "takes one JOB, or two after --only"),
+        (["toy_jobs:job", "--seeds", "-1"], "argument --seeds: '-1' is not a whole number"),
         (["toy_jobs:job", "--budget", "5m", "--quick"], "not allowed with argument --budget"),
         (["toy_jobs:job", "--whole", "--seeds", "0"], "--whole trains"),
         (["toy_jobs:job", "--ablate"], "`--ablate` leaves links out of a chain"),
-        (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain is for one job"),
-        (["toy_jobs:job", "--input", "--trace", "t"], "--trace is of steps that are compared"),
+        (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain cannot be combined with --only"),
+        (["toy_jobs:job", "--input", "--trace", "t"], "--trace cannot be combined with --input"),
         (["toy_job:job"], "There is no module 'toy_job'"),
         (["toy_jobs:jbo"], "did you mean job?"),
         (["ones.toml"], "did you mean one.toml?"),

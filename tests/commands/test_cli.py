@@ -64,7 +64,7 @@ def test_times_counts_and_points():
         points: ("-1", "101", "nan", "some"),
     }.items():
         for text in texts:
-            with pytest.raises(argparse.ArgumentTypeError, match="is no "):
+            with pytest.raises(argparse.ArgumentTypeError, match="is not "):
                 read(text)
 
 
@@ -174,4 +174,6 @@ def test_report_in_each_form(tmp_path, capsys):
     assert main(["report", str(tmp_path / "bench.json"), "--json"]) == 0
     assert capsys.readouterr().out == written
     assert main(["report", str(tmp_path.parent)]) == 2
-    assert "does not exist" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "does not exist" in told
+    assert f"name one of these: {tmp_path}" in told

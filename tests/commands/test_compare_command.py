@@ -70,10 +70,10 @@ def test_each_answer_has_its_exit_code(files, capsys, arguments, code):
     [
         (("base.json", "other.json", *LIMIT), 4, "CPU: AMD EPYC against Intel"),
         (("base.json", "other.json"), 4, "CPU: AMD EPYC against Intel"),
-        (("base.json", "cut.json", *LIMIT), 5, "cut.json is no whole report"),
-        (("base.json", "list.json", *LIMIT), 5, "list.json is no whole report of this version"),
+        (("base.json", "cut.json", *LIMIT), 5, "cut.json is not a whole report"),
+        (("base.json", "list.json", *LIMIT), 5, "list.json is not a whole report of this version"),
         (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/7"),
-        (("base.json", "binary.json", *LIMIT), 5, "binary.json is no whole report"),
+        (("base.json", "binary.json", *LIMIT), 5, "binary.json is not a whole report"),
         (("base.json", "nowhere.json", *LIMIT), 5, "nowhere.json does not exist"),
         (("base.json", "foldr", *LIMIT), 5, "did you mean folder?"),
         (("base.json", "base.json", *LIMIT), 2, "the same measurement"),

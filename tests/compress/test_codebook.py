@@ -25,13 +25,6 @@ def test_each_value_is_the_mean_of_the_weights_nearest_to_it():
         assert values[k] == pytest.approx(row[index == k].mean())
 
 
-def test_few_different_weights_are_found_exactly():
-    row = np.repeat([-1.0, 0.5, 2.0], [5, 7, 9])
-    values = values_of(row, 8)
-    index = nearest(tf.constant(row), tf.constant(values)).numpy()
-    np.testing.assert_array_equal(values[index], row)
-
-
 def test_weights_that_do_not_count_move_nothing():
     row = RNG.normal(size=60)
     more = np.concatenate([row, np.full(40, 9.0)])

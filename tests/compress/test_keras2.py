@@ -85,7 +85,7 @@ CHOICES = """
     refused(tfopt.prune, "0 <= sparsity < 1", build(), 1.5)
     refused(tfopt.prune, "hidden, norm, out", build(), 0.5, layers="nowhere")
     refused(tfopt.prune, "built Sequential or Functional", tf_keras.Sequential([tf_keras.layers.Dense(3)]), 0.5)
-    refused(tfopt.prune, "not compressed already", pruned, 0.5)
+    refused(tfopt.prune, "not compressed yet", pruned, 0.5)
     for option in ({"criterion": "lamp"}, {"across": "model"}, {"step": 3}, {"pattern": "1x16"}):
         refused(tfopt.prune, "by magnitude only", build(), 0.5, **option)
 """
@@ -128,7 +128,7 @@ CLUSTERED = """
     assert (trained[zeros] == 0).all()
     assert len(np.unique(trained)) <= 8
 
-    refused(tfopt.cluster, "not compressed already", tfopt.cluster(build_convolutional(), 4), clusters=4)
+    refused(tfopt.cluster, "not compressed yet", tfopt.cluster(build_convolutional(), 4), clusters=4)
     refused(tfopt.cluster, "correct layers=", build_convolutional(), layers="nowhere")
 """
 
@@ -141,12 +141,12 @@ AWARE = """
     assert rows["hidden"].precision == "int8", rows
     assert rows.keys() == {"hidden"}
 
-    refused(tfopt.quantize_aware, "already", aware)
+    refused(tfopt.quantize_aware, "not compressed yet", aware)
     refused(tfopt.quantize_aware, "trains int8", model, "int4")
     refused(tfopt.quantize_aware, "trains int8", model, begin_step=5)
     refused(tfopt.cluster, "forms clusters at once", model, begin_step=3)
     refused(tfopt.quantize_aware, "hidden, norm, out", model, layers="nowhere")
-    refused(tfopt.strip, "cannot take", aware)
+    refused(tfopt.strip, "cannot undo", aware)
     assert tfopt.strip(model) is model
 """
 

@@ -1,4 +1,4 @@
-"""Masks and clusters are tfmot's, through whole trainings.
+"""Masks are tfmot's, through whole trainings.
 
 tfmot runs on a tf_keras twin in a process of its own, since it switches its process to Keras 2;
 the two exchange arrays through files.
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from keras import layers
 
-from tfopt.compress.cluster import cluster
 from tfopt.compress.prune import prune
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compress.strip import strip
@@ -42,7 +41,6 @@ SCHEDULES = {
 ORACLE = """
     import numpy as np
     import tf_keras
-    import tfopt
     from tfopt.compress.keras2 import load_tfmot
     sparsity = load_tfmot().sparsity.keras
     given, found = np.load({given!r}), {{}}
@@ -56,7 +54,7 @@ ORACLE = """
         end = -1 if s["end_step"] is None else s["end_step"]
         return sparsity.ConstantSparsity(s["sparsity"], s["begin_step"], end, s["frequency"])
 
-    def twin(compress):
+    def twin(schedule):
         model = tf_keras.Sequential([
             tf_keras.layers.Conv2D(6, 3, activation="tanh", input_shape=(8, 8, 2)),
             tf_keras.layers.Flatten(),
@@ -64,22 +62,19 @@ ORACLE = """
             tf_keras.layers.Dense(4),
         ])
         model.set_weights([given[f"weights:{{i}}"] for i in range(6)])
-        model = compress(model)
+        model = sparsity.prune_low_magnitude(model, schedule)
         model.compile(tf_keras.optimizers.legacy.SGD(0.05), "mse", jit_compile=False)
         callbacks = [sparsity.UpdatePruningStep()]
         model.fit(given["x"], given["y"], batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
         return model
 
     for name, config in {schedules!r}.items():
-        model = twin(lambda model: sparsity.prune_low_magnitude(model, schedule_of(**config)))
+        model = twin(schedule_of(**config))
         wrapped = [layer for layer in model.layers if layer.pruning_vars]
         for i, layer in enumerate(wrapped):
             (kernel, mask, _), = layer.pruning_vars
             found[f"{{name}}:mask:{{i}}"] = mask.numpy()
             found[f"{{name}}:kernel:{{i}}"] = kernel.numpy()
-    model = tfopt.strip(twin(lambda model: tfopt.cluster(model, 8)))
-    for i, weight in enumerate(model.get_weights()):
-        found[f"clustered:{{i}}"] = weight
     np.savez({found!r}, **found)
 """
 
@@ -123,30 +118,15 @@ def oracle(given, tmp_path_factory):
     return dict(np.load(folder / "found.npz"))
 
 
-def trained(given, compress):
-    model = twin()
-    model.set_weights([given[f"weights:{i}"] for i in range(6)])
-    compress(model)
-    model.fit(given["x"], given["y"], batch_size=8, shuffle=False, verbose=0)
-    return strip(model)
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_training_in_lock_step_with_tfmot_ends_with_its_masks_and_weights(given, oracle, name):
-    model = trained(given, lambda model: prune(model, SCHEDULES[name]))
+    model = twin()
+    model.set_weights([given[f"weights:{i}"] for i in range(6)])
+    prune(model, SCHEDULES[name])
+    model.fit(given["x"], given["y"], batch_size=8, shuffle=False, verbose=0)
+    strip(model)
     kernels = [layer.kernel.numpy() for layer in model.layers if hasattr(layer, "kernel")]
     assert len(kernels) == 3
     for i, kernel in enumerate(kernels):
         np.testing.assert_array_equal(kernel != 0, oracle[f"{name}:mask:{i}"].astype(bool))
         np.testing.assert_allclose(kernel, oracle[f"{name}:kernel:{i}"], rtol=1e-4, atol=1e-5)
-
-
-def test_neither_has_more_values_than_clusters_after_strip(given, oracle):
-    model = trained(given, lambda model: cluster(model, 8))
-    for i, weight in enumerate(model.get_weights()):
-        if weight.ndim > 1:
-            assert len(np.unique(weight)) <= 8
-            theirs = oracle[f"clustered:{i}"]
-            assert len(np.unique(theirs)) <= 8
-            # The oracle did train.
-            assert not np.isin(theirs, given[f"weights:{i}"]).any()

@@ -1,9 +1,6 @@
 """Memory left: within the narrowest control group, or on the machine."""
 
-import pytest
-
-from tfopt.data.host_memory import available_memory, require_fits
-from tfopt.errors import UserError
+from tfopt.data.host_memory import available_memory
 
 MIB = 1024**2
 
@@ -22,10 +19,3 @@ def test_the_limit_of_a_group_counts_without_its_page_cache(tmp_path):
     assert memory.available_bytes == 60 * MIB
     assert str(group) in memory.limited_by
     assert available_memory(tmp_path / "none").limited_by == "the machine's free memory"
-
-
-def test_what_does_not_fit_is_refused_with_the_figures():
-    with pytest.raises(UserError, match="does not fit") as caught:
-        require_fits(1 << 50, what="The cache", detail="too many", fix="fewer")
-    assert "1,073,741,824 MiB" in caught.value.received
-    require_fits(1, what="The cache", detail="one byte", fix="none")

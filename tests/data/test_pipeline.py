@@ -222,6 +222,8 @@ def test_options_reach_tf_data_and_the_autotuner_is_off():
     policies = tf.data.experimental.AutoShardPolicy
     assert made.experimental_distribute.auto_shard_policy == policies.OFF
     assert made.autotune.enabled is False
+    assert made.deterministic is True
+    assert tfopt.pipeline((X, Y), deterministic=False).options().deterministic is False
 
 
 def test_map_batch_sees_whole_batches():
@@ -233,22 +235,6 @@ def test_map_batch_sees_whole_batches():
 
     epoch(tfopt.pipeline((X, Y), batch_size=40, map_batch=seen, deterministic=True))
     assert sorted(sizes) == [20, 40, 40]
-
-
-def test_a_parallel_map_keeps_the_order():
-    def slow(x, y):
-        # The first examples take longest.
-        spin = tf.while_loop(
-            lambda i: i < 20_000 * tf.cast(y < 3, tf.int32), lambda i: (i + 1,), (0,)
-        )
-        return x + 0 * tf.cast(spin[0], tf.float32), y
-
-    made = tfopt.pipeline((X, Y), map=slow, shuffle=False)
-    assert flat(epoch(made)) == Y.tolist()
-    assert made.options().deterministic is True
-    loose = tfopt.pipeline((X, Y), map=slow, deterministic=False)
-    assert loose.options().deterministic is False
-    assert sorted(flat(epoch(loose))) == Y.tolist()
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_figures():
@@ -367,16 +353,6 @@ def test_the_batch_is_the_jobs_and_a_changed_one_is_told_with_the_learning_rate(
     assert effect.acted
     assert "batches of 50" in effect.note
     assert "learning rate stays that of batches of 10" in effect.note
-
-
-def test_batches_of_a_stream_change_only_when_asked_for():
-    made, _ = Pipeline().read(dataset(20), facts(batch_size=20, tuned_batch_size=20))
-    assert [len(batch) for batch in epoch(made)] == [20] * 5
-    made, notes = Pipeline(batch_size=30).read(
-        dataset(20), facts(batch_size=30, tuned_batch_size=32)
-    )
-    assert [len(batch) for batch in epoch(made)] == [30, 30, 30, 10]
-    assert "30 instead of 20" in ", ".join(notes)
 
 
 def whole(count=N):

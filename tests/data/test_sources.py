@@ -97,8 +97,7 @@ def test_a_cache_on_disk_is_not_that_of_another_source(parquet, tmp_path):
         pipe(("id", ">=", 500))
 
 
-@pytest.mark.parametrize("drop", [False, True])
-def test_cache_map_and_the_remainder_work_on_a_source(parquet, drop):
+def test_cache_map_and_the_remainder_work_on_a_source(parquet):
     def kept(x, y):
         return x["half"] * 2, y
 
@@ -108,12 +107,11 @@ def test_cache_map_and_the_remainder_work_on_a_source(parquet, drop):
         batch_size=64,
         map=kept,
         cache="memory",
-        options=tfopt.data.PipelineOptions(drop_remainder=drop),
+        options=tfopt.data.PipelineOptions(drop_remainder=True),
     )
     for _ in range(2):
         seen = np.concatenate([x for x, _ in data])
-        assert len(seen) == (960 if drop else ROWS)
-        assert len(set(seen)) == len(seen)
+        assert len(seen) == len(set(seen)) == 960
         assert not (seen == np.sort(seen)).all()
 
 
@@ -243,11 +241,8 @@ def test_bad_files_are_named_before_training(tmp_path, broken, columns, said):
     ("condition", "said"),
     [
         ("v > 3", "not a tuple of conditions"),
-        (("v", ">", 3), "not a tuple of conditions"),
         ((("w", ">", 3),), r"does not fit the columns(.|\n)*v: double, y: int64(.|\n)*w"),
-        ((("v", ">", "three"),), "does not fit the columns"),
         ((("v", "~", 3),), "does not fit the columns"),
-        ((("v", "in", 3),), "does not fit the columns"),
         ((("v", "in", "three"),), "not a tuple of conditions"),
     ],
 )
@@ -554,7 +549,7 @@ def test_spark_streams_texts_and_lists_beside_columns_that_are_not_read(spark):
     assert list(x["text"]) == [b"t0", b"t1", b"t2"]
     assert x["list"].tolist() == [[1, 0], [1, 1], [1, 2]]
     assert y.tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match=r"'time' is of a type(.|\n)*timestamp"):
+    with pytest.raises(UserError, match=r"'time' has a type(.|\n)*timestamp"):
         Spark(rows, label="y", features="time").layout()
 
 
@@ -592,6 +587,7 @@ def test_a_job_and_a_chain_name_their_data(parquet):
         (lambda folder: tfopt.pipeline(folder / "no.parquet"), "no such file or folder"),
         (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no.xyz does not exist"),
         (lambda folder: tfopt.pipeline(folder, label="z"), "names a missing column"),
+        (lambda folder: tfopt.pipeline(folder, label="nmae"), "did you mean name"),
         (lambda folder: tfopt.pipeline(folder, label="name"), "needs classes="),
         (lambda folder: tfopt.pipeline((np.ones(3),), label="y"), "need data with columns"),
         (lambda folder: tfopt.Pipeline(label="y"), "columns of source="),

@@ -20,7 +20,8 @@ def block(name):
 
 def lines():
     shell = re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    return [shlex.split(line, comments=True) for each in shell for line in each.splitlines()]
+    joined = [each.replace("\\\n", " ") for each in shell]
+    return [shlex.split(line, comments=True) for each in joined for line in each.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""A train_step of the user's own, declared a mean or a sum, trains and shows what one device does.
+"""A train_step of Keras's guide trains and shows what one device does; what is refused.
 
-Others of a user's own, such as a GAN, are among the models of ``test_step``.
+Steps with losses of a user's own, such as a GAN's, are among the models of ``test_step``.
 """
 
 import keras
@@ -10,7 +10,7 @@ from keras import ops
 
 import tfopt
 
-from .training import Case, K, L, O, check, compared, dense, error_of, largest, net, x, y
+from .training import Case, K, O, check, compared, dense, error_of, largest, net, x, y
 
 classes = (y > 0).astype("float32")
 
@@ -25,18 +25,6 @@ def made(kind, optimizer=lambda: O.SGD(0.05), metrics=(), **compiled):
         return model
 
     return build
-
-
-class Own(keras.Model):
-    def train_step(self, data):
-        inputs, wanted = data
-        with tf.GradientTape() as tape:
-            given = self(inputs, training=True)
-            loss = L.MeanSquaredError()(wanted, given) + ops.mean(ops.sum(ops.abs(given), axis=1))
-            taken = self.optimizer.scale_loss(loss)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(taken, weights), weights)
-        return {"own": ops.sum(loss)}
 
 
 class Guide(keras.Model):
@@ -56,8 +44,9 @@ class Guide(keras.Model):
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(y=y, y_pred=y_pred)
+            taken = self.optimizer.scale_loss(loss)
         weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.optimizer.apply(tape.gradient(taken, weights), weights)
         return self.shown(loss, y, y_pred)
 
     def test_step(self, data):
@@ -73,15 +62,16 @@ def guided(**how):
     return made(Guide, metrics=METRICS, **how)
 
 
+def case(*data, **how):
+    return Case(guided(**how), data or (x, classes), "mean")
+
+
 CASES = {
-    "guide": lambda: Case(guided(), (x, classes), "mean"),
-    "guide, one left": lambda: Case(guided(steps_per_execution=2), (x[:17], classes[:17]), "mean"),
-    "several steps": lambda: Case(made(Own, steps_per_execution=3), own="mean", evaluate=False),
-    "compiled": lambda: Case(made(Own, jit_compile=True), own="mean", evaluate=False),
-    "scaled": lambda: Case(
-        made(Own, lambda: O.LossScaleOptimizer(O.SGD(0.05, clipnorm=0.1))),
-        own="mean",
-        evaluate=False,
+    "guide": lambda: case(steps_per_execution=2),
+    "one left": lambda: case(x[:17], classes[:17]),
+    "compiled": lambda: case(jit_compile=True),
+    "scaled": lambda: case(
+        optimizer=lambda: O.LossScaleOptimizer(O.SGD(0.05, clipnorm=0.1)),
     ),
 }
 FAST, *SLOW = CASES
@@ -129,11 +119,11 @@ class Adds(K.Layer):
 
 def undeclared():
     with tfopt.distribute(logical_cpus=2, verify=False):
-        model, shows, adds = made(Own)(), guided()(), net(lambda: dense(Adds()))()
+        model, shows, adds = guided()(), guided()(), net(lambda: dense(Adds()))()
     shows.train_step = lambda data: keras.Model.train_step(shows, data)
     before = model.get_weights()
     return (
-        error_of(model.fit, x, y, batch_size=16, verbose=0),
+        error_of(model.fit, x, classes, batch_size=16, verbose=0),
         error_of(shows.evaluate, x, classes, batch_size=16, verbose=0),
         error_of(adds.fit, x, y, batch_size=16, verbose=0),
         largest(before, model.get_weights()),
@@ -142,7 +132,7 @@ def undeclared():
 
 def test_one_that_is_not_declared_is_refused_before_a_weight_moves(replicas):
     trains, shows, adds, moved = replicas(undeclared)
-    assert trains.startswith("The train_step of Own ")
+    assert trains.startswith("The train_step of Guide ")
     assert 'own_losses="mean"' in trains
     assert "The test_step of Guide returns 'odd'" in shows
     assert "adds a loss" in adds

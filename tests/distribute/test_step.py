@@ -143,7 +143,10 @@ def fitted(model, case):
     return model.get_weights(), [np.asarray(each, "float64").ravel() for each in shown]
 
 
-@pytest.mark.parametrize("names", [("contrastive_loss",), pytest.param((), marks=pytest.mark.slow)])
+FAST_MODELS = ("contrastive_loss", "own_step_of_a_mean", "own_step_of_a_sum")
+
+
+@pytest.mark.parametrize("names", [FAST_MODELS, pytest.param((), marks=pytest.mark.slow)])
 def test_models_that_are_proven_equal_are_so_by_their_weights(replicas, names):
     check(replicas(right_models, *names))
 

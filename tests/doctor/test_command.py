@@ -50,7 +50,7 @@ def test_json_of_this_machine_is_nothing_but_json(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--set", "a=1"], "--set and --chain are for a job"),
+        (["--set", "a=1"], "--set and --chain need a JOB"),
         (["--only", "job"], "need a job"),
         (["train:py:job"], "The reference is malformed"),
         (["toy_jobs:job", "--chain", "no.toml"], "The recipe file no.toml does not exist"),

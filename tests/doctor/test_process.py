@@ -1,12 +1,10 @@
 """A process that dies or hangs: its answers until then are kept, and it is gone with its children."""
 
-import contextlib
 import textwrap
 import threading
-import time
 
-import psutil
 import pytest
+from processes import processes_in, wait_until
 
 from tfopt.doctor.check import Check, Subject
 from tfopt.doctor.compute_checks import on_cpu
@@ -33,22 +31,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def running(process_id):
-    try:
-        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def gone(*processes):
-    """Wait until none of them runs; killed ones take a moment."""
-    for _ in range(600):
-        if not any(map(running, processes)):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_why_a_process_ended_is_reported(folder):
     (crashed,) = job(Subject(job="bad_jobs:aborts"))
     assert crashed.verdict == "failure"
@@ -60,12 +42,7 @@ def test_why_a_process_ended_is_reported(folder):
 def test_what_does_not_end_is_ended(folder):
     (check,) = job(Subject(job="bad_jobs:hangs", job_limit_s=1.0))
     assert check.evidence == ("gave no answer within 1 s",)
-    left = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if "tfopt.subprocesses" in child.cmdline():
-                left.append(child.pid)
-    assert gone(*left)
+    wait_until(lambda: not processes_in(folder))
 
 
 def test_a_module_that_is_not_there_is_a_users_mistake():

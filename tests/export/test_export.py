@@ -13,14 +13,13 @@ import keras
 import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
-from digits import small_digits
+from digits import digit_net, small_digits
 from keras import layers
 
 import tfopt
 from tfopt.commands.cli import main
-from tfopt.compress.model_graph import Port, ports_of
+from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError, require_count
-from tfopt.export.calibration_scale import scale_notes
 from tfopt.export.formats.format import Signature
 from tfopt.export.formats.litert import quantized, recipe
 from tfopt.export.formats.roster import FORMATS
@@ -43,18 +42,8 @@ def digits():
 def trained(digits):
     keras.utils.set_random_seed(1)
     (x, y), _ = digits
-    model = keras.Sequential(
-        [
-            keras.Input(x.shape[1:], name="image"),
-            layers.Conv2D(8, 3, activation="relu"),
-            layers.BatchNormalization(),
-            layers.Flatten(),
-            layers.Dense(32, activation="gelu"),
-            layers.Dense(10, activation="softmax", name="digit"),
-        ],
-        name="digits",
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    convolved = layers.Conv2D(8, 3, activation="relu"), layers.BatchNormalization()
+    model = digit_net(*convolved, layers.Flatten(), layers.Dense(32, "gelu"), output="digit")
     model.fit(x, y, epochs=3, verbose=0)
     return model
 
@@ -132,32 +121,16 @@ def test_the_code_of_a_file_runs_without_tfopt(served, digits):
 @pytest.mark.filterwarnings("ignore:the calibration examples:RuntimeWarning")
 def test_calibration_examples_on_another_scale_are_told(trained, digits):
     (x, _), _ = digits
-    ports = ports_of(trained)
-    for rows, others, told in (
-        (x, x, ""),
-        (x[:300] * 3, x[300:], ""),
-        (x * 255, x, "255 times as large as the examples for 'image'"),
-        (x / 255, x, "only 0.0039 of the examples for 'image'"),
-        # Of the training the BatchNormalization knows.
-        (x * 1000, x * 1000, "of the training, in front of 'batch_normalization"),
-        (x[:9] * 1000, x[:9] * 1000, ""),
+    for rows, told in (
+        (x[:300] * 3, ""),
+        (x * 255, "255 times as large as the examples for 'image'"),
+        (x / 255, "only 0.0039 of the examples for 'image'"),
     ):
-        notes = scale_notes(trained, ports, [rows], [others])
+        notes = ExportData.read(trained, rows, x, 300).scale_notes()
         assert told in "".join(notes) if told else not notes
-    adapted = layers.Normalization()
-    adapted.adapt(7 + 50 * x[:, 0, :, 0])
-    model = keras.Sequential([keras.Input((8,)), adapted, layers.Dense(3)])
-    rows = 7 + 50 * x[:, 0, :, 0]
-    assert not scale_notes(model, ports_of(model), [rows], [rows])
-    (note,) = scale_notes(model, ports_of(model), [rows / 100], [rows / 100])
-    assert "of those of the training, in front of 'normalization" in note
-
-
-def test_a_wrong_scale_is_a_warning_and_a_note(trained, digits):
-    (x, _), _ = digits
     with pytest.warns(RuntimeWarning, match="or ranges are wrong"):
-        small = tfopt.quantize(trained, calibration=1000 * x[:64])
-    assert "of the training, in front of" in str(small)
+        small = tfopt.quantize(trained, calibration=100 * x[:64], examples=x, max_drop=100)
+    assert "times as large as the examples for 'image'" in str(small)
 
 
 def test_what_was_measured_is_beside_the_files(served):

@@ -1,6 +1,5 @@
 """Formats for GPUs, as far as a machine without one shows them: nothing here has run on a GPU."""
 
-import importlib
 from types import SimpleNamespace
 
 import keras
@@ -114,30 +113,6 @@ def test_without_a_gpu_nothing_is_measured_on_the_cpu_in_its_place(model, tmp_pa
         "saved_model: TensorFlow would compute on the CPU: it sees no GPU" in caught.value.received
     )
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_format_that_sees_no_gpu_is_a_row_with_its_reason(model, tmp_path, monkeypatch):
-    """TensorFlow is taken to see a GPU; ONNX Runtime for CPUs is what is installed here."""
-    optimize = importlib.import_module("tfopt.export.optimize")
-    monkeypatch.setattr(onnx_cuda, "version", lambda name: "1.26.0")
-    monkeypatch.setattr(optimize, "_FINAL", 0)
-    required = optimize.require_gpu
-
-    class Child(optimize.Child):
-        def __call__(self, function, *arguments, **limits):
-            if function is required and arguments[0].startswith("saved_model"):
-                return None
-            return super().__call__(function, *arguments, **limits)
-
-    monkeypatch.setattr(optimize, "Child", Child)
-    best = tfopt.optimize(model, X, folder=tmp_path, target="gpu-latency", turns=5)
-    names = {each.file.name for each in best.candidates}
-    assert names == {"saved_model_float32", "saved_model_xla_float32"}
-    refused = {each.name: each.reason for each in best.refused}
-    assert {*refused} >= {"onnx_cuda_float32", "onnx_cuda_float16", "tensorrt_float16"}
-    assert refused["onnx_cuda_float32"].startswith("ONNX Runtime would compute on the CPU")
-    assert "onnx_cuda_float32: not written: ONNX Runtime would" in str(best)
 
 
 def test_formats_for_gpus_are_tried_for_gpus_alone():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
-from digits import small_digits
+from digits import digit_net, small_digits
 from keras import layers
 
 from tfopt import UserError
@@ -70,16 +70,8 @@ def digits():
     """A trained net, and the examples it has not seen."""
     x, y = small_digits(3000)
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(16, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(32, "relu"),
-            layers.Dense(10, "softmax"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    hidden = layers.Conv2D(16, 3, activation="relu"), layers.Flatten(), layers.Dense(32, "relu")
+    model = digit_net(*hidden)
     model.fit(x[:2400], y[:2400], epochs=8, verbose=0)
     return model, x[:2400], x[2400:], y[2400:]
 
@@ -113,6 +105,13 @@ def test_int8_is_integer_all_through():
     codes = op_codes(made.content)
     assert (codes[0], codes[-1]) == ("QUANTIZE", "DEQUANTIZE")
     assert {"QUANTIZE", "DEQUANTIZE"}.isdisjoint(codes[1:-1])
+
+
+def test_a_small_file_says_what_has_no_fewer_bits_and_moving_is_no_computing():
+    rows = keras.Sequential([keras.Input((20, 4)), layers.Conv1D(8, 3), layers.Flatten()])
+    made = quantize(rows, calibration=RNG.random((32, 20, 4)))
+    assert made.fully_integer  # a Conv1D begins by adding an axis
+    assert "KiB of it are names, operators and scales" in str(made)
 
 
 def test_an_operator_left_in_float_is_reported():
@@ -352,6 +351,7 @@ ROWS = RNG.random((16, 4)).astype("float32")
         (keras2, {}, "must be a Keras 3 model"),
         (dense, {"precision": "int7"}, "float32, float16, int8"),
         (dense, {"precision": "dynamic", "integer_io": True}, "integer_io"),
+        (dense, {"integer_io": np.array([1, 2])}, "integer_io=True needs precision"),
         (dense, {"calibration": None}, "needs calibration examples for its ranges"),
         (dense, {"calibration": ROWS[:, :3]}, r"batches of shape \(n, 4\)"),
         (dense, {"calibration": ROWS[:0]}, "examples are empty"),
@@ -395,6 +395,9 @@ def test_bad_paths_are_refused_before_the_work(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             quantize(None, tmp_path / name, calibration=ROWS)
+    for path in (5, b"m.tflite"):
+        with pytest.raises(UserError, match="path of the file to write"):
+            quantize(None, path, calibration=ROWS)
     assert os.listdir(tmp_path) == ["folder.tflite"]
 
 

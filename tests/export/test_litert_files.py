@@ -102,6 +102,8 @@ ROWS = {
     "grouped": lambda x: attended(x, layers.GroupQueryAttention(6, 4, 2), use_causal_mask=True),
     "masked_softmax": masked,
     "neighbours": own(lambda x: tf.einsum("ij,bjf->bif", tf.constant(MATRIX), x)),
+    "neighbours_by_keras": own(lambda x: ops.einsum("ij, bjf -> bif", MATRIX, x)),
+    "of_two": own(lambda x: tf.einsum("bif,bjf->bij", x, x)),
     "zeros": own(lambda x: tf.where(x > 0, x, tf.zeros_like(x))),
     "exact_gelu": own(lambda x: ops.gelu(x, approximate=False)),
 }

@@ -6,7 +6,7 @@ import importlib
 import keras
 import numpy as np
 import pytest
-from digits import small_digits
+from digits import digit_net, small_digits
 from keras import layers
 
 import tfopt
@@ -29,16 +29,7 @@ def digits():
 @pytest.fixture(scope="module")
 def saved(digits, tmp_path_factory):
     keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1), name="image"),
-            layers.Flatten(),
-            layers.Dense(32, activation="relu"),
-            layers.Dense(10, activation="softmax"),
-        ],
-        name="digits",
-    )
-    model.compile("adam", "sparse_categorical_crossentropy")
+    model = digit_net(layers.Flatten(), layers.Dense(32, "relu"))
     model.fit(*digits.train, epochs=3, verbose=0)
     path = tmp_path_factory.mktemp("saved") / "digits.keras"
     model.save(path)
@@ -68,7 +59,7 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, mo
     assert best.candidates[0].latency.high < 1
     assert [each.name for each in tmp_path.iterdir()] == [best.winner.name]
     text = str(best)
-    assert f"faster than {best.reference}" in text
+    assert f"Faster than {best.reference}" in text
     names = {"x": digits.test[0][:1]}
     exec(best.code(), names)
     expected = keras.models.load_model(saved).predict(digits.test[0][:1], verbose=0)
@@ -83,7 +74,7 @@ def test_the_command_takes_a_job_and_a_chain(saved, tmp_path, capsys, monkeypatc
     )
     call = ["optimize", str(saved), "--data", "data.npz"]
     assert main([*call, "--chain", "chain.toml"]) == 2
-    assert "no job says how" in capsys.readouterr().err
+    assert "--chain needs --job" in capsys.readouterr().err
     assert main([*call, "--job", "no_such_module:job"]) == 2
     assert "no_such_module" in capsys.readouterr().err
 
@@ -169,17 +160,8 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
 @pytest.mark.slow
 def test_kernels_get_four_bits_where_the_score_bears_it(digits, tmp_path):
     keras.utils.set_random_seed(5)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1), name="image"),
-            layers.Conv2D(16, 3, activation="relu", name="first"),
-            layers.Conv2D(32, 3, activation="relu", name="second"),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu", name="wide"),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy")
+    convolved = (layers.Conv2D(filters, 3, activation="relu") for filters in (16, 32))
+    model = digit_net(*convolved, layers.Flatten(), layers.Dense(64, "relu"))
     model.fit(*digits.train, epochs=3, verbose=0)
     settings = {"target": "size", "formats": ["litert"], "precision": ["int8"], "turns": 5}
     best = tfopt.optimize(model, digits, folder=tmp_path, max_drop=3, **settings)
@@ -218,6 +200,12 @@ def test_the_fastest_that_keeps_to_the_drop_wins():
     assert [each.file.name for each in rows] == ["c_int8", "a_float32", "b_int8"]
     assert rows[1].lost.startswith("slower: 0.66")
     assert rows[2].lost == "loses 2.00 points of accuracy"
+
+
+def test_a_loss_of_as_much_as_is_allowed_is_kept():
+    files = [file("a_float32", score=0.505), file("b_int8", score=0.5)]
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0}, max_drop=0.5, score=0.505)
+    assert [each.file.name for each in rows] == ["b_int8", "a_float32"]
 
 
 def test_what_is_not_told_apart_or_loses_classes_is_said_so():

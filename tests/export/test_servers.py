@@ -19,7 +19,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from digits import small_digits
+from digits import digit_net, small_digits
 from keras import layers
 
 import tfopt
@@ -55,15 +55,7 @@ def served(tmp_path_factory):
     """A folder with both files, examples, and what the model answers."""
     x, y = small_digits(600)
     keras.utils.set_random_seed(4)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1), name="image"),
-            layers.Conv2D(8, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy")
+    model = digit_net(layers.Conv2D(8, 3, activation="relu"), layers.Flatten())
     model.fit(x, y, epochs=2, verbose=0)
     folder = tmp_path_factory.mktemp("folder")
     tfopt.export(model, folder / "served", formats="onnx", examples=x)

@@ -88,6 +88,8 @@ def test_a_transform_refuses_nonsense():
     for transform, name, value in (
         (LearningRate, "peak", 0),
         (LearningRate, "peak", "cubic"),
+        (LearningRate, "peak", [0.1]),
+        (LearningRate, "warmup", "0.1"),
         (LearningRate, "warmup", 1.0),
         (LearningRate, "decay", "step"),
         (Execution, "jit_compile", "yes"),

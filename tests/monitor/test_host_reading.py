@@ -92,3 +92,10 @@ def test_a_group_has_its_narrowest_limit_and_what_counts(tmp_path, files, limits
         (tmp_path / name).write_text(text)
     narrowest = next(iter(cgroup.memory_limits(tmp_path)), (None, None))
     assert (*narrowest[:2], cgroup.cpu_quota(tmp_path)) == limits
+
+
+def test_usable_cores_are_whole_ones_within_affinity_and_quota(monkeypatch):
+    monkeypatch.setattr(cgroup, "allowed_cores", lambda: 8)
+    for quota, cores in ((None, 8), (2.5, 2), (0.5, 1), (64.0, 8)):
+        monkeypatch.setattr(cgroup, "cpu_quota", lambda quota=quota: quota)
+        assert cgroup.usable_cores() == cores

@@ -8,6 +8,7 @@ import time
 import pynvml
 import pytest
 from nvml_stand_in.library import gpu
+from processes import wait_until
 
 from tfopt.monitor import sampler as samplers
 from tfopt.monitor.nvml import newest_cuda
@@ -25,14 +26,6 @@ def sampled(**arguments):
     return sampler.recording()
 
 
-def wait_for(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
-
-
 def test_a_growing_allocation_is_seen_while_it_is_there(sampler_threads):
     with sampling(ME, clock=time.perf_counter, wanted={}, period_s=0.01) as sampler:
 
@@ -43,9 +36,9 @@ def test_a_growing_allocation_is_seen_while_it_is_there(sampler_threads):
         # Not from the allocator, which may keep what is freed.
         held = mmap.mmap(-1, 200 * MIB)
         held.write(bytes(200 * MIB))
-        wait_for(lambda: max(seen()) > before + 150)
+        wait_until(lambda: max(seen()) > before + 150)
         held.close()
-        wait_for(lambda: seen()[-1] < before + 100)
+        wait_until(lambda: seen()[-1] < before + 100)
         assert len(sampler_threads()) == 1
     assert sampler_threads() == []
     times = [sample.at_s for sample in sampler.recording().samples]

@@ -89,7 +89,7 @@ def test_flags_that_make_no_sense_are_one_message(asked, capsys):
             asked(*flags)
     with pytest.raises(SystemExit, match="2"):
         asked("--epochs=x")
-    assert "'x' is no count: 1 or more" in capsys.readouterr().err
+    assert "'x' is not a whole number of 1 or more" in capsys.readouterr().err
 
 
 def test_interrupted_in_the_search_nothing_else_is_measured(asked, capsys):

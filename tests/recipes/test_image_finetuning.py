@@ -4,7 +4,6 @@ import h5py
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 
 from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
@@ -78,16 +77,8 @@ def test_the_last_layers_train_as_well_where_that_is_asked_for(cached):
 
 
 @pytest.mark.slow
-def test_a_folder_of_images(tmp_path):
-    for label, shade in (("dark", 40), ("light", 200)):
-        (tmp_path / "images" / label).mkdir(parents=True)
-        for number in range(10):
-            pixels = np.full((20, 24, 3), shade + number, np.uint8)
-            image = tf.io.encode_png(pixels).numpy()
-            (tmp_path / "images" / label / f"{number}.png").write_bytes(image)
-    described = job(
-        data=str(tmp_path / "images"), network=SMALL, weights="none", batch_size=4, epochs=8
-    )
+def test_a_folder_of_images(image_folder):
+    described = job(data=image_folder, network=SMALL, weights="none", batch_size=4, epochs=8)
     data = described.data()
     images, _ = next(iter(data.train))
     assert images.shape == (4, 32, 32, 3)
@@ -112,12 +103,3 @@ def test_a_folder_of_images(tmp_path):
 def test_a_network_that_is_not_there_is_refused(network, what):
     with pytest.raises(UserError, match=what):
         job(data="synthetic", network=network).data()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"weights": "imagnet"}, {"size": 16}, {"unfreeze": -1}, {"examples": 0}, {"data": "nowhere"}],
-)
-def test_a_wrong_argument_is_refused_before_anything_runs(wrong):
-    with pytest.raises(UserError):
-        job(**wrong)

@@ -73,7 +73,7 @@ def test_it_leaves_report_and_files_and_shows_the_time_of_the_run(shown, machine
     assert " of 300 s ..." in printed
     assert "training whole, 7 of 7" in printed
     assert report.recommendation.keep in printed
-    assert "Size and speed when it serves" in (tmp_path / "bench.html").read_text()
+    assert "Serving: size and latency" in (tmp_path / "bench.html").read_text()
 
 
 def test_a_report_alone_is_left_in_a_new_folder(machine, tmp_path):

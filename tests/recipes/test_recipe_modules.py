@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tfopt import UserError
 from tfopt.job.recipe_file import read_recipe
 from tfopt.job.references import resolve_job
 from tfopt.measure.targets import resolve_target
@@ -36,3 +37,20 @@ def test_each_has_a_card(name):
     cards = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
     card = cards.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     assert "When it loses" in card
+
+
+WRONG = {
+    "image_from_scratch": [{"size": 8}, {"examples": 0}],
+    "image_finetuning": [{"weights": "imagnet"}, {"size": 16}, {"unfreeze": -1}, {"examples": 0}],
+    "text_transformer": [{"width": 0}, {"examples": 0}],
+    "time_series": [{"hours": 0}, {"ahead": 0}],
+    "tabular": [{"rows": 0}, {"categories": "city"}],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_refused_before_anything_runs(name):
+    job = import_module(f"tfopt.recipes.{name}").job
+    for wrong in (*WRONG[name], {"data": "nowhere"}, {"epochs": 0}):
+        with pytest.raises(UserError):
+            job(**wrong)

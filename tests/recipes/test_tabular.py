@@ -57,11 +57,17 @@ def test_a_table_of_yours(tmp_path):
         tabular.job(data=str(tmp_path), label="kind", categories=()).build()
 
 
-def test_texts_and_missing_tables_are_refused(tmp_path):
-    with pytest.raises(tfopt.UserError, match="no such table"):
-        tabular.job(data="nowhere")
-    for part in ("train", "test"):
+def test_texts_are_numbered_by_those_of_the_training_part(tmp_path):
+    for part, texts in {"train": ["no", "yes"], "test": ["yes", "other"]}.items():
         (tmp_path / part).mkdir()
-        pd.DataFrame({"a": ["x", "y"], "label": [0, 1]}).to_parquet(tmp_path / part / "r.parquet")
-    with pytest.raises(tfopt.UserError, match="'a' holds texts"):
-        tabular.job(data=str(tmp_path)).build()
+        rows = pd.DataFrame({"said": texts * 50, "label": [0, 1] * 50})
+        rows.to_parquet(tmp_path / part / "rows.parquet")
+    described = tabular.job(data=str(tmp_path), categories=(), batch_size=10, epochs=9)
+    said = {
+        part: {*next(iter(getattr(described.data(), part)))[0]["said"]}
+        for part in ("train", "test")
+    }
+    assert said == {"train": {1, 2}, "test": {2, 0}}
+    outcome = tfopt.run(described, tfopt.Pipeline(batch_size=20))
+    assert outcome.history["accuracy"][-1] == 1
+    assert outcome.model.get_layer("said").dtype == "float32"

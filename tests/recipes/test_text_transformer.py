@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
+from tfopt import Execution, LearningRate, Pipeline, chain, run
 from tfopt.recipes.text_transformer import job, load_tokens
 
 FAST = chain(
@@ -40,9 +40,3 @@ def test_places_matter():
     model = job(data="synthetic", length=4).build()
     one, two = np.array([[2, 3, 4, 5]], "int32"), np.array([[3, 2, 4, 5]], "int32")
     assert not np.allclose(model(one), model(two), atol=1e-7)
-
-
-@pytest.mark.parametrize("wrong", [{"width": 0}, {"examples": 0}, {"data": "nowhere"}])
-def test_a_wrong_argument_is_refused_before_anything_runs(wrong):
-    with pytest.raises(UserError):
-        job(**wrong)

@@ -46,4 +46,4 @@ def test_it_is_a_table_of_its_own_in_markdown_and_nothing_without(trained, cpu, 
     names = [row[0] for row in tables[-1]]
     assert names == ["", "baseline", "+ Pipeline", "+ Execution", "+ Prune"]
     assert view_of(cpu).serving is None
-    assert "when it serves" not in as_html(cpu) + as_markdown(view_of(cpu))
+    assert "Serving: size and latency" not in as_html(cpu) + as_markdown(view_of(cpu))

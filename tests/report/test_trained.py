@@ -88,7 +88,7 @@ def test_what_is_kept_for_its_size_is_not_called_faster(trained, ends, told):
 def test_the_tiles_are_time_size_and_latency(trained):
     rows = view_of(trained).tiles.rows
     assert [(row.name, *(cell.text for cell in row.cells)) for row in rows] == [
-        ("Until accurate, s", "6.28", "3.33", f"2.38{X} (2.31{DASH}2.45) faster"),
+        ("Time to accuracy, s", "6.28", "3.33", f"2.38{X} (2.31{DASH}2.45) faster"),
         ("Whole training, s", "6.33", "3.35", f"2.38{X} (2.31{DASH}2.45) faster"),
         ("File, KiB", "215", "58.3", f"3.69{X} smaller"),
         ("Gzipped, KiB", "198", "18.6", f"10.6{X} smaller"),
@@ -135,11 +135,11 @@ def test_an_accuracy_that_is_not_reached_is_said(trained):
 
 def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
     cells, row = row_of(trained, "+ Prune")
-    until = cells["Until accurate, s"]
+    until = cells["Time to accuracy, s"]
     assert (until.text, until.detail) == ("3.33", f"2.38{X} (2.31{DASH}2.45)")
     assert (until.badge, until.tone) == ("faster", "better")
     assert cells["Whole training, s"].detail == until.detail
-    steps = cells["Steps until accurate"]
+    steps = cells["Steps to accuracy"]
     assert (steps.text, steps.detail, steps.badge) == ("317", until.detail, "fewer")
     assert (cells["Test accuracy"].text, cells["Test accuracy"].detail) == (
         "96.22 %", "96.20 %, 96.24 %",
@@ -148,7 +148,7 @@ def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
     assert (cells["File, KiB"].text, cells["File, KiB"].detail) == ("58.3", "97.68 %")
     assert [each.name for each in row.tables[0].rows] == ["seed 0", "seed 1", "seed 2"]
     assert row.tables[0].rows[0].cells[-1].text == "160: 95.20 %; 320: 96.20 %"
-    missed = row_of(trained, "+ LearningRate")[0]["Until accurate, s"]
+    missed = row_of(trained, "+ LearningRate")[0]["Time to accuracy, s"]
     assert (missed.text, missed.reason) == ("n/a", "with seed 0 no reading reached 96.20 %")
     first = row_of(trained, "baseline")[0]
     assert (first["Whole training, s"].text, first["Whole training, s"].badge) == ("6.33", "")

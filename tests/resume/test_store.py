@@ -11,10 +11,8 @@ import pytest
 
 from tfopt import UserError
 from tfopt.resume import store as store_module
-from tfopt.resume.packing import NotSerializable, pack, unpack
 from tfopt.resume.peers import SingleWorker
-from tfopt.resume.shared_store import SharedStore
-from tfopt.resume.store import Store
+from tfopt.resume.store import NotSerializable, SharedStore, Store, pack, unpack
 
 
 def names(folder):

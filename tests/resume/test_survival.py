@@ -11,7 +11,7 @@ import pytest
 from trainings import BreaksOff, Crash, assert_equal, compiled, dataset, fit
 
 from tfopt import UserError
-from tfopt.resume.preemption import PREEMPTED
+from tfopt.resume.keeper import PREEMPTED
 
 
 def make():

@@ -217,14 +217,6 @@ def test_an_attention_that_is_not_served_is_computed_as_keras_does(card):
     assert fused.summary() == (True, "attention fused in 1 layer")
 
 
-def test_quantize_aware_refuses_a_fused_layer(card):
-    inputs = keras.Input((8, 16), batch_size=4)
-    layer = L.MultiHeadAttention(2, 8, dtype="mixed_bfloat16")
-    model = tfopt.fused_attention(keras.Model(inputs, layer(inputs, inputs)))
-    with pytest.raises(UserError, match=r"The attention of .* is replaced already"):
-        tfopt.quantize_aware(model)
-
-
 def test_a_chain_fuses_attention_and_takes_it_off_again(card):
     job = Job(
         build=NETS["padded"],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.train.memory_message import FailedAllocation, is_lack_of_memory, read
+from tfopt.train.out_of_memory import FailedAllocation, is_lack_of_memory, read
 
 # Azure/MachineLearningNotebooks#880
 BFC = """2 root error(s) found.

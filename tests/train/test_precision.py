@@ -223,8 +223,10 @@ def test_the_tf32_switch_is_back_afterwards_and_an_unknown_policy_is_refused():
         assert enabled() is not before
     assert enabled() is before
     assert "no visible GPU has TF32" in effect_of(run).note
-    with pytest.raises(UserError, match="mixed_float16"):
+    with pytest.raises(UserError, match='use "mixed_float16"'):
         MixedPrecision("float16")
+    with pytest.raises(UserError, match="did you mean mixed_bfloat16"):
+        MixedPrecision("mixed_bf16")
 
 
 class Forgetful(keras.layers.Layer):

@@ -55,8 +55,8 @@ def add_job(parser: argparse.ArgumentParser, nargs: str | None = None, *, chain:
         "job",
         nargs=nargs,
         metavar="JOB",
-        help="package.module:name of your own Job, or of a function annotated as returning one; "
-        "a recipe module, or a recipe file (.toml). Its module is imported, which runs it",
+        help="package.module:name of a function annotated -> tfopt.Job, or of a Job; a recipe "
+        "module; or a recipe file (.toml). The module is imported, which runs it",
     )
     if chain:
         add_chain(parser)

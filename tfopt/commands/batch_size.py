@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 from typing import Any
 
@@ -14,11 +15,10 @@ from tfopt.commands import arguments
 from tfopt.recipes.flags import INTERRUPTED, add_output, duration
 
 _DESCRIPTION = """\
-Trains the job for some steps with one batch size after the other, in separate processes: the job's
-batch first, or the next smaller multiple of 8, then twice as much while it trains, then the gap is
-halved. The largest and the fastest sizes are measured again, in turns, where they fit into
-memory together. Prints a table with memory and speed, and what the learning rate may need.
-A process that is killed, crashes or hangs is a size that failed, with its reason.
+Finds the largest batch that trains, and the fastest. Each size trains some steps in its own
+process: first the job's batch, rounded down to a multiple of 8, then twice as much while that
+trains, then the gap is halved. A process that is killed, crashes or hangs is a size that failed,
+with its reason. Prints memory, speed, and what the learning rate may need.
 """
 
 
@@ -50,10 +50,10 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
     output = arguments.output_folder(options, target, "batch_size")
     # A mistake above is told before these are loaded.
     from tfopt.files import alone_in, write_atomically
-    from tfopt.recipes.bench_display import termination_as_interrupt
+    from tfopt.subprocesses import signals_as_interrupt
     from tfopt.tune.batch_size import find_batch_size
 
-    with arguments.json_alone(options), alone_in(output), termination_as_interrupt():
+    with arguments.json_alone(options), alone_in(output), signals_as_interrupt(signal.SIGTERM):
         try:
             found = find_batch_size(
                 target.job,

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from tfopt.measure.targets import Target
 
 _DESCRIPTION = """\
-Measures JOB. A chain is measured prefix by prefix against the job as it is. Processes of all
-variants live side by side, take turns of a tenth of a second in random order, and are compared turn
-by turn; several processes of each make the 95 % intervals. Writes bench.json, bench.md and
-bench.html. With --input it says what the training's input waits for, and which change to it brings
-how much."""
+Measures JOB as it is, then with the first transform of the chain, with the first two, and so on:
+step time, throughput and memory, with 95 % intervals. Processes of all variants take turns of a
+tenth of a second in random order. Writes bench.json, bench.md and bench.html. With --input it
+finds what the training's input waits for, and what each change to it brings.
+"""
+_EXAMPLES = """\
+examples:
+  tfopt bench my_package.train:job --chain recipes/gpu_single.toml
+  tfopt bench my_package.train:job --input
+  tfopt bench --only my_package.train:base my_package.train:new
+"""
 
 
 def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -35,6 +41,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         _bench,
         help="measure what each transform of a chain brings, or compare two jobs",
         description=_DESCRIPTION,
+        epilog=_EXAMPLES,
     )
     arguments.add_job(parser, nargs="?", chain=True)
     what = parser.add_mutually_exclusive_group()
@@ -97,9 +104,9 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
     command = f"tfopt {shlex.join(given)}"
     if options.whole and not options.seeds:
-        raise UserError("--whole trains, and there are no trainings.", expected="--seeds 1 or more")
+        raise UserError("--whole needs at least one training.", expected="--seeds 1 or more")
     if options.input and options.trace:
-        raise UserError("--trace is of steps that are compared.", fix="leave out --input")
+        raise UserError("--trace cannot be combined with --input.", fix="leave out --input")
     with arguments.json_alone(options):
         kind, targets = _targets(options)
         ending = "input" if options.input else "bench"
@@ -157,13 +164,13 @@ def _diagnose_input(target: Target, options: argparse.Namespace, output: Path) -
 def _targets(options: argparse.Namespace) -> tuple[str, tuple[Target, ...]]:
     if bool(options.job) == bool(options.only):
         raise UserError(
-            "One thing is measured at a time.",
+            "tfopt bench takes one JOB, or two after --only.",
             expected="tfopt bench JOB, or tfopt bench --only A B",
             received=f"{options.job} and --only" if options.job else "no job",
         )
     if options.only and options.chain is not None:
         raise UserError(
-            "--chain is for one job.", received="--only", fix="name two recipe files instead"
+            "--chain cannot be combined with --only.", fix="name two recipe files instead of jobs"
         )
     if options.only:
         first, second = (arguments.target_of(options, job) for job in options.only)

@@ -11,16 +11,14 @@ from typing import Any
 from tfopt.commands import arguments
 
 _DESCRIPTION = """\
-Puts two reports of `tfopt bench` side by side: for each variant that both measured the step
-times, the ratio B/A with its interval of 95 % and what may be said of it, the start, and the
-memory; then everything in which the two measurements differ. One report alone is compared with
-its reference, variant by variant.
+Compares two reports of `tfopt bench`: for each variant of both the step times, their ratio B/A with
+its 95 % interval and verdict, the start and the memory; then how the two measurements differ. In
+one report alone each variant is compared with the reference.
 
-With --max-slowdown the exit code says whether B is slower than allowed, for continuous
-integration. A regression is an interval of 95 % that lies above the limit as a whole; a pass one
-that lies at or below it as a whole; anything else is inconclusive. The worst variant decides.
-Where runners differ, measure both states in turns (`tfopt bench --only BASE NEW`) and give the
-one report.
+With --max-slowdown the exit code is the answer, for continuous integration. Regression: the whole
+95 % interval is above the limit. Pass: the whole interval is at or below it. Anything else is
+inconclusive. The worst variant decides. On shared runners measure both versions in turns
+(`tfopt bench --only BASE NEW`) and compare that one report.
 """
 _CODES = """\
 exit codes:
@@ -77,7 +75,7 @@ def share(text: str) -> float:
         value = math.nan
     # 3 without a sign is more likely 3 % than three times as long again.
     if not 0 <= value < (math.inf if percent else 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share: 3% or 0.03, and not negative")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, such as 3% or 0.03")
     return value
 
 

@@ -71,7 +71,7 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
         named = {"job": target.job, "arguments": target.arguments, "chain": target.chain}
     elif options.set or options.chain:
         raise UserError(
-            "--set and --chain are for a job.", expected="tfopt doctor JOB", received="no job"
+            "--set and --chain need a JOB.", expected="tfopt doctor JOB", received="no job"
         )
     with Console(stderr=True).status("looking at this machine") as status:
         checks = doctor(

@@ -25,16 +25,26 @@ if TYPE_CHECKING:
 _EXPORT = """\
 Writes a saved Keras model in all --formats and --precision, and compares each file with the model;
 a file that loses too much is deleted. Exit code 1: some could not be made."""
+_EXPORT_EXAMPLES = """\
+examples:
+  tfopt export model.keras --formats saved_model,onnx
+  tfopt export model.keras --formats litert --precision int8 --calibration my_package.data:train
+"""
 
 _OPTIMIZE = """\
 Writes a saved Keras model in all formats that are installed and all their precisions, compares and
 scores each file, measures one call of it in turns with the others, and keeps the best. Prints
 the table, and the code that loads the best file without tfopt."""
+_OPTIMIZE_EXAMPLES = """\
+examples:
+  tfopt optimize model.keras --data my_package.data:data
+  tfopt optimize model.keras --data examples.npz --target size --max-drop 1
+"""
 
 # TensorFlow would report the GPU that is not here as an error.
 _NO_LOG = ("TF_CPP_MIN_LOG_LEVEL", "3")
 _DATA = (
-    "package.module:name of a function that returns (x, y), a data set, or "
+    "package.module:name of a function that returns (x, y), a dataset, or "
     "tfopt.Data(train=..., test=...); or a .npz file with x and y"
 )
 
@@ -48,8 +58,9 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         _export,
         help="write a saved model for serving, each file compared with it",
         description=_EXPORT,
+        epilog=_EXPORT_EXAMPLES,
     )
-    export.add_argument("model", type=Path, help="a .keras file")
+    export.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     _add_choices(export, "saved_model and litert, where they have the precision", "float32")
     export.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
     export.add_argument(
@@ -71,8 +82,9 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         _optimize,
         help="find the fastest or smallest file of a saved model",
         description=_OPTIMIZE,
+        epilog=_OPTIMIZE_EXAMPLES,
     )
-    optimize.add_argument("model", type=Path, help="a .keras file")
+    optimize.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     optimize.add_argument("--data", required=True, metavar="DATA", help=_DATA)
     optimize.add_argument(
         "--target",
@@ -195,7 +207,7 @@ def _variants(
     if job is None:
         if recipe is not None:
             raise UserError(
-                "A chain is trained under, and no job says how.",
+                "--chain needs --job, which trains under it.",
                 expected="--job package.module:function beside --chain",
                 received="--chain alone",
             )

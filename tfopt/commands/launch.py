@@ -16,22 +16,24 @@ from tfopt.errors import UserError, require_count
 from tfopt.recipes.flags import duration
 
 _DESCRIPTION = """\
-Starts COMMAND once for each task of a distributed job on this machine. Each finds its place in
-TF_CONFIG, where tf.distribute and tfopt.distribute() look for it; its lines are marked with its
-name. With --ps the job is a chief, the workers and the parameter servers, and is over when the
-chief is; without it all are workers, and worker 0 is the chief.
+Starts COMMAND once for each worker on this machine. Each finds its place in TF_CONFIG, where
+tfopt.distribute() and tf.distribute look for it; its lines are marked with its name. Worker 0 is
+the chief. With --ps there are also a chief and parameter servers, and the job ends with the chief.
 
-The first task that fails ends all others: SIGTERM, and SIGKILL after the grace. SIGINT, SIGTERM and
-SIGHUP are passed on to all tasks. A task that ends with exit code 75 has saved its work and asks to
-be started again. A worker of a --ps job that fails is started again alone, while --restarts are
-left: the others go on without it. A job that was told to end is not started again. TFOPT_RESTART
-tells the tasks how often the job was started again.
+The first task that fails ends all others: SIGTERM, and SIGKILL after the grace. With --restarts
+the job is then started again, as after exit code 75, by which a task says that it has saved its
+work (tfopt.resume does). With --ps a failed worker is started again alone. A job that was told to
+end (SIGINT, SIGTERM, SIGHUP) is not started again. TFOPT_RESTART counts the restarts.
 
-With --data-workers there is no training: it runs tf.data's service, a dispatcher and data workers,
-until it is told to end, and prints the address for Pipeline(service=...). The service has no
-passwords: keep its ports inside your network.
+With --data-workers there is no training: it runs tf.data's service until it is told to end, and
+prints the address for Pipeline(service=...). It has no passwords: keep its ports in your network.
 """
 _CODES = """\
+examples:
+  tfopt launch --workers 2 --restarts 3 -- python train.py
+  tfopt launch slurm --nodes 2 --gpus-per-worker 1 --output job.sh -- python train.py
+  tfopt launch slurm --help        its flags; likewise for kubernetes
+
 exit codes:
   0     all tasks (or the chief of a --ps job) ended well
   75    a task asks to be started again, and no restart is left
@@ -111,8 +113,7 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         raise UserError(
             f"tfopt launch cannot place {word[1]!r}.",
             expected=_USAGE,
-            received="a command without two dashes in front of it, or a flag that is not there "
-            f"in front of {word[1]!r}",
+            received=f"no -- before the command {word[1]!r}, or an unknown flag before it",
             fix="tfopt launch --workers 2 -- python train.py; `tfopt launch --help` has all flags",
         )
 
@@ -167,8 +168,7 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         "kubernetes",
         _kubernetes,
         help="write a manifest for Kubernetes",
-        usage="tfopt launch kubernetes --name NAME --image IMAGE --workers N [options] -- "
-        "COMMAND ...",
+        usage="tfopt launch kubernetes --image IMAGE --workers N [options] -- COMMAND ...",
         description="Writes an Indexed Job and its Service, for kubectl apply -f. A pod that was\n"
         "evicted, or ends with exit code 75, starts again and does not count as a\n"
         "failure.",
@@ -257,7 +257,9 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         return _serve(options)
     if options.workers is None:
         raise UserError(
-            "How many workers is not said.", expected=_USAGE, fix="add --workers 2, for instance"
+            "tfopt launch needs the number of workers.",
+            expected=_USAGE,
+            fix="add --workers 2, for instance",
         )
     job = LocalJob(
         options.command,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import platform
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,8 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
     from importlib import resources
 
     from tfopt.files import target_of, write_atomically
-    from tfopt.monitor.outlets.watching import ended_by_signals, watching
+    from tfopt.monitor.sampler import watching
+    from tfopt.subprocesses import signals_as_interrupt
 
     if options.dashboard is not None:
         dashboard = resources.files("tfopt.monitor.outlets") / "grafana.json"
@@ -103,7 +105,7 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
         )
         next(samples)  # it has no rates yet
         _open_outlets(stack, sampler, options)
-        with ended_by_signals():
+        with suppress(KeyboardInterrupt), signals_as_interrupt(signal.SIGTERM, signal.SIGHUP):
             if options.once:
                 samples = islice(samples, 1)
             if options.json:
@@ -130,10 +132,10 @@ def _open_outlets(stack: ExitStack, sampler: Sampler, options: argparse.Namespac
 
 
 def _print_json(sampler: Sampler, samples: Iterator[Sample]) -> None:
-    from tfopt.monitor.outlets.watching import json_line
+    from tfopt.monitor.sample_files import json_line
 
     for sample in samples:
-        print(json_line(sample, sampler.recording(sample.at_s), _now()), flush=True)
+        print(json_line(sample, sampler.recording(sample.at_s)), flush=True)
 
 
 def _print_tables(sampler: Sampler, samples: Iterator[Sample]) -> None:
@@ -178,8 +180,4 @@ def _show_live(sampler: Sampler, samples: Iterator[Sample]) -> None:
 
 
 def _title() -> str:
-    return f"tfopt monitor   {platform.node()}   {_now():%H:%M:%S}"
-
-
-def _now() -> datetime:
-    return datetime.now().astimezone()
+    return f"tfopt monitor   {platform.node()}   {datetime.now():%H:%M:%S}"

@@ -19,6 +19,10 @@ def add_report(commands: Any, common: argparse.ArgumentParser) -> None:
         "report",
         _report,
         help="show a report, or turn it into Markdown or HTML",
+        description="Prints the report that `tfopt bench`, `tfopt tune` or a recipe has written.\n",
+        epilog="examples:\n"
+        "  tfopt report cnn_mnist_report\n"
+        "  tfopt report cnn_mnist_report --format md > report.md\n",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a bench.json, or its folder")
     form = parser.add_mutually_exclusive_group()

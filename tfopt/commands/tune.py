@@ -16,10 +16,17 @@ from tfopt.tune.objective import OBJECTIVES
 
 _DESCRIPTION = """\
 Tries precision, batch size (with its learning rate), steps per execution, XLA, the input pipeline
-and devices on JOB (of a recipe, without its chain). Processes of all candidates take turns of a
-tenth of a second; a chain that changes the weights is trained with several seeds; the best is
-compared with the job as it is in a final. Prints the chain, and writes tuned.toml, bench.json,
-bench.md and bench.html."""
+and devices on JOB (of a recipe, without its chain), and keeps what is certainly faster than the
+unchanged job. A chain that changes the weights is trained with several seeds to confirm its
+accuracy. Prints the chain, and writes tuned.toml, bench.json, bench.md and bench.html.
+"""
+_EXAMPLES = """\
+examples:
+  tfopt tune my_package.train:job --budget 5m --output tuned
+  tfopt tune my_package.train:job --exact
+  tfopt tune my_package.train:job --try batch_size=64,128 --try precision=
+  tfopt bench tuned/tuned.toml
+"""
 
 
 def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -31,6 +38,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         _tune,
         help="find the chain that trains a job fastest on this machine",
         description=_DESCRIPTION,
+        epilog=_EXAMPLES,
     )
     arguments.add_job(parser, chain=False)
     parser.add_argument(

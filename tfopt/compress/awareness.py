@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from tfopt import keras_internals as internals
 from tfopt.compress.float_copy import scope_of_variables
-from tfopt.compress.integers.attention import heads, is_attention_of_many_heads
 from tfopt.compress.integers.fake_quant import (
     batch_range,
     fake_quantized,
@@ -28,10 +27,8 @@ from tfopt.compress.integers.plan import (
     Point,
     kernels_under,
     point_from_config,
-    rounded_inside,
 )
 from tfopt.compress.model_graph import find, kinds
-from tfopt.errors import UserError
 from tfopt.hooks import Hooks
 
 KernelPrecision = Literal["int8", "int4"]
@@ -195,13 +192,6 @@ class Awareness:
         from tfopt.compress.substitution import Substitution
 
         plain = part.call
-        if point.inside:
-            rounded = partial(self._rounded, point)
-            if is_attention_of_many_heads(part):
-                _require_own_attention(part)
-                self._hooks.replace(part, internals.ATTENTION, partial(heads, part, rounded))
-            else:
-                plain = rounded_inside(part, rounded)
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -213,14 +203,6 @@ class Awareness:
 
         call.awareness = self  # type: ignore[attr-defined]
         self._hooks.replace(part, "call", call)
-        if point.before_activation:
-            self._hooks.replace(part, "activation", self._activation(part.activation, point))
-
-    def _activation(self, function: Any, point: Point) -> Callable[..., Any]:
-        def activation(x: Any, *settings: Any, **named: Any) -> Any:
-            return function(self._rounded(point, x, "before_activation"), *settings, **named)
-
-        return activation
 
     def _kernel_values(self, kernels: Sequence[Any]) -> list[tuple[Any, Any]]:
         import tensorflow as tf
@@ -285,15 +267,6 @@ class Awareness:
         return getattr(self._steps, "inside", False)
 
 
-def _require_own_attention(layer: Any) -> None:
-    if internals.ATTENTION in vars(layer):
-        raise UserError(
-            f"The attention of {layer.name!r} is replaced already.",
-            expected="Keras's own, which quantize_aware rounds inside",
-            fix="leave tfopt.fused_attention out",
-        )
-
-
 def is_hooked(part: Any) -> bool:
     """Return whether a part has hooks, also of another model that shares it."""
     return hasattr(vars(part).get("call"), "awareness")
@@ -307,8 +280,6 @@ def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
 
 def _moving_places(point: Point) -> Iterator[str]:
     yield from (f"input_{number}" for number in point.inputs)
-    yield from point.inside
-    if point.before_activation:
-        yield "before_activation"
+    yield from point.earlier
     if point.output is not None and point.output not in FIXED_RANGES:
         yield "output"

@@ -28,12 +28,10 @@ class Neighbours:
     """The neighbours of a part in a graph.
 
     Attributes:
-        before: The parts whose results are its inputs.
         after: The parts that use its result.
         is_output: Whether its result is an output of the graph.
     """
 
-    before: tuple[Any, ...]
     after: tuple[Any, ...]
     is_output: bool
 
@@ -85,19 +83,15 @@ def places(owner: Any) -> dict[int, Neighbours] | None:
     graph = _graph(owner)
     if graph is None:
         return None
-    before: dict[int, list[Any]] = {}
     after: dict[int, list[Any]] = {}
     outputs, ends = set(map(id, graph.outputs)), set[int]()
     for node in chain.from_iterable(nodes_by_depth(graph).values()):
         for parent in node.parent_nodes:
-            before.setdefault(id(node.operation), []).append(parent.operation)
             after.setdefault(id(parent.operation), []).append(node.operation)
         if not outputs.isdisjoint(map(id, node.outputs)):
             ends.add(id(node.operation))
     return {
-        id(part): Neighbours(
-            tuple(before.get(id(part), ())), tuple(after.get(id(part), ())), id(part) in ends
-        )
+        id(part): Neighbours(tuple(after.get(id(part), ())), id(part) in ends)
         for part in graph.operations
     }
 

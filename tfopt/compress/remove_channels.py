@@ -296,26 +296,15 @@ def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[S
     if target == "parameters":
         return lambda selection: selection.parameters(model.weights)
 
-    if analysis.unfollowed:
+    if analysis.unfollowed or empty_selection(analysis).flops() is None:
+        shapes = [str(tensor.shape) for tensor in model.inputs]
         raise UserError(
-            f"The FLOPs of {model.name!r} are unknown: some layers are not supported.",
-            expected="supported layers",
-            received=few(list(analysis.unfollowed)),
+            f"The FLOPs of {model.name!r} are unknown.",
+            expected="supported layers, and inputs of known shape",
+            received=few(list(analysis.unfollowed) or shapes),
             fix='target="parameters", or a function of a model that measures it',
         )
-
-    def flops(selection: Selection) -> float:
-        total = selection.flops()
-        if total is None:
-            raise UserError(
-                f"The FLOPs of {model.name!r} are unknown: its inputs have an unknown size.",
-                expected="inputs of known shape",
-                received=", ".join(str(tensor.shape) for tensor in model.inputs),
-                fix='target="parameters", or a model with inputs of known shape',
-            )
-        return total
-
-    return flops
+    return lambda selection: float(selection.flops() or 0)
 
 
 def require_settings(fraction: object, target: object, score: object) -> None:

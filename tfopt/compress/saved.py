@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,10 +54,11 @@ def read_model(path: str | os.PathLike[str]) -> Any:
     try:
         return keras.models.load_model(file)
     except Exception as error:
+        unknown = re.search(r"Could not locate (class|function) '(.+?)'", str(error))
         raise UserError(
             f"Keras cannot load {file}.",
             expected="a file whose classes are Keras's, tfopt's or registered",
-            received=first_line(error),
+            received=f"the {unknown[1]} {unknown[2]}" if unknown else first_line(error),
             fix="first import the module that registers your classes "
             "(@keras.saving.register_keras_serializable()), or pass the model itself; on "
             "the command line `tfopt export --examples my.module:function` imports it, and "

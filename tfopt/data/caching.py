@@ -92,13 +92,6 @@ def check_cache_folder(path: Path) -> None:
         )
 
 
-def fills_a_cache(part: Any) -> bool:
-    """Return whether the first pass over the data fills a cache."""
-    if not hasattr(part, "_inputs"):  # not a dataset
-        return False
-    return "Cache" in type(part).__name__ or any(map(fills_a_cache, part._inputs()))
-
-
 def looking_ahead(dataset: Any) -> Any:
     """Return the same elements, each yielded only after the next one was read.
 

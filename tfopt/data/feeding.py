@@ -9,6 +9,7 @@ from tfopt.data.fit_data import (
     ArrayExamples,
     Arrays,
     Batches,
+    DatasetExamples,
     Examples,
     GeneratorExamples,
     PyDatasetExamples,
@@ -26,11 +27,11 @@ def training_input(
     examples = examples_of(data)
     if isinstance(examples, SourceExamples):
         plan, endless = Plan(batch_size=batch), steps is not None
-        examples = examples_of(build(plan, examples, seed=seed, endless=endless)[0])
+        examples = DatasetExamples(build(plan, examples, seed=seed, endless=endless)[0])
     if steps is not None:
         return lasting(examples, steps=steps, epochs=epochs, batch=batch, seed=seed), steps
     if isinstance(examples, GeneratorExamples):
-        examples = examples_of(_of_known_length(examples))
+        examples = DatasetExamples(_of_known_length(examples))
     return examples.given, examples.steps(batch)
 
 
@@ -49,7 +50,7 @@ def lasting(examples: Examples, *, steps: int, epochs: int, batch: int | None, s
     if isinstance(examples, ArrayExamples):
         return build(Plan(batch_size=batch), examples, seed=seed, endless=True)[0]
     # Without ``build``, whose prefetching would change its speed.
-    source = examples.read(shuffle_batches=True, seed=seed)
+    source = examples.read(seed)
     assert isinstance(source, Batches)
     return source.dataset.repeat()
 
@@ -61,14 +62,6 @@ def readable(examples: Examples | None, batch: int | None = None) -> Any:
     if isinstance(examples, SourceExamples):
         return build(Plan(batch_size=batch, shuffle=False), examples, seed=0)[0]
     return None if examples is None else examples.given
-
-
-def fit_input(data: Any, batch: int | None) -> dict[str, Any]:
-    """Return the arguments of ``fit``; only arrays take a batch size."""
-    examples = examples_of(data)
-    if isinstance(examples, ArrayExamples):
-        return {**examples.named(), "batch_size": batch}
-    return {"x": examples.given}
 
 
 def _of_known_length(examples: GeneratorExamples) -> Any:

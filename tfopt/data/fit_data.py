@@ -124,13 +124,12 @@ class Examples(ABC):
         return UNKNOWN
 
     @abstractmethod
-    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays | Batches:
+    def read(self, orders: int | None = None) -> Arrays | Batches:
         """Return the arrays, or a dataset of batches.
 
         Args:
-            shuffle_batches: Visit the batches of a PyDataset in a new order every epoch, as
-                ``fit`` does; has no effect on others.
-            seed: Seed of those orders.
+            orders: The seed by which the batches of a PyDataset are visited in a new order every
+                epoch, as ``fit`` does; None visits them in order.
         """
 
     @abstractmethod
@@ -140,6 +139,10 @@ class Examples(ABC):
     def steps(self, batch: int | None) -> int | None:
         """Return the number of batches in one pass; None if only reading would show it."""
         return self.count if self.count > 0 else None
+
+    def fit_arguments(self, batch: int | None) -> dict[str, Any]:
+        """Return the arguments of ``fit``; only arrays take a batch size."""
+        return {"x": self.given}
 
     def extent(self) -> str:
         """Return length and shapes in words, as far as they are known without reading."""
@@ -246,7 +249,7 @@ class ArrayExamples(Examples):
         """Return the number of examples."""
         return length_of(leaves(self.structure), "The data")
 
-    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays:
+    def read(self, orders: int | None = None) -> Arrays:
         import tensorflow as tf
 
         return Arrays(tf.nest.map_structure(_as_fit_casts, self.structure), self.rows)
@@ -260,10 +263,10 @@ class ArrayExamples(Examples):
     def extent(self) -> str:
         return f"{self.rows} examples of {_shapes(self.structure, first=1)}"
 
-    def named(self) -> dict[str, Any]:
-        """Return the arrays by the names of their arguments of ``fit``."""
+    def fit_arguments(self, batch: int | None) -> dict[str, Any]:
         parts = self.given if isinstance(self.given, tuple) else (self.given,)
-        return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        return {**named, "batch_size": batch}
 
 
 def _as_fit_casts(leaf: Any) -> Any:
@@ -288,7 +291,7 @@ class DatasetExamples(Examples):
     def count(self) -> int:
         return int(self.given.cardinality())
 
-    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+    def read(self, orders: int | None = None) -> Batches:
         self._require_batches()
         if self.count == 0:
             raise yields_nothing("The dataset")
@@ -341,7 +344,7 @@ class SourceExamples(Examples):
     kind = "source"
     keeps_batches = False
 
-    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+    def read(self, orders: int | None = None) -> Batches:
         return source_batches(self.given, DEFAULT_BATCH, Reading())
 
     def sample(self) -> Any:
@@ -377,7 +380,7 @@ class GeneratorExamples(Examples):
         finally:
             getattr(running, "close", lambda: None)()
 
-    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+    def read(self, orders: int | None = None) -> Batches:
         owner = "The generator function"
         if not self._first:
             raise yields_nothing(owner)
@@ -411,15 +414,15 @@ class PyDatasetExamples(Examples):
         number = BATCHES_FOR_SIGNATURE if self.count == INFINITE else self.count
         return [standardised(self.given[at]) for at in range(min(number, BATCHES_FOR_SIGNATURE))]
 
-    def read(self, *, shuffle_batches: bool = False, seed: int = 0) -> Batches:
+    def read(self, orders: int | None = None) -> Batches:
         import tensorflow as tf
 
         data, count, owner = self.given, self.count, type(self.given).__name__
         if not self._first:
             raise yields_nothing(owner)
         signature = batch_signature(self._first, owner)
-        orders = _epoch_orders(count, seed) if shuffle_batches and count != INFINITE else None
-        dataset = _from_generator(partial(_epoch, data, count, orders, signature), signature)
+        order = None if orders is None or count == INFINITE else _epoch_orders(count, orders)
+        dataset = _from_generator(partial(_epoch, data, count, order, signature), signature)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         notes: tuple[str, ...] = ()
         if data.use_multiprocessing:
@@ -441,14 +444,14 @@ def _epoch_orders(count: int, seed: int) -> Callable[[], np.ndarray[Any, Any]]:
     return order
 
 
-def _epoch(data: Any, count: int, orders: Any, signature: Any) -> Iterator[Any]:
+def _epoch(data: Any, count: int, order: Any, signature: Any) -> Iterator[Any]:
     """Yield one epoch, with on_epoch_end called before the last batch.
 
     ``fit`` knows the length and stops at the last batch, so code after it would not run.
     """
     numbers: Iterable[Any] = range(count) if count != INFINITE else itertools.count()
-    if orders is not None:
-        numbers = orders()
+    if order is not None:
+        numbers = order()
     data.on_epoch_begin()
     batches = _fetched(data, map(int, numbers), max(data.workers, 1))
     for position, batch in enumerate(batches, start=1):

@@ -55,7 +55,7 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
         if isinstance(examples, SourceExamples):
             source = flow.from_source(examples.given)
         else:
-            source = examples.read(shuffle_batches=in_new_orders, seed=seed)
+            source = examples.read(seed if in_new_orders else None)
         if isinstance(source, Arrays):
             dataset, steps = flow.from_arrays(source)
         else:

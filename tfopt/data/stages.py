@@ -6,7 +6,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,7 @@ def _nodes(dataset: Any) -> list[Any]:
 
 def _kind(node: Any) -> str:
     name = type(node).__name__
-    if name in _READS or (name in _READS_FILES and _is_text(node._inputs()[0])):
+    if name in _READS or (name in _READS_FILES and yields_file_names(node._inputs()[0])):
         return "read"
     if name == "_FlatMapDataset" and "from_generator" in _function_name(node):
         return "generator"
@@ -129,11 +129,11 @@ def _kind(node: Any) -> str:
     return {"TensorSlice": "arrays", "PaddedBatch": "batch"}.get(plain, plain.lower())
 
 
-def _is_text(dataset: Any) -> bool:
+def yields_file_names(dataset: Any) -> bool:
+    """Return whether each element is one string, as a file name is."""
     import tensorflow as tf
 
-    spec = dataset.element_spec
-    return isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string
+    return bool(dataset.element_spec == tf.TensorSpec((), tf.string))
 
 
 def _words(node: Any) -> str:
@@ -161,17 +161,42 @@ def calls_python(node: Any) -> bool:
     return _kind(node) == "generator" or bool(PYTHON_OPERATIONS & _operations(node))
 
 
+def upstream_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and all its inputs, sources last; nothing for data of other kinds."""
+    if hasattr(dataset, "_inputs"):
+        yield dataset
+        for source in dataset._inputs():
+            yield from upstream_datasets(source)
+
+
+def reads_python(dataset: Any) -> bool:
+    """Return whether a dataset calls Python code."""
+    return any(map(calls_python, upstream_datasets(dataset)))
+
+
 def draws_random(dataset: Any) -> bool:
     """Return whether a stage draws random numbers, as augmentation does; not for a shuffle."""
-    if not hasattr(dataset, "_inputs"):  # not a dataset
-        return False
-    drawing = any("Random" in operation for operation in _operations(dataset))
-    return drawing or any(map(draws_random, dataset._inputs()))
+    operations = set().union(*map(_operations, upstream_datasets(dataset)))
+    return any("Random" in operation for operation in operations)
+
+
+def fills_a_cache(dataset: Any) -> bool:
+    """Return whether the first pass over the data fills a cache."""
+    return any("Cache" in type(node).__name__ for node in upstream_datasets(dataset))
 
 
 def _operations(node: Any) -> set[str]:
     graphs = (function.function.graph.as_graph_def() for function in node._functions())
     return set().union(*map(operations_of, graphs))
+
+
+def graph_of(dataset: Any) -> Any:
+    """Return the graph of a dataset, with the arrays in it."""
+    import tensorflow as tf
+
+    variant = tf.data.experimental.to_variant(dataset)
+    content = tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
+    return tf.compat.v1.GraphDef.FromString(content)
 
 
 def operations_of(graph: Any) -> set[str]:
@@ -354,19 +379,6 @@ def _deterministic(node: Any) -> bool | None:
     return {"true": True, "false": False}.get(value) if isinstance(value, str) else value
 
 
-def _rebuilt_shuffle(node: Any, before: Any, parallel: bool) -> Any:
-    seed = _number(node, "_seed2") or _number(node, "_seed") or None
-    return before.shuffle(
-        node._buffer_size, seed, reshuffle_each_iteration=node._reshuffle_each_iteration
-    )
-
-
-def _rebuilt_padded(node: Any, before: Any, parallel: bool) -> Any:
-    return before.padded_batch(
-        node._batch_size, node._padded_shapes, node._padding_values, node._drop_remainder
-    )
-
-
 def _rebuilt_batch(node: Any, before: Any, parallel: bool) -> Any:
     return before.batch(
         node._batch_size,
@@ -385,10 +397,16 @@ def _rebuilt_length(node: Any, before: Any, parallel: bool) -> Any:
 _REBUILT: Mapping[str, Callable[[Any, Any, bool], Any]] = {
     "_MapDataset": _rebuilt_map,
     "_ParallelMapDataset": _rebuilt_map,
-    "_ShuffleDataset": _rebuilt_shuffle,
+    "_ShuffleDataset": lambda node, before, _: before.shuffle(
+        node._buffer_size,
+        _number(node, "_seed2") or _number(node, "_seed") or None,
+        reshuffle_each_iteration=node._reshuffle_each_iteration,
+    ),
     "_BatchDataset": _rebuilt_batch,
     "_ParallelBatchDataset": _rebuilt_batch,
-    "_PaddedBatchDataset": _rebuilt_padded,
+    "_PaddedBatchDataset": lambda node, before, _: before.padded_batch(
+        node._batch_size, node._padded_shapes, node._padding_values, node._drop_remainder
+    ),
     "_FilterDataset": lambda node, before, _: before.filter(node._functions()[0]._func),
     "_RepeatDataset": lambda node, before, _: before.repeat(node._count),
     "_TakeDataset": lambda node, before, _: before.take(node._count),

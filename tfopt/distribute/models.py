@@ -19,15 +19,14 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfopt.distribute.shards import check_divisible, with_unknown_length
-from tfopt.distribute.step import (
-    Step,
+from tfopt.distribute.model_parts import (
     metrics_of,
     overrides,
     require_built_parts,
-    split,
     unbuilt_parts,
 )
+from tfopt.distribute.shards import check_divisible, with_unknown_length
+from tfopt.distribute.step import Step, split
 from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.distribute.worker_files import redirect_callbacks, save_on_chief
@@ -106,7 +105,8 @@ class DistributedModel:
                     self._check_divisible(bound.arguments)
                 if self.exchange is not None:
                     self._prepare_for_workers(bound.arguments)
-                if name == "fit" and self._is_unproven():
+                is_unproven = self.settings.verify and self.proof is None and self._model.compiled
+                if name == "fit" and is_unproven:
                     self.proof = prove(self.step, bound.arguments)
                 return plain(*bound.args, **bound.kwargs)
 
@@ -139,9 +139,6 @@ class DistributedModel:
         optimizer = self._model.optimizer
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         return getattr(inner, "gradient_accumulation_steps", None) or 1
-
-    def _is_unproven(self) -> bool:
-        return self.settings.verify and self.proof is None and bool(self._model.compiled)
 
     def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(getattr(type(self._model), name), self._model)
@@ -296,11 +293,12 @@ def _refuse_built_outside(model: Any, call: str) -> None:
 
 def _require_compiled_inside(model: Any, arguments: dict[str, Any]) -> None:
     """Refuse optimizers and metrics that were created outside the scope."""
+    kinds = keras.optimizers.Optimizer | keras.metrics.Metric
     outside = [
         f"{name}={type(value).__name__}(...)"
         for name in ("optimizer", "metrics", "weighted_metrics")
         for value in tree.flatten(arguments.get(name))
-        if _is_outside(value)
+        if isinstance(value, kinds) and not all(map(_is_mirrored, value.variables))
     ]
     if outside:
         raise UserError(
@@ -311,11 +309,6 @@ def _require_compiled_inside(model: Any, arguments: dict[str, Any]) -> None:
             fix='give them by name ("adam"), or create them in the scope: with '
             "replicas.strategy.scope(): model.compile(keras.optimizers.Adam(1e-4), ...)",
         )
-
-
-def _is_outside(value: Any) -> bool:
-    kinds = keras.optimizers.Optimizer | keras.metrics.Metric
-    return isinstance(value, kinds) and not all(map(_is_mirrored, value.variables))
 
 
 def _is_mirrored(variable: Any) -> bool:

@@ -16,9 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
-from tensorflow.core.framework import graph_pb2
 
-from tfopt.distribute.shards import upstream_datasets
+from tfopt.data.stages import graph_of, upstream_datasets
 
 
 class UnreadableData(Exception):
@@ -106,7 +105,8 @@ def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
     if isinstance(x, tf.data.Dataset):
         batches = iter(_independent_copy(x).take(steps))
     elif isinstance(x, keras.utils.PyDataset):
-        batches = map(_packed, _items(x, steps))
+        number = steps if x.num_batches is None else min(steps, x.num_batches)
+        batches = (_packed(x[place]) for place in range(number))
     elif not all(hasattr(leaf, "shape") for leaf in tree.flatten(x)):
         raise UnreadableData(f"a {type(x).__name__} cannot be read twice")
     else:
@@ -129,18 +129,10 @@ def _array_batches(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
     for begin in range(0, min(number, steps * size), size):
 
         def rows(value: Any, first: int = begin) -> Any:
-            return _as_floatx(np.asarray(value[first : first + size]))
+            part = np.asarray(value[first : first + size])
+            return part.astype(keras.backend.floatx()) if part.dtype.kind == "f" else part
 
         yield tree.map_structure(rows, data)
-
-
-def _as_floatx(values: Any) -> Any:
-    return values.astype(keras.backend.floatx()) if values.dtype.kind == "f" else values
-
-
-def _items(data: Any, steps: int) -> Iterator[Any]:
-    number = data.num_batches
-    return (data[n] for n in range(steps if number is None else min(steps, number)))
 
 
 def _independent_copy(dataset: Any) -> Any:
@@ -151,7 +143,7 @@ def _independent_copy(dataset: Any) -> Any:
     if not any(type(node).__name__ == "_ShuffleDataset" for node in upstream_datasets(dataset)):
         return dataset
     try:
-        graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+        graph = graph_of(dataset)
     except Exception as error:  # more than 2 GiB, or not serializable
         raise UnreadableData("a shuffled dataset too large to copy") from error
     nodes = {node.name: node for node in graph.node}

@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
+from tfopt.distribute.model_parts import metrics_of, optimizers_of, variables_of
 from tfopt.hooks import putting, replaced
 from tfopt.keras_internals import stored
-from tfopt.resume.random_state import capture_host, restore_host
-from tfopt.resume.variables import restore_values, values_of
+from tfopt.resume.variables import capture_host, restore_host, restore_values, values_of
 from tfopt.resume.variables import variables_of as all_variables_of
 
 _SEED = (7, 7)

@@ -184,7 +184,14 @@ def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: f
     """Return the one strategy of this process, which the first call creates."""
     where = (None if place is None else place.tf_config, devices)
     if where not in _strategies:
-        _refuse_second_strategy(where, devices)
+        for cluster, before in _strategies:
+            another = "" if cluster == where[0] else ", and another cluster"
+            raise UserError(
+                "This process already has a strategy over other devices.",
+                expected="one strategy a process; a second one aborts collectives",
+                received=f"{', '.join(devices)} now, {', '.join(before)} before{another}",
+                fix="use the same devices, or train in another process",
+            )
         if place is not None or len(devices) > 1:
             _require_metrics_of_replicas()
         from tfopt.distribute.strategy import MirroredStrategy, join
@@ -194,17 +201,6 @@ def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: f
         else:
             _strategies[where] = join(place, devices, timeout_s)
     return _strategies[where]
-
-
-def _refuse_second_strategy(where: tuple[Any, ...], devices: tuple[str, ...]) -> None:
-    for cluster, before in _strategies:
-        raise UserError(
-            "This process already has a strategy over other devices.",
-            expected="one strategy a process; a second one aborts collectives",
-            received=f"{', '.join(devices)} now, {', '.join(before)} before"
-            + ("" if cluster == where[0] else ", and another cluster"),
-            fix="use the same devices, or train in another process",
-        )
 
 
 def _devices(

@@ -7,10 +7,17 @@ wrongly is refused, as far as tf.data shows it: not a shuffle inside a function 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from tfopt.data.stages import batch_size_of, calls_python, operations_of
+from tfopt.data.stages import (
+    batch_size_of,
+    graph_of,
+    operations_of,
+    reads_python,
+    upstream_datasets,
+    yields_file_names,
+)
 from tfopt.errors import UserError
 from tfopt.keras_internals import layers_of
 
@@ -191,26 +198,6 @@ def shuffle_seeds(dataset: Any) -> list[list[int]]:
     return [_seeds(shuffle) for shuffle in _shuffles(dataset)]
 
 
-def upstream_datasets(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and all its inputs, sources last."""
-    yield dataset
-    for source in dataset._inputs():
-        yield from upstream_datasets(source)
-
-
-def yields_file_names(dataset: Any) -> bool:
-    """Return whether each element is one string, as a file name is."""
-    import tensorflow as tf
-
-    spec = dataset.element_spec
-    return bool(isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape == ())
-
-
-def reads_python(dataset: Any) -> bool:
-    """Return whether a dataset calls Python code."""
-    return any(map(calls_python, upstream_datasets(dataset)))
-
-
 def _refuse_unseeded_shuffles(dataset: Any, policy: str) -> None:
     if policy == "OFF":
         return
@@ -237,13 +224,10 @@ def _seeds(shuffle: Any) -> list[int]:
 
 def _files(dataset: Any) -> int | None:
     """Return how many files the dataset reads; None if it reads none."""
-    from tensorflow.core.framework import graph_pb2
-
     sources = [node for node in upstream_datasets(dataset) if not node._inputs()]
     if len(sources) != 1 or not yields_file_names(sources[0]):
         return None
-    graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-    if not operations_of(graph) & _READERS:
+    if not operations_of(graph_of(dataset)) & _READERS:
         return None
     number = int(sources[0].cardinality())
     return number if number >= 0 else None

@@ -17,9 +17,10 @@ from tensorflow.python.eager import context
 
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import mark_joined
+from tfopt.distribute.roll_call import wait_for_workers
 from tfopt.distribute.shards import prepare_sharding
 from tfopt.distribute.whole_batch import current_shard, replicas_of
-from tfopt.distribute.workers import Exchange, wait_for_workers
+from tfopt.distribute.workers import Exchange
 from tfopt.errors import DevicesAlreadyInitialised, WorkerMissing, first_line
 from tfopt.resume.peers import exchange_of
 

@@ -24,6 +24,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfopt.distribute.model_parts import (
+    metrics_of,
+    optimizers_of,
+    overrides,
+    unsynchronized,
+    variables_of,
+)
 from tfopt.distribute.proof_data import Batches, UnreadableData, broadcast_batches, read_batches
 from tfopt.distribute.proof_state import (
     SavedState,
@@ -32,14 +39,7 @@ from tfopt.distribute.proof_state import (
     retrace_functions,
     without_tensor_float_32,
 )
-from tfopt.distribute.step import (
-    Step,
-    metrics_of,
-    optimizers_of,
-    overrides,
-    unsynchronized,
-    variables_of,
-)
+from tfopt.distribute.step import Step
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
 from tfopt.hooks import replaced

@@ -1,6 +1,5 @@
 """Name the worker of a cluster that is late, lost, or different from the others.
 
-- ``wait_for_workers`` waits for all workers before TensorFlow starts, with a timeout.
 - ``coordinated`` compares the arguments of ``fit``, ``evaluate`` and ``predict`` on all workers,
   and translates TensorFlow's error about another worker to one that names it.
 - ``StepLimit`` ends a step that exceeds the timeout. TensorFlow starts a sleeping thread for each
@@ -10,130 +9,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 import re
-import socket
 import threading
 import time
-import types
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import chain, count, islice
+from itertools import count
 from typing import Any
 
-from tfopt.distribute.launch.place import ClusterPlace, host_and_port
-from tfopt.distribute.shards import (
-    policy_of,
-    reads_python,
-    shuffle_seeds,
-    upstream_datasets,
-    yields_file_names,
-)
+from tfopt.distribute.launch.place import ClusterPlace
+from tfopt.distribute.roll_call import unreachable
+from tfopt.distribute.same_call import facts_of
 from tfopt.errors import UserError, WorkerMissing, first_line
-from tfopt.resume.identity import identity_of
-from tfopt.resume.random_state import capture_host, restore_host
 from tfopt.subprocesses import in_time
 
 calls: list[str] = []
 """The calls that are running or have failed, the outer ones first."""
 
 _log = logging.getLogger("tfopt")
-_LATE_S, _AGAIN_S = 10.0, 60.0  # after which a worker logs which worker it waits for
-_PAUSE_S = 0.2
-_CONNECT_S = 2.0  # the timeout of a connection
+_LATE_S = 10.0  # after which a worker logs which worker it waits for
 _REPLY_S = 6.0  # the timeout of a message that may never come
 _UNLIKE = "another member in the group expected"
-_EXAMPLES = 16  # compared of each array or dataset
-_WEIGHTS = 1000  # values compared of each variable
-# The arguments that may differ between workers, such as progress and logs of the chief.
-_NOT_COMPARED = ("verbose", "callbacks", "self")
-# TensorFlow's attributes of datasets that select a part of their input.
-_SETTINGS = {
-    "_RangeDataset": ("_start", "_stop", "_step"),
-    "_ShardDataset": ("_num_shards", "_index"),
-    "_SkipDataset": ("_count",),
-    "_TakeDataset": ("_count",),
-}
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
-
-
-# Before TensorFlow starts
-
-
-def wait_for_workers(place: ClusterPlace, timeout_s: float) -> None:
-    """Wait until all workers listen at their addresses, as this one does meanwhile.
-
-    Afterwards TensorFlow's server listens there, which waits for others without a timeout.
-    """
-    with listening(place):
-        wait_for(_others(place), timeout_s, f"{place.name} at {place.address}")
-
-
-def wait_for(tasks: Mapping[str, str], timeout_s: float, own: str) -> None:
-    """Wait until each of these tasks, addresses by name, has answered; name the missing ones."""
-    absent = dict(tasks)
-    begin = time.monotonic()
-    log_at = begin + _LATE_S
-    while absent := {name: absent[name] for name in unreachable(absent)}:
-        names = ", ".join(f"{name} at {address}" for name, address in absent.items())
-        now = time.monotonic()
-        if now > begin + timeout_s:
-            raise WorkerMissing(
-                f"{names} did not start.",
-                expected=f"all {len(tasks) + 1} tasks at their addresses within {timeout_s:g} s",
-                received=f"no connection from {own}",
-                fix="check that it runs, that the addresses are correct and the same in each "
-                "TF_CONFIG, and that no firewall is between; peer_timeout_s=, or patience_s= of "
-                "train_asynchronously(), waits longer",
-            )
-        if now > log_at:
-            _log.warning("%s waits for %s", own, names)
-            log_at = now + _AGAIN_S
-        time.sleep(_PAUSE_S)
-
-
-@contextmanager
-def listening(place: ClusterPlace) -> Iterator[None]:
-    """Listen at this task's port, on all interfaces."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    try:
-        _, port = host_and_port(place.address)
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
-    except OSError as error:
-        raise UserError(
-            f"{place.name} cannot listen at its address.",
-            expected=f"a free port at {place.address}",
-            received=str(error),
-            fix="give it another port, or end the process that uses this one",
-        ) from error
-    with server:
-        yield
-
-
-def _others(place: ClusterPlace) -> dict[str, str]:
-    return {name: at for name, at in place.addresses.items() if name != place.name}
-
-
-def unreachable(addresses: Mapping[str, str]) -> list[str]:
-    """Return the names of those at whose address no process listens."""
-    with ThreadPoolExecutor(max(len(addresses), 1)) as threads:
-        listen = threads.map(is_listening, addresses.values())
-        return [name for name, listens in zip(addresses, listen, strict=True) if not listens]
-
-
-def is_listening(address: str, timeout_s: float = _CONNECT_S) -> bool:
-    """Return whether a process listens at the address."""
-    try:
-        with socket.create_connection(host_and_port(address), timeout=timeout_s):
-            return True
-    except OSError:
-        return False
 
 
 # Messages between workers
@@ -152,7 +52,9 @@ class Exchange:
     @property
     def store(self) -> Any:
         """Return TensorFlow's store of values that all tasks of a cluster can read."""
-        return _context()
+        from tensorflow.python.eager import context
+
+        return context.context()
 
     def _read(self, key: str, wait_s: float) -> str:
         return str(self.store.get_config_key_value(key, int(1000 * wait_s)))
@@ -276,12 +178,6 @@ class Exchange:
             self.store.delete_config_key_value(f"tfopt/waits/{self.name}")
 
 
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
 def _worker_differs(name: str, key: str, chief: str, expected: Any, received: Any) -> UserError:
     return UserError(
         f"{name} has another {key} than {chief}.",
@@ -339,7 +235,7 @@ class StepLimit:
             if lasts_s > self._exchange.timeout_s:
                 # No collective of this process works afterwards, as with TensorFlow's timeout.
                 message = f"Collective ops are aborted: a step lasts longer than {lasts_s:.0f} s"
-                _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
+                self._exchange.store.abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
                 return
             before, is_long = is_long, lasts_s > _LATE_S
             if is_long != before:
@@ -430,7 +326,7 @@ def _worker_lost(exchange: Exchange, message: str) -> UserError:
         return _calls_differ(exchange, cause)
     own = exchange.name
     in_message = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
-    gone = sorted(in_message | set(unreachable(_others(exchange.place))))
+    gone = sorted(in_message | set(unreachable(exchange.place.others)))
     received = cause or _informative_line(message)
     if gone:
         return WorkerMissing(
@@ -462,151 +358,3 @@ def _informative_line(message: str) -> str:
     words = (_UNLIKE, "Collective ops is aborted", "eartbeat", "imed out", "imeout", "/job:")
     line = next((line for word in words for line in lines if word in line), lines[0])
     return line.rpartition("aborted by: ")[2][:400]
-
-
-# Facts about a call, to compare
-
-
-def facts_of(call: str, model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about a call and its arguments that must be equal on all workers.
-
-    A few examples are compared too: of data that is sharded already each worker would drop most.
-    Results of functions of ``map`` or ``interleave`` are not compared. A generator is replaced by
-    one that begins with the batch that was read.
-    """
-    from tensorflow.python.eager import context
-
-    facts: dict[str, Any] = {
-        "call": call,
-        "random seed": context.global_seed(),
-        "shapes of the model's weights": [[list(v.shape), str(v.dtype)] for v in model.weights],
-        **_settings(model),
-        "content of the weights": [_weight_sum(weight) for weight in model.trainable_variables],
-    }
-    first, arguments["x"] = _first_targets(arguments.get("x"))
-    compared = {name: value for name, value in arguments.items() if name not in _NOT_COMPARED}
-    facts |= {f"{call}({name}=)": _fingerprint(value) for name, value in compared.items()}
-    return facts | {"first targets": _fingerprint(first)}
-
-
-def _first_targets(x: Any) -> tuple[Any, Any]:
-    """Return the first targets that Python code yields, and the data with what was read put back.
-
-    Inputs are left out, since they may be augmented at random.
-    """
-    import keras
-    import tensorflow as tf
-
-    first: list[Any] = []
-    drawn = capture_host()
-    if isinstance(x, keras.utils.PyDataset):
-        first = [x[0]]
-        restore_host(drawn)
-    elif isinstance(x, tf.data.Dataset) and policy_of(x) != "OFF" and reads_python(x):
-        sources = [
-            node for node in upstream_datasets(x) if type(node).__name__ == "_FlatMapDataset"
-        ]
-        first = [element for source in sources[-1:] for element in source.take(_EXAMPLES)]
-        restore_host(drawn)
-    elif isinstance(x, types.GeneratorType):
-        first, rest = list(islice(x, 1)), x
-        x = (batch for batch in chain(first, rest))
-    return [b[1] if isinstance(b, tuple) and len(b) > 1 else b for b in first], x
-
-
-def _settings(model: Any) -> dict[str, Any]:
-    """Return the arguments of compile, and a digest of the settings of each layer."""
-    if not getattr(model, "compiled", False):
-        return {}
-    identity = identity_of(model, [], {}, workers=1)
-    compiled = {name: identity[name] for name in ("optimizer", "loss", "loss_weights")}
-    facts: dict[str, Any] = {
-        "compile arguments": {**compiled, "steps_per_execution": model.steps_per_execution}
-    }
-    for place, layer in enumerate(identity["layers"]):
-        # RandomCrop draws its seed at random.
-        settings = {key: value for key, value in layer.items() if key != "seed"}
-        facts[f"layer {place} ({layer['class']})"] = _digest(json.dumps(settings, sort_keys=True))
-    return facts
-
-
-def _weight_sum(weight: Any) -> str:
-    """Return a sum in a few digits, which shows weights that only one worker has loaded."""
-    import tensorflow as tf
-
-    first = tf.reshape(tf.convert_to_tensor(weight.value), [-1])[:_WEIGHTS]
-    return f"{float(tf.reduce_sum(tf.cast(first, tf.float32))):.3g}"
-
-
-def _fingerprint(value: Any) -> Any:
-    """Return the form of an argument, and a digest of some of its rows."""
-    import tensorflow as tf
-
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tf.data.Dataset):
-        form = [repr(value.element_spec), policy_of(value)]
-        if form[-1] == "OFF":  # different data on each worker
-            return form
-        return [*form, int(value.cardinality()), shuffle_seeds(value), _source_digests(value)]
-    if isinstance(value, Mapping):
-        return {str(key): _fingerprint(part) for key, part in value.items()}
-    if hasattr(value, "shape"):
-        shape = [None if n is None else int(n) for n in value.shape]
-        return [shape, str(getattr(value, "dtype", "")), _row_digests(value)]
-    if isinstance(value, list | tuple):
-        is_numbers = bool(value) and all(isinstance(part, int | float) for part in value)
-        return [len(value), _row_digests(value)] if is_numbers else list(map(_fingerprint, value))
-    return type(value).__name__
-
-
-def _source_digests(dataset: Any) -> list[Any]:
-    """Return digests of the tensors of a dataset's sources, and the parts that it selects."""
-    content: list[Any] = []
-    for node in upstream_datasets(dataset):
-        name = type(node).__name__
-        settings: list[Any] = [getattr(node, setting, None) for setting in _SETTINGS.get(name, ())]
-        content += [int(value.numpy()) for value in settings if hasattr(value, "numpy")]
-        if name in ("_TensorSliceDataset", "_TensorDataset"):
-            tensors = [tensor for tensor in node._tensors if hasattr(tensor, "numpy")]
-            if name == "_TensorSliceDataset" and yields_file_names(node):
-                # Folders may differ between machines.
-                names = [os.path.basename(path) for path in tensors[0].numpy().ravel().tolist()]
-                content.append(_digest(repr(names)))
-            else:
-                content += map(_row_digests, tensors)
-    return content
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _row_digests(values: Any) -> Any:
-    """Return digests of a few evenly spaced rows; None without rows, or of sparse tensors.
-
-    Floating point numbers may differ in their last digits.
-    """
-    import numpy as np
-    import tensorflow as tf
-
-    if isinstance(values, tf.SparseTensor | tf.RaggedTensor) or hasattr(values, "tocsr"):
-        return None
-    shape = (len(values),) if isinstance(values, list | tuple) else tuple(values.shape)
-    if getattr(values, "dtype", None) in (tf.variant, tf.resource) or 0 in shape[:1]:
-        return None
-    if not shape:
-        return [_row_digest(np.asarray(values))]
-    at = np.unique(np.linspace(0, shape[0] - 1, _EXAMPLES).astype(int))
-    values = getattr(values, "iloc", values)
-    return [_row_digest(np.asarray(values[int(n)])) for n in at]
-
-
-def _row_digest(row: Any) -> str:
-    """Return a weighted sum to four digits, or a digest of values other than floats."""
-    import numpy as np
-
-    if row.dtype.kind not in "fc":
-        return _digest(repr(row.tolist()))
-    flat = np.abs(row.astype("complex128").ravel())
-    return f"{flat @ (np.arange(1, flat.size + 1) / max(flat.size, 1)):.4g}"

@@ -110,7 +110,8 @@ def tensorflow_build() -> dict[str, Any]:
 def memory(subject: Subject) -> Iterable[Check]:
     """Check the free memory of each GPU, and memory growth."""
     grows = subject.environment.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
-    for number, gpu in _gpus():
+    facts = device_facts()
+    for number, gpu in enumerate([] if isinstance(facts, str) else facts):
         if gpu.total_mib is None or gpu.free_mib is None:
             continue
         used = gpu.total_mib - gpu.free_mib
@@ -124,9 +125,3 @@ def memory(subject: Subject) -> Iterable[Check]:
             fix += "; to share it: export TF_FORCE_GPU_ALLOW_GROWTH=true"
         text += ": another process uses it"
         yield Check("gpu", "GPU memory", "warning", text, (), fix)
-
-
-def _gpus() -> Iterator[tuple[int, DeviceFacts]]:
-    facts = device_facts()
-    if not isinstance(facts, str):
-        yield from enumerate(facts)

@@ -138,13 +138,8 @@ class Exported:
         raise KeyError(f"{name!r}; there are {', '.join(file.name for file in self.files)}")
 
     def __str__(self) -> str:
-        names = [file.name for file in self.files] + [file.name for file in self.refused]
-        width = max(map(len, names), default=0)
-        lines = [f"{file.name:<{width}}  {in_words(file)}" for file in self.files]
-        lines += [f"{file.name:<{width}}  not written: {file.reason}" for file in self.refused]
-        if self.score is not None:
-            lines.append(f"The Keras model: {self.files[0].scored_by} {self.score:.4g}")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        refused = [f"{file.name}: not written: {file.reason}" for file in self.refused]
+        return "\n".join([str(self._table()), *refused, *self._score()])
 
     __repr__ = __str__
 
@@ -152,20 +147,26 @@ class Exported:
         """Return the files as a table for a notebook."""
         from tfopt.report.notebook import as_fragment
 
+        table = self._table()
+        rows = (*table.rows, *map(refused_row, self.refused))
+        title = f"Files in {self.folder}"
+        return as_fragment(title, replace(table, rows=rows), lines=self._score())
+
+    def _table(self) -> Table:
         columns = [
             Column("KiB", make=lambda file: figure(file.kib, "")),
             Column("Against the model", make=lambda file: Cell(file.parity.summary())),
         ]
-        score = ""
         if self.score is not None:
-            scored_by = self.files[0].scored_by or "score"
-            columns.append(Column(scored_by, make=score_cell))
-            score = f"The Keras model: {scored_by} {self.score:.4g}"
-        files = Table.of(columns, ((file.name, file) for file in self.files))
-        rows = (*files.rows, *map(refused_row, self.refused))
-        notes = (*by_reason((f.name, note) for f in self.files for note in f.notes), *self.notes)
-        table = replace(files, rows=rows, notes=notes)
-        return as_fragment(f"Files in {self.folder}", table, lines=(score,))
+            columns.append(Column(self.files[0].scored_by or "score", make=score_cell))
+        table = Table.of(columns, ((file.name, file) for file in self.files))
+        notes = by_reason((file.name, note) for file in self.files for note in file.notes)
+        return replace(table, notes=(*notes, *self.notes))
+
+    def _score(self) -> list[str]:
+        if self.score is None:
+            return []
+        return [f"The Keras model: {self.files[0].scored_by} {self.score:.4g}"]
 
 
 def score_cell(file: ExportedFile) -> Cell:

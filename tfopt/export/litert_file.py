@@ -41,12 +41,12 @@ def left_in_words(left: Sequence[LeftFloat]) -> str:
 
 
 def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
-    """Return the operators with float inputs or outputs, without the conversions at the ends."""
+    """Return the operators that compute in float, without conversions and moves of values."""
     reason = "LiteRT has no integer kernel for it here"
     return tuple(
         LeftFloat(_short_name(op.outputs[0]), op.kind, reason)
         for op in _operators(_read(content))
-        if op.kind not in _NOT_COMPUTING
+        if op.kind not in _NOT_COMPUTING | _MOVING
         and any(_type(tensor).startswith("FLOAT") for tensor in (*op.inputs, *op.outputs))
     )
 
@@ -62,6 +62,12 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
         if _is_large(tensor) and len(tensor.shape) > 1
         if _type(tensor) == "FLOAT32" and _is_constant(model, tensor)
     )
+
+
+def graph_size(content: bytes) -> int:
+    """Return the bytes of a file that are no weights: names, operators, and scales of channels."""
+    buffers = (buffer.data for buffer in _read(content).buffers)
+    return len(content) - sum(len(data) for data in buffers if data is not None)
 
 
 @dataclass(frozen=True)

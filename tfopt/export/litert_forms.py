@@ -13,9 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.integers.attention import heads, is_attention_of_many_heads, lowered_scores
-from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.model_graph import computes_as_keras, kinds
+from tfopt.export.integer_forms import (
+    attention,
+    is_attention_of_many_heads,
+    is_normalization,
+    lowered_scores,
+    normalized,
+)
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import ONE_AT_A_TIME
 from tfopt.keras_internals import ATTENTION, array_functions, layers_of
@@ -44,8 +49,9 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
             if form is not None:
                 hooks.replace(layer, "call", form)
             if integers and is_attention_of_many_heads(layer):
-                plain, form = getattr(layer, ATTENTION), partial(heads, layer, _not_rounded)
-                hooks.replace(layer, ATTENTION, partial(_where_masked, plain, form))
+                hooks.replace(
+                    layer, ATTENTION, partial(attention, layer, getattr(layer, ATTENTION))
+                )
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:
@@ -53,19 +59,6 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
             around.enter_context(replaced(tf.nn, selu=_selu))
             around.enter_context(replaced(tf.math, softplus=_softplus))
         yield
-
-
-def _not_rounded(values: Any, place: str) -> Any:
-    """Return the values unchanged: the quantizer rounds them."""
-    return values
-
-
-def _where_masked(plain: Form, form: Form, *given: Any, **named: Any) -> Any:
-    """Compute masked attention by the form, and other attention as Keras."""
-    masked = len(given) > 3 and given[3] is not None
-    if masked or named.get("attention_mask") is not None or named.get("use_causal_mask"):
-        return form(*given, **named)
-    return plain(*given, **named)
 
 
 def _layer_form(layer: Any, integers: bool) -> Form | None:
@@ -80,9 +73,9 @@ def _layer_form(layer: Any, integers: bool) -> Form | None:
         return None
     if "Softmax" in names:
         return partial(_softmax, layer, layer.call)
-    if not places_of_normalization(layer):
+    if not is_normalization(layer):
         return None
-    return lambda inputs, *rest, **named: normalized(layer, inputs, _not_rounded)
+    return lambda inputs, *rest, **named: normalized(layer, inputs)
 
 
 def _softmax(layer: Any, plain: Form, inputs: Any, mask: Any = None) -> Any:

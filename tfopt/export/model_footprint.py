@@ -19,6 +19,7 @@ import numpy as np
 
 from tfopt.errors import UserError, require_count
 from tfopt.export.serving import ServingFile, one_inference, serving_file
+from tfopt.report.format import count
 from tfopt.report.serving import Footprint, Footprints
 from tfopt.report.statistics import LEAST, Comparison, compare_pairs
 
@@ -75,7 +76,7 @@ def compared(
     first = first or read[0].name
     times = _against_first({name: run for name, run in runs.items() if run}, turns, first)
     rows = tuple(_row(file, times.get(file.name, _UNTIMED)) for file in read)
-    engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
+    engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {count(threads, 'thread')}"
     return Footprints(engine, rows, compared=first == read[0].name)
 
 

@@ -39,7 +39,7 @@ from tfopt.export.parity import require_drop
 from tfopt.export.reference import ExportData, Reference, make_reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
-from tfopt.report.format import NOTHING, by_reason, factor, speed_and_interval, table
+from tfopt.report.format import NOTHING, by_reason, count, factor, speed_and_interval
 from tfopt.report.statistics import LEAST, Comparison, compare_pairs
 from tfopt.report.table import Cell, Column, Table, figure, speed
 from tfopt.subprocesses import Child
@@ -114,27 +114,9 @@ class Optimized:
         return self.winner.code()
 
     def __str__(self) -> str:
-        head = ("", "KiB", "ms a call", f"faster than {self.reference}", "score", "verdict")
-        lines = table(head, map(_row, self.candidates))
-        lines += [f"{file.name}: not written: {file.reason}" for file in self.refused]
-        files = [candidate.file for candidate in self.candidates]
-        lines += by_reason((file.name, note) for file in files for note in file.notes)
-        if self.score is not None:
-            lines.append(f"The Keras model's score: {self.score:.4g}.")
-        lines += [
-            self._how(),
-            *(f"note: {note}" for note in self.notes),
-            f"{self.winner.name}: {self.winner.path}",
-            self.code(),
-        ]
-        return "\n".join(lines)
-
-    def _how(self) -> str:
-        again = "" if self.target == "size" else "; the fastest in three processes each"
-        return (
-            f"Calls of {self.batch} example{'s' if self.batch > 1 else ''}, "
-            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns{again}."
-        )
+        refused = [f"{file.name}: not written: {file.reason}" for file in self.refused]
+        title, lines = self._in_words()
+        return "\n".join([str(self._table()), *refused, *lines, title, self.code()])
 
     __repr__ = __str__
 
@@ -142,20 +124,26 @@ class Optimized:
         """Return the candidates as a table for a notebook, and the code that loads the winner."""
         from tfopt.report.notebook import as_fragment
 
-        candidates = Table.of(
-            _columns(self.reference), ((c.file.name, c) for c in self.candidates), self.winner.name
-        )
+        title, lines = self._in_words()
+        table = self._table()
+        rows = (*table.rows, *map(refused_row, self.refused))
+        return as_fragment(title, replace(table, rows=rows), lines=lines, code=self.code())
+
+    def _table(self) -> Table:
+        rows = ((candidate.file.name, candidate) for candidate in self.candidates)
+        table = Table.of(_columns(self.reference), rows, self.winner.name)
         files = [candidate.file for candidate in self.candidates]
-        notes = (*by_reason((f.name, note) for f in files for note in f.notes), *self.notes)
-        rows = (*candidates.rows, *map(refused_row, self.refused))
-        score = "" if self.score is None else f"The Keras model's score: {self.score:.4g}."
-        title = f"{self.winner.name}: {self.winner.path}"
-        return as_fragment(
-            title,
-            replace(candidates, rows=rows, notes=notes),
-            lines=(score, self._how()),
-            code=self.code(),
-        )
+        notes = by_reason((file.name, note) for file in files for note in file.notes)
+        return replace(table, notes=(*notes, *self.notes))
+
+    def _in_words(self) -> tuple[str, list[str]]:
+        """Return the winner, and what else is to be said."""
+        again = "" if self.target == "size" else "; the fastest in three processes each"
+        how = f"Calls of {count(self.batch, 'example')}, {count(self.threads, 'thread')}"
+        lines = [f"{how}, in interleaved turns{again}."]
+        if self.score is not None:
+            lines.insert(0, f"The Keras model's score: {self.score:.4g}.")
+        return f"{self.winner.name}: {self.winner.path}", lines
 
 
 def _columns(reference: str) -> tuple[Column, ...]:
@@ -221,7 +209,7 @@ def optimize(
     """
     variants = variants or {}
     _require(target, max_drop, variants)
-    count, repeats = require_count("samples", samples), require_count("turns", turns, minimum=5)
+    most, repeats = require_count("samples", samples), require_count("turns", turns, minimum=5)
     size, cores = require_count("batch", batch), require_count("threads", threads)
     on_gpu = target == "gpu-latency"
     wanted, missing = _wanted(target, formats, precision)
@@ -230,8 +218,8 @@ def optimize(
     model = as_model(model)
     require_exportable(model)
     train, test, notes = _parts(data)
-    given = ExportData.read(model, train, test, count)
-    given = given.calibrated_on(min(256, max(count // 4, 1)))
+    given = ExportData.read(model, train, test, most)
+    given = given.calibrated_on(min(256, max(most // 4, 1)))
     with (
         prepared_folder(Path(folder or f"{model.name}_optimized")) as place,
         tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
@@ -410,7 +398,7 @@ def _drop(file: ExportedFile, score: float | None) -> float | None:
     if score is None or file.score is None:
         return None
     if file.scored_by == "accuracy":
-        return 100 * (score - file.score)
+        return round(100 * (score - file.score), 9)  # one of 200 examples is 0.5, not above it
     return 100 * (file.score - score) / max(score, 1e-12)
 
 
@@ -565,14 +553,3 @@ def _keep(file: ExportedFile, place: Path) -> ExportedFile:
         shutil.rmtree(target)
     file.folder.rename(target)
     return replace(file, folder=target)
-
-
-def _row(row: Candidate) -> tuple[str, ...]:
-    return (
-        row.file.name,
-        f"{row.file.kib:,.0f}",
-        "" if row.latency_ms is None else f"{row.latency_ms:.3f}",
-        "" if row.latency is None else speed_and_interval(row.latency),
-        "" if row.file.score is None else f"{row.file.score:.4g}",
-        row.lost or "best",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,6 @@ from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, first_line
-from tfopt.export.calibration_scale import scale_notes
 from tfopt.export.formats.format import Array, Format, Graph, Graphs, Precision, Signature
 from tfopt.export.litert import convert, save, serve, trace
 from tfopt.export.litert_file import accuracy
@@ -24,6 +24,8 @@ from tfopt.export.parity import ranks_classes
 if TYPE_CHECKING:
     import keras
 
+# Pixels up to 255 instead of 1 are 255 times as large; data of another day stay below this factor.
+_OTHER_SCALE = 15.0
 ScoredBy = Literal["accuracy", "mean absolute error"]
 
 
@@ -60,6 +62,28 @@ class ExportData:
         assert self.calibration is not None
         fewer = tuple(a[evenly(len(a), count)] for a in self.calibration)
         return replace(self, calibration=fewer)
+
+    def scale_notes(self) -> list[str]:
+        """Warn if the calibration examples have another scale than the others; return the warning.
+
+        They would set wrong ranges.
+        """
+        assert self.calibration is not None
+        for port, rows, others in zip(
+            self.ports.inputs, self.calibration, self.examples, strict=True
+        ):
+            if "float" not in port.dtype or not (size := np.abs(others).mean()):
+                continue
+            ratio = float(np.abs(rows).mean() / size)
+            if not 1 / _OTHER_SCALE <= ratio <= _OTHER_SCALE:
+                how = f"{ratio:,.0f} times as large as" if ratio > 1 else f"only {ratio:.2g} of"
+                note = (
+                    f"the calibration examples are {how} the examples for {port.name!r}: scale "
+                    "them alike, or ranges are wrong"
+                )
+                warnings.warn(note, RuntimeWarning, stacklevel=2)
+                return [note]
+        return []
 
 
 def _require_numbers(labels: Array | None) -> None:
@@ -157,7 +181,7 @@ def _make(
         kept = folder / "calibration.npz"
         columns: dict[str, Any] = {f"input_{n}": a for n, a in enumerate(given.calibration)}
         np.savez(kept, **columns)
-        notes += scale_notes(model, given.ports, given.calibration, given.examples)
+        notes += given.scale_notes()
     return Reference(
         given=given,
         graphs=Graphs(Signature(given.ports.inputs, plain.outputs), forms, kept),

@@ -60,7 +60,7 @@ class Job:
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        for name in _RETURNS:
+        for name in RETURNS:
             _require_function(name, getattr(self, name))
         if self.batch_size is not None:
             require_count("Job.batch_size", self.batch_size)
@@ -97,7 +97,7 @@ class Job:
         return replace(self, **changes)
 
 
-_RETURNS = {
+RETURNS = {
     "build": "a model",
     "data": "tfopt.Data(train=..., test=...)",
     "compile": "the arguments of model.compile() as a dict",
@@ -119,7 +119,7 @@ def _require_function(name: str, value: Any) -> None:
             return  # a builtin without a signature
     raise UserError(
         f"Job.{name} must be a function without arguments{problem}.",
-        expected=f"def {name}(): that returns {_RETURNS[name]}",
+        expected=f"def {name}(): that returns {RETURNS[name]}",
         received=received,
         fix=f"pass {name}=lambda: ..., or describe a compiled model: Job.from_model(model, data)",
     )

@@ -11,7 +11,6 @@ import importlib
 import inspect
 import os
 import re
-import symtable
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -100,16 +99,17 @@ def require_existing(reference: str) -> None:
     if any(word in source for word in _MAKES_NAMES):
         return
     try:
-        symbols = symtable.symtable(source, module, "exec").get_symbols()
-        statements = ast.parse(source).body
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # the import reports it
-    for statement in statements:
-        if not isinstance(statement, ast.FunctionDef) or statement.decorator_list:
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or node.decorator_list:
             continue
-        if statement.name == name and statement.returns is None:
+        if node.name == name and node.returns is None:
             raise _not_annotated(reference, "function")
-    _require_name(reference, [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()])
+    # Of functions and classes, imports, and variables.
+    fields = [vars(node).get(key) for node in ast.walk(tree) for key in ("name", "asname", "id")]
+    _require_name(reference, [known for known in fields if isinstance(known, str)])
 
 
 def _source(module: str) -> str:

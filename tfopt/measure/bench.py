@@ -513,7 +513,7 @@ class _Session:
         if len(trained) < 2 or not self.plan.leaves_files:
             return
         folders = {each: self.folder_of("serving", each) for each in trained}
-        self._display.doing("size and speed when it serves")
+        self._display.doing("serving: size and latency")
         try:
             self._serving = carried_out(self.rows[0].variant, partial(compare_served, folders))
         except Lost as lost:

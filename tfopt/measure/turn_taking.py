@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import INFINITE, describe_data
+from tfopt.data.stages import fills_a_cache
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain

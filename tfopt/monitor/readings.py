@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from datetime import datetime
 from statistics import fmean
 from typing import Any, Literal
 
@@ -106,11 +107,17 @@ HOST_METRICS = tuple(metric for metric in fields(HostReading) if metric.metadata
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Readings at one time of the sampler's clock; ``gpus`` has the order of the recording."""
+    """Readings at one moment; ``gpus`` has the order of the recording.
+
+    Attributes:
+        at_s: Seconds of the sampler's clock, which never goes back.
+        time: The date and time, with its zone.
+    """
 
     at_s: float
     host: HostReading = HostReading()
     gpus: tuple[GpuReading, ...] = ()
+    time: datetime | None = None
 
 
 @dataclass(frozen=True)

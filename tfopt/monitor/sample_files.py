@@ -1,9 +1,10 @@
-"""Write samples to a CSV file during a run.
+"""Write samples to a CSV file during a run, or as lines of JSON.
 
-A file is one table. Its columns are the metrics, and these:
+A file is one table, which ``pandas.read_csv`` reads. Its columns are the metrics, and these:
 
     row     "about", "host", "gpu" or "step"
     at_s    seconds of the sampler's clock; for a step, the end of the last step of its mark
+    time    date, time and zone of a sample, as ISO 8601 has them
     device  the GPU's UUID
     told    in a row "about", facts about the recording or the GPU; the last row is valid
 
@@ -20,7 +21,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import astuple, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _STEP = tuple(field.name for field in fields(StepMark) if field.name != "ended_s
 COLUMNS = (
     "row",
     "at_s",
+    "time",
     "device",
     *(metric.name for metric in GPU_METRICS),
     "clock_reasons",
@@ -93,9 +95,10 @@ class CsvLog:
             self._about = about
         uuids = [gpu.uuid for gpu in new.gpus]
         for sample in new.samples:
-            yield {"row": "host", "at_s": sample.at_s, **_values(sample.host)}
+            moment = {"at_s": sample.at_s, "time": sample.time and sample.time.isoformat()}
+            yield {"row": "host", **moment, **_values(sample.host)}
             for uuid, gpu in zip(uuids, sample.gpus, strict=True):
-                yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **_values(gpu)}
+                yield {"row": "gpu", **moment, "device": uuid, **_values(gpu)}
             self._sampled_s = sample.at_s
         # Separately, since a mark may arrive after a later sample.
         for mark in self._sampler.marks(math.nextafter(self._marked_s, math.inf)):
@@ -122,3 +125,17 @@ def _values(reading: HostReading | GpuReading) -> dict[str, Any]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, default=astuple)
+
+
+def json_line(sample: Sample, recording: Recording) -> str:
+    """Return a sample as a JSON object, with the names of ``tfopt.monitor.readings``."""
+    line = {
+        "at": sample.time and sample.time.isoformat(timespec="milliseconds"),
+        "host": asdict(sample.host),
+        "gpus": [
+            {"index": place, **asdict(gpu), **asdict(reading)}
+            for place, (gpu, reading) in enumerate(zip(recording.gpus, sample.gpus, strict=False))
+        ],
+        "no_gpu_reason": recording.no_gpu_reason,
+    }
+    return json.dumps(line, ensure_ascii=False)

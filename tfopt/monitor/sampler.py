@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import datetime
 from operator import attrgetter
 from typing import TypeVar
 
+import psutil
+
+from tfopt.errors import UserError, within
 from tfopt.monitor.gpus import GpuWatch, Wanted
 from tfopt.monitor.host import WatchedHost
 from tfopt.monitor.readings import Recording, Sample, StepMark
@@ -23,6 +28,7 @@ PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
 _HANG_S = 10.0  # after which a driver counts as hanging
+_FASTEST_S, _SLOWEST_S = 0.1, 3600.0  # between samples for a person
 _MOST_KEPT = 20_000  # about 40 MiB for one GPU: hours at one sample per second
 
 T = TypeVar("T")
@@ -60,7 +66,8 @@ class Sampler:
             return Sample(self._clock())
         try:
             readings = self._gpus.read()
-            sample = Sample(self._clock(), self._host.read(), readings)
+            now = datetime.now().astimezone()
+            sample = Sample(self._clock(), self._host.read(), readings, now)
             self._samples.append(sample)
         finally:
             self._busy.release()
@@ -172,3 +179,30 @@ def sampling(
     """
     with closing(Sampler(process_id, clock, wanted)) as sampler, sampler.running(period_s):
         yield sampler
+
+
+@contextmanager
+def watching(
+    interval_s: float, process_id: int | None, clock: Callable[[], float]
+) -> Iterator[tuple[Sampler, Iterator[Sample]]]:
+    """Yield a sampler of all GPUs, the host and a process, and its samples at each interval."""
+    if not within(interval_s, _FASTEST_S, _SLOWEST_S + 1e-9):
+        raise UserError(
+            "Invalid interval between samples.",
+            expected=f"seconds, from {_FASTEST_S} to {_SLOWEST_S:.0f}",
+            received=repr(interval_s),
+        )
+    if process_id is not None and not psutil.pid_exists(process_id):
+        raise UserError(
+            "There is no process with this id.",
+            expected="the id of a running process",
+            received=str(process_id),
+        )
+    with closing(Sampler(process_id, clock, "all")) as sampler:
+        yield sampler, _samples(sampler, interval_s)
+
+
+def _samples(sampler: Sampler, interval_s: float) -> Iterator[Sample]:
+    while True:
+        yield sampler.take()
+        time.sleep(interval_s)

@@ -7,8 +7,6 @@ show in the exit code; two measurements never share a folder.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tfopt.errors import UserError
@@ -21,6 +19,7 @@ from tfopt.report.bench_report import BenchReport
 from tfopt.report.documents import publish
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
+from tfopt.subprocesses import signals_as_interrupt
 from tfopt.tune.search import Wanted
 from tfopt.tune.tuned import Tuned, tuned
 
@@ -34,7 +33,7 @@ def bench_and_show(
     console = display.console
     with alone_in(output):
         try:
-            with termination_as_interrupt(), display:
+            with signals_as_interrupt(signal.SIGTERM), display:
                 report = bench(plan, display, output)
         except KeyboardInterrupt:
             console.print("Interrupted: nothing was measured yet.")
@@ -53,7 +52,7 @@ def tune_and_show(
     wanted: Wanted, output: Path, display: Display, *, reports: Path | None = None
 ) -> Tuned:
     """Find the fastest chain; leave it in ``output`` as tuned.toml, the report in ``reports``."""
-    with alone_in(output), termination_as_interrupt():
+    with alone_in(output), signals_as_interrupt(signal.SIGTERM):
         found = tuned(wanted, display)
         publish(found.report, prepare_folder(reports or output))
         (output / RECIPE).unlink(missing_ok=True)
@@ -62,17 +61,3 @@ def tune_and_show(
         except UserError as error:  # an argument that no file can hold
             print(f"{RECIPE} was not written: {error}")
     return found
-
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """End a measurement at ``kill`` and a container's stop as at Ctrl-C."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,6 @@
 """Train the plain MNIST network that tutorials copy, and make it fast and small by a chain.
 
-Run it with ``python -m tfopt.recipes.cnn_mnist``: it searches for what trains the job fastest
-on this machine, then measures that, and what makes the model small, beside the job as it is.
+Run it with ``python -m tfopt.recipes.cnn_mnist``.
 """
 
 from __future__ import annotations
@@ -50,15 +49,8 @@ def job(
     seed: int = 0,
 ) -> Job:
     """Return the plain job: Adam at its default rate, batches of 32."""
-    return plain_job(
-        "cnn_mnist",
-        plain_cnn,
-        functools.partial(load_mnist, data),
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-    )
+    load = functools.partial(load_mnist, data)
+    return plain_job("cnn_mnist", plain_cnn, load, batch_size, epochs, steps, seed)
 
 
 def plain_cnn() -> keras.Model:

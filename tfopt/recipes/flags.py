@@ -119,7 +119,7 @@ def assignments(pairs: Sequence[str]) -> dict[str, Any]:
 def count(text: str, minimum: int = 0) -> int:
     """Return a whole number of at least ``minimum``."""
     if not text.isdecimal() or int(text) < minimum:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: {minimum} or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {minimum} or more")
     return int(text)
 
 
@@ -127,7 +127,7 @@ def duration(text: str) -> float:
     """Return the seconds of "90s", "1.5m" or "1h"; a number alone is seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 90s, 5m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time, such as 90s, 5m or 1h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
@@ -138,7 +138,7 @@ def points(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of points: 0 to 100")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of points from 0 to 100")
     return value
 
 

@@ -1,9 +1,7 @@
 """Fine-tune a network of ``keras.applications`` on images: frozen layers under a new head.
 
-Run it with ``python -m tfopt.recipes.image_finetuning``: it searches for what trains the job
-fastest on this machine, then measures that, and what makes the model small, beside the job as
-it is.
-The data's note in the report says which weights the training started from.
+Run it with ``python -m tfopt.recipes.image_finetuning``. The data's note in the report
+says which weights the training started from.
 """
 
 from __future__ import annotations
@@ -75,15 +73,11 @@ def job(
             "There are no such weights.", expected=" | ".join(_WEIGHTS), received=repr(weights)
         )
     classes = class_count(data, SOURCES, 10)
-    return plain_job(
-        "image_finetuning",
-        functools.partial(fine_tuned, network, weights, size, classes, unfreeze),
-        functools.partial(load_prepared, data, network, weights, size, examples, batch_size, seed),
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
+    build = functools.partial(fine_tuned, network, weights, size, classes, unfreeze)
+    load = functools.partial(
+        load_prepared, data, network, weights, size, examples, batch_size, seed
     )
+    return plain_job("image_finetuning", build, load, batch_size, epochs, steps, seed)
 
 
 def fine_tuned(

@@ -1,8 +1,6 @@
 """Train a small convolutional network on images that are augmented as they come.
 
-Run it with ``python -m tfopt.recipes.image_from_scratch``: it searches for what trains the job
-fastest on this machine, then measures that, and what makes the model small, beside the job as
-it is.
+Run it with ``python -m tfopt.recipes.image_from_scratch``.
 """
 
 from __future__ import annotations
@@ -55,15 +53,9 @@ def job(
     require_count("size", size, 16)
     require_counts(examples=examples)
     classes = class_count(data, SOURCES, 10)
-    return plain_job(
-        "image_from_scratch",
-        functools.partial(convolutions, size, classes),
-        functools.partial(load_augmented, data, size, examples, batch_size, seed),
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-    )
+    build = functools.partial(convolutions, size, classes)
+    load = functools.partial(load_augmented, data, size, examples, batch_size, seed)
+    return plain_job("image_from_scratch", build, load, batch_size, epochs, steps, seed)
 
 
 def convolutions(size: int, classes: int) -> keras.Model:

@@ -25,23 +25,33 @@ def plain_job(
     name: str,
     build: Callable[[], keras.Model],
     data: Callable[[], Data],
-    *,
     batch_size: int,
     epochs: int,
     steps: int | None,
     seed: int,
+    *,
     loss: str = CATEGORICAL,
 ) -> Job:
     """Return a job as the tutorials write it: Adam at its default rate, chosen for batches of 32.
 
+    Args:
+        name: The recipe's.
+        build: Returns the model, not compiled.
+        data: Returns the examples.
+        batch_size: Examples a step, of the baseline.
+        epochs: As in ``fit``.
+        steps: Steps an epoch; None: the whole data set.
+        seed: Of weights and shuffling.
+        loss: The loss by Keras's name.
+
     Example:
-        plain_job("mine", build, data, batch_size=32, epochs=3, steps=None, seed=0)
+        plain_job("mine", build, data, batch_size, epochs, steps, seed)
     """
     return Job(
-        name=name,
-        build=build,
-        data=data,
-        compile=functools.partial(plain_compile, loss),
+        build,
+        data,
+        functools.partial(plain_compile, loss),
+        name,
         batch_size=batch_size,
         tuned_batch_size=32,
         epochs=epochs,

@@ -1,9 +1,7 @@
 """Train a small network on a table: numbers normalised, categories embedded.
 
-Run it with ``python -m tfopt.recipes.tabular``: it writes a table as Parquet, searches for what
-trains the job fastest on this machine, then measures that, and what makes the model small, beside
-the job as it is. ``--data dask`` and ``--data spark`` read the same table through those engines,
-``--data PATH`` reads yours.
+Run it with ``python -m tfopt.recipes.tabular``: it writes a table as Parquet. ``--data dask`` and
+``--data spark`` read the same table through those engines, ``--data PATH`` reads yours.
 """
 
 from __future__ import annotations
@@ -11,11 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt import Execution, Job, LearningRate, Pipeline, Quantize, chain
+from tfopt.data.sources.source import Reading, Source
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
 from tfopt.recipes.plain_job import BINARY, plain_job, require_counts, run_recipe
@@ -54,8 +53,8 @@ def job(
         data: "auto" makes a table and reads it from Parquet, "dask" and "spark" through those
             engines; or a folder with ``train`` and ``test`` in it, of Parquet or CSV.
         label: The column of a table of yours that is 0 or 1.
-        categories: Its columns of whole numbers from 0 that stand for categories; all the others
-            are taken as numbers.
+        categories: Its columns of whole numbers from 0 that stand for categories, as those of
+            texts do; all the others are taken as numbers.
         rows: Of the table that is made, for training; a quarter as many for the test.
         width: Units of each hidden layer.
     """
@@ -74,16 +73,8 @@ def job(
             received=repr(categories),
         )
     source = functools.partial(load_table, data, label, tuple(categories), rows)
-    return plain_job(
-        "tabular",
-        functools.partial(network, source, tuple(categories), width),
-        source,
-        loss=BINARY,
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-    )
+    build = functools.partial(network, source, tuple(categories), width)
+    return plain_job("tabular", build, source, batch_size, epochs, steps, seed, loss=BINARY)
 
 
 def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model:
@@ -94,7 +85,9 @@ def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model
     import keras
     from keras import layers
 
-    columns = _statistics(source().train)
+    table = source().train
+    columns = _statistics(table)
+    categories += tuple(getattr(table, "texts", ()))
     if unknown := sorted({*categories} - columns.keys()):
         raise UserError(
             f"categories names columns that the table does not have: {', '.join(unknown)}.",
@@ -124,11 +117,46 @@ def load_table(data: str, label: str, categories: tuple[str, ...], rows: int) ->
     if data not in MADE:
         folder = Path(data).expanduser()
         parts = {part: open_source(folder / part, label=label) for part in ("train", "test")}
-        return Data(**parts, name=str(folder))
+        return Data(**_numbered(**parts), name=str(folder))
     folder = made_table(rows)
     note = f"made of random numbers, {rows:,} rows of Parquet, not real"
     parts = {part: _through(data, folder / part, label) for part in ("train", "test")}
     return Data(**parts, name="table", note=note if data in MADE[:2] else f"{note}, by {data}")
+
+
+class _Numbered(Source):
+    """A table with numbers in place of ``texts``: from 1 those of the training, 0 for any other."""
+
+    def __init__(self, table: Source, texts: Mapping[str, list[str]]) -> None:
+        self.table, self.texts = table, texts
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+    def count_examples(self) -> int:
+        return self.table.count()
+
+    def batches(self, batch_size: int, reading: Reading) -> Any:
+        import keras
+
+        number = {name: keras.layers.StringLookup(vocabulary=v) for name, v in self.texts.items()}
+
+        def numbered(x: Mapping[str, Any], y: Any) -> tuple[dict[str, Any], Any]:
+            return {n: number[n](value) if n in number else value for n, value in x.items()}, y
+
+        return self.table.batches(batch_size, reading).map(numbered)
+
+
+def _numbered(train: Source, test: Source) -> dict[str, Any]:
+    """Return both parts with the texts of the training part as numbers."""
+    texts: dict[str, set[bytes]] = {}
+    for x, _ in train:
+        for name in (name for name, values in x.items() if values.dtype == object):
+            texts.setdefault(name, set()).update(x[name])
+        if not texts:
+            return {"train": train, "test": test}
+    known = {name: sorted(text.decode() for text in values) for name, values in texts.items()}
+    return {"train": _Numbered(train, known), "test": _Numbered(test, known)}
 
 
 def _through(engine: str, path: Path, label: str) -> Any:
@@ -195,13 +223,6 @@ def _statistics(source: Any) -> dict[str, tuple[float, float, float]]:
                 received=", ".join(map(repr, np.unique(y)[:5].tolist())),
             )
         for name, values in x.items():
-            if values.dtype == object:
-                raise UserError(
-                    f"The column {name!r} holds texts.",
-                    expected="numbers, and categories as whole numbers from 0",
-                    received=repr(values[0]),
-                    fix="number its values before, and name it in categories",
-                )
             whole = values.astype("float64")
             first, second, largest = sums.get(name, (0.0, 0.0, -np.inf))
             sums[name] = (

@@ -1,8 +1,6 @@
 """Train a small Transformer that classifies texts.
 
-Run it with ``python -m tfopt.recipes.text_transformer``: it searches for what trains the job
-fastest on this machine, then measures that, and what makes the model small, beside the job as
-it is.
+Run it with ``python -m tfopt.recipes.text_transformer``.
 """
 
 from __future__ import annotations
@@ -62,15 +60,9 @@ def job(
         blocks=blocks,
     )
     classes = class_count(data, TEXT_SOURCES, 2)
-    return plain_job(
-        "text_transformer",
-        functools.partial(transformer, vocabulary, length, width, heads, blocks, classes),
-        functools.partial(load_tokens, data, vocabulary, length, examples),
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-    )
+    build = functools.partial(transformer, vocabulary, length, width, heads, blocks, classes)
+    load = functools.partial(load_tokens, data, vocabulary, length, examples)
+    return plain_job("text_transformer", build, load, batch_size, epochs, steps, seed)
 
 
 def transformer(

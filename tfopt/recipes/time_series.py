@@ -1,7 +1,6 @@
 """Train convolutions on windows of a sensor series: will it be warmer in a few hours?
 
-Run it with ``python -m tfopt.recipes.time_series``: it searches for what trains the job fastest on
-this machine, then measures that, and what makes the model small, beside the job as it is.
+Run it with ``python -m tfopt.recipes.time_series``.
 """
 
 from __future__ import annotations
@@ -59,16 +58,9 @@ def job(
             expected=f"{', '.join(MADE)}, or a CSV file",
             received=repr(data),
         )
-    return plain_job(
-        "time_series",
-        functools.partial(convolutions, data, window, width),
-        functools.partial(load_windows, data, hours, window, ahead, batch_size, seed),
-        loss=BINARY,
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-    )
+    build = functools.partial(convolutions, data, window, width)
+    load = functools.partial(load_windows, data, hours, window, ahead, batch_size, seed)
+    return plain_job("time_series", build, load, batch_size, epochs, steps, seed, loss=BINARY)
 
 
 def convolutions(data: str, window: int, width: int) -> keras.Model:

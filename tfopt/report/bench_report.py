@@ -297,17 +297,18 @@ def read_bench_report(path: str | Path) -> BenchReport:
     path = Path(path)
     file = path / NAME if path.is_dir() else path
     if not file.exists():
+        below = [str(each.parent) for each in sorted(file.parent.glob(f"*/{NAME}"))]
         raise DamagedReport(
             f"{file} does not exist.",
             expected=f"a {NAME}, or the folder of `tfopt bench` or `tfopt tune`, which holds "
             f"{NAME}, bench.md and bench.html",
-            fix=nearest_path(file),
+            fix=f"name one of these: {', '.join(below)}" if below else nearest_path(file),
         )
     try:
         return BenchReport.from_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedReport(
-            f"{path} is no whole report of this version.",
+            f"{path} is not a whole report of this version.",
             expected=f"a {NAME} of the schema {BenchReport.schema}, or a folder with one",
             received=str(error),
             fix="read it with the version of tfopt that wrote it, or measure again: `tfopt bench` "

@@ -63,8 +63,8 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
         return replace(cell, badge=few)
 
     return (
-        Column("Until accurate, s", versus, seconds),
-        Column("Steps until accurate", "examples vs. reference", steps),
+        Column("Time to accuracy, s", versus, seconds),
+        Column("Steps to accuracy", "examples vs. reference", steps),
         Column("Whole training, s", "vs. reference", lambda v: reached(v, "whole", whole_s(v))),
         Column("Test accuracy", "lowest, highest", _accuracy),
         Column("Model, KiB", "gzipped", lambda v: _pair(v, "model_kib", "model_gzip_kib")),

@@ -84,7 +84,7 @@ def serving_table(serving: Footprints, kept: str | None = None) -> Table:
     notes = (f"{row.name}: {note}" for row in serving.rows for note in row.notes)
     return replace(
         Table.of(columns, rows, kept=kept and fmt.one_line(kept)),
-        title="Size and speed when it serves",
+        title="Serving: size and latency",
         caption=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
         "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights.",
         notes=tuple(map(fmt.one_line, (*notes, *serving.missing))),

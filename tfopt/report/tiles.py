@@ -10,7 +10,7 @@ from tfopt.report.table import Cell, Column, Row, Table
 _MOST = 6
 # By the title of a column, that of the column which compares; the same where its own cells do.
 _COLUMNS = {
-    "Until accurate, s": "Until accurate, s",
+    "Time to accuracy, s": "Time to accuracy, s",
     "Whole training, s": "Whole training, s",
     "File, KiB": "File, KiB",
     "Gzipped, KiB": "Gzipped, KiB",

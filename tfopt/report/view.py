@@ -125,8 +125,9 @@ def _method(report: BenchReport) -> str:
     if any(variant.trainings for variant in report.variants):
         method += (
             " Trainings ran beside each other and were not timed: the time of one is its first "
-            "step, its steps at the time of a step in turns, and the ends of its epochs. Until "
-            "when it is accurate was read on ten batches spread over the test part."
+            "step, its steps at the time of a step in turns, and the ends of its epochs. Time to "
+            "accuracy is read on ten batches spread over the test part, whose score is not that "
+            "of all of it."
         )
     return method
 

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.resume.packing import NotSerializable, pack
+from tfopt.resume.store import NotSerializable, pack
 
 # Set by fit(); and ``min_delta``, which Keras negates along with its choice of an operator.
 _NOT_STATE = frozenset({"_model", "model", "params", "validation_data", "min_delta"})

@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
+import threading
 import time
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,24 +27,24 @@ import numpy as np
 
 from tfopt.errors import UserError, keep_plain, real, require_count, within
 from tfopt.keras_internals import FIRST_EPOCH, KNOWN_BATCHES, LOGS_OF_EPOCH, last_step
-from tfopt.resume import random_state
 from tfopt.resume.callback_memory import CallbackStates
-from tfopt.resume.folder import lock_folder
 from tfopt.resume.identity import identity_of, require_same_training
 from tfopt.resume.peers import LEAVE, SAVE, peers_of
 from tfopt.resume.position import Fit, data_facts, replay_epochs, replay_in, start_at
-from tfopt.resume.preemption import PREEMPTED, listening
-from tfopt.resume.shared_store import SharedStore
-from tfopt.resume.store import Store
+from tfopt.resume.store import SharedStore, Store, lock_folder
 from tfopt.resume.variables import (
     build_all,
+    capture_host,
     require_no_new_variables,
+    restore_host,
     restore_values,
     values_of,
     variables_of,
 )
 
 _log = logging.getLogger("tfopt")
+PREEMPTED = 75
+"""The exit status of a training that saved and ended on SIGTERM: EX_TEMPFAIL of sysexits.h."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 f"The state of {', '.join(self._states.not_saved)} is not in the checkpoints. "
                 "Give the callback get_state() and set_state(state) to save it."
             )
-        self._preempted = self._open.enter_context(listening())
+        self._preempted = self._open.enter_context(_listening())
         if newest is None:
             self._save()
             if isinstance(self._store, SharedStore):
@@ -156,15 +159,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         state, self._half_epoch = self._half_epoch, None
         self._at.epoch, self._at.step, self._logs = epoch, 0, {}
         if state is None:
-            self._random_at_epoch = random_state.capture_host()
+            self._random_at_epoch = capture_host()
             return
         # Undoes the on_epoch_begin of other callbacks, which they ran before the checkpoint.
         self._assign_state(state)
-        random_state.restore_host(state["random_at_epoch"])
+        restore_host(state["random_at_epoch"])
         self._at.step, self._logs = state["step"], state["logs"]
         # Does not keep the state with all weights.
         random, last_logs = state["random"], state["logs"]
-        start_at(self._data, self._at.step, lambda: random_state.restore_host(random))
+        start_at(self._data, self._at.step, lambda: restore_host(random))
         plain = getattr(self.model, LOGS_OF_EPOCH)
         # Without a remaining batch in this epoch Keras has no logs.
         setattr(self.model, LOGS_OF_EPOCH, lambda given: plain(given or last_logs))
@@ -219,9 +222,9 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             _warn(f"Nothing is left to train after epoch {self._at.epoch}, according to {name}.")
         elif self._at.step:
             self._half_epoch = state
-            random_state.restore_host(state["random_at_epoch"])
+            restore_host(state["random_at_epoch"])
             return
-        random_state.restore_host(state["random"])
+        restore_host(state["random"])
 
     def _assign_state(self, state: dict[str, Any]) -> list[str]:
         for named, values in zip(variables_of(self.model), state["variables"], strict=True):
@@ -257,7 +260,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             "logs": self._logs,
             "variables": values,
             "callbacks": self._states.read(),
-            "random": random_state.capture_host(),
+            "random": capture_host(),
             "random_at_epoch": self._random_at_epoch,
         }
 
@@ -278,6 +281,39 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             PREEMPTED,
         )
         raise SystemExit(PREEMPTED)
+
+
+@contextmanager
+def _listening() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM sets, and restore the handler afterwards.
+
+    In another thread than Python's main thread the event is never set.
+    """
+    preempted, over = threading.Event(), threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield preempted
+        return
+    process = os.getpid()
+
+    def on_signal(number: int, frame: Any) -> None:
+        # A forked process, such as one that makes batches, ends by SIGTERM.
+        if os.getpid() == process and not over.is_set():
+            preempted.set()
+            return
+        signal.signal(signal.SIGTERM, before)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    # None is a handler from outside Python, which cannot be restored.
+    before = signal.SIG_DFL if before is None else before
+    try:
+        yield preempted
+    finally:
+        over.set()
+        # A failed training may be collected in another thread, which cannot set a handler: this
+        # handler then forwards the signal.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _numbers(logs: dict[str, Any]) -> dict[str, float]:

@@ -6,12 +6,12 @@ worker before the training is raised on all.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 from tfopt.errors import UserError, WorkerMissing
+from tfopt.subprocesses import in_time
 
 T = TypeVar("T")
 
@@ -126,29 +126,16 @@ class SeveralWorkers:
         """Call TensorFlow's store with a timeout, which it lacks for a hanging chief."""
         if self.writes:
             return call()
-        outcome: list[Any] = []
-
-        def attempt() -> None:
-            try:
-                outcome.append((call(), None))
-            except Exception as error:
-                outcome.append((None, error))
-
-        thread = threading.Thread(target=attempt, name="tfopt-peers", daemon=True)
-        thread.start()
-        thread.join(self._exchange.timeout_s)
-        if not outcome:
+        try:
+            return in_time(self._exchange.timeout_s, call)
+        except TimeoutError:
             chief = next(iter(self._exchange.place.addresses))
             raise WorkerMissing(
                 f"{chief} did not reach a step in which {self.name} waited.",
                 expected=f"a reply within {self._exchange.timeout_s:g} s",
                 received="no reply, on an open connection",
                 fix="check whether it hangs",
-            )
-        result, error = outcome[0]
-        if error is not None:
-            raise error
-        return result
+            ) from None
 
 
 Peers: TypeAlias = SingleWorker | SeveralWorkers

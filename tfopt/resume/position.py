@@ -1,7 +1,8 @@
 """The position of a training in its data, and how to return to it.
 
 Keras's loop counts the steps as in an uninterrupted training, and trained ones are skipped. Data
-are read again as Keras reads them, so that shuffles draw the same orders.
+are read again as Keras reads them, so that shuffles draw the same orders. An order that cannot be
+reproduced is refused; to find out, no iterator is created, which would draw from the seeds.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.keras_internals import STEPS_OF_EPOCH, dataset_of
-from tfopt.resume.tf_data_order import replay_for
 
 _NO_SEED = 87654321  # TensorFlow's default
+# They create one iterator of their input with their own, in which a shuffle before them draws the
+# seeds of an epoch.
+_ONE_ITERATOR = """
+_AssertCardinalityDataset _BatchDataset _FilterDataset _FlatMapDataset _MapDataset _OptionsDataset
+_PaddedBatchDataset _ParallelBatchDataset _ParallelMapDataset _PrefetchDataset _RebatchDataset
+_RestructuredDataset _ShardDataset _ShuffleDataset _SkipDataset _TakeDataset _UnbatchDataset
+"""
 
 
 def data_facts(epoch_iterator: Any) -> dict[str, Any]:
@@ -48,7 +55,7 @@ def replay_in(epoch_iterator: Any, shuffles: bool) -> str:
     elif kind == "TFDatasetAdapter":
         dataset = adapter.get_tf_dataset()
         if isinstance(dataset, tf.data.Dataset):  # not one that was distributed before fit()
-            replay = replay_for(dataset)
+            replay = _replay_of(dataset)
     elif kind == "PyDatasetAdapter" and adapter.num_batches is not None:
         replay = "methods"
     # With steps_per_epoch one iterator serves all epochs.
@@ -67,6 +74,44 @@ def _require_seed() -> None:
             "keras.utils.set_random_seed(1) before, with which Keras takes the same order in "
             "every epoch",
         )
+
+
+def _replay_of(dataset: Any) -> str:
+    """Return how to replay earlier epochs; refuse an order that differs in each run."""
+    replay = "nothing"
+    if dataset.options().deterministic is False:
+        raise _order_not_reproducible("options().deterministic is False")
+    for part, above in _parts(dataset, ()):
+        name = type(part).__name__
+        if name.startswith("_DataService"):
+            raise _order_not_reproducible("a data service, whose workers finish in any order")
+        draws = name in ("_ShuffleDataset", "_RandomDataset")
+        if draws and int(part._seed) == int(part._seed2) == 0:
+            raise _order_not_reproducible("a shuffle without a seed")
+        if getattr(part, "_deterministic", None) == "false":
+            raise _order_not_reproducible("deterministic=False")
+        reshuffles = draws and getattr(part, "_reshuffle_each_iteration", True) is not False
+        # The seeds of epochs in tfopt's pipelines are a dataset without a class.
+        if name == "_VariantDataset" or reshuffles:
+            if not set(above) <= set(_ONE_ITERATOR.split()):
+                return "reading"
+            replay = "iterators"
+    return replay
+
+
+def _parts(dataset: Any, above: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    yield dataset, above
+    for below in dataset._inputs():
+        yield from _parts(below, (*above, type(dataset).__name__))
+
+
+def _order_not_reproducible(what: str) -> UserError:
+    return UserError(
+        "The order of this dataset cannot be reproduced, which an exact resume needs.",
+        expected="the same order when the script is run again",
+        received=what,
+        fix="shuffle(..., seed=1), or tf.random.set_seed(1) before it; and no deterministic=False",
+    )
 
 
 @dataclass(frozen=True)

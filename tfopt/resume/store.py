@@ -1,14 +1,20 @@
 """Store checkpoints in a folder, one file each, written atomically and verified on reading.
 
 A failed write leaves earlier checkpoints unchanged. A damaged one is named in a warning, and the
-one before it is read; without an intact one reading is refused.
+one before it is read; without an intact one reading is refused. Values are kept as JSON and arrays.
+
+Of several workers the chief's checkpoints have the weights, and each other worker has a folder for
+its running metrics, random state and states of callbacks. No worker waits for others to write; a
+training resumes from the newest checkpoint of which all workers have an intact part.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +23,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.files import write_atomically
-from tfopt.resume.packing import pack, unpack
+from tfopt.files import alone_in, prepare_folder, write_atomically
+from tfopt.resume.peers import Peers
 
 _NAME = "checkpoint-"
 FORMAT = 4  # of the checkpoints; increased with every change of their content
@@ -150,3 +156,162 @@ def _dtype(name: str) -> Any:
         import tensorflow as tf
 
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)
+
+
+class SharedStore:
+    """A ``Store`` of several workers, all of which must call ``read_newest``."""
+
+    def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
+        self._peers = peers
+        # The chief may write two checkpoints (of a batch and of its epoch) before another worker.
+        self._chiefs = Store(folder, keep + 2)
+        own = folder if peers.writes else folder / f"of-{peers.name.replace(' ', '-')}"
+        self._own = Store(own, keep + 2)
+        self.folder = own
+        self._number = 0
+
+    def write(self, state: Any) -> str:
+        """Write this worker's part; keep the parts of all checkpoints of the chief."""
+        self._number += 1
+        if self._peers.writes:
+            return self._own.write(state, self._number)
+        numbers = self._chiefs.numbers()
+        kept = [number for number in self._own.numbers() if number >= min(numbers, default=0)]
+        return Store(self.folder, len(kept) + 1).write(state, self._number)
+
+    def read_newest(self) -> tuple[str, Any] | None:
+        """Return name and state of the newest checkpoint that all workers can read."""
+        facts = self._peers.share({"numbers": self._own.numbers()})
+        numbers = {name: set(fact["numbers"]) for name, fact in facts.items()}
+        damaged: list[str] = []
+        for number in sorted(set.intersection(*numbers.values()), reverse=True):
+            state, error = self._read(number)
+            facts = self._peers.share({"wrong": error})
+            errors = [f"{name}: {fact['wrong']}" for name, fact in facts.items() if fact["wrong"]]
+            if not errors:
+                for text in damaged:
+                    warn_damaged(self._chiefs.folder, text)
+                self._continue_after(number)
+                return name_of(number), state
+            damaged.append(f"{name_of(number)}: {'; '.join(errors)}")
+        # All workers wait before the first batch, so parts of the first checkpoint may be missing.
+        if damaged or any(max(of_worker, default=0) > 1 for of_worker in numbers.values()):
+            parts = [f"{name} has {sorted(of_worker)}" for name, of_worker in numbers.items()]
+            raise UserError(
+                f"No checkpoint in {self._chiefs.folder} can be read by all workers.",
+                expected="at least one of which each worker has its part",
+                received="; ".join([*parts, *damaged]),
+                fix="check that all workers share the folder; remove it to train from the start",
+            )
+        self._continue_after(0)
+        return None
+
+    def clear_unfinished(self) -> None:
+        """Remove the unfinished files of a killed worker."""
+        self._own.clear_unfinished()
+
+    def require_one_folder(self) -> None:
+        """Wait for the first checkpoint of the chief, and refuse a folder without it."""
+        self._peers.share({"written": self._number})
+        self._peers.run_on_all(self._require_chiefs)
+
+    def _require_chiefs(self) -> None:
+        if not self._chiefs.numbers():
+            raise UserError(
+                f"{self._peers.name} does not see the checkpoints of the chief.",
+                expected=f"a folder {self._chiefs.folder} that all workers share",
+                received="no checkpoint there",
+                fix="use a folder on a file system that each machine has mounted",
+            )
+
+    def _read(self, number: int) -> tuple[Any, str | None]:
+        """Return the state of this worker, or the error of its part."""
+        try:
+            own = self._own.read(number)
+            if self._peers.writes:
+                return own, None
+            chiefs = self._chiefs.read(number)
+        except DamagedCheckpoint as error:
+            return None, str(error)
+        if own["trained"] != chiefs["trained"]:
+            return None, f"of batch {own['trained']}, the chief's of {chiefs['trained']}"
+        pairs = zip(own["variables"], chiefs["variables"], strict=True)
+        variables = [of_chief if value is None else value for value, of_chief in pairs]
+        return {**own, "variables": variables}, None
+
+    def _continue_after(self, number: int) -> None:
+        for later in self._own.numbers():
+            if later > number:
+                self._own.remove(later)
+        self._number = number
+
+
+# The thread and lock of a fit(), by folder. A notebook keeps an error, and so the lock.
+_locks: dict[str, tuple[int, ExitStack]] = {}
+
+
+def lock_folder(folder: Path, store: Store | SharedStore, stack: ExitStack, writes: bool) -> None:
+    """Lock the folder until ``stack`` is closed; refuse a folder that is locked or not writable.
+
+    A lock of this thread that an error has left is released. Only a process that ``writes`` locks.
+    """
+    key, thread = os.path.realpath(folder), threading.get_ident()
+    if key in _locks and _locks[key][0] == thread:
+        _locks.pop(key)[1].close()
+    prepare_folder(store.folder)
+    if writes:
+        _lock(folder, stack)
+        _locks[key] = thread, stack
+    store.clear_unfinished()
+
+
+def _lock(folder: Path, stack: ExitStack) -> None:
+    try:
+        stack.enter_context(alone_in(folder))
+    except UserError:
+        raise UserError(
+            f"Another training uses {folder} for its checkpoints.",
+            expected="a different folder for each running training",
+            received="a locked folder",
+            fix="wait for the other training, or use another folder",
+        ) from None
+
+
+class NotSerializable(TypeError):
+    """A value of a type that cannot be saved."""
+
+
+def pack(value: Any, arrays: list[Any]) -> Any:
+    """Return the value as JSON; its arrays are appended to ``arrays``."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [pack(part, arrays) for part in value]
+    if kind is tuple:
+        return {"!": "tuple", "of": [pack(part, arrays) for part in value]}
+    if kind is dict:
+        of = [[pack(key, arrays), pack(part, arrays)] for key, part in value.items()]
+        return {"!": "dict", "of": of}
+    if kind is not np.ndarray and not isinstance(value, np.generic):
+        raise NotSerializable(kind.__name__)
+    array = np.asarray(value)
+    # The bytes of an object array are addresses.
+    if array.dtype.hasobject or array.dtype.names is not None:
+        raise NotSerializable(f"{kind.__name__} of {array.dtype}")
+    arrays.append(array)
+    return {"!": "array" if kind is np.ndarray else "scalar", "of": len(arrays) - 1}
+
+
+def unpack(packed: Any, arrays: list[Any]) -> Any:
+    """Return the value of ``pack``."""
+    if isinstance(packed, list):
+        return [unpack(part, arrays) for part in packed]
+    if not isinstance(packed, dict):
+        return packed
+    kind, of = packed["!"], packed["of"]
+    if kind == "tuple":
+        return tuple(unpack(part, arrays) for part in of)
+    if kind == "dict":
+        return {unpack(key, arrays): unpack(part, arrays) for key, part in of}
+    return arrays[of][()] if kind == "scalar" else arrays[of]

@@ -375,7 +375,7 @@ def _kind_refusal(layer: Any) -> str | None:
     if getattr(type(layer), ATTENTION) not in [getattr(kind, ATTENTION) for kind in _kinds()]:
         return f"{type(layer).__name__} overrides {ATTENTION}"
     if ATTENTION in vars(layer):
-        return "its attention is replaced already, as by quantize_aware"
+        return "its attention is replaced already"
     if settings.get("dropout"):
         return f"it has dropout on its scores ({settings['dropout']:g})"
     return head_refusal(settings.get("key_dim") or settings["head_dim"])

@@ -18,7 +18,7 @@ from tfopt.compress.channels.label_graph import graph_of
 from tfopt.hooks import Hooks, putting
 from tfopt.keras_internals import LOSSES, RUN_GRAPH, layers_of, mask_of, nodes_by_depth
 from tfopt.keras_internals import with_metadata as marked
-from tfopt.train.graph_memory import result_bytes
+from tfopt.train.memory_estimate import result_bytes
 from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, replacements
 
 Values = dict[int, Any]  # tensors by the id of their KerasTensor

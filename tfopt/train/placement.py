@@ -150,21 +150,21 @@ def _most_free(count: int) -> int:
     return max(range(len(visible)), key=lambda index: visible[index].free_mib)
 
 
-def _find(entry: int | str, physical: list[Any]) -> Any:
+def _model(gpu: Any) -> str:
     import tensorflow as tf
 
+    return str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
+
+
+def _find(entry: int | str, physical: list[Any]) -> Any:
     if isinstance(entry, int):
         if 0 <= entry < len(physical):
             return physical[entry]
     else:
         for gpu in physical:
-            details = tf.config.experimental.get_device_details(gpu)
-            if entry.lower() in str(details.get("device_name", "")).lower() or entry == gpu.name:
+            if entry.lower() in _model(gpu).lower() or entry == gpu.name:
                 return gpu
-    names = [
-        f"{index}: {tf.config.experimental.get_device_details(gpu).get('device_name', gpu.name)}"
-        for index, gpu in enumerate(physical)
-    ]
+    names = [f"{index}: {_model(gpu)}" for index, gpu in enumerate(physical)]
     raise UserError(
         "place() found no such GPU.",
         expected=", ".join(names),

@@ -18,6 +18,7 @@ from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.cgroup import cpu_flags
 from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.parts import Effect
+from tfopt.job.plain_values import did_you_mean
 from tfopt.job.rebuild import ONE_AT_A_TIME
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import layers_inside, layers_of
@@ -139,12 +140,8 @@ def _policy_name(dtype: Any) -> str | None:
 
 def _is_layer(value: dict[str, Any]) -> bool:
     config = value.get("config")
-    return (
-        "class_name" in value
-        and isinstance(config, dict)
-        and "dtype" in config
-        and ("name" in config and "trainable" in config)
-    )
+    of_layers = {"dtype", "name", "trainable"}
+    return "class_name" in value and isinstance(config, dict) and of_layers <= config.keys()
 
 
 def _layer_name(layer: dict[str, Any]) -> str:
@@ -283,8 +280,9 @@ class MixedPrecision(Transform):
 
         before = tf.config.experimental.tensor_float_32_execution_enabled()
         tf.config.experimental.enable_tensor_float_32_execution(self.tf32)
-        effect = _tf32_effect(self.tf32)
-        run.note(effect.note, acted=effect.acted)
+        has_it = any(capability >= _TF32_SINCE for capability in gpu_capabilities())
+        why = "" if has_it else ": no effect, no visible GPU has TF32 (Ampere or newer)"
+        run.note(f"TF32 {'on' if self.tf32 else 'off'}{why}", acted=has_it)
         try:
             yield
         finally:
@@ -329,20 +327,16 @@ def gpu_capabilities() -> list[tuple[int, int]]:
     ]
 
 
-def _tf32_effect(on: bool) -> Effect:
-    switch = "on" if on else "off"
-    if any(capability >= _TF32_SINCE for capability in gpu_capabilities()):
-        return Effect(True, f"TF32 {switch}")
-    return Effect(False, f"TF32 {switch}: no effect, no visible GPU has TF32 (Ampere or newer)")
-
-
 def _validate(policy: object) -> None:
     if policy not in POLICIES:
+        fix = did_you_mean(str(policy), POLICIES)
+        if policy in ("float16", "bfloat16"):
+            fix = f'use "mixed_{policy}", which keeps float32 weights'
         raise UserError(
             "Unknown precision policy.",
             expected=" | ".join(POLICIES),
             received=repr(policy),
-            fix='use "mixed_float16", which keeps float32 weights, instead of pure "float16"',
+            fix=fix,
         )
 
 

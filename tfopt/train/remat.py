@@ -103,7 +103,8 @@ def _attach(model: Any, layers: Layers) -> str | None:
 
 def _blocks(layer: Any) -> list[Any]:
     """Return the layers with inner layers that keep activations; of a single one, those inside."""
-    blocks = [child for child in _inside(layer) if _inside(child) and _multiplies(child)]
+    parts = layers_inside(layer, recursive=False)
+    blocks = [part for part in parts if layers_inside(part) and _multiplies(part)]
     return (_blocks(blocks[0]) or blocks) if len(blocks) == 1 else blocks
 
 
@@ -111,9 +112,8 @@ def _multiplies(layer: Any) -> bool:
     """Return whether a layer has other weights than tables; augmentation and lookups have none."""
     import keras
 
-    embeddings = [
-        e for e in _inside(layer, recursive=True) if isinstance(e, keras.layers.Embedding)
-    ]
+    parts = layers_inside(layer)
+    embeddings = [part for part in parts if isinstance(part, keras.layers.Embedding)]
     tables = {id(weight) for embedding in embeddings for weight in embedding.weights}
     return not tables.issuperset(map(id, layer.weights))
 
@@ -121,7 +121,7 @@ def _multiplies(layer: Any) -> bool:
 def _matching(model: Any, layers: Layers) -> list[Any]:
     """Return the matching layers, without those inside another matching one."""
     matches = matcher(layers)
-    paths = [(layer.path or layer.name, layer) for layer in _inside(model, recursive=True)]
+    paths = [(layer.path or layer.name, layer) for layer in layers_inside(model)]
     chosen = [layer for path, layer in paths if matches(path, layer)]
     if not chosen:
         raise UserError(
@@ -130,12 +130,8 @@ def _matching(model: Any, layers: Layers) -> list[Any]:
             received=", ".join(path for path, _ in paths[:20]),
             fix="correct layers=, which is searched for in these paths",
         )
-    inner = {id(child) for layer in chosen for child in _inside(layer, recursive=True)}
+    inner = {id(child) for layer in chosen for child in layers_inside(layer)}
     return [layer for layer in chosen if id(layer) not in inner]
-
-
-def _inside(layer: Any, recursive: bool = False) -> list[Any]:
-    return layers_inside(layer, recursive=recursive)
 
 
 @dataclass(frozen=True, repr=False)

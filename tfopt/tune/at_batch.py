@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from tfopt.data.feeding import fit_input, readable
+from tfopt.data.feeding import readable
 from tfopt.data.fit_data import examples_of
 from tfopt.data.host_memory import MIB
 from tfopt.data.pipeline import Pipeline
@@ -78,7 +78,7 @@ class AtBatch(Way):
         """Return the job as it is, after one batch of the validation."""
         validation, batch = ready.data.validation, ready.facts.batch_size
         if validation is not None:
-            part = fit_input(readable(examples_of(validation), batch), batch)
+            part = examples_of(readable(examples_of(validation), batch)).fit_arguments(batch)
             ready.model.evaluate(**part, steps=1, verbose=0)
         return ready
 

@@ -37,7 +37,7 @@ from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, Trainings, qualit
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
-from tfopt.train.memory_message import is_lack_of_memory
+from tfopt.train.out_of_memory import is_lack_of_memory
 from tfopt.tune.objective import OBJECTIVES, Objective, in_words, is_time, verdict_in_words
 from tfopt.tune.space import (
     Changes,
@@ -391,7 +391,7 @@ class Search:
         trial.row.take(candidate, self._engine)
         if trial is self.plain and trial.row.status == "failed" and not candidate.out:
             raise UserError(
-                "The job is another one in each process.",
+                "The job has other data in each process.",
                 expected="the same data each time it is made",
                 received=trial.row.reason,
                 fix="draw the data by a seed",

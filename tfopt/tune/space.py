@@ -239,7 +239,7 @@ def require_space(asked: Mapping[str, Sequence[Any]]) -> None:
             )
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise UserError(
-                f"The values of {name!r} in `space` are no list.",
+                f"The values of {name!r} in `space` are not a list.",
                 expected=f"the values to try, such as {name}=[...]",
                 received=repr(values),
             )
@@ -258,7 +258,7 @@ def _require(name: str, value: object) -> None:
     valid = [repr(each) for each in _VALID[name]]
     if repr(value) not in valid:
         raise UserError(
-            f"{name} cannot be tried so.", expected=" or ".join(valid), received=repr(value)
+            f"Invalid value of {name} to try.", expected=" or ".join(valid), received=repr(value)
         )
 
 

@@ -155,7 +155,7 @@ def shuffled_and_gated():
     x = ops.reshape(ops.transpose(x, (0, 1, 2, 4, 3)), (-1, 8, 8, 32))
     gate, value = conv_bn(x, 24, 1), conv_bn(x, 24, 1)
     x = ops.where(value > 0, value, 0.1 * value) * ops.sigmoid(gate)
-    x = ops.max_pool(ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), 2)
+    x = ops.max_pool(x, 2)
     squeezed = layers.Dense(24, "sigmoid")(layers.GlobalAveragePooling2D()(x))
     return classified(inputs, x * squeezed[:, None, None, :])
 

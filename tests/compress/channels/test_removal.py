@@ -129,20 +129,7 @@ def test_the_score_by_taylor_keeps_what_the_loss_depends_on():
     np.testing.assert_allclose(small.predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-5)
 
 
-class Batches(keras.utils.PyDataset):
-    """As people write one: an index beyond the end is not refused."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        assert index < 3
-        return X[:16], Y[:16]
-
-
 def test_the_score_by_taylor_takes_what_fit_takes():
-    model = small_cnn(optimizer="sgd")
-    assert remove_channels(model, score="taylor", data=Batches()).count_params() > 0
     one, two = keras.Input((4,)), keras.Input((3,))
     hidden = layers.Dense(32, "relu")(layers.Concatenate()([one, two]))
     model = keras.Model([one, two], layers.Dense(1)(hidden))
@@ -155,7 +142,7 @@ def test_the_score_by_taylor_takes_what_fit_takes():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (X, "has no labels"),
+        (X, "cannot be computed on data="),
         ((X, Y[:5]), "different numbers of examples"),
         ((X[:, :3], Y), "cannot be computed on data="),
         ((np.full_like(X, np.nan), Y), "no finite gradients"),
@@ -239,29 +226,6 @@ class MyDense(layers.Dense):
         return super().call(x)[..., ::-1]
 
 
-class Swish(layers.Layer):
-    """A user's layer that acts on each value alone."""
-
-    def call(self, x):
-        return x * keras.ops.sigmoid(1.5 * x)
-
-
-def test_a_users_layer_that_acts_on_each_channel_alone_is_followed():
-    inputs = keras.Input((8, 8, 3))
-    x = Swish()(layers.Conv2D(32, 3)(inputs))
-    x = layers.Lambda(lambda t: t[:, 1:] * 0.5)(x)
-    x = layers.Dense(32, activation=lambda t: keras.ops.tanh(t) ** 2)(x)
-    x = layers.Dense(32, activation=lambda t: t / keras.ops.sum(t, -1, keepdims=True))(x)
-    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
-    report = channels_report(model, 0.5)
-    assert [(group.before, group.after) for group in report.groups[:3]] == [
-        (32, 16),
-        (32, 16),
-        (32, 32),
-    ]
-    assert "<lambda>, which mixes" in report.groups[2].remark
-
-
 def test_word_vectors_lose_their_columns_and_a_file_of_it_loads(tmp_path):
     vectors = RNG.normal(size=(9, 16))
     words = keras.Input((None,), dtype="int32")
@@ -293,6 +257,10 @@ STAYING = {
     ),
     "constant": (lambda x: layers.Dense(3)(x * np.ones(16, "float32")), "constants per channel"),
     "input": (lambda x: layers.Dense(3)(x + x.source), "channels that are kept"),
+    "own function": (
+        lambda x: layers.Dense(3)(layers.Activation(lambda t: keras.ops.tanh(t))(x)),
+        "ends in <lambda>, which mixes channels or may do so",
+    ),
 }
 
 
@@ -333,7 +301,7 @@ def test_sizes_left_open_are_tried_for_the_comparison():
     assert largest_difference(done.model, model) > 0
     assert done.difference <= 1e-5
     assert done.report.flops_before is None
-    with pytest.raises(UserError, match="have an unknown size"):
+    with pytest.raises(UserError, match=r"(?s)FLOPs of .* are unknown.*None, None, 3"):
         remove_channels(model, 0.5, target="flops")
 
 
@@ -367,6 +335,7 @@ def aware_inside():
         (small_cnn, {"score": "taylor"}, "needs data="),
         (small_cnn, {"data": (X, Y)}, "needs data="),
         (small_cnn, {"score": "taylor", "data": (X, Y)}, "needs a compiled model"),
+        (small_cnn, {"options": 5}, "options must be a ChannelOptions"),
         (small_cnn, {"layers": "nowhere"}, "correct layers="),
         (small_cnn, {"layers": "("}, "not a regular expression"),
         (small_cnn, {"target": "parameters", "fraction": 0.999}, "use a smaller fraction"),
@@ -395,22 +364,3 @@ def test_a_difference_beyond_rounding_is_an_error():
     other.set_weights([weights[0] * 1.01, *weights[1:]])
     with pytest.raises(UserError, match="differs from it with the channels masked"):
         require_agreement(other, model)
-
-
-@pytest.mark.slow
-def test_under_a_strategy_inside_its_scope_and_after_it(fresh_python):
-    printed = fresh_python(
-        """
-        import keras, numpy as np, tfopt
-        x, y = np.ones((32, 6), "float32"), np.ones((32, 2), "float32")
-        with tfopt.distribute(logical_cpus=2, verify=False, per_replica_batch=8) as replicas:
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(32, "relu"),
-                                      keras.layers.Dense(2)])
-            model.compile("sgd", "mse", jit_compile=False)
-            inside = tfopt.remove_channels(model, 0.5, score="taylor", data=(x, y))
-        for small in (inside, tfopt.remove_channels(model, 0.5)):
-            small.fit(x, y, batch_size=replicas.global_batch, verbose=0)
-            print(small.layers[0].units, small.distribute_strategy.num_replicas_in_sync)
-        """
-    )
-    assert printed.split()[-4:] == ["16", "2", "16", "2"]

@@ -235,10 +235,10 @@ def test_what_is_wrong_is_said_before_anything_starts():
 
 def test_command_lines_that_say_too_little_and_what_the_launcher_loads():
     unsaid = tfopt_launch("--", "python", "train.py")
-    assert (unsaid.returncode, "How many workers" in unsaid.stderr) == (2, True)
+    assert (unsaid.returncode, "number of workers" in unsaid.stderr) == (2, True)
     misplaced = tfopt_launch("--workers", "2", "true")
     assert misplaced.returncode == 2
-    assert "a command without two dashes in front of it, or a flag" in misplaced.stderr
+    assert "no -- before the command" in misplaced.stderr
     assert "-- python train.py" in misplaced.stderr
     # What stands behind the dashes is the command's, whatever it is.
     command = ("--workers", "1", "--", "echo", "--debug", "--", "--workers")

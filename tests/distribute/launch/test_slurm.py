@@ -152,21 +152,20 @@ class Slurm:
         )
         return done.stdout + done.stderr
 
-    def submit(self, script, name, *flags, nodes=1):
-        """Writes the batch file by the command itself, and hands it to sbatch."""
-        path = self.folder / f"{name}.py"
+    def submit(self, script):
+        """Write the batch file by the command itself, and hand it to sbatch; return the job."""
+        path, batch = self.folder / "train.py", self.folder / "train.sh"
         path.write_text(script, encoding="utf-8")
-        batch = self.folder / f"{name}.sh"
         wrote = self.ask(
-            *(sys.executable, "-m", "tfopt", "launch", "slurm", "--nodes", str(nodes)),
-            *("--workers-per-node", "2", "--name", name, *flags, "--output", str(batch)),
+            *(sys.executable, "-m", "tfopt", "launch", "slurm", "--nodes", str(len(self.nodes))),
+            *("--workers-per-node", "2", "--requeue", "--output", str(batch)),
             *("--", sys.executable, str(path)),
         )
         assert wrote == f"{batch}\n"
-        return self.ask("sbatch", "--parsable", f"--output={name}.out", str(batch)).strip()
+        return self.ask("sbatch", "--parsable", "--output=train.out", str(batch)).strip()
 
-    def said(self, name):
-        path = self.folder / f"{name}.out"
+    def said(self):
+        path = self.folder / "train.out"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def job(self, number):
@@ -182,9 +181,9 @@ class Slurm:
             daemon.wait(timeout=LIMIT_S)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def slurm(tmp_path_factory):
-    made = Slurm(tmp_path_factory.mktemp("slurm"))
+    made = Slurm(tmp_path_factory.mktemp("slurm"))  # a short path, for Slurm's sockets
     try:
         made.start()
         yield made
@@ -194,7 +193,7 @@ def slurm(tmp_path_factory):
 
 @pytest.mark.slow
 @needs_slurm
-def test_a_preempted_job_saves_and_goes_on(slurm):
+def test_a_preempted_job_saves_and_goes_on_and_a_failed_one_is_not_queued_again(slurm):
     script = """
 import os, signal, sys, time
 from tfopt.distribute.launch.place import place_in_cluster
@@ -208,46 +207,28 @@ def save(*_):
     print("saved", place.index, flush=True)
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
-print("worker", place.index, "of", place.workers, "restart", restart, flush=True)
-time.sleep(0 if restart == "1" else 600)
+print(f"begins {restart} {place.index}", os.environ["SLURMD_NODENAME"], place.address, flush=True)
+while (restart, place.index) != ("1", 1) or not os.path.exists("fail"):
+    time.sleep(0.1)
+sys.exit(3)
 """
-    number = slurm.submit(script, "preempted", "--requeue")
-    wait_until(lambda: slurm.said("preempted").count("restart 0") == 2)
-    assert "0: worker 0 of 2 restart 0" in slurm.said("preempted")
-    assert "1: worker 1 of 2 restart 0" in slurm.said("preempted")
+    count = 2 * len(slurm.nodes)
+    number = slurm.submit(script)
+    wait_until(lambda: slurm.said().count("begins 0") == count)
+    lines = sorted(line.split()[3:] for line in slurm.said().splitlines() if "begins" in line)
+    assert [int(words[0]) for words in lines] == list(range(count))
+    assert all(node == address.partition(":")[0] for _, node, address in lines)
+    assert {node for _, node, _ in lines} == set(slurm.nodes)
     # What Slurm does before the time limit, by --signal=B:TERM@120.
     slurm.ask("scancel", "--signal=TERM", "--batch", number)
     wait_until(lambda: slurm.job(number).get("Restarts") == "1")
-    assert "0: saved 0" in slurm.said("preempted")
-    assert "1: saved 1" in slurm.said("preempted")
+    assert {f"{task}: saved {task}" for task in range(count)} <= {*slurm.said().splitlines()}
     wait_until(lambda: slurm.job(number)["JobState"] == "PENDING")
     # Else Slurm waits for two minutes. Not at once: in the second in which the nodes let the job go
     # they take it for that one ("Job credential revoked").
     slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now+5")
-    wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED")
-    assert slurm.said("preempted").count("restart 1") == 2
-
-
-@needs_slurm
-def test_tasks_have_their_node_s_address_and_a_failure_ends_all_and_is_not_queued_again(slurm):
-    script = """
-import os, signal, sys, time
-from tfopt.distribute.launch.place import place_in_cluster
-place = place_in_cluster()
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address, flush=True)
-while os.environ["SLURM_PROCID"] != "1" or not os.path.exists("go"):
-    time.sleep(0.1)
-sys.exit(3)
-"""
-    number = slurm.submit(script, "failed", "--requeue", nodes=len(slurm.nodes))
-    count = 2 * len(slurm.nodes)
-    wait_until(lambda: slurm.said("failed").count(" on ") == count)
-    lines = sorted(line.split() for line in slurm.said("failed").splitlines() if " on " in line)
-    assert [int(words[2]) for words in lines] == list(range(count))
-    assert all(words[4] == words[5].partition(":")[0] for words in lines)
-    assert {words[4] for words in lines} == set(slurm.nodes)
-    (slurm.folder / "go").touch()
+    wait_until(lambda: slurm.said().count("begins 1") == count)
+    (slurm.folder / "fail").touch()
     wait_until(lambda: slurm.job(number)["JobState"] == "FAILED")
-    assert "task 1: Exited with exit code 3" in slurm.said("failed")
-    assert slurm.job(number)["Restarts"] == "0"
+    assert "task 1: Exited with exit code 3" in slurm.said()
+    assert slurm.job(number)["Restarts"] == "1"

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfopt.distribute.workers import facts_of
+from tfopt.distribute.same_call import facts_of
 
 CODE = """
     import keras, numpy as np, tensorflow as tf, tfopt, warnings

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.channels.each_channel import after_activation
+from tfopt.compress.channels.elementwise_rules import after_activation
 from tfopt.compress.channels.labels import Analysis, Array, Call, Flow, Role
 
 
@@ -34,14 +34,19 @@ def _given(analysis: Analysis, call: Call, axis: int, labels: Array, role: Role)
 
 def _convolution(analysis: Analysis, call: Call) -> list[Flow]:
     layer, (axis, takes) = call.layer, _taken(analysis, call)
-    if layer.groups > 1:
+    if getattr(layer, "groups", 1) > 1:
         makes = _grouped(analysis, call, takes)
-    else:
-        makes = analysis.make(call, layer.filters, "filters")
-        analysis.cut(call, layer.kernel, -2, takes, "takes")
-        analysis.cut(call, layer.kernel, -1, makes, "makes")
-        analysis.change(call, lambda kept: {"filters": kept(makes)})
-    analysis.multiplies(layer.kernel, call.positions(axis))
+        analysis.multiplies(layer.kernel, call.positions(axis))
+        return _given(analysis, call, axis, makes, "makes")
+    is_transposed = type(layer).__name__.endswith("Transpose")
+    of_inputs, of_outputs = (-1, -2) if is_transposed else (-2, -1)
+    makes = analysis.make(call, layer.filters, "filters")
+    analysis.cut(call, layer.kernel, of_inputs, takes, "takes")
+    analysis.cut(call, layer.kernel, of_outputs, makes, "makes")
+    analysis.change(call, lambda kept: {"filters": kept(makes)})
+    # A weight of a transposed one is multiplied with every position of the input.
+    counted = call.inputs[0] if is_transposed else None
+    analysis.multiplies(layer.kernel, call.positions(axis, of=counted))
     return _given(analysis, call, axis, makes, "makes")
 
 
@@ -67,17 +72,6 @@ def _grouped(analysis: Analysis, call: Call, takes: Array) -> Array:
     return makes
 
 
-def _transposed(analysis: Analysis, call: Call) -> list[Flow]:
-    layer, (axis, takes) = call.layer, _taken(analysis, call)
-    makes = analysis.make(call, layer.filters, "filters")
-    analysis.cut(call, layer.kernel, -1, takes, "takes")
-    analysis.cut(call, layer.kernel, -2, makes, "makes")
-    analysis.change(call, lambda kept: {"filters": kept(makes)})
-    # A weight is multiplied with every position of the input, not of the output.
-    analysis.multiplies(layer.kernel, call.positions(axis, of=call.inputs[0]))
-    return _given(analysis, call, axis, makes, "makes")
-
-
 def _depthwise(analysis: Analysis, call: Call) -> list[Flow]:
     layer, (axis, takes) = call.layer, _taken(analysis, call)
     makes = np.repeat(takes, layer.depth_multiplier)
@@ -101,7 +95,7 @@ def _separable(analysis: Analysis, call: Call) -> list[Flow]:
 
 _KINDS = {
     "Conv{}D": ("123", _convolution),
-    "Conv{}DTranspose": ("123", _transposed),
+    "Conv{}DTranspose": ("123", _convolution),
     "DepthwiseConv{}D": ("12", _depthwise),
     "SeparableConv{}D": ("12", _separable),
 }

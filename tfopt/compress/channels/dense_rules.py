@@ -6,7 +6,7 @@ so the scale of the scores, is kept.
 
 from __future__ import annotations
 
-from tfopt.compress.channels.each_channel import after_activation
+from tfopt.compress.channels.elementwise_rules import after_activation
 from tfopt.compress.channels.labels import Analysis, Call, Flow
 
 

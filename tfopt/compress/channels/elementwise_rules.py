@@ -1,7 +1,7 @@
 """Rules for layers that act on every channel separately, and for elementwise combinations.
 
 Weights per channel are cut with the channels. Normalizations over channels keep all of them, since
-the result depends on every channel.
+the result depends on every channel; so do functions that are neither Keras's nor TensorFlow's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.channels.each_channel import after_activation
 from tfopt.compress.channels.labels import Analysis, Call, Flow
+
+# Of Keras's activations, those that mix channels
+_MIXING = frozenset({"softmax", "log_softmax", "sparsemax", "glu", "Softmax"})
+
+
+def after_activation(analysis: Analysis, call: Call, flow: Flow) -> Flow:
+    """Return the flow after a layer's ``activation``."""
+    activation = getattr(call.layer, "activation", None)
+    if activation is not None:
+        name = getattr(activation, "__name__", type(activation).__name__)
+        is_known = activation.__module__.startswith(("keras.", "tensorflow."))
+        if not is_known or name in _MIXING:
+            analysis.pin(flow, f"{call.path} ends in {name}, which mixes channels or may do so")
+    return flow
 
 
 def _separate(analysis: Analysis, call: Call) -> list[Flow]:
@@ -107,6 +120,9 @@ _SEPARATE = """
     Identity Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout
     GaussianNoise AlphaDropout ActivityRegularization Rescaling ReLU LeakyReLU ELU StochasticDepth
     Cast SaturateCast StopGradient Copy
+    Relu Relu6 LeakyRelu Elu Selu Celu Gelu Silu HardSilu Sigmoid HardSigmoid LogSigmoid Tanh
+    HardTanh Softplus Softsign Abs Absolute Negative Sign Square Sqrt Rsqrt Exp Log Log1p Reciprocal
+    Clip Round Sin Cos Erf
 """
 _COMBINING = """
     Add Subtract Multiply Maximum Minimum CustomScaleLayer Divide TrueDivide DivideNoNan

@@ -1,7 +1,6 @@
 """Follow labels through the graph of a model, also of nested models.
 
-A layer or operation without a rule pins its inputs, unless it has no weights and a trial shows that
-it acts on every channel separately.
+A layer or operation without a rule pins its inputs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.channels.convolution_rules import CONVOLUTION_RULES
 from tfopt.compress.channels.dense_rules import DENSE_RULES
-from tfopt.compress.channels.each_channel import acts_on_each_channel
 from tfopt.compress.channels.elementwise_rules import ELEMENTWISE_RULES
 from tfopt.compress.channels.labels import Analysis, Call, Flow
 from tfopt.compress.channels.shape_rules import SHAPE_RULES
@@ -29,8 +27,6 @@ _RULES: dict[str, Callable[[Analysis, Call], list[Flow]]] = {
     **ELEMENTWISE_RULES,
     **SHAPE_RULES,
 }
-# The size of axes in a trial of an unknown operation: enough for any window, and fast.
-_TRIAL_SIZE = 32
 
 
 def analyse(model: keras.Model, chosen: Matches) -> Analysis:
@@ -116,8 +112,6 @@ def _without_masks(analysis: Analysis, call: Call) -> Call:
 
 
 def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
-    if _acts_on_each_channel(call):
-        return [Flow(call.shapes[0], call.inputs[0].labels)]
     if not any(flow.varying for flow in call.inputs) and not getattr(call.layer, "weights", None):
         return [Flow.plain(shape) for shape in call.shapes]
     kind = type(call.layer).__name__
@@ -128,37 +122,6 @@ def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
     for flow in call.inputs:
         analysis.pin(flow, reason)
     return [Flow.plain(shape) for shape in call.shapes]
-
-
-def _acts_on_each_channel(call: Call) -> bool:
-    """Return whether an operation, or a custom layer without weights, keeps channels separate."""
-    import keras
-
-    layer, base = call.layer, keras.layers.Layer
-    if isinstance(layer, base) and not isinstance(layer, keras.layers.Lambda):
-        if type(layer).__module__.startswith("keras."):
-            return False  # its result does not show all that it does, such as masks
-        if type(layer).compute_mask is not base.compute_mask:
-            return False
-    if getattr(layer, "variables", ()):
-        return False
-    if len(call.inputs) != 1 or len(call.inputs[0].varying) != 1 or len(call.shapes) != 1:
-        return False
-    (flow,) = call.inputs
-    shape = flow.shape
-    if not isinstance(layer, base):
-        shape = tuple(
-            size if size is None or axis in flow.varying else min(size, _TRIAL_SIZE)
-            for axis, size in enumerate(shape)
-        )
-
-    def called(value: Any) -> Any:
-        args, kwargs = keras.tree.map_structure(
-            lambda leaf: value if isinstance(leaf, Flow) else leaf, (call.args, dict(call.kwargs))
-        )
-        return call.layer(*args, **kwargs)
-
-    return acts_on_each_channel(called, shape, flow.varying[0])
 
 
 def _enter(analysis: Analysis, call: Call) -> list[Flow]:

@@ -129,12 +129,6 @@ def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield batches of inputs, labels and weights."""
     import keras
 
-    if isinstance(data, list) or hasattr(data, "shape"):
-        raise UserError(
-            "data= has no labels.",
-            expected="a tuple (x, y) of arrays, or batches as fit takes them",
-            received=type(data).__name__,
-        )
     if never_ends(data):
         raise UserError("data= is endless.", expected="a finite dataset", fix="data.take(100), say")
     for batch in batches_of(_in_batches(data) if isinstance(data, tuple) else data):

@@ -159,7 +159,7 @@ _SPATIAL = [
 ]
 _GLOBAL = [f"Global{name}Pooling{rank}D" for name in ("Max", "Average") for rank in "123"]
 SHAPE_RULES = {
-    **dict.fromkeys([*_SPATIAL, "Resizing"], _spatial),
+    **dict.fromkeys([*_SPATIAL, "Resizing", "MaxPool", "AveragePool"], _spatial),
     **dict.fromkeys(_GLOBAL, _global_pooling),
     **dict.fromkeys(_REARRANGING, _rearranged),
     **dict.fromkeys(("Mean", "Sum", "Max", "Min", "Amax", "Amin", "Std", "Var"), _reduce),

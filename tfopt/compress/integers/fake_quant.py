@@ -6,7 +6,6 @@ in a LiteRT file; clustered kernels have one range.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tfopt.compress.kernels import Kernel
@@ -17,8 +16,6 @@ ACTIVATION_BITS = 8
 _NARROWEST = 1e-6
 # The range of an activation that is always zero
 _DEAD_RANGE = (0.0, 1.0)
-Rounded = Callable[[Any, str], Any]
-"""Rounds values at a named place inside a layer."""
 
 
 def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:

@@ -1,20 +1,16 @@
 """Plan where a model is fake-quantized, as plain data.
 
-The plan follows the fusions of LiteRT's converter: nothing is rounded between a convolution, its
-batch normalization and its ReLU. It has every layer and operation once, with what is rounded, or
-the reason why nothing is.
+Kernels are rounded, and the results of layers and operations, as LiteRT's converter fuses them:
+nothing is between a convolution, its batch normalization and its ReLU. The plan has every layer and
+operation once, with what is rounded, or the reason why nothing is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfopt.compress.integers.attention import PLACES, is_attention_of_many_heads, masks_scores
-from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
-from tfopt.compress.integers.fake_quant import Rounded
-from tfopt.compress.integers.normalization import normalized, places_of_normalization
 from tfopt.compress.kernels import Matches, kernels_of
 from tfopt.compress.model_graph import (
     Address,
@@ -28,36 +24,6 @@ from tfopt.compress.model_graph import (
     result_tensors,
 )
 from tfopt.keras_internals import layers_of
-
-
-def places_inside(part: Any) -> tuple[str, ...]:
-    """Return the places where LiteRT rounds inside a part, in order.
-
-    They are between the operators of a Keras layer; a custom ``call`` has none.
-    """
-    if has_two_parts(part):
-        return ("between",)
-    if is_attention_of_many_heads(part):
-        return PLACES
-    if is_layer(part) and computes_as_keras(part):
-        return places_of_normalization(part)
-    return ()
-
-
-def rounded_inside(layer: Any, rounded: Rounded) -> Callable[..., Any]:
-    """Return a layer's ``call`` with ``rounded`` at its places; not for attention."""
-    if has_two_parts(layer):
-        return lambda inputs: in_two_parts(layer, lambda deep: rounded(deep, "between"), inputs)
-
-    def call(inputs: Any) -> Any:
-        import tensorflow as tf
-
-        # In float32, as in Keras: squares overflow in half precision.
-        result = normalized(layer, tf.cast(inputs, tf.float32), rounded)
-        return tf.cast(result, layer.compute_dtype)
-
-    return call
-
 
 _LOOK_UP = frozenset(
     {"Embedding", "CategoryEncoding", "OneHot", "MultiHot", "Hashing", "HashedCrossing"}
@@ -111,8 +77,6 @@ def why_no_range(part: Any) -> str | None:
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
 """LiteRT's fixed ranges of the results of sigmoid and softmax, and of tanh."""
 
-_LINEAR = frozenset({"linear"})
-_RELU = _LINEAR | {"relu", "relu6"}
 _RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
 _RANGE_OF |= dict.fromkeys(("relu", "relu6"), "positive")
 _FOLDS_NORMALIZATION = frozenset(
@@ -136,8 +100,7 @@ class Point:
         kernels: Whether its kernels are.
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
             "symmetric_unit" (fixed); None: the result is not.
-        before_activation: Whether the input of its activation is.
-        inside: The places inside, if LiteRT computes it by several operators.
+        earlier: Places with ranges in a file of an earlier version, which are kept and not used.
         inputs: Of the model itself: the numbers of its flattened inputs that are.
         remark: Why nothing is, or what is left to the converter.
     """
@@ -147,16 +110,14 @@ class Point:
     kind: str
     kernels: bool = False
     output: str | None = None
-    before_activation: bool = False
-    inside: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
+    earlier: tuple[str, ...] = ()
     remark: str | None = None
 
     @property
     def acts(self) -> bool:
         """Return whether anything is fake-quantized here."""
-        own = self.kernels or self.before_activation or self.inside
-        return bool(own or self.output or self.inputs)
+        return bool(self.kernels or self.output or self.inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -167,6 +128,9 @@ class Point:
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point of a configuration."""
     values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    if "inside" in values:
+        before = ("before_activation",) * values.pop("before_activation")
+        values["earlier"] = (*values.pop("inside"), *before)
     return Point(**values)
 
 
@@ -206,11 +170,6 @@ def _visit(
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
             yield _decide(part, below, name, known)
-        elif places_inside(part):
-            point = Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
-            if matches(name, part):
-                point = replace(point, inside=places_inside(part), remark=None)
-            yield point
         if _inside(part):
             yield from _visit(part, below, name, matches, seen)
 
@@ -223,31 +182,13 @@ def _inside(part: Any) -> bool:
 def _decide(
     part: Any, address: Address, path: str, known: Mapping[int, Neighbours] | None
 ) -> Point:
-    names = kinds(part)
     kernels = is_layer(part) and bool(kernels_under(part))
     passed_on = why_no_range(part)
-    output, remark = (None, passed_on) if passed_on else _output(part, known)
-    own = _activation(part)
-    split = output != "fused" and own is not None and own not in _fused_activations(part)
-    if output == "fused":
-        output = None
-    if "RNN" in names:
-        remark, split = "only kernels in the loop: the rest is quantized by the converter", False
-    return Point(
-        path,
-        address,
-        type(part).__name__,
-        kernels=kernels,
-        output=output,
-        before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
-        inside=places_inside(part),
-        remark=remark,
-    )
-
-
-def _fused_activations(part: Any) -> frozenset[str]:
-    """Return the activations that LiteRT fuses with a part."""
-    return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
+    place = None if known is None else known[id(part)]
+    output, remark = (None, passed_on) if passed_on else _output(part, place)
+    if "RNN" in kinds(part):
+        remark = "only kernels in the loop: the rest is quantized by the converter"
+    return Point(path, address, type(part).__name__, kernels, output, remark=remark)
 
 
 def kernels_under(layer: Any) -> list[Any]:
@@ -257,8 +198,8 @@ def kernels_under(layer: Any) -> list[Any]:
     return [kernel for inner in layers_of(layer) for kernel in kernels_of(inner)]
 
 
-def _output(part: Any, known: Mapping[int, Neighbours] | None) -> tuple[str | None, str | None]:
-    """Return the range of a result, or None or "fused" with the reason."""
+def _output(part: Any, place: Neighbours | None) -> tuple[str | None, str | None]:
+    """Return the range of a result, or None with the reason."""
     results = result_tensors(part)
     if results is not None:
         if len(results) != 1:
@@ -267,50 +208,22 @@ def _output(part: Any, known: Mapping[int, Neighbours] | None) -> tuple[str | No
             return None, "has no float result"
     if "OneHot" in kinds(part):
         return None, "has zeros and ones: quantized by the converter"
-    place = None if known is None else known[id(part)]
-    if known is not None and place is not None and _is_fused(part, known):
-        return "fused", f"one operator together with {place.after[0].name}"
-    if place is not None and masks_scores(part, place):
-        return None, "may mask scores of a softmax: quantized by the converter"
-    own = _activation(part)
-    range_kind = _RANGE_OF.get(own or "", "moving")
+    if place is not None and _is_fused(part, place):
+        return None, f"rounded once, together with {place.after[0].name}"
+    range_kind = _RANGE_OF.get(_activation(part) or "", "moving")
     if place is not None and place.is_output and range_kind == "unit":
         return None, "gives probabilities, whose range is fixed in LiteRT"
     return range_kind, None
 
 
-def _is_fused(part: Any, known: Mapping[int, Neighbours]) -> bool:
-    """Return whether the converter fuses a part with the only one after it."""
-    place = known[id(part)]
-    if place.is_output or len(place.after) != 1:
+def _is_fused(part: Any, place: Neighbours) -> bool:
+    """Return whether a part is rounded once with the only one after it, as LiteRT fuses most."""
+    if place.is_output or len(place.after) != 1 or _activation(part) not in (None, "linear"):
         return False
-    follower, names, own = place.after[0], kinds(part), _activation(part)
-    if "Concatenate" in kinds(follower):
-        # Concatenated tensors have one range in LiteRT, and are rounded once, to that one.
-        return own in (None, *_RELU) and not _joins_what_has_a_range(part, known)
-    if own not in (None, "linear"):
-        return False
+    follower, names = place.after[0], kinds(part)
     if "BatchNormalization" in kinds(follower):
-        return bool(names & _FOLDS_NORMALIZATION) and _folds(part)
-    return bool(names & _FUSES_RELU) and "relu" in _fused_activations(part) and _is_relu(follower)
-
-
-def _joins_what_has_a_range(part: Any, known: Mapping[int, Neighbours]) -> bool:
-    """Return whether a concatenation has an input with its own range."""
-    if "Concatenate" not in kinds(part):
-        return False
-    return any(
-        "InputLayer" in kinds(joined) or _inside(joined) or not _is_fused(joined, known)
-        for joined in known[id(part)].before
-    )
-
-
-def _folds(part: Any) -> bool:
-    """Return False for Conv3D, and Dense on more than two axes: those are several operators."""
-    if "Conv3D" in kinds(part):
-        return False
-    tensors = result_tensors(part) or []
-    return "Dense" not in kinds(part) or all(len(tensor.shape) == 2 for tensor in tensors)
+        return bool(names & _FOLDS_NORMALIZATION)
+    return bool(names & _FUSES_RELU) and _is_relu(follower)
 
 
 def _is_relu(part: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfopt.data.sources.source import needs
 from tfopt.errors import UserError
+from tfopt.job.plain_values import did_you_mean
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["number", "text", "class", "image"]
@@ -112,6 +113,7 @@ def layout(schema: Any, table: Any) -> Layout:
                 f"{setting} names a missing column.",
                 expected=f"one of {', '.join(names)}",
                 received=", ".join(missing),
+                fix=did_you_mean(missing[0], names),
             )
     if weight and not labels:
         raise UserError(
@@ -170,12 +172,15 @@ def _rule(name: str, kind: Any, table: Any, *, is_label: bool) -> Rule:
                 fix='name the classes in order: classes=("no", "yes")',
             )
         return Rule(name, "class", np.dtype(np.int32), (), fill, tuple(table.classes))
-    shape = tuple(table.shapes.get(name, ()))
-    inner = kind
-    while _is_list(inner, types):
-        if not shape:
-            shape = _shape_of_type(name, inner, types)
-        inner = inner.value_type if hasattr(inner, "value_type") else inner.storage_type
+    inner, sizes = _in_lists(kind, types)
+    if sizes is None and name not in table.shapes:
+        raise UserError(
+            f"The column {name!r} holds lists of unknown length.",
+            expected="lists of a fixed size, or shapes=",
+            received=str(kind),
+            fix=f'declare it: shapes={{"{name}": (length,)}}; or pad them to one length',
+        )
+    shape = tuple(table.shapes.get(name, sizes))
     if types.is_decimal(inner) or types.is_floating(inner) or types.is_boolean(inner):
         return Rule(name, "number", np.dtype(keras.config.floatx()), shape, fill)
     if types.is_integer(inner):
@@ -208,31 +213,17 @@ def _is_text(kind: Any, types: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _is_list(kind: Any, types: Any) -> bool:
-    return bool(
-        types.is_fixed_size_list(kind)
-        or types.is_list(kind)
-        or types.is_large_list(kind)
-        or hasattr(kind, "storage_type")
-    )
-
-
-def _shape_of_type(name: str, kind: Any, types: Any) -> tuple[int, ...]:
-    """Return the shape of a type of fixed-size lists; refuse lists of open length."""
+def _in_lists(kind: Any, types: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """Return the type inside nested lists, and the sizes of the lists; None: of open length."""
     if hasattr(kind, "storage_type"):  # Arrow's fixed-shape tensors
-        return tuple(getattr(kind, "shape", ())) or _shape_of_type(name, kind.storage_type, types)
-    sizes: list[int] = []
-    while _is_list(kind, types):
-        if not types.is_fixed_size_list(kind):
-            raise UserError(
-                f"The column {name!r} holds lists of unknown length.",
-                expected="lists of a fixed size, or shapes=",
-                received=str(kind),
-                fix=f'declare it: shapes={{"{name}": (length,)}}; or pad them to one length',
-            )
-        sizes.append(kind.list_size)
-        kind = kind.value_type
-    return tuple(sizes)
+        inner, sizes = _in_lists(kind.storage_type, types)
+        return inner, tuple(getattr(kind, "shape", ())) or sizes
+    if types.is_fixed_size_list(kind):
+        inner, sizes = _in_lists(kind.value_type, types)
+        return inner, None if sizes is None else (kind.list_size, *sizes)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _in_lists(kind.value_type, types)[0], None
+    return kind, ()
 
 
 def _require_numbers(rules: list[Rule]) -> None:
@@ -248,19 +239,15 @@ def _require_numbers(rules: list[Rule]) -> None:
 
 def _stacked(parts: list[Any]) -> Any:
     """Return columns as one matrix, or its spec."""
-    if not isinstance(parts[0], np.ndarray):
-        import tensorflow as tf
-
-        width = sum(spec.shape[1] if spec.shape.rank > 1 else 1 for spec in parts)
-        return tf.TensorSpec((None, width), _floatx())
-    wide = [part if part.ndim > 1 else part[:, None] for part in parts]
-    return np.concatenate(wide, axis=1, dtype=_floatx(), casting="unsafe")
-
-
-def _floatx() -> str:
     import keras
+    import tensorflow as tf
 
-    return str(keras.config.floatx())
+    dtype = keras.config.floatx()
+    if not isinstance(parts[0], np.ndarray):
+        width = sum(spec.shape[1] if spec.shape.rank > 1 else 1 for spec in parts)
+        return tf.TensorSpec((None, width), dtype)
+    wide = [part if part.ndim > 1 else part[:, None] for part in parts]
+    return np.concatenate(wide, axis=1, dtype=dtype, casting="unsafe")
 
 
 def arrays(batch: Any, rules: Mapping[str, Rule], where: str) -> dict[str, Array]:
@@ -285,9 +272,9 @@ def _array(column: Any, rule: Rule, where: str) -> Array:
                 received=f"{column.null_count} without bytes",
                 fix="embed them where the data set is written",
             )
-        return _objects(column)
-    if rule.kind == "text":
-        return _objects(column)
+    if rule.kind in ("image", "text"):
+        texts: Array = column.to_numpy(zero_copy_only=False)
+        return texts
     if rule.kind == "class":
         numbers = pc.index_in(column, value_set=pa.array(rule.classes, column.type))
         if numbers.null_count:
@@ -303,11 +290,6 @@ def _array(column: Any, rule: Rule, where: str) -> Array:
         values = values.cast(pa.float64())
     flat: Array = values.to_numpy(zero_copy_only=False)
     return flat.astype(rule.dtype, copy=False).reshape(len(column), *rule.shape)
-
-
-def _objects(column: Any) -> Array:
-    values: Array = column.to_numpy(zero_copy_only=False)
-    return values
 
 
 def _flat(column: Any, rule: Rule, where: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,6 @@ class ImageFolder(Source):
     channels: int = 3
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.fspath(self.path))
-        object.__setattr__(self, "size", tuple(self.size))
         super().__post_init__()
         for value in self.size:
             require_count("ImageFolder.size", value)

@@ -16,7 +16,7 @@ from tfopt.data.sources.parquet import Parquet
 from tfopt.data.sources.spark import Spark
 from tfopt.data.sources.tfds import TFDS
 from tfopt.data.sources.tfrecord import TFRecord
-from tfopt.errors import UserError, hashable
+from tfopt.errors import UserError
 from tfopt.job.parts import Data
 
 _SUFFIXES: dict[str, type[Any]] = {
@@ -47,7 +47,7 @@ def open_source(data: Any, label: Any = None, features: Any = None) -> Any:
             )
         return data
     settings = {"label": label, "features": features}
-    given = {name: hashable(value) for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
     for name in given.keys() - {field.name for field in fields(kind)}:
         raise UserError(
             f"{kind.__name__} has no columns, and so no {name}.",

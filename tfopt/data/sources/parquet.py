@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.data.sources.columns import Layout, index_columns
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
 from tfopt.errors import UserError, first_line
-
-_PORTION_BYTES = 64 * 1024**2
+from tfopt.files import nearest_path
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +40,6 @@ class Parquet(Table):
     format: ClassVar[str] = "parquet"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.fspath(self.path))
         if self.filter is not None:
             object.__setattr__(self, "filter", _conditions(self.filter))
         super().__post_init__()
@@ -81,12 +80,14 @@ class Parquet(Table):
             "columns": list(columns),
             "filter": self._expression(),
             "batch_size": max(min(BLOCK_BYTES // bytes_a_row, MOST_ROWS), 1),
+            # The next row group alone: by itself Arrow reads up to 1 GiB ahead.
+            "fragment_readahead": 1,
+            "batch_readahead": 1,
         }
         try:
-            for portion in _portions(splits):
-                for tagged in self._dataset(portion).scanner(**settings).scan_batches():
-                    if tagged.record_batch.num_rows:
-                        yield _place(tagged.fragment), tagged.record_batch
+            for tagged in self._dataset(splits).scanner(**settings).scan_batches():
+                if tagged.record_batch.num_rows:
+                    yield _place(tagged.fragment), tagged.record_batch
         except (arrow.ArrowException, OSError) as error:
             raise self._broken(splits, columns, error) from error
 
@@ -160,22 +161,6 @@ def _conditions(given: Any) -> tuple[tuple[str, str, Any], ...]:
     return conditions
 
 
-def _portions(splits: Sequence[_RowGroup]) -> Iterator[list[_RowGroup]]:
-    """Yield groups of consecutive splits of up to ``_PORTION_BYTES``, at least one each.
-
-    Arrow's scanner reads up to 1 GiB ahead.
-    """
-    portion: list[_RowGroup] = []
-    size = 0
-    for split in splits:
-        if portion and size + split.bytes > _PORTION_BYTES:
-            yield portion
-            portion, size = [], 0
-        portion.append(split)
-        size += split.bytes
-    yield portion
-
-
 @dataclass(frozen=True)
 class _Files:
     """Open files: their common schema, their row groups, and their sizes and times."""
@@ -232,14 +217,6 @@ def _open(source: Parquet) -> _Files:
         )
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(_footer, dataset.get_fragments()))
-    for file in opened:
-        if file.error is not None:
-            raise UserError(
-                f"{file.path} cannot be opened.",
-                expected=f"an intact {source.format} file",
-                received=first_line(file.error),
-                fix="write it again, or remove it",
-            )
     _require_alike(source, opened)
     schema = opened[0].schema
     row_groups = tuple(group for file in opened for group in file.row_groups)
@@ -258,12 +235,11 @@ def _open(source: Parquet) -> _Files:
 
 @dataclass(frozen=True)
 class _Opened:
-    """The footer of a file, or the error of reading it."""
+    """The footer of a file."""
 
     path: str
-    schema: Any = None
-    row_groups: tuple[_RowGroup, ...] = ()
-    error: Exception | None = None
+    schema: Any
+    row_groups: tuple[_RowGroup, ...]
 
 
 def _footer(fragment: Any) -> _Opened:
@@ -280,15 +256,32 @@ def _footer(fragment: Any) -> _Opened:
         )
         return _Opened(fragment.path, schema, parts)
     except Exception as error:
-        return _Opened(fragment.path, error=error)
+        raise UserError(
+            f"{fragment.path} cannot be opened.",
+            expected="an intact file",
+            received=first_line(error),
+            fix="write it again, or remove it",
+        ) from error
 
 
 def _require_alike(source: Parquet, files: Sequence[_Opened]) -> None:
     """Refuse files that differ in the columns that are read."""
-    read = [_columns_read(source, file.schema) for file in files]
-    types = {name: kind for columns in reversed(read) for name, kind in columns.items()}
+    types: dict[str, Any] = {}
     for file in files:
-        _require_columns(types, file, source.format)
+        types = _columns_read(source, file.schema) | types
+    for file in files:
+        for name, expected in types.items():
+            index = file.schema.get_field_index(name)
+            if index >= 0 and file.schema.field(index).type == expected:
+                continue
+            raise UserError(
+                f"{file.path}: the column {name!r} differs from that of other files.",
+                expected=str(expected),
+                received="no such column" if index < 0 else str(file.schema.field(index).type),
+                fix="declare it: types={" + repr(name) + ': "float64"}'
+                if source.format == "csv"
+                else "write the file again with the columns of the others",
+            )
 
 
 def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
@@ -303,29 +296,14 @@ def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
     return {column.name: column.type for column in schema if column.name in names}
 
 
-def _require_columns(types: dict[str, Any], file: _Opened, format: str) -> None:
-    """Refuse a file in which one of these columns is missing or of another type."""
-    for name, expected in types.items():
-        index = file.schema.get_field_index(name)
-        if index >= 0 and file.schema.field(index).type == expected:
-            continue
-        raise UserError(
-            f"{file.path}: the column {name!r} differs from that of other files.",
-            expected=str(expected),
-            received="no such column" if index < 0 else str(file.schema.field(index).type),
-            fix="declare it: types={" + repr(name) + ': "float64"}'
-            if format == "csv"
-            else "write the file again with the columns of the others",
-        )
-
-
 def _not_opened(source: Parquet, error: Exception) -> UserError:
     remote, missing = "://" in source.path, isinstance(error, FileNotFoundError)
+    fix = nearest_path(Path(source.path)) if missing and not remote else None
     return UserError(
         f"{source.path} cannot be opened.",
         expected=f"{source.format} files that this process may read",
         received="no such file or folder" if missing else first_line(error),
-        fix="check the address, the network and the credentials" if remote else None,
+        fix="check the address, the network and the credentials" if remote else fix,
     )
 
 

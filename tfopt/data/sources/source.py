@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -12,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, undecodable
-from tfopt.errors import UserError, default_of, first_line, keep_plain
+from tfopt.errors import UserError, default_of, first_line, hashable, keep_plain
 
 _PLAIN = (str, int, float, bool, tuple, Mapping)
 
@@ -48,6 +49,10 @@ class Source(ABC):
 
     def __post_init__(self) -> None:
         keep_plain(self)
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            plain = os.fspath(value) if isinstance(value, os.PathLike) else hashable(value)
+            object.__setattr__(self, field.name, plain)
 
     def __repr__(self) -> str:
         shown = [
@@ -118,6 +123,26 @@ def refusals(*read: Any) -> Iterator[None]:
         what, *lines = texts[-1].splitlines()
         parts = dict(line.strip().split(": ", 1) for line in lines)
         raise UserError(what, **parts) from error
+
+
+def require_features(owner: str, known: Iterable[str], asked: Iterable[str]) -> None:
+    """Refuse names of features that the examples do not have."""
+    missing = [name for name in asked if name not in known]
+    if missing:
+        raise UserError(
+            f"{owner} has no such feature.",
+            expected=f"one of {', '.join(known)}",
+            received=", ".join(missing),
+        )
+
+
+def arranged(values: dict[str, Any], label: str | None, features: Any) -> Any:
+    """Return x, or (x, y), of features by name; without ``features`` x has all but the label."""
+    if isinstance(features, str):
+        x: Any = values[features]
+    else:
+        x = {name: values[name] for name in features or values if name != label}
+    return x if label is None else (x, values[label])
 
 
 def needs(module: str, source: str, extra: str) -> Any:

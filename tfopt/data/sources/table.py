@@ -13,7 +13,7 @@ import numpy as np
 from tfopt.data.sources.columns import Array, Layout, Rule, arrays, layout
 from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.source import Reading, Source
-from tfopt.errors import UserError, hashable, require_switch
+from tfopt.errors import UserError, require_switch
 from tfopt.job.cgroup import usable_cores
 
 # Rows reach TensorFlow in blocks of about this size: large against the cost of a call into Python
@@ -51,8 +51,6 @@ class Table(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("label", "features", "classes"):
-            object.__setattr__(self, name, hashable(getattr(self, name)))
         require_switch("stack", self.stack)
         for name, shape in self.images.items():
             if len(tuple(shape)) != 3 or tuple(shape)[2] not in (1, 3, 4):

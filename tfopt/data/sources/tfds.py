@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.source import Reading, Source
-from tfopt.errors import UserError, first_line, hashable
+from tfopt.data.sources.source import Reading, Source, arranged, require_features
+from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
 
@@ -35,13 +35,6 @@ class TFDS(Source):
     label: str | None = None
     features: str | tuple[str, ...] | None = None
     data_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", os.fspath(self.name))
-        object.__setattr__(self, "features", hashable(self.features))
-        if self.data_dir is not None:
-            object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
-        super().__post_init__()
 
     def fingerprint(self) -> str:
         return f"{self!r} {self._builder().info.full_name}"
@@ -77,27 +70,12 @@ class TFDS(Source):
 
     def _arranged(self, info: Any) -> Any:
         """Return a function that converts an example to x, or (x, y)."""
-        label, chosen = self.label, self.features
-        if label is None and chosen is None and info.supervised_keys is not None:
-            chosen, label = info.supervised_keys
-        asked = (chosen,) if isinstance(chosen, str) else tuple(chosen or ())
-        missing = [name for name in (*asked, label) if name and name not in info.features]
-        if missing:
-            raise UserError(
-                f"{self.name} has no such feature.",
-                expected=f"one of {', '.join(info.features)}",
-                received=", ".join(missing),
-            )
-
-        def arranged(example: dict[str, Any]) -> Any:
-            x = (
-                example[chosen]
-                if isinstance(chosen, str)
-                else {name: example[name] for name in asked or example if name != label}
-            )
-            return x if label is None else (x, example[label])
-
-        return arranged
+        label, features = self.label, self.features
+        if label is None and features is None and info.supervised_keys is not None:
+            features, label = info.supervised_keys
+        names = (features,) if isinstance(features, str) else features or ()
+        require_features(self.name, info.features, [name for name in (*names, label) if name])
+        return lambda example: arranged(example, label, features)
 
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.source import Reading, Source
-from tfopt.errors import UserError, first_line, hashable
+from tfopt.data.sources.source import Reading, Source, arranged, require_features
+from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
 _FILES_AT_A_TIME = 8
@@ -42,11 +42,6 @@ class TFRecord(Source):
     spec: Mapping[str, Any] | None = None
     images: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     examples: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.fspath(self.path))
-        object.__setattr__(self, "features", hashable(self.features))
-        super().__post_init__()
 
     def fingerprint(self) -> str:
         stats = [os.stat(file) for file in self.files() if os.path.exists(file)]
@@ -113,22 +108,14 @@ class TFRecord(Source):
         values |= {
             name: decode_image(values[name], tuple(shape)) for name, shape in self.images.items()
         }
-        x = {name: value for name, value in values.items() if name != self.label}
-        chosen = x[self.features] if isinstance(self.features, str) else x
-        return chosen if self.label is None else (chosen, values[self.label])
+        return arranged(values, self.label, self.features)
 
     def _names(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the features to parse; refuse missing ones."""
         labels = () if self.label is None else (self.label,)
         chosen = (self.features,) if isinstance(self.features, str) else self.features
         names = tuple(n for n in spec if n not in labels) if chosen is None else tuple(chosen)
-        missing = [n for n in (*names, *labels, *self.images) if n not in spec]
-        if missing:
-            raise UserError(
-                f"{self.path} has no such feature.",
-                expected=f"one of {', '.join(spec)}",
-                received=", ".join(missing),
-            )
+        require_features(self.path, spec, (*names, *labels, *self.images))
         return (*names, *labels)
 
     def files(self) -> list[str]:

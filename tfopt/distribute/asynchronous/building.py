@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.distribute.shards import reads_python
-from tfopt.distribute.step import optimizers_of, require_built_parts
+from tfopt.data.stages import reads_python
+from tfopt.distribute.model_parts import optimizers_of, require_built_parts
 from tfopt.errors import UserError
 from tfopt.keras_internals import build_by_shapes
 

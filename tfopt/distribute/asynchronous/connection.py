@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD
 from tfopt.distribute.launch.place import ClusterPlace
-from tfopt.distribute.workers import unreachable, wait_for
+from tfopt.distribute.roll_call import unreachable, wait_for
 from tfopt.errors import UserError, first_line
 from tfopt.subprocesses import in_time
 

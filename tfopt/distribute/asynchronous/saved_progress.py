@@ -16,9 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import UserError
-from tfopt.resume.folder import lock_folder
 from tfopt.resume.identity import identity_of, require_same_training
-from tfopt.resume.store import Store
+from tfopt.resume.store import Store, lock_folder
 from tfopt.resume.variables import Named, restore_values, values_of, variables_of
 
 _log = logging.getLogger("tfopt")

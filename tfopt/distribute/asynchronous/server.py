@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tfopt.distribute.launch.place import ClusterPlace
-from tfopt.distribute.workers import is_listening, listening
+from tfopt.distribute.roll_call import is_listening, listening
 from tfopt.errors import UserError
 
 _GONE_AFTER = 10  # failed connections in a row, after which the chief counts as lost

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfopt.distribute.asynchronous.lost_updates import Readings, adding_updates
-from tfopt.distribute.step import optimizers_of
+from tfopt.distribute.model_parts import optimizers_of
 from tfopt.errors import UserError
 from tfopt.hooks import putting
 from tfopt.keras_internals import given_as_trainable, layers_of, learning_rate_of

@@ -75,6 +75,11 @@ class ClusterPlace:
         }
 
     @property
+    def others(self) -> dict[str, str]:
+        """Return the address of each other worker by its name."""
+        return {name: at for name, at in self.addresses.items() if name != self.name}
+
+    @property
     def tf_config(self) -> str:
         """Return the value of the variable TF_CONFIG."""
         cluster = {kind: list(addresses) for kind, addresses in self.cluster.items()}

@@ -27,6 +27,7 @@ from tfopt.export.litert_file import (
     LitertPredictor,
     float_ops,
     float_weights,
+    graph_size,
     kernels,
     left_in_words,
     moved_indices,
@@ -36,6 +37,8 @@ from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
 _BLOCK = 32
+# The share of a file from which its graph is noted
+_LARGE_GRAPH = 0.25
 # Left in float, so that inputs and outputs are floats as in other files
 _ENDS = ("INPUT", "OUTPUT")
 
@@ -75,7 +78,14 @@ class LiteRT(Format):
         content = quantized(plain, entries, feeds)
         target.write_bytes(content)
         left = left_float(content, precision)
-        return [left_in_words(left)] if left else []
+        notes = [left_in_words(left)] if left else []
+        graph = graph_size(content)
+        if graph > _LARGE_GRAPH * len(content):
+            notes.append(
+                f"{graph / 1024:.1f} KiB of it are names, operators and scales, which fewer bits "
+                "do not shrink"
+            )
+        return notes
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
         """Open the file in LiteRT's interpreter."""
