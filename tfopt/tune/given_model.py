@@ -99,8 +99,8 @@ def _own_parts(model: keras.Model) -> list[tuple[str, str]]:
             received=", ".join(notebook),
             fix="move them into a module, and import them from there",
         )
-    parts = {(each.__module__, each.__name__) for each in own}
-    return sorted(part for part in parts if part[0].partition(".")[0] not in _LIBRARIES)
+    names = {(each.__module__, each.__name__) for each in own}
+    return sorted(name for name in names if name[0].partition(".")[0] not in _LIBRARIES)
 
 
 def _load(path: Path, parts: Iterable[tuple[str, str]]) -> Any:
