@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt.errors import UserError, real, require_count, whole, within
+from tfopt.errors import UserError, first_line, real, require_count, whole, within
 
 
 def test_whole_numbers_come_back_as_pythons():
@@ -71,3 +71,17 @@ def test_an_error_can_be_seen_from_a_place():
         "x.toml: It fell.\n  expected: standing\n  received: lying\n  fix: lift it"
     )
     assert error.under("").what == "It fell."
+
+
+def test_of_a_file_that_keras_cannot_load_the_cause_is_told(tmp_path):
+    import keras
+
+    class Unknown(keras.layers.Layer):
+        pass
+
+    keras.Sequential([keras.Input((2,)), Unknown()]).save(tmp_path / "m.keras")
+    with pytest.raises(TypeError) as caught:
+        keras.saving.load_model(tmp_path / "m.keras")
+    assert "'Unknown'" in first_line(caught.value)
+    assert first_line(ValueError("first\nsecond")) == "first"
+    assert first_line(ValueError()) == "ValueError"

@@ -162,8 +162,12 @@ def in_short(value: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, cut to 400 characters; else its type."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    """Return the first line of an error's message, cut to 400 characters; else its type.
+
+    Where Keras writes a whole configuration before the cause, it is the cause's.
+    """
+    text = str(error).rpartition("Exception encountered:")[2]
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[0].strip()[:400] if lines else type(error).__name__
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import examples_of
 from tfopt.data.stages import draws_random
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
 from tfopt.job.rebuild import require_built_keras3, require_compiled
@@ -127,8 +127,7 @@ def _require_loadable(path: Path, parts: Iterable[tuple[str, str]]) -> None:
         raise UserError(
             "The model cannot be loaded from its file, as each fresh process does.",
             expected="layers that Keras saves whole; a Lambda keeps a function that it does not",
-            # Keras puts the cause after this phrase and the whole configuration before it.
-            received=str(error).rpartition("Exception encountered:")[2].strip().splitlines()[0],
+            received=first_line(error),
             fix="make a Layer subclass of it in a module, registered by "
             "keras.saving.register_keras_serializable()",
         ) from error
