@@ -86,6 +86,13 @@ def with_optimizers_of_its_own():
     return model
 
 
+def test_the_compiled_optimizer_may_be_an_attribute_too_also_under_a_loss_scale():
+    model = net()
+    model.own = Opt.Adam()
+    model.compile(Opt.LossScaleOptimizer(model.own), "mse")
+    assert tfopt.accumulate(model, 4).optimizer.inner_optimizer.gradient_accumulation_steps == 4
+
+
 @pytest.mark.parametrize(
     ("model", "word"),
     [

@@ -94,15 +94,15 @@ def micro_batch_size(batch_size: int, steps: int) -> int:
 def _optimizer(model: Any) -> Any:
     """Return the optimizer of a model; raise if it cannot accumulate."""
     require_compiled(model, "accumulate")
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     kept = {k: v for k, v in vars(model).items() if isinstance(v, keras.optimizers.Optimizer)}
-    if own := [name for name, value in kept.items() if value is not model.optimizer]:
+    if own := [k for k, v in kept.items() if v is not model.optimizer and v is not optimizer]:
         raise UserError(
             f"{type(model).__name__} has optimizers of its own, which would not accumulate.",
             expected="a model that trains with the optimizer of keras.Model.compile() alone",
             received=", ".join(own),
             fix="create them with gradient_accumulation_steps=...",
         )
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if optimizer.gradient_accumulation_steps:
         raise UserError(
             "The optimizer accumulates gradients already.",
