@@ -41,8 +41,8 @@ class Library:
         for node in nodes:
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 self.assigned.append(self.name_of(node))
-            elif isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name):
-                self.call(node, self.name_of(node.args[0]))
+            elif isinstance(node, ast.Call) and node.args:
+                self.call(node, ast.unparse(node.func), node.args[0])
         self.assigned = [*filter(None, self.assigned)]
 
     def take(self, name, full):
@@ -51,10 +51,13 @@ class Library:
             self.known[name or root] = full if name else root
             self.imports += [full] if full.startswith(PRIVATE) else []
 
-    def call(self, node, base):
-        if base and node.func.id in ("setattr", "delattr"):
+    def call(self, node, function, first):
+        base = self.name_of(first)
+        if function.endswith("import_module") and isinstance(first, ast.Constant):
+            self.imports += [first.value] if first.value.startswith(PRIVATE) else []
+        elif base and function in ("setattr", "delattr"):
             self.assigned.append(base)
-        elif base and node.func.id == "replaced":
+        elif base and function == "replaced":
             self.replaced += [f"{base}.{each.arg or '*'}" for each in node.keywords]
 
     def name_of(self, node):
@@ -97,6 +100,7 @@ def test_each_way_to_patch_is_found():
     }.items():
         assert Library(code).assigned == [patch]
     assert Library("import keras\nreplaced(keras.Model, fit=1)").replaced == ["keras.Model.fit"]
+    assert Library("importlib.import_module('keras.src.ops')").imports == ["keras.src.ops"]
 
 
 if __name__ == "__main__":
