@@ -112,6 +112,30 @@ def test_a_saved_model_is_loaded_into_a_scope_or_out_of_it(replicas, tmp_path):
     assert apart < 1e-5
 
 
+class Coder(keras.Model):
+    """It has a part, a train_step and no call()."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([K.Dense(3, "tanh")])
+
+    def train_step(self, data):
+        return {"mean": ops.mean(self.encoder(data))}
+
+
+def of_parts():
+    with scope(own_losses="mean"):
+        model = Coder()
+        model.compile(O.Adam(0.1))
+    return error_of(model.fit, x, verbose=0)
+
+
+def test_models_without_a_call_need_built_parts(replicas):
+    refused = replicas(of_parts)
+    assert "Coder creates weights in its first step." in refused
+    assert "Dense" in refused
+
+
 class Sees(keras.Model):
     def __init__(self):
         super().__init__()

@@ -313,7 +313,7 @@ class _Flow:
                 "Every batch would be dropped.",
                 expected=f"at least one whole batch of {batch}",
                 received=f"{examples} examples and drop_remainder=True",
-                fix="use a smaller batch_size, or keep the remainder",
+                fix="use a smaller batch_size, or keep the remainder (FusedAttention drops it)",
             )
         return examples // batch if self._drop else math.ceil(examples / batch)
 

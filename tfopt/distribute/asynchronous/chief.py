@@ -5,6 +5,8 @@ Importing this module imports TensorFlow and Keras.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -18,7 +20,6 @@ from tfopt.distribute.asynchronous.building import build_variables, check_model,
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.saved_progress import Progress, copy
 from tfopt.distribute.asynchronous.worker_step import traced_step
-from tfopt.subprocesses import in_time
 
 _AHEAD_FOR_EACH = 64  # scheduled steps of each worker without a bound on the staleness
 
@@ -26,6 +27,7 @@ _AHEAD_FOR_EACH = 64  # scheduled steps of each worker without a bound on the st
 _WORKER, _BY_A_PS = "/job:worker", "GRPC error information from remote target /job:ps"
 _LOST_RESULT = "Unable to find the relevant tensor remote_handle"
 _PAUSE_S = 0.1
+_IDLE_S = 10.0  # without a result, after which the parameter servers are checked
 
 
 class Steps:
@@ -47,22 +49,41 @@ class Steps:
 
     def take(self, count: int) -> list[dict[str, Any]]:
         """Run so many steps, and return their results."""
-        schedule = self._connection.coordinator.schedule
-        scheduled: deque[Any] = deque()
         done: list[dict[str, Any]] = []
-        for _ in range(count):
-            if len(scheduled) == self._ahead:
-                done.append(self._result(scheduled.popleft()))
-            scheduled.append(schedule(self._step, args=(self._iterator,)))
-        return done + [self._result(step) for step in scheduled]
+        results: queue.Queue[Any] = queue.Queue()
+        # In another thread, since TensorFlow may wait for a dead ps without a timeout.
+        threading.Thread(
+            target=self._schedule, args=(count, results), name="tfopt-steps", daemon=True
+        ).start()
+        idle_s = 0.0
+        while len(done) < count:
+            try:
+                result = results.get(timeout=1.0)
+            except queue.Empty:
+                idle_s += 1.0
+                if idle_s > _IDLE_S:
+                    self._connection.check()
+                if idle_s >= self._connection.patience_s:
+                    raise self._connection.stalled() from None
+                continue
+            idle_s = 0.0
+            if isinstance(result, BaseException):
+                raise result
+            done.append(result)
+        return done
 
-    def _result(self, step: Any) -> dict[str, Any]:
-        """Return the result of a step, for which TensorFlow may wait without a timeout."""
+    def _schedule(self, count: int, results: queue.Queue[Any]) -> None:
+        scheduled: deque[Any] = deque()
+        schedule = self._connection.coordinator.schedule
         try:
-            return in_time(self._connection.patience_s, lambda: _fetch(step))
-        except TimeoutError:
-            self._connection.check()
-            raise self._connection.stalled() from None
+            for _ in range(count):
+                if len(scheduled) == self._ahead:
+                    results.put(_fetch(scheduled.popleft()))
+                scheduled.append(schedule(self._step, args=(self._iterator,)))
+            while scheduled:
+                results.put(_fetch(scheduled.popleft()))
+        except BaseException as error:
+            results.put(error)
 
 
 def _fetch(step: Any) -> dict[str, Any]:
