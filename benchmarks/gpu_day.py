@@ -72,6 +72,7 @@ def _peers(name: str, limit_s: float, net: str, answers: str, **arguments: Any) 
 
 
 _BESIDE = "in Keras, under the chain, its second process"
+_PAIR = "under the chain and in PyTorch"
 _FLAGS = (
     "--xla_gpu_autotune_level=0",
     "--xla_gpu_enable_cublaslt=true",
@@ -92,7 +93,7 @@ STEPS = (
     _step("tune_cnn_mnist", 240, f"{_TUNE} the recipe's job", "tune", subject="cnn_mnist"),
     # And another one.
     _peers("bert", 300, "bert", f"{_BERT} {_BESIDE}, and in PyTorch", most=4, **_TORCH),
-    _peers("resnet50", 230, "resnet50", "ResNet-50 in Keras, the chain, PyTorch", most=3, **_TORCH),
+    _peers("resnet50", 230, "resnet50", f"ResNet-50 {_PAIR}", first=1, most=3, **_TORCH),
     # What is left.
     _peers("bert_3_jax", 180, "bert", f"{_BERT_3} in PyTorch and on JAX", blocks=3, **_JAX),
     _peers("vit", 290, "vit", "ViT-B/16 in Keras, the chain, PyTorch", most=3, **_TORCH),

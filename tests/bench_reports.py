@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from tfopt.report.bench_report import Asked, BenchReport, Provenance, VariantReport
+from tfopt.report.statistics import Comparison
 from tfopt.report.timed_process import GpuState, TimedProcess
 from tfopt.report.training import Reading, Training
 
 NOT_ASKED = "not asked for"
+COMPARED = (
+    "against_reference", "against_previous", "quality", "steps_to_accuracy", "whole", "to_accuracy",
+)  # fmt: skip
 
 PROVENANCE = Provenance(
     platform="Linux x86_64",
@@ -98,13 +103,18 @@ def variant(name: str, measured: tuple[TimedProcess, ...] = (), **changed) -> Va
         "processes": measured,
         "scaling": None,
         "trainings": (),
-        **dict.fromkeys(VariantReport.MAY_BE_NONE),
+        **dict.fromkeys(COMPARED),
         **changed,
     }
-    reasons = missing({name: made[name] for name in VariantReport.MAY_BE_NONE})
+    reasons = missing({name: made[name] for name in COMPARED})
     given = changed.get("unavailable", {})
     made["unavailable"] = {name: given.get(name, why) for name, why in reasons.items()}
     return VariantReport(**made)
+
+
+def half_width(found: Comparison) -> float:
+    """How far an interval reaches from its middle, as a share of it."""
+    return math.sqrt(found.high / found.low) - 1
 
 
 def report(

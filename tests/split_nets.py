@@ -19,12 +19,12 @@ def dense():
     )
 
 
-def residual(blocks=3):
+def residual(blocks=3, activity="l2"):
     """Has losses of weights and of activations, random numbers, statistics, and models inside."""
     inputs = x = keras.Input((16,))
     for number in range(blocks):
         given = keras.Input((16,))
-        y = L.Dense(16, "relu", kernel_regularizer="l2", activity_regularizer="l2")(given)
+        y = L.Dense(16, "relu", kernel_regularizer="l2", activity_regularizer=activity)(given)
         y = L.Dropout(0.3)(L.BatchNormalization()(y))
         y = L.LayerNormalization()(L.Add()([given, y]))
         x = keras.Model(given, y, name=f"block_{number}")(x)

@@ -328,7 +328,10 @@ def test_mistakes_beyond_the_first_batch_are_refused():
     assert "from 0 to 1" in str(caught.value)
 
 
-@pytest.mark.parametrize(("examples", "says"), [(40, ["16 examples and the last one 8"]), (32, [])])
+@pytest.mark.parametrize(
+    ("examples", "says"),
+    [(40, ["float32[16x6], int64[16] and the last one float32[8x6], int64[8]"]), (32, [])],
+)
 def test_a_smaller_last_batch_under_xla_is_said_before_the_training(examples, says, caplog):
     compiled = {"loss": "sparse_categorical_crossentropy", "jit_compile": True}
     data = Data(train=(X[:examples], Y[:examples]))
@@ -336,3 +339,20 @@ def test_a_smaller_last_batch_under_xla_is_said_before_the_training(examples, sa
     found = [line for line in caplog.messages if "compiles the step a second time" in line]
     assert len(found) == len(says)
     assert all(word in line for word, line in zip(says, found, strict=True))
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_batches_of_many_lengths_under_xla_are_said_before_the_training(jit_compile, caplog):
+    def build():
+        mean = keras.layers.GlobalAveragePooling1D()
+        layers = [keras.layers.Embedding(9, 2), mean, keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((None,), dtype="int32"), *layers])
+
+    rows = tf.ragged.constant([[1] * (n % 5 + 1) for n in range(32)], dtype=tf.int32)
+    texts = tf.data.Dataset.from_tensor_slices(rows).map(lambda row: (row, row[0] % 2))
+    settings = {"loss": "mse", "jit_compile": jit_compile}
+    data = Data(train=texts.padded_batch(16, drop_remainder=True))
+    run(a_job(build=build, data=lambda: data, compile=lambda: settings, batch_size=None))
+    found = [line for line in caplog.messages if "again for each new shape" in line]
+    assert len(found) == jit_compile
+    assert all("batches are int32[16x?], int32[16]. Pad them" in line for line in found)

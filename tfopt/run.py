@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.examples_checks import check_examples, require_finite, translate_fit_errors
 from tfopt.data.feeding import build_by, evaluation_input, readable, training_input
-from tfopt.data.fit_data import DEFAULT_BATCH, Examples, describe_data, examples_of, parts_of
+from tfopt.data.fit_data import (
+    DEFAULT_BATCH,
+    Examples,
+    batch_shapes,
+    describe_data,
+    examples_of,
+    parts_of,
+    vary_in_shape,
+)
 from tfopt.data.pipeline import Pipeline, require_batch_size
 from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
@@ -214,10 +222,11 @@ class Prepared:
         return min(examples - (steps - 1) * batch, batch)
 
     @property
-    def compiles_twice(self) -> bool:
-        """Return whether XLA compiles the step again, for an epoch's smaller last batch."""
-        last = self.last_batch
-        return bool(self.model.jit_compile) and last is not None and last != self.facts.batch_size
+    def compiled_shapes(self) -> tuple[str, ...]:
+        """Return the shapes for which XLA compiles the step: a batch, and a smaller last one."""
+        sizes = dict.fromkeys((self.facts.batch_size, self.last_batch))
+        known = [size for size in sizes if size is not None and self.model.jit_compile]
+        return tuple(batch_shapes(self.train_input, size) for size in known)
 
     def is_idle(self, transform: Transform) -> bool:
         """Return whether a transform has noted that it changed nothing."""
@@ -229,13 +238,20 @@ class Prepared:
     ) -> Outcome:
         """Train, take the steps after ``fit``, and evaluate on the test part."""
         run = self.run
-        if self.compiles_twice:
+        shapes = self.compiled_shapes
+        if shapes and vary_in_shape(self.train_input):
             _log.warning(
-                "XLA compiles the step a second time at the end of the first epoch: batches have "
-                "%d examples and the last one %d. A batch size that divides the examples, or "
+                "XLA compiles the step again for each new shape, and batches are %s. Pad them to "
+                "one length, or to a few (bucket_by_sequence_length, with "
+                "pad_to_bucket_boundary=True), or compile with jit_compile=False.",
+                shapes[0],
+            )
+        elif len(shapes) > 1:
+            _log.warning(
+                "XLA compiles the step a second time at the end of the first epoch: batches are "
+                "%s and the last one %s. A batch size that divides the examples, or "
                 "PipelineOptions(drop_remainder=True), avoids it.",
-                self.facts.batch_size,
-                self.last_batch,
+                *shapes,
             )
         history = self.train(callbacks=callbacks, verbose=verbose)
         for transform in run.acting(sorted(run.chain.parts, key=_finishes)):

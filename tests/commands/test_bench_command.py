@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
         ([], "takes one JOB, or two after --only"),
         (["toy_jobs:job", "--seeds", "-1"], "argument --seeds: '-1' is not a whole number"),
         (["toy_jobs:job", "--budget", "5m", "--quick"], "not allowed with argument --budget"),
-        (["toy_jobs:job", "--whole", "--seeds", "0"], "--whole trains"),
+        (["toy_jobs:job", "--whole", "--seeds", "0"], "--whole needs at least one training"),
         (["toy_jobs:job", "--ablate"], "`--ablate` leaves links out of a chain"),
         (["--only", "a:b", "c:d", "--chain", "one.toml"], "--chain cannot be combined with --only"),
         (["toy_jobs:job", "--input", "--trace", "t"], "--trace cannot be combined with --input"),
@@ -60,10 +60,10 @@ def shown(monkeypatch):
         print("a table")
         return single(title=plan.title), 0
 
-    def tune_and_show(wanted, output, display):
-        heard.append((wanted, output, not display.console.quiet))
+    def tune_and_show(search, output, display):
+        heard.append((search, output, not display.console.quiet))
         print("a table")
-        return SimpleNamespace(report=single(title=wanted.target.name), interrupted=False)
+        return SimpleNamespace(report=single(title=search.target.name), interrupted=False)
 
     monkeypatch.setattr(bench_display, "bench_and_show", bench_and_show)
     monkeypatch.setattr(bench_display, "tune_and_show", tune_and_show)
@@ -106,10 +106,10 @@ def test_json_is_one_document_and_nothing_else(folder, shown, capsys):
     assert main(["tune", "toy_jobs:job", *flags]) == 0
     said = capsys.readouterr()
     assert (json.loads(said.out)["title"], said.err) == ("toy_jobs:job", "a table\n")
-    wanted, output, verbose = shown.pop()
+    search, output, verbose = shown.pop()
     assert output.name == "toy_jobs_job_tuned"
-    assert (wanted.budget_s, wanted.max_drop, verbose) == (120, 0.5, False)
-    assert wanted.space == {"batch_size": [64, 128], "jit_compile": [True]}
+    assert (search.budget_s, search.max_drop, verbose) == (120, 0.5, False)
+    assert search.space == {"batch_size": [64, 128], "jit_compile": [True]}
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from bench_reports import NOT_ASKED, processes, training, variant
 
 from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, chain
-from tfopt.measure.advice import choose, in_words, recommend
+from tfopt.measure.advice import choose, recommend
 from tfopt.measure.targets import Target
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import Comparison
@@ -71,22 +71,17 @@ LITTLE_BY_LITTLE = (
 @pytest.mark.parametrize(
     ("rows", "keep", "dropped", "words"),
     [
-        ([row(Execution())], ALL[:1], "", "2.0 times as fast (1.9 to 2.1)"),
+        ([row(Execution())], ALL[:1], "", ""),
         ([row(Execution(), previous=SLOWER)], (), "Execution", SLOWER.verdict),
         ([row(Execution(), previous=SAME)], (), "Execution", SAME.verdict),
         ([row(Execution(), previous=UNCLEAR)], (), "Execution", UNCLEAR.verdict),
         # What changes nothing leaves the whole as it was measured.
-        ([row(Place(), status="no_effect"), row(Execution())], ALL[:1], "Place", "2.0 times"),
-        (LOSES_SPEED, ALL[:1], "Pipeline", "not measured as a whole"),
+        ([row(Place(), status="no_effect"), row(Execution())], ALL[:1], "Place", "no such GPU"),
+        (LOSES_SPEED, ALL[:1], "Pipeline", SLOWER.verdict),
         # Other weights need the metric.
         ([row(Pipeline())], (), "Pipeline", NOT_ASKED),
         ([row(Pipeline(), quality=points(-0.6))], (), "Pipeline", "loses 0.60 points"),
-        (
-            [row(Pipeline(), quality=points(-0.4))],
-            ALL[1:2],
-            "",
-            "-0.40 points of test accuracy (not",
-        ),
+        ([row(Pipeline(), quality=points(-0.4))], ALL[1:2], "", ""),
         # A link is not blamed for what was lost before it, whatever stands between.
         (
             [row(Pipeline(), quality=points(-2.0)), row(LearningRate(), quality=points(-0.9))],
@@ -101,7 +96,7 @@ LITTLE_BY_LITTLE = (
             "Prune",
             "Prune: it loses 0.35 points of test accuracy over 2 seeds",
         ),
-        (TOGETHER, ALL[1::-1], "", f"an example is {in_words(FASTER)}"),
+        (TOGETHER, ALL[1::-1], "", ""),
         # For size, whatever the time, unless accuracy is lost.
         ([row(Quantize(), previous=SAME, quality=points(0.1))], [Quantize()], "", ""),
     ],
@@ -110,13 +105,13 @@ def test_what_a_walk_recommends(rows, keep, dropped, words):
     found = recommended("prefixes", [row(None), *rows])
     assert found.keep == repr(chain(*keep))
     assert " ".join(reason.split(":")[0] for reason in found.dropped) == dropped
-    assert words in "; ".join([found.brought, *found.dropped, ""])
+    assert words in "; ".join([*found.dropped, ""])
 
 
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
-        ({"reference": FASTER}, "2.0 times as fast"),
+        ({"reference": FASTER}, ""),
         ({"reference": SLOWER}, "Execution: together 1.2 times slower"),
         ({"quality": points(-2.0)}, "together 2.00 points of test accuracy are lost"),
         ({"status": "failed"}, "Execution: together failed: no such GPU"),
@@ -124,10 +119,8 @@ def test_what_a_walk_recommends(rows, keep, dropped, words):
 )
 def test_what_is_kept_must_hold_when_it_is_measured_as_a_whole(measured, words):
     found = recommended("prefixes", [row(None), *LOSES_SPEED], row(None, **measured)[1])
-    assert words in "; ".join([found.brought, *found.dropped])
-    holds = measured == {"reference": FASTER}
-    assert found.keep == repr(chain(*ALL[:holds]))
-    assert (found.brought == "nothing: the job as it is") != holds
+    assert words in "; ".join(found.dropped)
+    assert found.keep == repr(chain(*ALL[: measured == {"reference": FASTER}]))
 
 
 def test_what_is_unclear_yet_is_no_advice_against_it():
@@ -154,7 +147,6 @@ def test_an_ablation_keeps_what_slows_the_rest_when_it_is_left_out():
     # What is for size is not judged by time. Exactly this was measured: by leaving Pipeline out.
     assert found.keep == repr(chain(Execution(), Prune(0.5)))
     assert [reason.split(":")[0] for reason in found.dropped] == ["Pipeline", "Place"]
-    assert found.brought == f"an example is {in_words(SAME)}"
 
 
 def test_an_ablation_never_keeps_what_ruins_the_model():
@@ -192,13 +184,6 @@ def test_what_is_kept_must_hold_as_a_whole_training(whole, keep, words):
     found = recommended("prefixes", rows)
     assert found.keep == repr(chain(*keep))
     assert words in "".join(found.dropped)
-    if keep:
-        told = (
-            "an example is 2.0 times"
-            if whole is UNCLEAR
-            else f"a whole training is {in_words(whole)}"
-        )
-        assert found.brought.startswith(told)
 
 
 @pytest.mark.parametrize(

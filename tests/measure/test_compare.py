@@ -12,7 +12,6 @@ from markdown_it import MarkdownIt
 from tfopt import UserError
 from tfopt.measure.compare import (
     NOT_IN_THE_INTERVAL,
-    Named,
     NotComparable,
     compare_one,
     compare_two,
@@ -22,18 +21,20 @@ from tfopt.measure.compare import (
     worst_of,
 )
 from tfopt.report.bench_report import Provenance
-from tfopt.report.compared import as_markdown, as_terminal_text
+from tfopt.report.compared import view_of_both
+from tfopt.report.markdown import as_markdown
 from tfopt.report.statistics import Comparison
+from tfopt.report.terminal import as_text
 
 HOSTILE = "</td><script>|a`b\n# d\x1b[31m\u202e [bold]x[/bold] @i"
 
 
 def two(first, second):
-    return compare_two(Named("a.json", first), Named("b.json", second))
+    return compare_two(("a.json", first), ("b.json", second))
 
 
 def one(found):
-    return compare_one(Named("pair.json", found))
+    return compare_one(("pair.json", found))
 
 
 def outcomes(found, limit=0.03):
@@ -162,7 +163,7 @@ def test_figures_of_both_with_the_ratio_and_what_may_be_said(found):
 
 
 def test_in_a_terminal_nothing_is_lost_and_markdown_has_one_row_a_variant(found):
-    text = as_terminal_text(found, 40)
+    text = as_text(view_of_both(found), 40)
     assert max(map(len, text.splitlines())) <= 40
     words = " ".join(text.split())
     for part in ("10.5", "slower", "1.00 -> 2.00", "n/a -> 512 [1]", "6 -> 7"):
@@ -171,9 +172,9 @@ def test_in_a_terminal_nothing_is_lost_and_markdown_has_one_row_a_variant(found)
     assert "git: 1a2b3c4 against 9f8e7d6" in words
     assert "+ old: b.json: no such variant" in words
     assert " ".join(NOT_IN_THE_INTERVAL.split()) in words
-    tokens = MarkdownIt().enable("table").parse(as_markdown(found))
+    tokens = MarkdownIt().enable("table").parse(as_markdown(view_of_both(found)))
     assert len([token for token in tokens if token.type == "tr_open"]) == 2
-    assert "1.00 -&gt; 2.00" in as_markdown(found)
+    assert "1.00 -&gt; 2.00" in as_markdown(view_of_both(found))
 
 
 def test_texts_of_a_report_act_on_nobody():
@@ -182,10 +183,10 @@ def test_texts_of_a_report_act_on_nobody():
         for seed in (0, 1)
     ]
     found = two(*sides)
-    text = as_terminal_text(found, 200)
+    text = as_text(view_of_both(found), 200)
     assert not {"\x1b", "\u202e"} & set(text)
     assert "[bold]x[/bold]" in text
-    markdown = as_markdown(found)
+    markdown = as_markdown(view_of_both(found))
     html = MarkdownIt().enable("table").render(markdown)
     assert not re.search("<script|<h1", html)
     assert html.count("<tr>") == 2
@@ -278,7 +279,7 @@ def test_a_new_report_that_was_interrupted_never_passes():
     base, same, slower = single(), single(10.01, seed=1), single(10.5, seed=1)
     found = two(base, replace(same, complete=False))
     assert outcomes(found) == "baseline: inconclusive"
-    assert "not complete" in as_terminal_text(found, 200)
+    assert "not complete" in as_text(view_of_both(found), 200)
     assert outcomes(two(base, replace(slower, complete=False))) == "baseline: regression"
     # What the base lacks makes the interval wider, and that is all.
     assert outcomes(two(replace(base, complete=False), same)) == "baseline: pass"
@@ -296,11 +297,11 @@ def test_what_is_not_comparable_has_its_reason_and_what_is_odd_is_noted():
     assert outcomes(found) == "baseline: inconclusive"
     assert found.lines[0].why_not == "5 and 1 processes: no interval"
     old = single(seed=1, asked={"quick": True}, created="2026-11-20T12:00:00+00:00")
-    text = as_terminal_text(two(single(), old), 200)
+    text = as_text(view_of_both(two(single(), old)), 200)
     assert "quick: less was measured than by default" in text
     assert "b.json is older than a.json: are they swapped?" in text
 
 
 def test_a_row_of_two_jobs_has_the_names_of_both():
     pair = report(variant("base", processes(10)), variant("new", processes(10.5, seed=1)))
-    assert "base -> new" in as_terminal_text(compare_one(Named("pair.json", pair)), 200)
+    assert "base -> new" in as_text(view_of_both(compare_one(("pair.json", pair))), 200)

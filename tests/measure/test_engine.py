@@ -179,6 +179,9 @@ def test_only_rounds_that_all_were_in_are_compared():
     assert compared(reference, half).ratio == pytest.approx(0.5, rel=0.01)
     assert compared(reference, made([lambda n: 1.0] * 2, rounds=range(8, 12))) is None
     assert compared(reference, same[:1]) is None
+    # One that joined for a later variant takes nothing from those before.
+    later = made([lambda n: 1.0], rounds=range(20, 25))
+    assert compared([*reference, *later], same) == found
     same[1].turns.clear()  # it died
     assert compared(reference, same) is None
 
@@ -205,9 +208,11 @@ def test_the_display_says_for_how_long_a_process_compiles(monkeypatch):
 def test_the_predicted_time_of_a_training():
     # The start, and all steps but those of the first execution.
     assert candidate().training_s(9600) == pytest.approx(2.5 + 299)
-    assert candidate().training_s(9600, start_s=1.0) == pytest.approx(1.0 + 299)
+    alone = candidate()
+    alone.alone_s = 1.0  # it started beside others
+    assert alone.training_s(9600) == pytest.approx(1.0 + 299)
     # A last batch that is compiled anew takes a first step more.
-    assert candidate(compiles_rest=True).start_s == candidate().start_s + 2.0
+    assert candidate(shapes=("a batch", "the rest")).start_s == candidate().start_s + 2.0
     # A hundred steps of a second: filling a cache for 250 s takes 150 s longer, for 50 s nothing.
     assert candidate(filled_s=250.0).training_s(9600, [0]) == pytest.approx(2.5 + 299 + 150)
     assert candidate(filled_s=50.0).training_s(9600) == pytest.approx(2.5 + 299)

@@ -99,7 +99,10 @@ def test_the_remedy_is_what_brings_most_with_the_fewest_changes():
     together.append((changed("parallel_map", "prefetch"), 0.4))
     found = seen(stages=[READ, COMPUTED], tried=together)
     assert set(found.remedy) == {"parallel_map", "prefetch"}
-    for words in ("with parallel_map and prefetch: 0.4", "num_parallel_calls=tf.data.AUTOTUNE"):
+    for words in (
+        "with parallel_map and prefetch: 2.5 times as fast (2.4 to 2.6)",
+        "num_parallel_calls=tf.data.AUTOTUNE",
+    ):
         assert words in str(found)
     none = seen(stages=[READ, COMPUTED], tried=[(changed("prefetch"), 1.0)])
     assert none.remedy == ()

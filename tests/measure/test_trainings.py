@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import toy_jobs
-from bench_reports import processes, training
+from bench_reports import half_width, processes, training
 from made_machine import Machine
 from processes import processes_in, wait_until
 
@@ -15,9 +15,10 @@ import tfopt
 from tfopt import Data, Execution, Pipeline, Prune, Quantize, chain
 from tfopt.measure import scores
 from tfopt.measure.display import Display
+from tfopt.measure.rows import Row, trained_by
 from tfopt.measure.scores import TrainWhole, worst_accuracy
 from tfopt.measure.targets import Target
-from tfopt.measure.trainings import Order, Trainings, compare_trainings, quality, train, trained_by
+from tfopt.measure.trainings import Order, Trainings, compare_trainings, quality, train
 from tfopt.report.training import Reading
 from tfopt.run import prepared
 
@@ -105,16 +106,18 @@ def test_what_a_training_leaves(tmp_path):
 VARIANTS = [Target("baseline", "toy:job"), Target("+ batch", "toy:job", chain(Pipeline(64)))]
 
 
-def ordered(count=3):
-    tasks = [[TrainWhole(output=each.name), *[TrainWhole()] * (count - 1)] for each in VARIANTS]
-    return [Order(v, n, tasks[m][n]) for n in range(count) for m, v in enumerate(VARIANTS)]
+def ordered():
+    """Three trainings of each variant, the first of which leaves its files; and where they go."""
+    found = {each.name: Trainings() for each in VARIANTS}
+    first = [Order(v, 0, found[v.name], TrainWhole(output=v.name)) for v in VARIANTS]
+    return [*first, *(Order(v, n, found[v.name]) for n in (1, 2) for v in VARIANTS)], found
 
 
 def test_several_train_at_once_seed_by_seed_and_the_first_leaves_its_files(monkeypatch, tmp_path):
-    machine, found, running = Machine(monkeypatch), {}, []
+    machine, running, (orders, found) = Machine(monkeypatch), [], ordered()
     monkeypatch.chdir(tmp_path)
     machine.before = lambda child: running.append(len(machine.alive))
-    train(ordered(), Display(verbose=False), found, at_once=2)
+    train(orders, Display(verbose=False), at_once=2)
     assert running == [2, 2, 2, 2, 2, 1]
     assert not machine.alive
     assert [child.seed for child in machine.children] == [0, 0, 1, 1, 2, 2]
@@ -127,16 +130,16 @@ def test_several_train_at_once_seed_by_seed_and_the_first_leaves_its_files(monke
 
 
 def test_a_variant_that_fails_is_trained_no_further_and_none_begins_too_late(monkeypatch):
-    machine, found = Machine(monkeypatch), {}
+    machine, (orders, found) = Machine(monkeypatch), ordered()
     machine.lossy = lambda asked: "the disk is full" if asked else None
-    orders = [Order(each.variant, each.seed) for each in ordered()]
-    train(orders, Display(verbose=False), found, at_once=2)
+    orders = [replace(each, task=TrainWhole()) for each in orders]
+    train(orders, Display(verbose=False), at_once=2)
     assert found["+ batch"] == Trainings(reason="with seed 0: the disk is full", status="failed")
     assert len(found["baseline"].done) == 3
     assert len(machine.did("TrainWhole")) == 4
     machine.children.clear()
     until = machine.now + 0.9 * machine.training_s
-    train(orders[::2], Display(verbose=False), found, until=until)
+    train(orders[::2], Display(verbose=False), until=until)
     assert len(machine.children) == 1  # a second one, as long, would end too late
 
     def interrupt(child):
@@ -144,15 +147,15 @@ def test_a_variant_that_fails_is_trained_no_further_and_none_begins_too_late(mon
 
     machine.before = interrupt
     with pytest.raises(KeyboardInterrupt):
-        train(orders[::2], Display(verbose=False), {})
+        train(orders[::2], Display(verbose=False))
     assert not machine.alive
 
 
 def test_a_real_training_of_a_job_that_loads_tensorflow_itself(in_toy_folder):
-    found, variant = {}, Target("own", "toy_jobs:set_up")
-    train([Order(variant, 3)], Display(verbose=False), found)
-    assert found["own"].reason is None
-    assert [each.seed for each in found["own"].done] == [3]
+    found = Trainings()
+    train([Order(Target("own", "toy_jobs:set_up"), 3, found)], Display(verbose=False))
+    assert found.reason is None
+    assert [each.seed for each in found.done] == [3]
     wait_until(lambda: not processes_in(in_toy_folder))
 
 
@@ -178,10 +181,10 @@ def test_whole_trainings_are_first_step_steps_and_ends_of_epochs():
 
     found = compared(CLEAR, timed(5.0), "whole")
     assert found.ratio == pytest.approx(seconds(5, 500) / seconds(10, 500), rel=0.01)
-    assert compared(CLEAR, timed(5.0, spread=0.05), "whole").half_width > 5 * found.half_width
+    assert half_width(compared(CLEAR, timed(5.0, spread=0.05), "whole")) > 5 * half_width(found)
     trained, calm = timed(5.0)
     firsts = [replace(each, first_step_s=1.0 + n) for n, each in enumerate(calm)]
-    assert compared(CLEAR, (trained, firsts), "whole").half_width > 10 * found.half_width
+    assert half_width(compared(CLEAR, (trained, firsts), "whole")) > 10 * half_width(found)
     # Twice the batch: as long a step, half the steps.
     half = compared(CLEAR, timed(10.0, steps=250), "whole")
     assert half.ratio == pytest.approx(seconds(10, 250) / seconds(10, 500), rel=0.01)
@@ -225,7 +228,7 @@ def test_scattered_seeds_widen_the_time_to_the_accuracy():
     wild = compared(side(200, -150), side(100, 80), "to_accuracy")
     assert calm.verdict == "faster"
     assert wild.verdict == "inconclusive"
-    assert wild.half_width > 5 * calm.half_width
+    assert half_width(wild) > 5 * half_width(calm)
 
 
 def test_the_quality_is_of_pairs_of_seeds_and_of_the_file_that_is_served():
@@ -256,7 +259,7 @@ def test_a_reading_is_of_batches_spread_over_the_test_part():
 
 def test_a_variant_is_trained_by_one_that_makes_a_file_of_it():
     def variant(*parts, job="toy:job"):
-        return Target(repr(parts), job, chain(*parts))
+        return Row(Target(repr(parts), job, chain(*parts)))
 
     plain, batch = variant(), variant(Pipeline(64))
     int8, both = (

@@ -25,8 +25,8 @@ def asked(monkeypatch, tmp_path):
     def run(*flags, found=FOUND, interrupted=False):
         heard = SimpleNamespace(search=None, plan=None, arguments=None)
 
-        def search(wanted, output, display, *, reports):
-            heard.search, heard.arguments = wanted, wanted.target.arguments
+        def search(search, output, display, *, reports):
+            heard.search, heard.arguments = search, search.target.arguments
             write_recipe(RecipeFile(chain=chain(*found)), output / "tuned.toml")
             return SimpleNamespace(chain=chain(*found), notes=(LEFT,), interrupted=interrupted)
 

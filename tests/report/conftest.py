@@ -106,7 +106,7 @@ def variant(
 def changed(made: VariantReport, **more: Any) -> VariantReport:
     """The same variant with other figures; what is None has a reason, of those in ``unavailable``."""
     reasons = {**made.unavailable, **more.pop("unavailable", {})}
-    values = {name: more.get(name, getattr(made, name)) for name in made.MAY_BE_NONE}
+    values = {name: more.get(name, getattr(made, name)) for name in bench_reports.COMPARED}
     absent = [name for name, value in values.items() if value is None]
     return replace(
         made, **more, unavailable={name: reasons.get(name, NOT_ASKED) for name in absent}

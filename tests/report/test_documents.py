@@ -174,8 +174,8 @@ Promise.all(frames).then(() => {
 
 def test_on_no_screen_is_text_clipped(page, chromium):
     pages = {which: page(which) for which in ("gpu", "trained", "hostile_bench", "endless_bench")}
-    # A tile that is wider than the screen: the test can fail.
-    moved = page("cpu").replace('class="card tile"', 'class="card tile" style="width:2000px"')
+    # A card that is wider than the screen: the test can fail.
+    moved = page("cpu").replace('class="card keep"', 'class="card keep" style="width:2000px"')
     shown = json.dumps([*pages.items(), ("moved", moved)]).replace("<", "\\u003c")
     dom = chromium(MEASURE.replace("PAGES", shown).replace("WIDTHS", "[390, 800, 1280]"))
     found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL).group(1))

@@ -15,7 +15,7 @@ import pytest
 
 from tfopt.commands.cli import main
 from tfopt.report.bench_report import BenchReport, DamagedReport, read_bench_report
-from tfopt.report.documents import publish
+from tfopt.report.documents import Report
 from tfopt.report.html import as_html
 
 PUBLISHED = sorted(Path(__file__).parents[2].glob("benchmarks/results/*-bench-*.json"))
@@ -42,7 +42,7 @@ def test_what_is_read_is_what_was_written_and_a_page_holds_it_all(
 ):
     report = request.getfixturevalue(which)
     encodable = texts(report, lambda text: text.replace("\ud800", "?"))
-    publish(encodable, tmp_path)
+    Report(encodable).save(tmp_path)
     assert read_bench_report(tmp_path / "bench.json") == read_bench_report(tmp_path) == encodable
     text = as_html(report)
     assert len(text.encode()) < 1_000_000

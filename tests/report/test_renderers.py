@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -33,6 +34,9 @@ def test_the_last_lines_are_what_to_do(cpu, rough_bench):
     *_, keep, brought = shown(cpu, 400).rstrip().splitlines()
     assert keep.strip() == f"Keep for its speed: {cpu.recommendation.keep}"
     assert brought.split(maxsplit=1) == ["Brought:", cpu.recommendation.brought]
+    measured = replace(cpu.recommendation, brought="")  # of which the headline says it
+    told = shown(replace(cpu, recommendation=measured), 400).rstrip().splitlines()[-1]
+    assert told.split(maxsplit=1) == ["Brought:", view_of(cpu).headline]
     assert shown(rough_bench, 400).rstrip().splitlines()[-1] == view_of(rough_bench).headline
 
 

@@ -1,4 +1,4 @@
-"""What a report says of whole trainings: headline, tiles, columns, the same everywhere."""
+"""What a report says of whole trainings: headline, columns, the same everywhere."""
 
 from __future__ import annotations
 
@@ -85,27 +85,14 @@ def test_what_is_kept_for_its_size_is_not_called_faster(trained, ends, told):
     assert view_of(alike).keep == ""
 
 
-def test_the_tiles_are_time_size_and_latency(trained):
-    rows = view_of(trained).tiles.rows
-    assert [(row.name, *(cell.text for cell in row.cells)) for row in rows] == [
-        ("Time to accuracy, s", "6.28", "3.33", f"2.38{X} (2.31{DASH}2.45) faster"),
-        ("Whole training, s", "6.33", "3.35", f"2.38{X} (2.31{DASH}2.45) faster"),
-        ("File, KiB", "215", "58.3", f"3.69{X} smaller"),
-        ("Gzipped, KiB", "198", "18.6", f"10.6{X} smaller"),
-        ("Latency, ms", "0.0350", "0.0124", f"2.82{X} (2.77{DASH}2.87) faster"),
-        ("Examples/s", "3,353", "7,676", f"2.29{X} (2.26{DASH}2.33) faster"),
-    ]
-    assert {row.cells[-1].tone for row in rows} == {"better"}
-
-
 def test_a_time_of_one_training_is_not_called_certain(trained):
     last = trained.variants[-1]
     none = dict.fromkeys(("whole", "to_accuracy"))
     why = {**last.unavailable, **dict.fromkeys(none, "trained whole with 1 seed")}
     once = replace(last, trainings=last.trainings[:1], unavailable=why, **none)
-    view = view_of(replace(trained, variants=(*trained.variants[:-1], once)))
-    assert [row.cells[-1].text for row in view.tiles.rows[:2]] == ["one training"] * 2
-    assert view.tiles.rows[0].cells[-1].tone == "plain"
+    cells, _ = row_of(replace(trained, variants=(*trained.variants[:-1], once)), "+ Prune")
+    for title in ("Time to accuracy, s", "Whole training, s"):
+        assert (cells[title].badge, cells[title].tone) == ("one training", "plain")
 
 
 def test_the_time_is_the_first_step_the_steps_and_the_ends_of_epochs(trained):
@@ -130,7 +117,6 @@ def test_an_accuracy_that_is_not_reached_is_said(trained):
     variants = (trained.reference, faster, *trained.variants[2:])
     view = view_of(replace(trained, recommendation=keep, variants=variants))
     assert "does not reach baseline's test accuracy of 96.20 %" in view.headline
-    assert view.tiles.rows[0].name == "Whole training, s"
 
 
 def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):

@@ -65,6 +65,17 @@ def test_lost_quality_is_never_recommended(lossy):
     assert (cell.text, cell.tone) == ("-1.20 lost", "worse")
 
 
+@pytest.mark.parametrize("brought", ["takes 0.62 times the peak memory", "nothing was shown"])
+def test_a_search_for_less_memory_speaks_of_no_time(cpu, brought):
+    found = Recommendation(cpu.variants[-1].chain, brought, ())
+    spared = replace(cpu, asked=replace(cpu.asked, kind="tune", objective="memory"))
+    slower = with_last(spared, against_reference=Comparison(1.25, 1.2, 1.3, 5))
+    view = view_of(replace(slower, recommendation=found))
+    assert view.headline == f"{brought[0].upper()}{brought[1:]}."
+    assert (view.keep, view.keep_title) == (found.keep, "Keep for its memory")
+    assert view.brought == brought
+
+
 def test_a_quick_measurement_is_called_so_once(cpu):
     quick = replace(cpu, asked=replace(cpu.asked, quick=True))
     assert as_markdown(view_of(quick)).startswith("## cnn_mnist (quick)\n")
@@ -76,7 +87,6 @@ def test_a_quick_measurement_is_called_so_once(cpu):
 def test_nothing_to_compare_with_is_said(single):
     view = view_of(single)
     assert view.headline.endswith("One job alone: there is nothing to compare it with.")
-    assert [row.name for row in view.tiles.rows] == ["Step, ms", "Host peak, MiB", "First step, s"]
     assert "Not measured: Batch: a generator does not tell" in view.table.notes
 
 
@@ -165,14 +175,15 @@ def test_a_long_name_is_short_in_the_headline_alone(endless_bench):
 
 
 def test_first_steps_say_whether_the_cache_had_their_programs():
-    steps = ((1.05, 2), (0.2, 0), (1.05, None))
-    random = np.random.default_rng(0)
+    shapes, random = ("float32[32x4]", "float32[8x4]"), np.random.default_rng(0)
+    steps = ((1.05, 2, shapes), (0.2, 0, shapes), (1.05, None, ()))
     made = [
-        bench_reports.process(10.0, random, first_step_s=seconds, new_programs=new)
-        for seconds, new in steps
+        bench_reports.process(10.0, random, first_step_s=seconds, new_programs=new, shapes=each)
+        for seconds, new, each in steps
     ]
     given = bench_reports.report(bench_reports.variant("baseline", tuple(made)))
     (row,) = view_of(given).table.rows
     assert dict(row.facts)["Compiled by XLA"] == (
-        "1.05 s, at most 2 new programs; 200 ms, all from the cache"
+        "1.05 s, at most 2 new programs; 200 ms, all from the cache; "
+        "for batches of float32[32x4] and of float32[8x4]"
     )

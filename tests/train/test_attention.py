@@ -130,6 +130,13 @@ def test_what_the_kernels_do_not_serve_is_named(card, shape, dtype, reason):
     assert reason in attention.refusal(given, given, given)
 
 
+@pytest.mark.parametrize(("capability", "most"), [((8, 9), 128), ((9, 0), 256), ((12, 0), 128)])
+def test_heads_of_256_have_a_gradient_on_hopper_alone(monkeypatch, capability, most):
+    monkeypatch.setattr(attention, "_capability", lambda: capability)
+    assert attention.head_refusal(most) is None
+    assert f"up to {most} are supported" in attention.head_refusal(most + 8)
+
+
 def test_a_mask_needs_even_lengths(card):
     given = tf.TensorSpec((3, 7, 2, 16), tf.float16)
     assert attention.refusal(given, given, given) is None
@@ -235,16 +242,21 @@ def test_a_chain_fuses_attention_and_takes_it_off_again(card):
     assert "attention_0: it computes in float32" in effect.note
 
 
-def test_a_smaller_last_batch_is_named(card):
+def test_a_smaller_last_batch_is_named_and_dropped_by_a_pipeline_of_the_chain(card):
     job = Job(
         build=NETS["padded"],
         data=lambda: Data(train=(TOKENS[:40], LABELS[:40])),
         compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
         batch_size=16,
     )
-    (_, effect), _ = run(job, chain(FusedAttention(), MixedPrecision("mixed_bfloat16"))).effects
+    fused, half = FusedAttention(), MixedPrecision("mixed_bfloat16")
+    (_, effect), _ = run(job, chain(fused, half)).effects
     assert not effect.acted
     assert "not known when the step is traced" in effect.note
+    for parts in ((tfopt.Pipeline(), fused, half), (fused, half, tfopt.Pipeline())):
+        notes = {each: effect.note for each, effect in run(job, chain(*parts)).effects}
+        assert notes[fused] == "attention fused in 2 layers"
+        assert notes[tfopt.Pipeline()].endswith("whole batches only")
 
 
 def test_masks_of_two_axes_are_taken(card):

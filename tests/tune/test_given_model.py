@@ -27,6 +27,9 @@ import keras
 class Twice(keras.layers.Layer):
     def call(self, inputs):
         return 2 * inputs
+
+class NotRegistered(Twice):
+    pass
 """
 
 
@@ -82,15 +85,22 @@ def test_a_dataset_comes_back_batch_by_batch_and_a_source_as_a_source(tmp_path):
 def test_a_layer_of_a_module_is_found_by_a_fresh_process(in_toy_folder, monkeypatch):
     Path("own_layers.py").write_text(LAYER)
     monkeypatch.syspath_prepend(str(in_toy_folder))
-    from own_layers import Twice
+    from own_layers import NotRegistered, Twice
 
-    with target_of_model(model(Twice()), (X, Y), None, SETTINGS) as (target, _):
+    made = model(Twice(), NotRegistered())
+    with target_of_model(made, (X, Y), None, SETTINGS) as (target, _):
         assert carried_out(target, TellData()) == ""
 
 
 def in_main(name):
     """A class as a notebook makes it."""
     return type(name, (keras.layers.Layer,), {"__module__": "__main__", "call": lambda s, x: x})
+
+
+def unbuilt():
+    made = keras.Sequential([keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    return made
 
 
 ENDLESS = batches().repeat()
@@ -100,6 +110,7 @@ ENDLESS = batches().repeat()
     ("made", "data", "epochs", "words"),
     [
         (lambda: keras.Sequential([keras.Input((6,))]), (X, Y), 3, "needs a compiled model"),
+        (unbuilt, (X, Y), 3, "is not built"),
         (model, None, 3, "needs data"),
         (model, (X, Y), None, "needs epochs"),
         (lambda: model(keras.layers.Lambda(lambda x: 2 * x)), (X, Y), 3, "cannot be loaded"),
@@ -155,6 +166,7 @@ def test_no_cache_is_tried_for_a_dataset_that_draws_random_numbers(machine, draw
     tuned = tfopt.tune(model(), batches().map(moved), epochs=2, seeds=0, verbose=False)
     tried = {row.name for row in tuned.report.variants}
     assert ("input pipeline" in tried, "input cache" in tried) == (True, not drawn)
+    assert any("drawn once" in note for note in tuned.notes) == drawn
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tfopt import UserError
 from tfopt.data import PipelineOptions
 from tfopt.job.recipe_file import read_recipe
 from tfopt.report.bench_report import BenchReport
+from tfopt.report.documents import Report
 from tfopt.tune.objective import in_words, verdict_in_words
 from tfopt.tune.space import Changes, narrowed, neighbours, singles, space_for
 
@@ -243,6 +244,7 @@ def test_objectives(tune, machine, objective, expected):
         assert any("times the memory" in note for note in notes)
         said = [str(tuned), dropped(tuned), *notes]
         assert "nothing was shown to take less memory than the job as it is" in said[0]
+        assert str(Report(tuned.report)).count("Nothing was shown to take less memory") == 1
         assert not re.search("fast|slow|as long", "\n".join(said))
 
 
@@ -306,8 +308,10 @@ def test_interrupted_it_returns_what_is_certain_by_then(tune, machine, after):
         ({"objective": "speed"}, "`objective` is unknown"),
         ({"space": {"batchsize": [1]}}, "did you mean batch_size?"),
         ({"space": {"batch_size": 64}}, "are not a list"),
-        ({"space": {"batch_size": ["big"]}}, "batch_size is not a count"),
-        ({"space": {"jit_compile": [1]}}, "Invalid value of jit_compile"),
+        ({"space": {"batch_size": ["big"]}}, "batch_size does not fit"),
+        ({"space": {"batch_size": [0]}}, "greater than or equal to 1"),
+        ({"space": {"jit_compile": [1]}}, "jit_compile does not fit"),
+        ({"space": {"learning_rate": ["fast"]}}, "goes with the batch size"),
         ({"space": {"jit_compile": [], "steps_per_execution": []}, "exact": True}, "nothing to"),
         ({"seeds": -1}, "seeds"),
         ({"max_drop": 200}, "max_drop"),
@@ -356,20 +360,22 @@ def test_the_space_is_what_the_job_allows():
     # A cache would train on the random images of the first epoch again and again.
     assert space_for(FACTS)["input"] == (None, "pipeline", "cache")
     assert space_for(replace(FACTS, augmented=True))["input"] == (None, "pipeline")
+    for gpus in (0, 1):
+        varied = replace(FACTS, gpus=gpus, jit_compile=True, varies=True)
+        assert str(singles(space_for(varied))[0]) == "jit_compile False"
     kept = Changes(keep_host_memory=True)
     assert kept.chain(FACTS) == tfopt.chain(tfopt.KeepHostMemory())
 
 
 GPU = replace(FACTS, gpus=1, half="mixed_float16", attention=True, jit_compile=True)
-HALF = Changes(precision="mixed_float16")
-FUSED = Changes(precision="mixed_float16", fused_attention=True)
+FUSED = Changes(fused_attention=True)
 
 
 def test_on_a_gpu_what_helped_on_one_comes_first_and_fused_attention_with_half_precision():
     tried = [str(each) for each in singles(narrowed(space_for(GPU), None, exact=False))]
     assert tried[:5] == [
         "precision mixed_float16",
-        "precision mixed_float16, fused_attention True",
+        "fused_attention True",
         "steps_per_execution 16",
         "batch_size 125",
         "xla --xla_gpu_enable_triton_gemm=false",
@@ -377,28 +383,19 @@ def test_on_a_gpu_what_helped_on_one_comes_first_and_fused_attention_with_half_p
     assert space_for(FACTS).keys() == space_for(GPU).keys()
     on_cpu = space_for(replace(GPU, gpus=0))
     assert on_cpu["fused_attention"] == on_cpu["xla"] == (None,)
-    # In half precision already it stands alone.
-    own = narrowed(space_for(replace(GPU, half=None)), None, exact=False)
-    assert Changes(fused_attention=True) in singles(own)
-    for exact, asked in ((True, None), (False, {"precision": []})):
-        found = narrowed(space_for(GPU), asked, exact=exact)
-        assert found["fused_attention"] == (None,)
-
-
-def test_fused_attention_comes_and_goes_with_half_precision():
-    space = space_for(GPU)
-    batch = Changes(batch_size=125)
-    assert replace(FUSED, batch_size=125) in neighbours(batch, space)
-    near = neighbours(replace(FUSED, batch_size=125), space)
-    assert batch in near
-    assert replace(HALF, batch_size=125) in near
-    assert all(each.precision for each in near if each.fused_attention)
-    assert replace(FUSED, batch_size=125).alone() == [FUSED, batch]
     parts = tfopt.MixedPrecision("mixed_float16"), tfopt.FusedAttention()
     assert FUSED.chain(replace(GPU, batch_size=50)) == tfopt.chain(*parts)
+    # In half precision already it stands alone.
+    assert FUSED.chain(replace(GPU, half=None, batch_size=50)) == tfopt.chain(parts[1])
     # Steps know the size of their batches only where none is smaller.
     whole = tfopt.Pipeline(options=PipelineOptions(drop_remainder=True))
     assert FUSED.chain(GPU) == tfopt.chain(*parts, whole)
+    for exact, asked in ((True, None), (False, {"precision": []})):
+        found = narrowed(space_for(GPU), asked, exact=exact)
+        assert found["fused_attention"] == (None,)
+    batch = Changes(batch_size=125)
+    assert replace(FUSED, batch_size=125) in neighbours(batch, space_for(GPU))
+    assert batch in neighbours(replace(FUSED, batch_size=125), space_for(GPU))
 
 
 @pytest.mark.parametrize("half", [0.9, 1.3])

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
-from tfopt.recipes.flags import add_chain, add_set, add_trust, assignments, in_flags, points
+from tfopt.recipes.flags import (
+    add_chain,
+    add_set,
+    add_trust,
+    assignments,
+    count,
+    duration,
+    in_flags,
+    points,
+)
 
 if TYPE_CHECKING:
     from tfopt.measure.targets import Target
@@ -84,17 +93,24 @@ def output_folder(options: argparse.Namespace, target: Target, ending: str) -> P
     return (options.output or Path(f"{name}_{ending}")).expanduser()
 
 
+def add_budget(parser: Any, text: str, usual: str, default: float | None) -> None:
+    """Add ``--budget`` to a parser or to a group of one; ``usual`` names the default."""
+    text = f"{text}: 90s, 5m or 1h (default: {usual})"
+    parser.add_argument("--budget", type=duration, default=default, metavar="TIME", help=text)
+
+
+def add_seeds(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add ``--seeds``; ``text`` says what is trained."""
+    text = f"{text}; 0: none (default: 3)"
+    parser.add_argument("--seeds", type=count, default=3, metavar="N", help=text)
+
+
 def add_max_drop(
     parser: argparse.ArgumentParser, text: str = "points of accuracy that may be lost"
 ) -> None:
     """Add ``--max-drop``; ``text`` says what may be lost."""
-    parser.add_argument(
-        "--max-drop",
-        type=points,
-        default=0.5,
-        metavar="POINTS",
-        help=f"{text} (default: 0.5)",
-    )
+    text = f"{text} (default: 0.5)"
+    parser.add_argument("--max-drop", type=points, default=0.5, metavar="POINTS", help=text)
 
 
 def add_json(parser: Any) -> None:

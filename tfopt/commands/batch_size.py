@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from tfopt.commands import arguments
-from tfopt.recipes.flags import INTERRUPTED, add_output, duration
+from tfopt.recipes.flags import INTERRUPTED, add_output
 
 _DESCRIPTION = """\
 Finds the largest batch that trains, and the fastest. Each size trains some steps in its own
@@ -34,13 +34,7 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     arguments.add_job(parser, chain=True)
     parser.add_argument("--at-most", type=int, metavar="N", help="the largest batch to try")
-    parser.add_argument(
-        "--budget",
-        type=duration,
-        default=math.inf,
-        metavar="TIME",
-        help="after so long no further trial begins: 90s, 5m or 1h (default: no end)",
-    )
+    arguments.add_budget(parser, "after so long no further trial begins", "no end", math.inf)
     arguments.add_json(parser)
     add_output(parser, "NAME_batch_size")
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tfopt.commands import arguments
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder
-from tfopt.recipes.flags import add_output, count, duration
+from tfopt.recipes.flags import add_output
 
 if TYPE_CHECKING:
-    from tfopt.measure.bench_plan import BenchPlan
     from tfopt.measure.targets import Target
 
 _DESCRIPTION = """\
@@ -62,12 +61,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         help="find what slows the input of one job: time its stages, and try changes to it",
     )
     time = parser.add_mutually_exclusive_group()
-    time.add_argument(
-        "--budget",
-        type=duration,
-        metavar="TIME",
-        help="how long it may take: 90s, 5m or 1h (default: 5m)",
-    )
+    arguments.add_budget(time, "how long it may take", "5m", None)
     time.add_argument(
         "--quick", action="store_true", help="a budget of 2 minutes; the report says so"
     )
@@ -77,13 +71,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         help="train every variant to the end, and compare accuracy and whole trainings; leave "
         "the files of the chain to keep with the report",
     )
-    parser.add_argument(
-        "--seeds",
-        type=count,
-        default=3,
-        metavar="N",
-        help="whole trainings of a variant, where its accuracy is measured; 0: none (default: 3)",
-    )
+    arguments.add_seeds(parser, "whole trainings of a variant, where its accuracy is measured")
     arguments.add_max_drop(parser)
     parser.add_argument(
         "--seed",
@@ -102,7 +90,6 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
-    command = f"tfopt {shlex.join(given)}"
     if options.whole and not options.seeds:
         raise UserError("--whole needs at least one training.", expected="--seeds 1 or more")
     if options.input and options.trace:
@@ -114,25 +101,26 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
         if options.input:
             document, code = _diagnose_input(targets[0], options, output), 0
         else:
-            from tfopt.measure.display import Display
-            from tfopt.recipes.bench_display import bench_and_show
-
-            plan = _plan(kind, targets, options, command)
-            display = Display(verbose=not options.json, budget_s=plan.budget_s)
-            report, code = bench_and_show(plan, output, display)
-            document = report.to_json() if report is not None else ""
+            document, code = _measure(kind, targets, options, output, f"tfopt {shlex.join(given)}")
     if options.json and document:
         print(document.rstrip())
     return code
 
 
-def _plan(
-    kind: Any, targets: tuple[Target, ...], options: argparse.Namespace, command: str
-) -> BenchPlan:
+def _measure(
+    kind: Any,
+    targets: tuple[Target, ...],
+    options: argparse.Namespace,
+    output: Path,
+    command: str,
+) -> tuple[str, int]:
+    """Measure, and return the report as JSON, empty where nothing was, and the exit code."""
     from tfopt.measure.bench_plan import BUDGET_S, QUICK_S, BenchPlan
+    from tfopt.measure.display import Display
+    from tfopt.recipes.bench_display import bench_and_show
 
     usual_s = QUICK_S if options.quick else BUDGET_S
-    return BenchPlan(
+    plan = BenchPlan(
         title=" against ".join(target.name for target in targets),
         command=command,
         kind=kind,
@@ -145,6 +133,9 @@ def _plan(
         seed=options.seed,
         trace=prepare_folder(options.trace) if options.trace else None,
     )
+    display = Display(verbose=not options.json, budget_s=plan.budget_s)
+    report, code = bench_and_show(plan, output, display)
+    return report.to_json() if report is not None else "", code
 
 
 def _diagnose_input(target: Target, options: argparse.Namespace, output: Path) -> str:

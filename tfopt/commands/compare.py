@@ -80,14 +80,15 @@ def share(text: str) -> float:
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
-    from tfopt.measure.compare import Named, compare_one, compare_two, judge, worst_of
+    from tfopt.measure.compare import compare_one, compare_two, judge, worst_of
     from tfopt.report.bench_report import read_bench_report
-    from tfopt.report.compared import as_markdown, as_terminal_text
+    from tfopt.report.compared import view_of_both
     from tfopt.report.format import one_line
-    from tfopt.report.markdown import item
+    from tfopt.report.markdown import as_markdown, item
+    from tfopt.report.terminal import as_text
 
     paths = [path for path in (options.first, options.second) if path is not None]
-    named = [Named(one_line(str(path)), read_bench_report(path)) for path in paths]
+    named = [(one_line(str(path)), read_bench_report(path)) for path in paths]
     found = compare_two(*named) if len(named) == 2 else compare_one(*named)
     compared = any(line.comparison is not None for line in found.lines)
     code, judged, lines = arguments.PASS if compared else arguments.NOT_COMPARABLE, {}, []
@@ -100,5 +101,5 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
     if options.json:
         return json.dumps({**json.loads(found.to_json()), **judged}, indent=1), code
     if options.format == "md":
-        return "\n".join([as_markdown(found), *map(item, lines)]), code
-    return "\n".join([as_terminal_text(found), *lines]), code
+        return "\n".join([as_markdown(view_of_both(found)), *map(item, lines)]), code
+    return "\n".join([as_text(view_of_both(found)), *lines]), code

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, NoReturn
 
 from tfopt.commands.arguments import add_command, drop_output
@@ -135,29 +136,17 @@ def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         "tasks get SIGTERM before the time limit and at a preemption; where they end\n"
         "with exit code 75, --requeue queues the job again.",
     )
-    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
-    parser.add_argument(
-        "--workers-per-node", type=int, default=1, metavar="W", help="tasks on a node (default: 1)"
-    )
-    parser.add_argument(
-        "--gpus-per-worker", type=int, default=0, metavar="G", help="GPUs of a task (default: 0)"
-    )
-    parser.add_argument(
-        "--cpus-per-worker", type=int, default=1, metavar="C", help="cores of a task (default: 1)"
-    )
-    parser.add_argument("--name", default="train", help="the job's name (default: train)")
-    parser.add_argument("--partition", help="the partition, as the site calls it")
-    parser.add_argument("--time", help="the time limit as Slurm writes it, such as 1-12:00:00")
-    parser.add_argument(
-        "--requeue", action="store_true", help="queue the job again after a preemption"
-    )
-    parser.add_argument(
-        "--grace",
-        type=_whole_seconds,
-        default=120,
-        metavar="TIME",
-        help="time to save before the time limit (default: 2m)",
-    )
+    add = parser.add_argument
+    add("--nodes", type=int, required=True, metavar="N", help="number of nodes")
+    number = partial(add, type=int)
+    number("--workers-per-node", default=1, metavar="W", help="tasks on a node (default: 1)")
+    number("--gpus-per-worker", default=0, metavar="G", help="GPUs of a task (default: 0)")
+    number("--cpus-per-worker", default=1, metavar="C", help="cores of a task (default: 1)")
+    add("--name", default="train", help="the job's name (default: train)")
+    add("--partition", help="the partition, as the site calls it")
+    add("--time", help="the time limit as Slurm writes it, such as 1-12:00:00")
+    add("--requeue", action="store_true", help="queue the job again after a preemption")
+    _add_grace(parser, "time to save before the time limit (default: 2m)")
     _add_output(parser)
 
 
@@ -173,44 +162,30 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         "evicted, or ends with exit code 75, starts again and does not count as a\n"
         "failure.",
     )
-    parser.add_argument("--name", default="train", help="the job's name (default: train)")
-    parser.add_argument("--image", required=True, help="the container image with the script")
-    parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="number of pods (default: 1)"
-    )
-    parser.add_argument(
-        "--gpus-per-worker", type=int, default=0, metavar="G", help="GPUs of a pod (default: 0)"
-    )
-    parser.add_argument(
-        "--cpus-per-worker", metavar="QUANTITY", help="cores to request for a pod, such as 8"
-    )
-    parser.add_argument("--memory", metavar="QUANTITY", help="memory limit of a pod, such as 64Gi")
-    parser.add_argument(
-        "--shared-memory",
-        default="8Gi",
-        metavar="QUANTITY",
-        help="how much of that may be shared memory (default: 8Gi)",
-    )
-    parser.add_argument(
-        "--claim",
-        metavar="NAME:/PATH",
-        help="a volume claim for checkpoints, and its mount path",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--name", default="train", help="the job's name (default: train)")
+    add("--image", required=True, help="the container image with the script")
+    add("--workers", type=int, default=1, metavar="N", help="number of pods (default: 1)")
+    add("--gpus-per-worker", type=int, default=0, metavar="G", help="GPUs of a pod (default: 0)")
+    quantity = partial(add, metavar="QUANTITY")
+    quantity("--cpus-per-worker", help="cores to request for a pod, such as 8")
+    quantity("--memory", help="memory limit of a pod, such as 64Gi")
+    shared = "how much of that may be shared memory (default: 8Gi)"
+    quantity("--shared-memory", default="8Gi", help=shared)
+    add("--claim", metavar="NAME:/PATH", help="a volume claim for checkpoints, and its mount path")
+    add(
         "--restarts",
         type=int,
         default=0,
         metavar="R",
         help="how often to start the job again after a failure (default: 0)",
     )
-    parser.add_argument(
-        "--grace",
-        type=_whole_seconds,
-        default=120,
-        metavar="TIME",
-        help="time for a pod to save and end (default: 2m)",
-    )
+    _add_grace(parser, "time for a pod to save and end (default: 2m)")
     _add_output(parser)
+
+
+def _add_grace(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--grace", type=_whole_seconds, default=120, metavar="TIME", help=text)
 
 
 def _whole_seconds(text: str) -> int:
@@ -218,7 +193,8 @@ def _whole_seconds(text: str) -> int:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", metavar="FILE", help="the file to write (default: print it)")
+    text = "the file to write (default: print it)"
+    parser.add_argument("--output", metavar="FILE", help=text)
 
 
 def _slurm(options: argparse.Namespace, given: list[str]) -> int:

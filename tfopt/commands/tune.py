@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from tfopt.commands import arguments
-from tfopt.recipes.flags import INTERRUPTED, add_output, count, duration
+from tfopt.recipes.flags import INTERRUPTED, add_output
 from tfopt.tune.objective import OBJECTIVES
 
 _DESCRIPTION = """\
@@ -41,13 +41,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=_EXAMPLES,
     )
     arguments.add_job(parser, chain=False)
-    parser.add_argument(
-        "--budget",
-        type=duration,
-        default=600.0,
-        metavar="TIME",
-        help="about how long it may take: 90s, 5m or 1h (default: 10m)",
-    )
+    arguments.add_budget(parser, "about how long it may take", "10m", 600.0)
     parser.add_argument(
         "--objective",
         choices=tuple(OBJECTIVES),
@@ -67,13 +61,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         help="values to try of a setting, in the place of those chosen for the job, such as "
         "batch_size=64,128; SETTING= alone leaves it out; may be repeated",
     )
-    parser.add_argument(
-        "--seeds",
-        type=count,
-        default=3,
-        metavar="N",
-        help="whole trainings that confirm the accuracy of a chain; 0: none (default: 3)",
-    )
+    arguments.add_seeds(parser, "whole trainings that confirm the accuracy of a chain")
     arguments.add_max_drop(parser)
     arguments.add_json(parser)
     add_output(parser, "NAME_tuned")
@@ -85,9 +73,9 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     # Loaded after the mistakes above are reported.
     from tfopt.measure.display import Display
     from tfopt.recipes.bench_display import tune_and_show
-    from tfopt.tune.search import Wanted
+    from tfopt.tune.search import Search
 
-    wanted = Wanted(
+    search = Search(
         target,
         options.budget,
         options.objective,
@@ -98,7 +86,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     )
     with arguments.json_alone(options):
         display = Display(verbose=not options.json, budget_s=options.budget)
-        tuned = tune_and_show(wanted, output, display)
+        tuned = tune_and_show(search, output, display)
     if options.json:
         print(tuned.report.to_json(), end="")
     else:

@@ -207,13 +207,34 @@ def describe_data(data: Data) -> str:
     return f"{data.summary} ({examples_of(data.train).extent()})"
 
 
-def _shapes(structure: Any, *, first: int) -> str:
+def batch_shapes(data: Any, batch: int) -> str:
+    """Return the shapes of a batch of examples in words: "float32[32x28x28x1], int64[32]"."""
+    spec = getattr(data, "element_spec", None)
+    if spec is None:
+        examples = examples_of(data)
+        if not isinstance(examples, ArrayExamples):
+            return f"{batch} examples"
+        spec = examples.structure
+    return _shapes(spec, first=1, lead=(batch,))
+
+
+def vary_in_shape(data: Any) -> bool:
+    """Return whether the batches of a dataset differ in more than their number of examples."""
+    import tensorflow as tf
+
+    leaves_of_batch = tf.nest.flatten(getattr(data, "element_spec", ()))
+    shapes = [leaf.shape for leaf in leaves_of_batch if hasattr(leaf, "shape")]
+    return any(shape.rank is None or None in shape[1:] for shape in shapes)
+
+
+def _shapes(structure: Any, *, first: int, lead: tuple[int, ...] = ()) -> str:
     import tensorflow as tf
 
     def shape(leaf: Any) -> str:
         if not hasattr(leaf, "shape"):
             return type(leaf).__name__
-        sizes = "x".join("?" if size is None else str(size) for size in leaf.shape[first:])
+        given = (*lead, *leaf.shape[first:])
+        sizes = "x".join("?" if size is None else str(size) for size in given)
         return f"{tf.as_dtype(leaf.dtype).name}[{sizes}]"
 
     return ", ".join(shape(leaf) for leaf in tf.nest.flatten(structure))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.data.augment import in_model, random_layers
@@ -180,13 +180,16 @@ class Pipeline(Transform):
         return self.batch_size
 
     def data(self, run: Run, train: Any) -> Any:
-        dataset, notes = self.read(train, run.facts)
-        run.note(", ".join(notes))
+        whole = any(part.whole_batches for part in run.chain.parts)
+        dataset, notes = self.read(train, run.facts, whole=whole)
+        run.note(", ".join([*notes, *(["whole batches only"] if whole else [])]))
         return dataset
 
-    def read(self, train: Any, facts: Facts) -> tuple[Any, list[str]]:
-        """Return the training input and the notes that describe it."""
+    def read(self, train: Any, facts: Facts, *, whole: bool = False) -> tuple[Any, list[str]]:
+        """Return the training input, of ``whole`` batches only, and the notes that describe it."""
+        options = self.options
         plan = self._plan(
+            options=replace(options, drop_remainder=options.drop_remainder or whole),
             batch_size=facts.batch_size,
             map=_function("map", self.map),
             map_batch=_function("map_batch", self.map_batch),

@@ -90,6 +90,11 @@ class Transform:
         """Return the requested global batch size; None: the job's own."""
         return None
 
+    @property
+    def whole_batches(self) -> bool:
+        """Return whether a pipeline of the chain drops a smaller last batch for this one."""
+        return False
+
     def check_beside(self, earlier: Transform) -> None:
         """Raise for an earlier transform of the chain that cannot be combined with this one."""
         if type(earlier) is type(self):

@@ -13,20 +13,13 @@ from dataclasses import dataclass
 from tfopt.job.transform import Chain, Transform
 from tfopt.measure.targets import Target
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import decisive, is_faster, lost, middle_training, sizes
+from tfopt.report.bench_figures import decisive, is_faster, lost, sizes
 from tfopt.report.bench_report import Kind, Recommendation, VariantReport
 from tfopt.report.statistics import Comparison
 
 Rows = Sequence[tuple[Target, VariantReport]]
 Link = tuple[Transform, ...]
 _LEAST_SHRINK = 0.10
-_TIMES = {
-    "to_accuracy": "the time to the reference's accuracy",
-    "whole": "a whole training",
-    "against_reference": "an example",
-}
-_AS_IT_IS = "nothing: the job as it is"
-_COMPARED_WITH = "it is what the others are compared with"
 
 
 @dataclass(frozen=True)
@@ -60,11 +53,8 @@ def recommend(choice: Choice, whole: VariantReport | None) -> Recommendation:
     against = _against_the_whole(choice, row) if row is not None else None
     if against is not None:
         dropped = (*dropped, f"{_name(chain.parts) or 'no link'}: together {against}")
-        row, chain = None, choice.otherwise or Chain()
-        brought = _COMPARED_WITH if chain.parts else _AS_IT_IS
-    else:
-        brought = _brought(row, chain) if row is not None else "not measured as a whole"
-    return Recommendation(repr(chain), brought, dropped, choice.undecided)
+        chain = choice.otherwise or Chain()
+    return Recommendation(repr(chain), "", dropped, choice.undecided)
 
 
 def _out_of_prefixes(rows: Rows) -> Choice:
@@ -190,29 +180,6 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
         # A link that is kept for its size is smaller at any speed.
         fails = aims >= {"speed"} and "size" not in aims and verdict in ("slower", "no difference")
     return in_words(found[1]) if fails else None
-
-
-def _brought(row: VariantReport, chain: Chain) -> str:
-    """Return what a chain brought, in words."""
-    if not chain.parts:
-        return _AS_IT_IS
-    found, words = decisive(row), []
-    if found is not None:
-        words.append(f"{_TIMES[found[0]]} is {in_words(found[1])}")
-    file, model = (middle_training(row, name) for name in ("artefact_kib", "model_gzip_kib"))
-    if file is not None:
-        words.append(f"a file of {file:.0f} KiB")
-    elif model is not None and "size" in _aims(chain.parts):
-        words.append(f"a gzipped model of {model:.0f} KiB")
-    quality = row.quality
-    if quality is not None and words:
-        unsure = (
-            ""
-            if quality.certain
-            else f" (not certain over {fmt.count(len(quality.seeds), 'seed')})"
-        )
-        words.append(f"{quality.points:+.2f} points of {quality.metric}{unsure}")
-    return "; ".join(words) or _COMPARED_WITH
 
 
 def in_words(comparison: Comparison) -> str:

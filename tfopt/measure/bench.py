@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine, copies
 from tfopt.measure.provenance import read_provenance
-from tfopt.measure.rows import Row, row_report
+from tfopt.measure.rows import Row, row_report, trained_by
 from tfopt.measure.scores import TrainWhole
 from tfopt.measure.targets import Target, plain_arguments, reference_of
 from tfopt.measure.trace import trace
-from tfopt.measure.trainings import Order, Trainings, also_of, train, trained_by
+from tfopt.measure.trainings import Order, train, without_file
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import KEPT, Asked, BenchReport, VariantReport
@@ -152,7 +152,6 @@ class _Session:
         self._started = ""
         self._start_s = 0.0
         self._created = datetime.now(UTC).isoformat(timespec="seconds")
-        self._trainings: dict[str, Trainings] = {}
         self._kept: Row | None = None
         self._serving: Footprints | None = None
         self._notes = list(plan.remarks)
@@ -212,7 +211,6 @@ class _Session:
         reports: list[VariantReport] = []
         previous: Row | None = None
         for row in self._all():
-            row.trainings = self._trainings.get(row.variant.name, Trainings())
             failed = self.plan.whole and row.status == "measured" and row.trainings.reason
             if failed and row is not self.rows[0]:
                 row.status, row.reason = row.trainings.status, row.trainings.reason
@@ -222,7 +220,7 @@ class _Session:
                     row,
                     reference=self.rows[0],
                     previous=before,
-                    plain=self._trainings.get(self._plain.name),
+                    plain=self._plain.trainings,
                     max_drop=self.plan.max_drop,
                 )
             )
@@ -253,13 +251,13 @@ class _Session:
     def _measured(self) -> list[Row]:
         return [row for row in self.rows if row.status == "measured"]
 
-    @property
-    def _plain(self) -> Target:
+    @cached_property
+    def _plain(self) -> Row:
         """Return the job under no chain, which a loss of accuracy is one from."""
         first = self.rows[0].variant
         if not first.chain.parts:
-            return first
-        return Target(PLAIN_JOB, first.job, arguments=first.arguments)
+            return self.rows[0]
+        return Row(Target(PLAIN_JOB, first.job, arguments=first.arguments))
 
     # The rows, each with a first process.
 
@@ -429,55 +427,50 @@ class _Session:
 
     # Trainings.
 
-    def _to_train(self, rows: Sequence[Row]) -> list[Target]:
+    def _to_train(self, rows: Sequence[Row]) -> list[Row]:
         """Return what is trained whole: everything, or what trains other weights and the job."""
         if not self.plan.seeds:
             return []
-        variants = [row.variant for row in rows]
-        lossy = [each for each in variants if not each.exact]
-        pair = self.plan.kind == "pair"
-        chosen = variants if self.plan.whole else [] if pair else lossy
-        if chosen and lossy and self._plain.name not in {each.name for each in chosen}:
+        lossy = [row for row in rows if not row.variant.exact]
+        chosen = lossy if self.plan.kind != "pair" else []
+        if self.plan.whole:
+            chosen = list(rows)
+        if chosen and lossy and self._plain not in chosen:
             chosen = [self._plain, *chosen]
-        return [each for each in chosen if each.name not in self._trainings]
+        return [row for row in chosen if not row.trainings.tried]
 
     def _trainings_s(self, rows: Sequence[Row]) -> float:
         """Return about how long the whole trainings take, several at a time, by the turns."""
-        names = {each.name for each in self._to_train(rows)}
         each_s = [
             row.ready.build_s + row.processes[0].training_s(row.ready.steps or 0)
-            for row in rows
-            if row.variant.name in names and row.ready is not None and row.processes
+            for row in self._to_train(rows)
+            if row.ready is not None and row.processes
         ]
         beside = min(self._engine.trainings_at_once, 2)
         return _TRAINING_SLOWER * self.plan.seeds * sum(each_s) / beside
 
     def _train(self, rows: Sequence[Row]) -> None:
-        variants = self._to_train(rows)
-        orders = [
-            Order(each, self.plan.seed + n, TrainWhole() if n else self._leaving(each))
-            for n in range(self.plan.seeds)
-            for each in variants
-            if not n or trained_by(each, variants) is each
-        ]
+        to_train = self._to_train(rows)
+        orders = []
+        for n in range(self.plan.seeds):
+            for row in to_train:
+                if not n or trained_by(row, to_train) is row:
+                    task = TrainWhole() if n else self._leaving(row.variant)
+                    orders.append(Order(row.variant, self.plan.seed + n, row.trainings, task))
         at_once = self._engine.trainings_at_once
-        train(orders, self._display, self._trainings, at_once=at_once, until=self._ends)
-        for each in variants:
-            by = trained_by(each, variants)
-            if by is not each and {each.name, by.name} <= self._trainings.keys():
-                own, other = self._trainings[each.name], self._trainings[by.name]
-                self._trainings[each.name] = also_of(own, other)
-        made = {(name, t.seed) for name, each in self._trainings.items() for t in each.done}
-        lacking = sum((order.variant.name, order.seed) not in made for order in orders)
-        if lacking and not any(each.reason for each in self._trainings.values()):
+        train(orders, self._display, at_once=at_once, until=self._ends)
+        lacking = sum(each.seed not in {t.seed for t in each.to.done} for each in orders)
+        for row in to_train:
+            if row.trainings.tried:
+                row.trainings.add(map(without_file, trained_by(row, to_train).trainings.done))
+        if lacking and not any(row.trainings.reason for row in to_train):
             self._notes.append(
                 f"{lacking} of {len(orders)} whole trainings were not made: the budget of "
                 f"{self.plan.budget_s:g} s was over. Give a larger budget to make them."
             )
-        reference = self.rows[0].variant
-        why = self._trainings.get(reference.name, Trainings()).reason
+        why = self.rows[0].trainings.reason
         if why is not None and self.plan.whole:
-            raise UserError(f"{reference.job} cannot be trained whole.", received=why)
+            raise UserError(f"{self.rows[0].variant.job} cannot be trained whole.", received=why)
 
     def _leaving(self, variant: Target) -> TrainWhole:
         """Return the first training of a variant, which leaves its files."""
@@ -508,11 +501,11 @@ class _Session:
 
     def _compare_served(self) -> None:
         """Compare what the reference and the smaller models would serve."""
-        names = [row.variant.name for row in self._all() if self._serves(row.variant)]
-        trained = [each for each in names if self._trainings.get(each, Trainings()).done]
-        if len(trained) < 2 or not self.plan.leaves_files:
+        served = [row for row in self._all() if self._serves(row.variant) and row.trainings.done]
+        if len(served) < 2 or not self.plan.leaves_files:
             return
-        folders = {each: self.folder_of("serving", each) for each in trained}
+        names = [row.variant.name for row in served]
+        folders = {name: self.folder_of("serving", name) for name in names}
         self._display.doing("serving: size and latency")
         try:
             self._serving = carried_out(self.rows[0].variant, partial(compare_served, folders))

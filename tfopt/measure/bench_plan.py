@@ -71,7 +71,8 @@ def require_budget(budget_s: object) -> None:
             "budget_s is too short for a measurement.",
             expected=f"at least {LEAST_S:g} seconds",
             received=repr(budget_s),
-            fix=f"give budget_s={LEAST_S:g} or more",
+            fix=f"give budget_s={LEAST_S:g} or more; a number alone is seconds, and for a command "
+            "5m is five minutes",
         )
 
 

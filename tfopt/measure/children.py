@@ -92,7 +92,7 @@ class Child:
         Raises:
             Lost: It failed, died, or was silent for ``timeout_s``.
         """
-        kind, value = self._message(time.monotonic() + timeout_s, timeout_s, meanwhile)
+        kind, value = self._message(timeout_s, meanwhile)
         if kind == "settings":
             self._spec["settings"] = _settings[self._spec["job"]] = value
             self.end()
@@ -102,32 +102,22 @@ class Child:
             raise Lost(value, kind)
         return value
 
-    def _message(
-        self, ends: float, timeout_s: float, meanwhile: Callable[[], None] | None
-    ) -> tuple[Any, Any]:
-        while not self._pipe.poll():
-            if self.pid in self._starter.ended and not self._pipe.poll():
-                raise Lost(self._last_words())
+    def _message(self, timeout_s: float, meanwhile: Callable[[], None] | None) -> tuple[Any, Any]:
+        ends = time.monotonic() + timeout_s
+        while not self.has_answered(min(max(ends - time.monotonic(), 0), _MEANWHILE_S)):
             if time.monotonic() > ends:
                 raise Lost(f"it did not answer within {timeout_s:.0f} s")
-            left_s = max(ends - time.monotonic(), 0)
             if meanwhile is not None:
                 meanwhile()
-                left_s = min(left_s, _MEANWHILE_S)
-            wait([self._pipe, self._starter.control], left_s)
-            try:
-                self._starter.listen(0)
-            except ConnectionError:
-                raise Lost("the process that had started it was ended") from None
-        try:
-            message: tuple[Any, Any] = self._pipe.recv()
-        except (EOFError, ConnectionError):
-            ends = time.monotonic() + _DYING_S
-            with suppress(ConnectionError):
-                while self.pid not in self._starter.ended and time.monotonic() < ends:
-                    self._starter.listen(max(ends - time.monotonic(), 0))
-            raise Lost(self._last_words()) from None
-        return message
+        with suppress(EOFError, ConnectionError):
+            if self._pipe.poll():
+                message: tuple[Any, Any] = self._pipe.recv()
+                return message
+        ends = time.monotonic() + _DYING_S
+        with suppress(ConnectionError):
+            while self.pid not in self._starter.ended and time.monotonic() < ends:
+                self._starter.listen(max(ends - time.monotonic(), 0))
+        raise Lost(self._last_words())
 
     def stop(self) -> None:
         """Stop it with all its threads, and whatever it has started."""

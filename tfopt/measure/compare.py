@@ -9,7 +9,7 @@ variant that cannot be compared is there with its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from tfopt.errors import UserError
@@ -39,18 +39,14 @@ class NotComparable(UserError):
     """Two measurements whose difference would not be that of the code."""
 
 
-@dataclass(frozen=True)
-class Named:
-    """A report and the name it goes by: its file's or folder's."""
+Named = tuple[str, BenchReport]
+"""The name that a report goes by, its file's or folder's, and the report."""
 
-    name: str
-    report: BenchReport
 
-    @property
-    def side(self) -> Side:
-        """Return what stands above its column."""
-        report, title = self.report, fmt.one_line(self.report.title)
-        return Side(self.name, title, report.created, report.asked.quick, report.complete)
+def _side(name: str, report: BenchReport) -> Side:
+    """Return what stands above a report's column."""
+    title = fmt.one_line(report.title)
+    return Side(name, title, report.created, report.asked.quick, report.complete)
 
 
 def compare_two(first: Named, second: Named) -> SideBySide:
@@ -59,42 +55,43 @@ def compare_two(first: Named, second: Named) -> SideBySide:
     Raises:
         NotComparable: Where the difference would not be that of the code.
     """
-    if first.report == second.report:
+    (a, one), (b, other) = first, second
+    if one == other:
         raise UserError(
             "Both files hold the same measurement.",
             expected="two measurements, or one report with both variants in it",
-            received=f"{first.name} and {second.name}",
+            received=f"{a} and {b}",
             fix="measure the new state, or give one file",
         )
-    found = differences(first.report, second.report)
+    found = differences(one, other)
     if stopping := [each.told for each in found if each.blocks]:
         raise NotComparable(
-            f"{first.name} and {second.name} are not comparable.",
+            f"{a} and {b} are not comparable.",
             expected="the same machine, versions, data and way of measuring",
             received="; ".join(stopping),
             fix="measure both in the same way on one machine",
         )
     notes = [NOT_IN_THE_INTERVAL]
-    if second.report.created < first.report.created:
-        notes.append(f"{second.name} is older than {first.name}: are they swapped?")
-    names = dict.fromkeys(each.name for of in (first, second) for each in of.report.variants)
-    pairs = [(first.report.variant(name), second.report.variant(name)) for name in names]
-    beside = _beside(first.side, second.side, pairs, _apart)
+    if other.created < one.created:
+        notes.append(f"{b} is older than {a}: are they swapped?")
+    names = dict.fromkeys(each.name for each in (*one.variants, *other.variants))
+    pairs = [(one.variant(name), other.variant(name)) for name in names]
+    beside = _beside(_side(a, one), _side(b, other), pairs, _apart)
     return replace(beside, differences=found, notes=tuple(notes))
 
 
 def compare_one(named: Named) -> SideBySide:
     """Compare the variants of a report with its reference, as they took turns."""
-    reference, *others = named.report.variants
+    second, (reference, *others) = _side(*named), named[1].variants
     if not others:
         raise UserError(
-            f"{named.name} has nothing beside its reference.",
+            f"{second.name} has nothing beside its reference.",
             expected="two variants, or a second report",
             received=f"{reference.name} alone",
         )
     name = f"its {fmt.one_line(reference.name)}"
-    first = replace(named.side, name=name, quick=False, complete=True)
-    return _beside(first, named.side, [(reference, other) for other in others], _in_turns)
+    first = replace(second, name=name, quick=False, complete=True)
+    return _beside(first, second, [(reference, other) for other in others], _in_turns)
 
 
 def _beside(

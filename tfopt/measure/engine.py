@@ -51,6 +51,7 @@ class Candidate:
         status: Then refused, no_effect or failed.
         held_mib: Its unshared memory when it was ready.
         began: When its process was started, in seconds of ``time.monotonic()``.
+        alone_s: What its start would take alone; None where that is not known.
     """
 
     variant: Target
@@ -61,6 +62,7 @@ class Candidate:
     status: Status = "measured"
     held_mib: float = 0.0
     began: float = 0.0
+    alone_s: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -93,6 +95,7 @@ class Candidate:
             replicas=ready.replicas,
             new_programs=None if isinstance(programs, str) else programs,
             data=ready.data,
+            shapes=ready.shapes,
             **figures,
         )
 
@@ -105,23 +108,33 @@ class Candidate:
         """Return the seconds of building the model and of compiling its steps."""
         assert self.ready is not None
         # On one H200, XLA took 3.0 s for the smaller last batch after 3.5 s for the first step.
-        return self.ready.build_s + (1 + self.ready.compiles_rest) * self.ready.first_step_s
+        return self.ready.build_s + max(len(self.ready.shapes), 1) * self.ready.first_step_s
 
-    def training_s(
-        self, examples: int, rounds: Iterable[int] | None = None, start_s: float | None = None
-    ) -> float:
-        """Return the predicted seconds of a training of so many examples, its start included.
-
-        ``start_s`` takes the place of what its start took.
-        """
+    def training_s(self, examples: int, rounds: Iterable[int] | None = None) -> float:
+        """Return the predicted seconds of a training of so many examples, its start included."""
         timed = self.timed(rounds)
         steps_s = timed.training_s(examples / (timed.batch_size or 1)) - timed.first_step_s
-        return (start_s or self.start_s) + steps_s
+        return (self.alone_s or self.start_s) + steps_s
 
 
 def shared_rounds(candidates: Iterable[Candidate]) -> list[int]:
     """Return the rounds in which all of these had a turn."""
     return sorted(set.intersection(*(set(each.turns) for each in candidates)))
+
+
+def beside(
+    reference: Sequence[Candidate], variant: Sequence[Candidate]
+) -> tuple[list[Candidate], list[Candidate], list[int]]:
+    """Return those of both sides that had turns beside each other, and the rounds all were in.
+
+    A process that started after the other side had ended is left out. All are empty where the
+    sides never met.
+    """
+    sides = [set[int]().union(*(each.turns for each in side)) for side in (reference, variant)]
+    met = sides[0] & sides[1]
+    first, second = ([c for c in side if met & c.turns.keys()] for side in (reference, variant))
+    rounds = shared_rounds([*first, *second]) if met else []
+    return (first, second, rounds) if rounds else ([], [], [])
 
 
 def compared(
@@ -133,11 +146,8 @@ def compared(
 
     None where there are not two processes a side. ``value`` may be another time of a process.
     """
-    sides = [[each for each in side if each.turns] for side in (reference, variant)]
+    *sides, rounds = beside(reference, variant)
     if min(map(len, sides)) < LEAST:
-        return None
-    rounds = shared_rounds([*sides[0], *sides[1]])
-    if not rounds:
         return None
     return compare(*([value(each, rounds) for each in side] for side in sides))
 

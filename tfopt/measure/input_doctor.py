@@ -19,6 +19,7 @@ from tfopt.data.stages import CHANGES, Stage, applicable
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
+from tfopt.measure.advice import in_words
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
@@ -64,13 +65,6 @@ class StageTime:
 
 Tried = list[tuple[Changed, Comparison | str]]
 """Changes to the input: the time of ``fit`` under them over that without, or why not."""
-
-
-def _told(found: Comparison | str) -> str:
-    if isinstance(found, str):
-        return found
-    interval = f"{found.low:.3g} to {found.high:.3g}"
-    return f"{found.ratio:.3g} of the time ({interval}), {found.verdict}"
 
 
 InputLook = tuple[list[Drained], list[Changed], list[str]]
@@ -125,7 +119,8 @@ class InputDiagnosis:
                 f"  {each.words:{width}}  {each.ms:8.3g} ms a batch up to here, "
                 f"{adds:8.3g} more, {each.cores:.1f} cores"
             )
-        lines += [f"  with {name}: {_told(each)}" for name, each in self.tried.items()]
+        for name, found in self.tried.items():
+            lines.append(f"  with {name}: {found if isinstance(found, str) else in_words(found)}")
         if "pipeline" in self.remedy:
             lines.append(f"Do: {self.chain!r}")
         elif self.remedy:  # the changed lines of the job's own dataset

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.fit_data import INFINITE, Arrays, Kind
+from tfopt.data.fit_data import INFINITE, Arrays, Kind, vary_in_shape
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.stages import draws_random
 from tfopt.keras_internals import compile_settings, layers_of, learning_rate_of
@@ -43,6 +43,7 @@ class JobFacts:
         rebatch: The data yields batches, which something has to make anew.
         rate: The learning rate; None under a schedule.
         tested: Whether there is a test accuracy to confirm the quality by.
+        varies: Whether batches differ in shape, for each of which XLA compiles the step.
     """
 
     replicas: int
@@ -66,6 +67,7 @@ class JobFacts:
     optimizer: str
     rate: float | None
     tested: bool
+    varies: bool = False
 
     @property
     def rule(self) -> Rule | None:
@@ -91,6 +93,7 @@ def facts_of(ready: Prepared) -> JobFacts:
     job, facts, data, model = ready.job, ready.facts, ready.data, ready.model
     chain = ready.run.chain
     train, (optimizer, rate) = ready.examples["train"], _optimizer_of(model)
+    varies = vary_in_shape(ready.train_input)
     assert facts.update_batch is not None
     examples = None
     if train.kind != "generator":
@@ -103,7 +106,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         jit_compile=bool(model.jit_compile),
         eager=bool(model.run_eagerly),
         half=_half(model, facts.replicas),
-        attention=serves(model),
+        attention=serves(model) and not varies,  # its lengths must be known
         source=train.kind,
         endless=train.count == INFINITE,
         augmented=draws_random(train.given),
@@ -118,6 +121,7 @@ def facts_of(ready: Prepared) -> JobFacts:
         optimizer=optimizer,
         rate=rate,
         tested=data.test is not None and _has_accuracy(model),
+        varies=varies,
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.measure.compare import scaling
-from tfopt.measure.engine import Candidate, Engine, compared
+from tfopt.measure.engine import Candidate, Engine, beside, compared
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import COMPARED, EXACT, TOO_FEW, Trainings, compare_trainings, quality
 from tfopt.measure.turn_taking import Ready
@@ -28,7 +28,6 @@ class Row:
     Attributes:
         reference: What it is compared with, which has the same data.
         candidates: Its processes, also those that have ended.
-        trainings: Set when the report is made.
     """
 
     variant: Target
@@ -89,6 +88,22 @@ class Row:
         return compared(reference.candidates, self.candidates)
 
 
+def trained_by(row: Row, rows: Sequence[Row]) -> Row:
+    """Return the row that trains as this one does and makes a file of it; else itself.
+
+    One that makes a file itself is trained for it.
+    """
+    own = row.variant.chain.parts
+    if any(part.only_a_file for part in own):
+        return row
+    for other in rows:
+        parts, added = other.variant.chain.parts[: len(own)], other.variant.chain.parts[len(own) :]
+        files = all(part.only_a_file for part in added)
+        if added and files and parts == own and _same_job(row, other):
+            return other
+    return row
+
+
 def _notes(variant: Target, notes: Mapping[str, str]) -> tuple[str, ...]:
     """Return what the one transform that a variant adds said it did, or what each of all did."""
     if len(variant.changed) == 1 and variant.changed[0] in variant.chain.parts:
@@ -99,7 +114,7 @@ def _notes(variant: Target, notes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def row_report(
-    row: Row, *, reference: Row, previous: Row | None, plain: Trainings | None, max_drop: float
+    row: Row, *, reference: Row, previous: Row | None, plain: Trainings, max_drop: float
 ) -> VariantReport:
     """Return the row of the report; ``previous`` is the prefix before it.
 
@@ -122,7 +137,7 @@ def row_report(
         exact=exact,
         status=row.status,
         reason=row.reason,
-        changed=_notes(variant, trainings.notes or {}) or row.notes,
+        changed=_notes(variant, trainings.notes) or row.notes,
         processes=tuple(row.processes),
         **{**found, **dict.fromkeys(unavailable)},
         scaling=_scaling(row, reference),
@@ -136,24 +151,24 @@ def _timings(row: Row, reference: Row) -> dict[str, Comparison | str]:
     if row is reference:
         return dict.fromkeys(("against_reference", *COMPARED), IS_REFERENCE)
     found: dict[str, Comparison | str] = dict.fromkeys(COMPARED, _NOT_TRAINED)
-    if reference.trainings.done and (row.trainings.done or row.trainings.reason):
-        processes = reference.processes, row.processes
-        found = compare_trainings(reference.trainings, row.trainings, processes)
+    if reference.trainings.done and row.trainings.tried:
+        *sides, rounds = beside(reference.candidates, row.candidates)
+        timed = [[each.timed(rounds) for each in side] for side in sides]
+        found = compare_trainings(reference.trainings, row.trainings, timed)
     return {**found, "against_reference": row.compared(reference) or TOO_FEW}
 
 
-def _same_job(row: Row, reference: Row) -> bool:
+def _same_job(row: Row, other: Row) -> bool:
     """Return whether two rows are one job: another one may train other weights without a chain."""
-    one, other = row.variant, reference.variant
-    return (one.job, one.arguments) == (other.job, other.arguments)
+    return (row.variant.job, row.variant.arguments) == (other.variant.job, other.variant.arguments)
 
 
-def _quality(row: Row, plain: Trainings | None, max_drop: float, *, exact: bool) -> Quality | str:
+def _quality(row: Row, plain: Trainings, max_drop: float, *, exact: bool) -> Quality | str:
     if row.trainings is plain:
         return IS_REFERENCE
     if exact:
         return EXACT
-    if plain is None or not (row.trainings.done or row.trainings.reason):
+    if not (plain.tried and row.trainings.tried):
         return _NOT_TRAINED
     return quality(plain, row.trainings, max_drop)
 

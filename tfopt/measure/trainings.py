@@ -11,8 +11,9 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
@@ -22,7 +23,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import LEAST, Comparison, compare_crossed, compare_pairs, students_t
 from tfopt.report.strict import Status
-from tfopt.report.timed_process import TimedProcess, in_shared_rounds
+from tfopt.report.timed_process import TimedProcess
 from tfopt.report.training import Training, lowest_final_accuracy
 
 MAX_DROP = 0.5
@@ -37,34 +38,44 @@ _LONGEST_S = 24 * 3600.0  # what has answered may have to start anew, to load Te
 _POINTS_KEPT = 1e-3
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trainings:
-    """The whole trainings of a variant by its seeds, and why there are no more."""
+    """The whole trainings of a variant by their seeds, and why there are no more.
+
+    Attributes:
+        notes: What each transform did, by its repr.
+    """
 
     done: tuple[Training, ...] = ()
     reason: str | None = None
     status: Status = "measured"
-    notes: Mapping[str, str] | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tried(self) -> bool:
+        """Return whether one was made, or could not be made."""
+        return bool(self.done or self.reason)
+
+    def add(self, trainings: Iterable[Training]) -> None:
+        """Add trainings with seeds that it does not have yet."""
+        by_seed = {each.seed: each for each in (*trainings, *self.done)}
+        self.done = tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
 @dataclass(frozen=True)
 class Order:
-    """One training to make: a variant with a seed."""
+    """One training to make, of a variant with a seed; its result is added ``to`` the others."""
 
     variant: Target
     seed: int
+    to: Trainings
     task: TrainWhole = TrainWhole()  # noqa: RUF009 (frozen)
 
 
 def train(
-    orders: Sequence[Order],
-    display: Display,
-    found: dict[str, Trainings],
-    *,
-    at_once: int = 1,
-    until: float = math.inf,
+    orders: Sequence[Order], display: Display, *, at_once: int = 1, until: float = math.inf
 ) -> float:
-    """Make these trainings, some at a time; add them to ``found`` under the variants' names.
+    """Make these trainings, some at a time.
 
     None begins that would not end before ``until``, by the longest of its variant so far. Of a
     variant that failed no further training begins. Returns the seconds of the longest.
@@ -80,7 +91,7 @@ def train(
                     waiting.clear()  # what is trained with a seed is compared
                     break
                 order = waiting.pop(0)
-                if found.get(name, Trainings()).reason is None:
+                if order.to.reason is None:
                     child = Child(order.variant, order.task, seed=order.seed)
                     running.append((order, child, now))
             if not running:
@@ -90,7 +101,7 @@ def train(
             wait_s = _LOOKED_EVERY_S / len(running)
             order, child, begun = ended = next(o for o in looks if o[1].has_answered(wait_s))
             running.remove(ended)
-            _note(found, order, child)
+            _note(order, child)
             name, lasted_s = order.variant.name, time.monotonic() - begun
             longest_s[name] = max(lasted_s, longest_s.get(name, 0.0))
             done += 1
@@ -100,50 +111,22 @@ def train(
     return max(longest_s.values(), default=0.0)
 
 
-def _note(found: dict[str, Trainings], order: Order, child: Child) -> None:
-    name = order.variant.name
-    before = found.get(name, Trainings())
+def _note(order: Order, child: Child) -> None:
     try:
         trained: Trained = child.receive(_LONGEST_S)
     except Lost as lost:
-        found[name] = replace(before, reason=f"with seed {order.seed}: {lost}", status=lost.status)
+        order.to.reason, order.to.status = f"with seed {order.seed}: {lost}", lost.status
         return
     finally:
         child.end()
-    done = sorted((*before.done, trained.training), key=lambda each: each.seed)
-    found[name] = replace(before, done=tuple(done), notes=trained.notes)
+    order.to.add([trained.training])
+    order.to.notes = trained.notes
 
 
-def trained_by(variant: Target, variants: Sequence[Target]) -> Target:
-    """Return the variant that trains as this one does and makes a file of it; else itself.
-
-    One that makes a file itself is trained for it.
-    """
-    own = variant.chain.parts
-    for other in variants:
-        parts, added = other.chain.parts[: len(own)], other.chain.parts[len(own) :]
-        same = (other.job, other.arguments, parts) == (variant.job, variant.arguments, own)
-        files = all(part.only_a_file for part in added) and not any(p.only_a_file for p in own)
-        if same and added and files:
-            return other
-    return variant
-
-
-def also_of(own: Trainings, other: Trainings) -> Trainings:
-    """Return the trainings of a variant with those of another that differs by a file it makes."""
-    seeds = {each.seed for each in own.done}
-    new = [
-        replace(
-            each,
-            artefact=None,
-            artefact_kib=None,
-            artefact_accuracy=None,
-            unavailable={**each.unavailable, **NO_FILE},
-        )
-        for each in other.done
-        if each.seed not in seeds
-    ]
-    return replace(own, done=tuple(sorted((*own.done, *new), key=lambda each: each.seed)))
+def without_file(training: Training) -> Training:
+    """Return the training of the variant that makes no file of its model."""
+    gone: dict[str, Any] = dict.fromkeys(NO_FILE)
+    return replace(training, **gone, unavailable={**training.unavailable, **NO_FILE})
 
 
 # What trainings say about each other: those of one seed belong together.
@@ -158,11 +141,11 @@ def matched(reference: Trainings, variant: Trainings) -> list[tuple[Training, Tr
 def compare_trainings(
     reference: Trainings,
     variant: Trainings,
-    processes: tuple[Sequence[TimedProcess], Sequence[TimedProcess]],
+    timed: Sequence[Sequence[TimedProcess]],
 ) -> dict[str, Comparison | str]:
     """Return the comparisons by their names in a report; a text is why one is not possible.
 
-    ``processes`` of both took turns, which tell the time of a step.
+    ``timed`` are the processes of both, in the rounds that all were in.
     """
     pairs = matched(reference, variant)
     why = reference.reason or variant.reason
@@ -171,7 +154,7 @@ def compare_trainings(
         why = f"trained whole with {seeds} beside the reference: no interval"
     if why is not None:
         return dict.fromkeys(COMPARED, why)
-    timed, trained = in_shared_rounds(*processes), tuple(zip(*pairs, strict=True))
+    trained = tuple(zip(*pairs, strict=True))
 
     def seconds(steps: Callable[[Training], float]) -> Comparison | str:
         if min(map(len, timed)) < LEAST:

@@ -41,7 +41,7 @@ class Ready:
         first_steps: How many steps the first execution had.
         steps: Of a whole training; None where its length is not known.
         epoch_steps: Of one epoch; likewise.
-        compiles_rest: XLA compiles the last batch of an epoch anew, since it is smaller.
+        shapes: As a ``TimedProcess`` has them.
         filled_s: What the first epoch took to read, which filled a cache; 0 without one.
         new_programs: As a ``TimedProcess`` has it, or why it is not known.
         idle: The transforms that change nothing here, by their repr.
@@ -62,7 +62,7 @@ class Ready:
     idle: frozenset[str]
     facts: JobFacts | None = None
     is_idle: bool = False
-    compiles_rest: bool = False
+    shapes: tuple[str, ...] = ()
     filled_s: float = 0.0
     new_programs: int | str = "it was not looked for"
 
@@ -158,7 +158,7 @@ def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
         notes={repr(transform): effect.note for transform, effect in ready.effects},
         idle=frozenset(repr(each) for each in ready.run.chain.parts if ready.is_idle(each)),
         facts=facts_of(ready) if facts else None,
-        compiles_rest=ready.compiles_twice,
+        shapes=ready.compiled_shapes,
     )
 
 

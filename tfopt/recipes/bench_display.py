@@ -10,17 +10,17 @@ import signal
 from pathlib import Path
 
 from tfopt.errors import UserError
-from tfopt.files import alone_in, prepare_folder
+from tfopt.files import alone_in
 from tfopt.measure.bench import bench
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
 from tfopt.recipes.flags import FAILED, INTERRUPTED
 from tfopt.report.bench_report import BenchReport
-from tfopt.report.documents import publish
+from tfopt.report.documents import Report
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
 from tfopt.subprocesses import signals_as_interrupt
-from tfopt.tune.search import Wanted
+from tfopt.tune.search import Search
 from tfopt.tune.tuned import Tuned, tuned
 
 RECIPE = "tuned.toml"
@@ -38,7 +38,7 @@ def bench_and_show(
         except KeyboardInterrupt:
             console.print("Interrupted: nothing was measured yet.")
             return None, INTERRUPTED
-        publish(report, output)
+        Report(report).save(output)
     console.print(as_terminal(view_of(report)))
     console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if not report.complete:
@@ -49,12 +49,12 @@ def bench_and_show(
 
 
 def tune_and_show(
-    wanted: Wanted, output: Path, display: Display, *, reports: Path | None = None
+    search: Search, output: Path, display: Display, *, reports: Path | None = None
 ) -> Tuned:
     """Find the fastest chain; leave it in ``output`` as tuned.toml, the report in ``reports``."""
     with alone_in(output), signals_as_interrupt(signal.SIGTERM):
-        found = tuned(wanted, display)
-        publish(found.report, prepare_folder(reports or output))
+        found = tuned(search, display)
+        Report(found.report).save(reports or output)
         (output / RECIPE).unlink(missing_ok=True)
         try:
             found.write_recipe(output / RECIPE)

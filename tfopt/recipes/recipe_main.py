@@ -39,7 +39,7 @@ from tfopt.recipes.flags import (
     names,
 )
 from tfopt.report.bench_figures import is_faster
-from tfopt.tune.search import Wanted
+from tfopt.tune.search import Search
 
 _POSITIVE = functools.partial(count, minimum=1)
 _OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
@@ -65,13 +65,13 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
         search_s, measure_s = 0.0, search_s + measure_s
     display = Display(budget_s=(options.budget or search_s) + measure_s)
     if measured is None:
-        wanted = Wanted(
+        search = Search(
             Target(title, job, Chain(), arguments),
             options.budget or search_s,
             seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
             final=False,  # and it is one
         )
-        tuned = tune_and_show(wanted, output, display, reports=output / "search")
+        tuned = tune_and_show(search, output, display, reports=output / "search")
         if tuned.interrupted:
             print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
             return INTERRUPTED
@@ -179,7 +179,9 @@ def _parser(title: str, chain: Chain, sources: Sequence[str], data: str) -> Pars
 def _budget(text: str) -> float:
     value = duration(text)
     if value != 0 and not value >= LEAST_S:
-        raise argparse.ArgumentTypeError(f"{text} is neither 0 nor at least {LEAST_S:g} s")
+        raise argparse.ArgumentTypeError(
+            f"{text} is neither 0 nor at least {LEAST_S:g} s; 5m is five minutes"
+        )
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tfopt.report.bench_report import PLAIN, BenchReport, VariantReport
+from tfopt.report.bench_report import PLAIN, BenchReport, VariantReport, is_time
 from tfopt.report.serving import Footprint, Footprints
 from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change
@@ -14,15 +14,6 @@ from tfopt.report.training import lowest_final_accuracy
 TIMES = ("whole", "to_accuracy", "against_reference")
 """The comparisons of time. The first that its interval can tell decides: few seeds, and what
 ``tf.data`` waits at the ends of epochs, leave the time of a whole training wide."""
-
-
-def peak(variant: VariantReport, name: str) -> tuple[float | None, str]:
-    """Return the highest value over the processes, in MiB, or None and why there is none."""
-    found = [each for process in variant.processes if (each := getattr(process, name)) is not None]
-    if found:
-        return max(found), ""
-    reasons = [process.unavailable[name] for process in variant.processes]
-    return None, reasons[0] if reasons else "no process was measured"
 
 
 def phase_s(variant: VariantReport, name: str) -> float:
@@ -48,15 +39,21 @@ def is_faster(variant: VariantReport) -> bool:
     return found is not None and found[1].verdict == "faster" and not lost(variant)
 
 
+def recommended(report: BenchReport) -> VariantReport | None:
+    """Return the variant under the chain to keep; None where that is the job as it is."""
+    keep = report.recommendation.keep if report.recommendation is not None else None
+    # A chain may be measured again at the end, under another name: that is the later one.
+    own = (each for each in reversed(report.measured) if each.chain == keep != PLAIN)
+    return next(own, None)
+
+
 def kept(report: BenchReport) -> VariantReport | None:
     """Return the variant that is recommended, if it is certainly faster or smaller, and as good."""
-    chain = report.recommendation.keep if report.recommendation is not None else None
-    if chain in (None, PLAIN):
-        return None
-    # A chain may be measured again at the end, under another name: that is the later one.
-    own = next((each for each in reversed(report.measured) if each.chain == chain), None)
+    own = recommended(report)
     if own is None or lost(own):
         return None
+    if not is_time(report.asked.objective):
+        return own  # a search keeps only what certainly takes less
     better = is_faster(own) or _is_smaller(report, own)
     if report.asked.kind == "ablation":
         found = [decisive(variant) for variant in report.measured]
@@ -66,6 +63,8 @@ def kept(report: BenchReport) -> VariantReport | None:
 
 def kept_for(report: BenchReport, variant: VariantReport) -> str:
     """Return what a variant is kept for: speed, size, or both; empty where it is neither."""
+    if not is_time(report.asked.objective):
+        return str(report.asked.objective)
     aims = {"speed": is_faster(variant), "size": _is_smaller(report, variant)}
     return " and ".join(name for name, reached in aims.items() if reached)
 
@@ -87,23 +86,8 @@ def target(report: BenchReport) -> float | None:
     return lowest_final_accuracy(report.reference.trainings)
 
 
-def whole_s(variant: VariantReport) -> float | None:
-    """Return the median time of a whole training; None without one."""
-    return _seconds(variant, [training.steps for training in variant.trainings])
-
-
-def steps_to_target(report: BenchReport, variant: VariantReport) -> float | None:
-    """Return the median steps to the reference's accuracy; None where a training misses it."""
-    steps = _steps_to_target(report, variant)
-    return statistics.median(steps) if steps else None
-
-
-def to_target_s(report: BenchReport, variant: VariantReport) -> float | None:
-    """Return the median time to that accuracy; None where a training does not reach it."""
-    return _seconds(variant, _steps_to_target(report, variant))
-
-
-def _steps_to_target(report: BenchReport, variant: VariantReport) -> list[float]:
+def steps_to_target(report: BenchReport, variant: VariantReport) -> list[float]:
+    """Return the steps of each training to the reference's accuracy; none where one misses it."""
     wanted = target(report)
     if wanted is None:
         return []
@@ -112,7 +96,8 @@ def _steps_to_target(report: BenchReport, variant: VariantReport) -> list[float]
     return known if len(known) == len(taken) else []
 
 
-def _seconds(variant: VariantReport, steps: Sequence[float]) -> float | None:
+def training_s(variant: VariantReport, steps: Sequence[float]) -> float | None:
+    """Return the median time of trainings of so many steps; None without any."""
     if not steps or not variant.processes:
         return None
     share = statistics.fmean(each.epoch_end_share for each in variant.trainings)

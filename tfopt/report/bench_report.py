@@ -24,6 +24,7 @@ from tfopt.report.timed_process import TimedProcess
 from tfopt.report.training import Training
 
 Kind = Literal["prefixes", "ablation", "pair", "single", "tune"]
+Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 KEPT = "kept chain"
 """The name of the variant that was measured because it is worth keeping."""
 NAME = "bench.json"
@@ -143,20 +144,11 @@ class VariantReport:
     to_accuracy: Comparison | None
     unavailable: Mapping[str, str]
 
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
-        "against_reference",
-        "against_previous",
-        "quality",
-        "steps_to_accuracy",
-        "whole",
-        "to_accuracy",
-    )
-
     def __post_init__(self) -> None:
         measured = self.status == "measured"
         assert self.processes or not measured, "processes of a variant that was measured"
         assert measured != bool(self.reason), "a reason why it was not measured, and no other"
-        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+        require_reasons(self, self.unavailable, but=("transform", "reason", "scaling"))
 
     @property
     def step_ms(self) -> float:
@@ -179,6 +171,11 @@ class VariantReport:
         return None if self.batch_size is None else 1000 * self.batch_size / self.step_ms
 
 
+def is_time(objective: Objective | None) -> bool:
+    """Return whether less of it is faster."""
+    return objective not in ("memory", "energy")
+
+
 class DamagedReport(UserError):
     """A file that is no report, or not a whole one."""
 
@@ -194,23 +191,26 @@ class Asked:
         processes: The most of a variant; each has turns of about ``turn_ms``, in an order drawn
             with ``seed``.
         whole: Whether trainings for the accuracy were asked for.
+        objective: What a search minimized; None for another measurement, and where it is not known.
     """
 
     kind: Kind
-    quick: bool
     budget_s: AboveZero
     processes: Count
     turn_ms: AboveZero
-    seed: int
-    whole: bool
+    quick: bool = False
+    seed: int = 0
+    whole: bool = False
+    objective: Objective | None = None
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The chain to keep as Python writes it, what it brought, and why each other link is not in.
+    """The chain to keep as Python writes it, and why each other link is not in.
 
     Attributes:
         keep: None where there was no chain to choose from.
+        brought: What a search says of it; empty where the figures of its row say it.
         undecided: Links that the measurement does not decide; a longer measurement may.
     """
 
@@ -297,7 +297,9 @@ def read_bench_report(path: str | Path) -> BenchReport:
     path = Path(path)
     file = path / NAME if path.is_dir() else path
     if not file.exists():
-        below = [str(each.parent) for each in sorted(file.parent.glob(f"*/{NAME}"))]
+        below = (
+            [str(each.parent) for each in sorted(path.glob(f"*/{NAME}"))] if path != file else []
+        )
         raise DamagedReport(
             f"{file} does not exist.",
             expected=f"a {NAME}, or the folder of `tfopt bench` or `tfopt tune`, which holds "

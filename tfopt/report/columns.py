@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import (
     middle_training,
-    peak,
     phase_s,
     steps_to_target,
     target,
-    to_target_s,
-    whole_s,
+    training_s,
 )
 from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.table import Cell, Column, absent, figure, speed, timed
@@ -24,16 +23,21 @@ _UNTRAINED = "it was not trained as a whole"
 
 
 def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """Return the columns, and in words those that no variant could fill."""
-    shown, left_out = [], []
+    """Return the columns, and what is to be said of them and of those that none could fill."""
+    shown, notes = [], []
+    if target(report) is not None:
+        notes.append(
+            "Time to accuracy is read on ten batches spread over the test part, whose score is not "
+            "that of all of it."
+        )
     for column in (*_training_columns(report), *_STEPS):
         cells = [column.make(variant) for variant in report.measured]
         if not cells or any(cell.text != fmt.NOT_AVAILABLE for cell in cells):
             shown.append(column)
         else:
             reasons = "; ".join(dict.fromkeys(cell.reason for cell in cells))
-            left_out.append(f"Not measured: {column.heading}: {reasons}")
-    return tuple(shown), tuple(left_out)
+            notes.append(f"Not measured: {column.heading}: {reasons}")
+    return tuple(shown), tuple(notes)
 
 
 def _training_columns(report: BenchReport) -> tuple[Column, ...]:
@@ -42,20 +46,25 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
         return ()
     wanted = target(report)
     versus = "vs. reference" if wanted is None else f"to {fmt.share(wanted)}, vs. reference"
-    lacking = "the reference has no test accuracy" if wanted is None else ""
 
     def seconds(variant: VariantReport) -> Cell:
-        return reached(variant, "to_accuracy", to_target_s(report, variant), lacking)
+        value = training_s(variant, steps_to_target(report, variant))
+        return reached(variant, "to_accuracy", value)
 
     def steps(variant: VariantReport) -> Cell:
-        count = steps_to_target(report, variant)
-        cell = reached(variant, "steps_to_accuracy", count, lacking)
+        counts = steps_to_target(report, variant)
+        middle = statistics.median(counts) if counts else None
+        cell = reached(variant, "steps_to_accuracy", middle)
         return replace(cell, badge=_FEWER.get(cell.badge, cell.badge))
 
-    def reached(variant: VariantReport, name: str, value: float | None, lacking: str = "") -> Cell:
+    def whole(variant: VariantReport) -> Cell:
+        value = training_s(variant, [training.steps for training in variant.trainings])
+        return reached(variant, "whole", value)
+
+    def reached(variant: VariantReport, name: str, value: float | None) -> Cell:
         """Return a figure of a training, with the comparison ``name``."""
         if value is None:
-            return absent(lacking or variant.unavailable.get(name, _UNTRAINED))
+            return absent(variant.unavailable.get(name, _UNTRAINED))
         cell = timed(value, getattr(variant, name))
         if cell.comparison is not None or variant is report.reference:
             return cell
@@ -65,7 +74,7 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
     return (
         Column("Time to accuracy, s", versus, seconds),
         Column("Steps to accuracy", "examples vs. reference", steps),
-        Column("Whole training, s", "vs. reference", lambda v: reached(v, "whole", whole_s(v))),
+        Column("Whole training, s", "vs. reference", whole),
         Column("Test accuracy", "lowest, highest", _accuracy),
         Column("Model, KiB", "gzipped", lambda v: _pair(v, "model_kib", "model_gzip_kib")),
         Column("File, KiB", "accuracy", lambda v: _pair(v, "artefact_kib", "artefact_accuracy")),
@@ -107,7 +116,8 @@ def step_cell(variant: VariantReport) -> Cell:
 
 def peak_cell(variant: VariantReport, name: str) -> Cell:
     """Return the highest value over the processes, in MiB."""
-    return figure(*peak(variant, name))
+    known = [each for process in variant.processes if (each := getattr(process, name)) is not None]
+    return figure(max(known), "") if known else absent(variant.processes[0].unavailable[name])
 
 
 def _batch(variant: VariantReport) -> Cell:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import ClassVar, Literal
 
 from tfopt.report import format as fmt
@@ -110,21 +109,8 @@ class SideBySide:
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
-    """Return plain text, as wide as the terminal unless ``width`` is given."""
-    from tfopt.report.terminal import as_text
-
-    return as_text(_view(found), width)
-
-
-def as_markdown(found: SideBySide) -> str:
-    """Return Markdown that no text of a report can break out of."""
-    from tfopt.report import markdown
-
-    return markdown.as_markdown(_view(found))
-
-
-def _view(found: SideBySide) -> View:
+def view_of_both(found: SideBySide) -> View:
+    """Return everything that was compared, formatted."""
     table = Table.of(_COLUMNS, ((_name(line), line) for line in found.lines))
     differences = [
         *((each, "") for each in found.differences),
@@ -155,27 +141,28 @@ def _side(letter: str, side: Side) -> str:
     return f"{letter}: {side.name} ({', '.join(filter(None, words))})"
 
 
-def _speed(line: Line) -> Cell:
-    return absent(line.why_not or "") if line.comparison is None else speed(line.comparison)
+def _both(title: str, cell_of: Callable[[VariantReport], Cell]) -> Column:
+    """Return a column with the figures of both reports, side by side."""
 
+    def both(line: Line) -> Cell:
+        first, second = cell_of(line.first), cell_of(line.second)
+        reasons = dict.fromkeys(filter(None, (first.reason, second.reason)))
+        return Cell(f"{first.text} -> {second.text}", reason="; ".join(reasons))
 
-def _both(line: Line, cell_of: Callable[[VariantReport], Cell]) -> Cell:
-    first, second = cell_of(line.first), cell_of(line.second)
-    reasons = dict.fromkeys(filter(None, (first.reason, second.reason)))
-    return Cell(f"{first.text} -> {second.text}", reason="; ".join(reasons))
-
-
-def _both_column(title: str, cell_of: Callable[[VariantReport], Cell]) -> Column:
-    return Column(title, "", partial(_both, cell_of=cell_of))
+    return Column(title, "", both)
 
 
 _COLUMNS = (
     Column("A: step, ms", "p90", lambda line: step_cell(line.first)),
     Column("B: step, ms", "p90", lambda line: step_cell(line.second)),
-    Column("Speed of B", "95 %", _speed),
-    _both_column("Processes", lambda variant: Cell(str(len(variant.processes)))),
-    _both_column("Build, s", lambda variant: figure(phase_s(variant, "build_s"), "")),
-    _both_column("First step, s", lambda variant: figure(phase_s(variant, "first_step_s"), "")),
-    _both_column("Peak host, MiB", lambda variant: peak_cell(variant, "host_peak_mib")),
-    _both_column("Peak GPU, MiB", lambda variant: peak_cell(variant, "gpu_peak_mib")),
+    Column(
+        "Speed of B",
+        "95 %",
+        lambda line: speed(line.comparison) if line.comparison else absent(line.why_not),
+    ),
+    _both("Processes", lambda variant: Cell(str(len(variant.processes)))),
+    _both("Build, s", lambda variant: figure(phase_s(variant, "build_s"), "")),
+    _both("First step, s", lambda variant: figure(phase_s(variant, "first_step_s"), "")),
+    _both("Peak host, MiB", lambda variant: peak_cell(variant, "host_peak_mib")),
+    _both("Peak GPU, MiB", lambda variant: peak_cell(variant, "gpu_peak_mib")),
 )

@@ -63,30 +63,19 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the headline and the tables for a notebook."""
-        from tfopt.report.notebook import as_fragment, speeds
+        from tfopt.report.notebook import report_fragment
 
         view = view_of(self.found)
-        return as_fragment(
-            view.title,
-            *view.tables,
-            lines=(view.warning, view.headline, view.brought or view.as_it_is),
-            code=view.keep,
-            speeds=speeds(self.found),
-            notes=view.notes,
-        )
+        lines = view.headline, view.brought or view.as_it_is
+        return report_fragment(self.found, *lines, code=view.keep)
 
     def save(self, folder: str | Path) -> Path:
-        """Leave bench.json, bench.md and bench.html in a folder, and return it."""
+        """Leave bench.json, bench.md and bench.html in a folder, each file whole; return it."""
+        from tfopt.report.html import as_html
+        from tfopt.report.markdown import as_markdown
+
         place = prepare_folder(folder)
-        publish(self.found, place)
+        write_atomically(place / NAME, self.found.to_json())
+        write_atomically(place / "bench.md", as_markdown(view_of(self.found)))
+        write_atomically(place / "bench.html", as_html(self.found))
         return place
-
-
-def publish(report: BenchReport, folder: Path) -> None:
-    """Write a report as JSON, Markdown and HTML, each file whole or not at all."""
-    from tfopt.report.html import as_html
-    from tfopt.report.markdown import as_markdown
-
-    write_atomically(folder / NAME, report.to_json())
-    write_atomically(folder / "bench.md", as_markdown(view_of(report)))
-    write_atomically(folder / "bench.html", as_html(report))

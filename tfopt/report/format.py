@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 NOT_AVAILABLE = "n/a"
 NOTHING = "-"
-AS_IT_IS = "Keep the job as it is: no link was worth keeping"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _TO = "\N{EN DASH}"
 _SIGNIFICANT = 3

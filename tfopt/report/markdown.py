@@ -29,11 +29,10 @@ def _lines(view: View) -> Iterator[str]:
         yield from (f"> **{escape(view.warning)}**", "")
     if view.headline:
         yield from (f"**{escape(view.headline)}**", "")
-    if view.tiles:
-        yield from _table(view.tiles)
     if view.keep:
         yield f"- {view.keep_title}: {code(view.keep)}"
-        yield f"- Brought: {escape(view.brought)}"
+        if view.brought:
+            yield f"- Brought: {escape(view.brought)}"
     elif view.as_it_is:
         yield f"- {escape(view.as_it_is)}"
     yield from map(item, view.notes)
@@ -103,8 +102,6 @@ def item(text: str) -> str:
 
 def code(text: str) -> str:
     """Return text as code outside a table, in a fence longer than any run of backticks in it."""
-    if not text:
-        return ""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""

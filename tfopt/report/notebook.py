@@ -7,57 +7,41 @@ text, so that it reads on a light and on a dark page.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.html import template
-from tfopt.report.statistics import Comparison
-from tfopt.report.table import Table
+from tfopt.report.table import Cell, Row, Table
+from tfopt.report.view import view_of
 
 _WIDTH, _HEIGHT = 160, 24
 _POINTS = 160
 
 
-@dataclass(frozen=True)
-class Speed:
-    """A variant's speed by the example, as a bar: that of the reference is 1.
-
-    Attributes:
-        comparison: Of the time of an example; None for the reference.
-    """
-
-    name: str
-    comparison: Comparison | None
-    kept: bool
-
-    @property
-    def speed(self) -> float:
-        """Return how many times as fast as the reference it is."""
-        return 1.0 if self.comparison is None else 1 / self.comparison.ratio
-
-    @property
-    def text(self) -> str:
-        """Return the speed, with its interval where it has one."""
-        found = self.comparison
-        return fmt.factor(self.speed) if found is None else fmt.speed_and_interval(found)
-
-    @property
-    def right_edge(self) -> float:
-        """Return where its drawing ends."""
-        return self.speed if self.comparison is None else max(self.speed, 1 / self.comparison.low)
+def report_fragment(report: BenchReport, *lines: str, code: str) -> str:
+    """Return a report's speeds as bars, its tables and notes, below lines and the chain to keep."""
+    view = view_of(report)
+    return as_fragment(
+        view.title,
+        *view.tables,
+        lines=(view.warning, *lines),
+        code=code,
+        speeds=_speeds(report),
+        notes=view.notes,
+    )
 
 
-def speeds(report: BenchReport) -> tuple[Speed, ...]:
-    """Return the speed of each variant that was compared; none where it would be one alone."""
-    own = kept(report)
-    drawn = [
-        Speed(fmt.one_line(each.name), each.against_reference, each is own)
-        for each in report.measured
-        if each is report.reference or each.against_reference is not None
-    ]
+def _speeds(report: BenchReport) -> tuple[Row, ...]:
+    """Return a row for each variant that was compared; none where the reference is alone."""
+    own, drawn = kept(report), []
+    for variant in report.measured:
+        found = variant.against_reference
+        if found is not None or variant is report.reference:
+            text = fmt.factor(1.0) if found is None else fmt.speed_and_interval(found)
+            cells = (Cell(text, comparison=found),)
+            drawn.append(Row(fmt.one_line(variant.name), cells, kept=variant is own))
     return tuple(drawn) if len(drawn) > 1 else ()
 
 
@@ -66,7 +50,7 @@ def as_fragment(
     *tables: Table,
     lines: Iterable[str] = (),
     code: str = "",
-    speeds: Sequence[Speed] = (),
+    speeds: Sequence[Row] = (),
     notes: Iterable[str] = (),
 ) -> str:
     """Return a title, lines of text, code, bars, tables and notes as HTML; no empty lines.
@@ -82,7 +66,7 @@ def as_fragment(
         code=code,
         speeds=speeds,
         notes=notes,
-        longest=max((each.right_edge for each in speeds), default=1.0),
+        longest=max([1.0, *(1 / c.low for row in speeds if (c := row.cells[0].comparison))]),
         points=_points,
     )
 

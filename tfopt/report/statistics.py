@@ -16,7 +16,6 @@ from tfopt.report.strict import AboveZero, Count
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 
-CONFIDENCE = 0.95
 # Two variants closer than this are the same for anyone who has to choose.
 SAME_WITHIN = 0.02
 
@@ -44,11 +43,6 @@ class Comparison:
         if self.high < 1:
             return "faster"
         return "slower" if self.low > 1 else "inconclusive"
-
-    @property
-    def half_width(self) -> float:
-        """Return how far the interval reaches from its middle, as a share of it."""
-        return math.sqrt(self.high / self.low) - 1
 
 
 LEAST = 2
@@ -150,4 +144,4 @@ def students_t(freedom: float) -> float:
     """Return the quantile of Student's distribution for a two-sided 95 % interval."""
     from scipy import stats
 
-    return float(stats.t.ppf(1 - (1 - CONFIDENCE) / 2, freedom))
+    return float(stats.t.ppf(0.975, freedom))

@@ -15,8 +15,8 @@ Share = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(1)]
 
 
-def require_reasons(figures: object, names: Sequence[str], reasons: Mapping[str, str]) -> None:
-    """Assert a reason for each figure of ``names`` that is None, and for no other."""
-    absent = {name for name in names if getattr(figures, name) is None}
+def require_reasons(figures: object, reasons: Mapping[str, str], but: Sequence[str] = ()) -> None:
+    """Assert a reason for each field that is None ``but`` some, and for no other."""
+    absent = {name for name, value in vars(figures).items() if value is None} - {*but}
     told = {name for name, reason in reasons.items() if reason.strip()}
     assert absent == told, f"a reason for each null and no other: {sorted(absent ^ told)}"

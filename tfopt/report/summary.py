@@ -11,12 +11,13 @@ from tfopt.report.bench_figures import (
     is_faster,
     kept,
     lost,
+    recommended,
     served_by,
     sizes,
+    steps_to_target,
     target,
-    to_target_s,
 )
-from tfopt.report.bench_report import BenchReport, VariantReport
+from tfopt.report.bench_report import BenchReport, VariantReport, is_time
 from tfopt.report.table import is_change
 
 # What a time costs does not matter where it is not certain.
@@ -35,12 +36,9 @@ def subject_of(report: BenchReport) -> VariantReport | None:
         found = kept(report)
         is_shorter = found is not None and found is not report.reference
         return found if is_shorter else max(others, key=_ratio, default=None)
-    keep = report.recommendation.keep if report.recommendation is not None else None
-    chosen = [variant for variant in others if variant.chain == keep]
-    if chosen:
-        return chosen[-1]
     fastest = [variant for variant in others if is_faster(variant)] or others
-    return min(fastest, key=lambda each: (lost(each), _ratio(each)), default=None)
+    default = min(fastest, key=lambda each: (lost(each), _ratio(each)), default=None)
+    return recommended(report) or default
 
 
 def _ratio(variant: VariantReport) -> float:
@@ -67,17 +65,19 @@ def warning_of(report: BenchReport) -> str:
 
 def headline_of(report: BenchReport) -> str:
     """Return the variant that matters most, compared with the reference, in one sentence."""
-    subject, recommended, best = subject_of(report), report.recommendation, kept(report)
+    subject, advice, best = subject_of(report), report.recommendation, kept(report)
+    if advice is not None and not is_time(report.asked.objective):
+        return f"{advice.brought[0].upper()}{advice.brought[1:]}."
     if subject is None:
         return _alone_sentence(report)
     sentence = _sentence(report, subject)
-    if recommended is None or recommended.keep is None or subject is best:
+    if advice is None or advice.keep is None or subject is best:
         return sentence
     if best is not None:
         return f"The whole chain is worth keeping. {sentence}"
-    if lost(subject) and recommended.keep != report.reference.chain:
+    if lost(subject) and advice.keep != report.reference.chain:
         return f"No chain is recommended. {sentence}"
-    undecided = " Not decided yet: a longer measurement may." if recommended.undecided else ""
+    undecided = " Not decided yet: a longer measurement may." if advice.undecided else ""
     return f"{sentence}{undecided}"
 
 
@@ -134,7 +134,7 @@ def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> st
         return f", but loses {fmt.points(quality.points)} of {metric}: not recommended"
     if time == "to_accuracy":
         return ""
-    if subject.trainings and wanted is not None and to_target_s(report, subject) is None:
+    if subject.trainings and wanted is not None and not steps_to_target(report, subject):
         accuracy = f"{_reference(report)}'s test accuracy of {fmt.share(wanted)}"
         return f", but does not reach {accuracy}"
     if subject.exact:

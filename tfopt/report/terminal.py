@@ -50,7 +50,7 @@ def _blocks(view: View) -> Iterator[RenderableType]:
     yield from _listed("Where it comes from", facts)
     if view.keep:
         yield Text.assemble((f"\n{view.keep_title}: ", "bold green"), view.keep)
-        yield Text.assemble(("Brought: ", "bold green"), view.brought)
+        yield Text.assemble(("Brought: ", "bold green"), view.brought or view.headline)
     elif view.headline:
         yield Text(f"\n{view.as_it_is or view.headline}", style="bold")
 
@@ -89,16 +89,15 @@ class _Grids:
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        chosen: list[int] = []
-        endless = options.update(width=_ENDLESS)
+        endless, widest_name = options.update(width=_ENDLESS), options.max_width // 2
+        groups: list[list[int]] = [[]]
         for number in range(len(self.table.columns)):
-            wider = self._grid([*chosen, number], options.max_width // 2)
-            width = Measurement.get(console, endless, wider).maximum
-            if chosen and width > options.max_width:
-                yield from (Text(), self._grid(chosen, options.max_width // 2))
-                chosen = []
-            chosen.append(number)
-        yield from (Text(), self._grid(chosen, options.max_width // 2))
+            wider = self._grid([*groups[-1], number], widest_name)
+            if groups[-1] and Measurement.get(console, endless, wider).maximum > options.max_width:
+                groups.append([])
+            groups[-1].append(number)
+        for numbers in groups:
+            yield from (Text(), self._grid(numbers, widest_name))
 
     def _grid(self, numbers: Sequence[int], widest_name: int) -> Grid:
         grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tfopt.report.strict import AboveZero, Count, FromZero, require_reasons
 
@@ -58,6 +57,8 @@ class TimedProcess:
         gpus: The state of each GPU in use; empty where there is none.
         unavailable: For each figure that is None, the reason.
         data: Name and note of the data, as the job gives them, and how much of what shape.
+        shapes: For which batches XLA compiles a step: a full one, and a smaller last one; empty
+            where it does not.
     """
 
     build_s: FromZero
@@ -76,21 +77,14 @@ class TimedProcess:
     gpus: tuple[GpuState, ...]
     unavailable: Mapping[str, str]
     data: str
-
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
-        "batch_size",
-        "host_peak_mib",
-        "gpu_peak_mib",
-        "energy_per_example_j",
-        "new_programs",
-    )
+    shapes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.turns_ms, "at least one turn"
         numbers = {len(self.turns_ms), len(self.rounds), len(self.steps)}
         assert len(numbers) == 1, "a round and a number of steps for each turn"
         assert sorted(set(self.rounds)) == list(self.rounds), "rounds in ascending order"
-        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+        require_reasons(self, self.unavailable)
 
     @property
     def step_ms(self) -> float:
@@ -107,24 +101,3 @@ class TimedProcess:
         further = max(steps - self.first_steps, 0.0)
         further_s = further * self.step_ms / 1000 / (1 - epoch_end_share)
         return self.first_step_s + self.fill_s + further_s
-
-    def within(self, rounds: Container[int]) -> TimedProcess:
-        """Return the process with only its turns of these rounds."""
-        kept = [place for place, number in enumerate(self.rounds) if number in rounds]
-        turns: dict[str, Any] = {
-            name: tuple(getattr(self, name)[place] for place in kept)
-            for name in ("rounds", "turns_ms", "steps")
-        }
-        return replace(self, **turns)
-
-
-def in_shared_rounds(
-    a: Sequence[TimedProcess], b: Sequence[TimedProcess]
-) -> tuple[list[TimedProcess], list[TimedProcess]]:
-    """Return the processes of two sides with only the turns of rounds that both sides were in."""
-    first, second = ({n for each in side for n in each.rounds} for side in (a, b))
-    shared = first & second
-    one, other = (
-        [each.within(shared) for each in side if shared & set(each.rounds)] for side in (a, b)
-    )
-    return one, other

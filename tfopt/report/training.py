@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tfopt.report.strict import AboveZero, Count, FromZero, Share, require_reasons
 
@@ -47,18 +46,9 @@ class Training:
     artefact_accuracy: Share | None
     unavailable: Mapping[str, str]
 
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
-        "test_accuracy",
-        "model_kib",
-        "model_gzip_kib",
-        "artefact",
-        "artefact_kib",
-        "artefact_accuracy",
-    )
-
     def __post_init__(self) -> None:
         assert self.epoch_end_share < 1, "steps take some of the time"
-        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+        require_reasons(self, self.unavailable)
 
     def steps_to(self, target: float) -> float | None:
         """Return the steps until this test accuracy, between two readings by a straight line."""

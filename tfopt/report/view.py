@@ -16,13 +16,13 @@ from tfopt.report.bench_figures import kept, kept_for, lost
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
 from tfopt.report.columns import PROCESS, TRAINING, columns_of
 from tfopt.report.serving import serving_table
-from tfopt.report.summary import headline_of, subject_of, warning_of
+from tfopt.report.summary import headline_of, warning_of
 from tfopt.report.table import Column, Row, Table, Words, figure
-from tfopt.report.tiles import before_and_after
 from tfopt.report.timed_process import GpuState
 
 _UNKNOWN = "unknown"
 _FEW_SEEDS = 3
+_AS_IT_IS = "Keep the job as it is: no link was worth keeping."
 _CAPTIONS: dict[Kind, str] = {
     "prefixes": "Each row adds one link of the chain to those before it.",
     "ablation": "Each row leaves one link of the chain out.",
@@ -38,7 +38,6 @@ class View:
 
     Attributes:
         warning: What a reader must know first.
-        subject: The name of the variant that the headline and the tiles are about.
         keep: The chain to keep; ``keep_title`` says for what, and ``brought`` what it brought.
         as_it_is: Shown instead where no link is worth keeping.
         facts: Where the figures come from.
@@ -48,8 +47,6 @@ class View:
     table: Table
     warning: str = ""
     headline: str = ""
-    subject: str = ""
-    tiles: Table | None = None
     keep: str = ""
     keep_title: str = "Keep"
     brought: str = ""
@@ -66,30 +63,27 @@ class View:
 
 def view_of(report: BenchReport) -> View:
     """Return everything in ``report``, formatted."""
-    about, own, recommended = subject_of(report), kept(report), report.recommendation
-    subject = "" if about is None else fmt.one_line(about.name)
+    own, recommended = kept(report), report.recommendation
     aims = "" if own is None else kept_for(report, own)
     quick = " (quick)" if report.asked.quick else ""
-    columns, left_out = columns_of(report)
+    columns, notes = columns_of(report)
     rows = tuple(_row(report, variant, columns) for variant in report.variants)
-    table = Table(columns, rows, caption=_caption(report), notes=left_out)
+    table = Table(columns, rows, caption=_caption(report), notes=notes)
     serving = None
     if report.serving is not None:
         serving = serving_table(report.serving, own.name if own is not None else None)
     dropped = recommended.dropped if recommended is not None else ()
     # Where links are undecided, a longer measurement may yet decide for one.
-    decided = recommended if recommended and not recommended.undecided else None
+    plain = recommended is not None and recommended.keep == PLAIN and not recommended.undecided
     return View(
         title=(fmt.one_line(report.title) or "Benchmark") + quick,
         table=table,
         warning=warning_of(report),
         headline=headline_of(report),
-        subject=subject,
-        tiles=before_and_after([serving, table] if serving else [table], rows[0].name, subject),
         keep=fmt.one_line(own.chain) if own is not None else "",
         keep_title=f"Keep for its {aims}" if aims else "Keep",
         brought=fmt.one_line(recommended.brought) if own is not None and recommended else "",
-        as_it_is=f"{fmt.AS_IT_IS}." if decided and decided.keep == PLAIN else "",
+        as_it_is=_AS_IT_IS if plain else "",
         notes=(
             *map(fmt.clean, report.notes),
             *(f"Not kept: {fmt.one_line(text)}" for text in dropped),
@@ -125,9 +119,7 @@ def _method(report: BenchReport) -> str:
     if any(variant.trainings for variant in report.variants):
         method += (
             " Trainings ran beside each other and were not timed: the time of one is its first "
-            "step, its steps at the time of a step in turns, and the ends of its epochs. Time to "
-            "accuracy is read on ten batches spread over the test part, whose score is not that "
-            "of all of it."
+            "step, its steps at the time of a step in turns, and the ends of its epochs."
         )
     return method
 
@@ -208,12 +200,16 @@ def _facts(variant: VariantReport) -> Words:
 
 
 def _compiled(variant: VariantReport) -> Iterator[str]:
-    """Yield of each process what its first step took, and whether the cache had the programs."""
+    """Yield what each process's first step took, whether a cache had its programs, the shapes."""
     for process in variant.processes:
-        if process.new_programs is not None:
-            new = fmt.count(process.new_programs, "new program")
-            came = f"at most {new}" if process.new_programs else "all from the cache"
+        came = process.unavailable.get("new_programs", "all from the cache")
+        if process.new_programs:
+            came = f"at most {fmt.count(process.new_programs, 'new program')}"
+        if process.new_programs is not None or process.shapes:
             yield f"{fmt.duration(1000 * process.first_step_s)}, {came}"
+    shapes = dict.fromkeys(shape for process in variant.processes for shape in process.shapes)
+    if shapes:
+        yield f"for batches of {' and of '.join(shapes)}"
 
 
 def _quality_words(variant: VariantReport) -> str:
@@ -243,8 +239,7 @@ _GPU_FIGURES = {
 
 def _gpu_words(gpu: GpuState) -> str:
     """Return what the driver reported of a GPU."""
-    figures = ((words, getattr(gpu, name)) for name, words in _GPU_FIGURES.items())
-    told = [words.format(figure(value, "").text) for words, value in figures]
+    told = [w.format(figure(getattr(gpu, name), "").text) for name, w in _GPU_FIGURES.items()]
     if gpu.throttle_reasons:
         told[-1] += f"; clocks held down: {', '.join(gpu.throttle_reasons)}"
     return f"{gpu.name}: {', '.join(told)}"

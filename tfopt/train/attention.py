@@ -53,7 +53,7 @@ def dot_product_attention(
         is_causal: Whether a query sees no later key.
 
     Supported are GPUs from compute capability 8.0 on, sizes that are known when the step is traced,
-    and head sizes that are a multiple of 8 and at most 128 (256 from 9.0 on); see :func:`refusal`.
+    and head sizes that are a multiple of 8 and at most 128 (256 on 9.0); see :func:`refusal`.
 
     Example:
         output = dot_product_attention(query, key, value, is_causal=True)
@@ -124,7 +124,7 @@ def card_refusal() -> str | None:
 
 def head_refusal(size: int) -> str | None:
     """Return why a head size is not supported, or None."""
-    at_most = 256 if _capability() >= (9, 0) else 128
+    at_most = 256 if _capability()[0] == 9 else 128  # cuDNN's gradient, on Hopper and on others
     if size % 8 or size > at_most:
         return f"heads of {size}, and multiples of 8 up to {at_most} are supported"
     return None
@@ -147,29 +147,28 @@ def _fused(
     import tensorflow as tf
 
     batch, queries, heads, head_size = query.shape
+    keys, dtype = key.shape[1], query.dtype.name
+    if mask is not None:
+        bias = tf.where(tf.cast(mask, tf.bool), 0.0, MASKED[dtype])
+        bias = tf.broadcast_to(bias, (*bias.shape[:2], queries, keys))
+    if bias is not None:
+        bias = tf.cast(bias, query.dtype)
     call = FusedCall(
         batch,
         heads,
         queries,
-        key.shape[1],
+        keys,
         head_size,
-        query.dtype.name,
+        dtype,
         1 / math.sqrt(head_size) if scale is None else float(scale),
         causal=is_causal,
         has_lengths=lengths is not None,
-        has_bias=bias is not None or mask is not None,
-        trains_bias=bias is not None,
+        bias=None if bias is None else tuple(bias.shape[:2]),
     )
-    if bias is not None:
-        bias = tf.cast(bias, query.dtype)
-    if mask is not None:
-        low = tf.where(tf.cast(mask, tf.bool), 0.0, MASKED[call.dtype])
-        low = tf.broadcast_to(low, (*low.shape[:2], queries, call.keys))
-        bias = tf.cast(low, query.dtype)
     if lengths is not None:
         # An example of padding only sees its first key: a mean over no keys would be NaN.
-        keys = tf.ensure_shape(tf.maximum(tf.cast(lengths, tf.int32), 1), (batch,))
-        lengths = (tf.fill((batch,), queries), keys)
+        seen = tf.ensure_shape(tf.maximum(tf.cast(lengths, tf.int32), 1), (batch,))
+        lengths = (tf.fill((batch,), queries), seen)
     return fused(call, query, key, value, bias, lengths)
 
 
@@ -196,7 +195,8 @@ class FusedLayer:
         self._keras_attention = getattr(layer, ATTENTION)
         self._keras_mask = getattr(layer, ATTENTION_MASK)
         hooks.replace(layer, ATTENTION, partial(self._attention))
-        if padding == "right" and layer.get_config().get("sliding_window") is None:
+        own_call = type(layer).call not in [kind.call for kind in _kinds()]  # may use the mask
+        if padding == "right" and not own_call and not layer.get_config().get("sliding_window"):
             hooks.replace(layer, ATTENTION_MASK, partial(self._mask))
 
     def _mask(self, query: Any, value: Any, *_: Any, **masks: Any) -> Any:
@@ -204,9 +204,9 @@ class FusedLayer:
         import keras
 
         mask = self._keras_mask(query, value, *_, **masks)
-        seen = masks.get("value_mask")
-        others = masks.get("key_mask"), masks.get("attention_mask")
-        if seen is None or any(other is not None for other in others):
+        seen, of_keys = masks.get("value_mask"), masks.get("key_mask")
+        other = of_keys is not None and of_keys is not seen  # layer(x, x, x) gives one mask twice
+        if seen is None or other or masks.get("attention_mask") is not None:
             return mask
         lengths = keras.ops.sum(keras.ops.cast(seen, "int32"), axis=-1)
         return RightPadding(mask, lengths, bool(masks.get("use_causal_mask")))
@@ -396,6 +396,10 @@ class FusedAttention(Transform):
 
     def __post_init__(self) -> None:
         _check_padding(self.padding)
+
+    @property
+    def whole_batches(self) -> bool:
+        return card_refusal() is None
 
     def attach(self, run: Run, model: Any) -> None:
         reason = _attach(model, self.padding)

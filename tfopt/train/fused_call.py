@@ -19,7 +19,10 @@ MASKED = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
 @dataclass(frozen=True)
 class FusedCall:
-    """The static settings of one attention: sizes, kind of mask, scale."""
+    """The static settings of one attention: sizes, kind of mask, scale.
+
+    ``bias`` holds the numbers of examples and heads of a bias of the scores; None without one.
+    """
 
     batch: int
     heads: int
@@ -30,8 +33,7 @@ class FusedCall:
     scale: float
     causal: bool = False
     has_lengths: bool = False
-    has_bias: bool = False
-    trains_bias: bool = False
+    bias: tuple[int, int] | None = None
 
     @property
     def mask_type(self) -> str:
@@ -42,11 +44,15 @@ class FusedCall:
 
     def target(self, backward: bool) -> str:
         """Return the name of the custom call."""
-        bias = "ScaleBias" if self.has_bias else ""
+        bias = "" if self.bias is None else "ScaleBias"
         return f"__cudnn$fmha{bias}Softmax{'Backward' if backward else ''}"
 
     def config(self, backward: bool) -> str:
-        """Return the settings of the custom call, as XLA reads them."""
+        """Return the settings of the custom call, as XLA reads them.
+
+        Fields with their default are left out: XLA refuses a name that it does not know, and that
+        of TensorFlow 2.18 does not know ``max_seg_per_batch`` and ``is_paged_attention``.
+        """
         sizes = (self.batch, self.heads, self.queries, self.keys)
         settings = {
             "algorithm": {
@@ -65,11 +71,6 @@ class FusedCall:
             },
             "is_flash_attention": True,
             "mask_type": self.mask_type,
-            "dropout_rate": 0.0,
-            "seed": 42,
-            "sliding_window_length": 0,
-            "max_seg_per_batch": 1,
-            "is_paged_attention": False,
             **(_BACKWARD_PRODUCTS if backward else _FORWARD_PRODUCTS),
         }
         return json.dumps({"operation_queue_id": "0", "cudnn_fmha_backend_config": settings})
@@ -150,9 +151,11 @@ def _results(call: FusedCall, backward: bool) -> list[Any]:
 
     queries = (call.batch, call.heads, call.queries, call.head_size)
     keys = (call.batch, call.heads, call.keys, call.head_size)
-    bias = (1, call.heads, call.queries, call.keys)
     if backward:
-        shapes = [queries, keys, keys, *([bias] if call.trains_bias else [])]
+        shapes = [queries, keys, keys]
+        # TensorFlow 2.18 writes the gradient of a bias of this shape, asked for or not.
+        if call.bias == (1, call.heads):
+            shapes.append((1, call.heads, call.queries, call.keys))
         results = [tf.TensorSpec(shape, call.dtype) for shape in shapes]
     else:
         results = [tf.TensorSpec(queries, call.dtype), tf.TensorSpec(queries[:3], tf.float32)]

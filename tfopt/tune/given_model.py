@@ -10,17 +10,18 @@ import os
 import pickle
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import examples_of
+from tfopt.data.stages import draws_random
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
-from tfopt.job.rebuild import require_compiled
+from tfopt.job.rebuild import require_built_keras3, require_compiled
 from tfopt.keras_internals import layers_of
 from tfopt.measure.targets import Target
 
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 _MODEL, _NOTE, _DATASET, _PICKLE = "model.keras", "note.json", "dataset", "pickle"
 _LIBRARIES = ("keras", "tfopt", "builtins")
 SAVED_AS_BATCHES = "The dataset was saved as batches: what it costs to make them is not measured."
+DRAWN_ONCE = "What it draws at random was drawn once: every epoch trains on the same examples."
 
 
 def job(*, folder: str, epochs: int = 1, batch_size: int | None = None) -> Job:
     """Return the job of the model and the data in a folder that ``target_of_model`` has made."""
     place = Path(folder)
-    for module in json.loads((place / _NOTE).read_text(encoding="utf-8")):
-        import_module(module)  # whose classes the model is made of
-    model = _load(place / _MODEL)
+    model = _load(place / _MODEL, json.loads((place / _NOTE).read_text(encoding="utf-8")))
     data = Data(train=_read(place, "train"), test=_read(place, "test"), name="given data")
     return Job.from_model(model, data, epochs=epochs, batch_size=batch_size)
 
@@ -48,6 +48,7 @@ def target_of_model(
 ) -> Iterator[tuple[Target, tuple[str, ...]]]:
     """Write a model and its data to a folder, gone afterwards; yield the target and remarks."""
     require_compiled(model, "tune")
+    require_built_keras3(model)
     missing = "data" if data is None else "epochs" if settings["epochs"] is None else None
     if missing is not None:
         raise UserError(
@@ -58,14 +59,15 @@ def target_of_model(
     _require_free_gpu()
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
         place = Path(folder)
-        modules = _modules_of(model)
-        (place / _NOTE).write_text(json.dumps(modules), encoding="utf-8")
+        parts = _own_parts(model)
+        (place / _NOTE).write_text(json.dumps(parts), encoding="utf-8")
         model.save(place / _MODEL)
-        _require_loadable(place / _MODEL)
+        _require_loadable(place / _MODEL, parts)
         batches = [_write(place, name, part) for name, part in (("train", data), ("test", test))]
         given = {name: value for name, value in settings.items() if value is not None}
         target = Target(model.name, f"{__name__}:job", arguments={"folder": folder, **given})
-        yield target, (SAVED_AS_BATCHES,) if batches[0] else ()
+        remarks = (SAVED_AS_BATCHES, *([DRAWN_ONCE] if draws_random(data) else []))
+        yield target, remarks if batches[0] else ()
 
 
 def _require_free_gpu() -> None:
@@ -84,8 +86,8 @@ def _require_free_gpu() -> None:
         )
 
 
-def _modules_of(model: keras.Model) -> list[str]:
-    """Return the modules whose classes a model is made and compiled of, beside Keras's own."""
+def _own_parts(model: keras.Model) -> list[tuple[str, str]]:
+    """Return (module, name) of the classes and functions that are not Keras's own."""
     import keras
 
     config = model.get_compile_config() or {}
@@ -100,27 +102,33 @@ def _modules_of(model: keras.Model) -> list[str]:
             received=", ".join(notebook),
             fix="move them into a module, and import them from there",
         )
-    names = {each.__module__ for each in own}
-    return sorted(name for name in names if name.partition(".")[0] not in _LIBRARIES)
+    names = {(each.__module__, each.__name__) for each in own}
+    return sorted(name for name in names if name[0].partition(".")[0] not in _LIBRARIES)
 
 
-def _load(path: Path) -> Any:
-    """Load a model; of one that was not trained yet, Keras warns of an optimizer without state."""
+def _load(path: Path, parts: Iterable[tuple[str, str]]) -> Any:
+    """Load a model; of one that was not trained yet, Keras warns of an optimizer without state.
+
+    Its ``parts`` need not be registered.
+    """
     import keras
 
-    with warnings.catch_warnings():
+    custom = {name: getattr(import_module(module), name, None) for module, name in parts}
+    found = {name: part for name, part in custom.items() if part is not None}
+    with warnings.catch_warnings(), keras.saving.custom_object_scope(found):
         warnings.filterwarnings("ignore", "Skipping variable loading", UserWarning)
         return keras.saving.load_model(path)
 
 
-def _require_loadable(path: Path) -> None:
+def _require_loadable(path: Path, parts: Iterable[tuple[str, str]]) -> None:
     try:
-        _load(path)
+        _load(path, parts)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UserError(
             "The model cannot be loaded from its file, as each fresh process does.",
             expected="layers that Keras saves whole; a Lambda keeps a function that it does not",
-            received=str(error).strip().splitlines()[0],
+            # Keras puts the cause after this phrase and the whole configuration before it.
+            received=str(error).rpartition("Exception encountered:")[2].strip().splitlines()[0],
             fix="make a Layer subclass of it in a module, registered by "
             "keras.saving.register_keras_serializable()",
         ) from error

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from tfopt.report import format as fmt
+from tfopt.report.bench_report import Objective, is_time
 from tfopt.report.statistics import SAME_WITHIN, Verdict
 
-Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 OBJECTIVES: Mapping[Objective, str] = {
     "training": "the predicted time of the whole training",
     "step": "the time of an example",
-    "memory": "peak memory",
+    "memory": "the peak memory",
     "energy": "the energy of an example",
     "time-to-accuracy": "the predicted time of the whole training",
 }
-
-
-def is_time(objective: Objective) -> bool:
-    """Return whether less of it is faster."""
-    return objective not in ("memory", "energy")
 
 
 def in_words(objective: Objective, ratio: float) -> str:

@@ -21,24 +21,17 @@ from tfopt.job.cgroup import usable_cores
 from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
 from tfopt.measure.bench_plan import require_budget, require_max_drop
-from tfopt.measure.engine import (
-    LATE,
-    Candidate,
-    Engine,
-    compared,
-    copies,
-    shared_rounds,
-)
+from tfopt.measure.engine import LATE, Candidate, Engine, compared, copies, shared_rounds
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rows import Row
 from tfopt.measure.scores import READINGS, TrainWhole
 from tfopt.measure.targets import Target
-from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, Trainings, quality, train
-from tfopt.report.bench_report import Quality
+from tfopt.measure.trainings import MAX_DROP, UNPAIRED, Order, quality, train
+from tfopt.report.bench_report import Objective, Quality, is_time
 from tfopt.report.statistics import Comparison
 from tfopt.report.training import lowest_final_accuracy
 from tfopt.train.out_of_memory import is_lack_of_memory
-from tfopt.tune.objective import OBJECTIVES, Objective, in_words, is_time, verdict_in_words
+from tfopt.tune.objective import OBJECTIVES, in_words, verdict_in_words
 from tfopt.tune.space import (
     Changes,
     Rate,
@@ -73,27 +66,32 @@ _LOST_AT_ONCE = 2  # times what may be lost, with one seed
 
 
 @dataclass(eq=False)
-class Trial:
-    """A setting with its processes: the one of the races, then those of the final."""
+class Trial(Row):
+    """The row of a setting: with its process of the races, then with those of the final.
 
-    setting: Changes
-    row: Row
+    Attributes:
+        value: The objective over that of the job as it is, in its last race.
+        beaten: By how much it was behind in a race.
+        lost: Why it may not win though it is fast.
+    """
+
+    setting: Changes = Changes()  # noqa: RUF009 (frozen)
     racer: Candidate = field(init=False)
     final: list[Candidate] = field(default_factory=list)
     value: float = math.inf
-    """The objective over that of the job as it is, in its last race."""
     beaten: str = ""
-    """By how much it was behind in a race."""
     lost: str = ""
-    """Why it may not win though it is fast."""
 
     def __post_init__(self) -> None:
-        self.racer = Candidate(self.row.variant)  # none has started
+        self.racer = Candidate(self.variant)  # none has started
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a search is asked for, as :func:`tfopt.tune` takes it; ``remarks`` are reported."""
+@dataclass(eq=False)
+class Search:
+    """A search with what it is asked for, as :func:`tfopt.tune` takes it.
+
+    ``chosen`` is the job as it is until something is certain, and ``remarks`` are reported.
+    """
 
     target: Target
     budget_s: float
@@ -118,39 +116,27 @@ class Wanted:
         require_space(self.space or {})
         require_count("seeds", self.seeds, minimum=0)
         require_max_drop(self.max_drop)
-
-
-class Search:
-    """One search; ``chosen`` is the job as it is until something is certain."""
-
-    def __init__(self, wanted: Wanted, engine: Engine) -> None:
-        self.wanted = wanted
         self.trials: dict[Changes, Trial] = {}
         self.stopped = ""
-        self.remarks = [*wanted.remarks]
         self.untried: list[Changes] = []
         self.confirmed: Comparison | None = None
         self.quality: Quality | str = ""
-        self._began = time.monotonic()
-        self._ends = self._began + wanted.budget_s
         self.facts: JobFacts
-        self._engine = engine
-        self._display = engine.display
-        self._trainings: dict[str, Trainings] = {}
         self._training_s = 0.0
         """The longest whole training so far."""
         self._lasted_s: list[float] = []
         """What starting one process took, by those that started."""
-        self._starts_s: dict[Candidate, float] = {}
-        self._no_room = False
 
-    def run(self) -> None:
+    def run(self, engine: Engine) -> None:
         """Search until nothing is left to try or the budget is spent."""
+        self._began = time.monotonic()
+        self._ends = self._began + self.budget_s
+        self._engine, self._display = engine, engine.display
         try:
             self._look()
             self._race_all()
             finalists = self._finalists()
-            if finalists and self.wanted.final:
+            if finalists and self.final:
                 self._final(finalists)
             elif finalists:
                 self.chosen = finalists[0]
@@ -164,30 +150,28 @@ class Search:
 
     def _look(self) -> None:
         """Start the job as it is, and decide what can be tried."""
-        wanted, engine = self.wanted, self._engine
-        variant = Target(REFERENCE, wanted.target.job, Chain(), wanted.target.arguments)
-        self.plain = self.chosen = self.best = Trial(Changes(), Row(variant))
+        variant = Target(REFERENCE, self.target.job, Chain(), self.target.arguments)
+        self.plain = self.chosen = self.best = Trial(variant)
         self.trials[self.plain.setting] = self.plain
-        (self.plain.racer,) = engine.admit([variant], look=True)
-        self.plain.row.take(self.plain.racer, engine)
-        ready = self.plain.racer.ready
+        (self.plain.racer,) = self._engine.admit([variant], look=True)
+        self.plain.take(self.plain.racer, self._engine)
         self._require_plain()
-        assert ready is not None
-        assert ready.facts is not None
-        self.facts = ready.facts
-        if wanted.objective == "training" and self.facts.steps_per_epoch is None:
+        assert self.plain.ready is not None
+        assert self.plain.ready.facts is not None
+        self.facts = self.plain.ready.facts
+        if self.objective == "training" and self.facts.steps_per_epoch is None:
             raise UserError(
                 "The time of a whole training needs its length.",
                 expected="a data set of known length, or Job.steps_per_epoch",
                 received="a data set of unknown length",
                 fix='set Job.steps_per_epoch, or tune with objective="step"',
             )
-        engine.take_rounds([self.plain.racer], 2, doing="the job as it is")
+        self._engine.take_rounds([self.plain.racer], 2, doing="the job as it is")
         self._require_plain()
         self._alone_s = self.plain.racer.start_s
         self._lasted_s.append(_SIDE_BY_SIDE * self._alone_s / min(usable_cores(), _WAVE))
-        exact = wanted.exact or not self._may_confirm()
-        self.space = narrowed(space_for(self.facts), wanted.space, exact=exact)
+        exact = self.exact or not self._may_confirm()
+        self._values = narrowed(space_for(self.facts), self.space, exact=exact)
 
     def _require_plain(self) -> None:
         """Refuse to go on where the job as it is has left."""
@@ -196,19 +180,19 @@ class Search:
 
     def _may_confirm(self) -> bool:
         """Return whether other weights can be confirmed, and say why not."""
-        wanted, why = self.wanted, None
-        if not wanted.seeds:
+        why = None
+        if not self.seeds:
             return True
         if not self.facts.tested:
             why = "There is no test accuracy to confirm other weights by"
-        elif self._budget_s(2) > wanted.budget_s:
+        elif self._budget_s(2) > self.budget_s:
             why = (
                 "Other weights are confirmed by two whole trainings, which need a budget of about "
                 f"{self._budget_s(2)} s"
             )
         if why is not None:
             why += ": only what trains the same weights is tried; seeds=0 tries all, unconfirmed."
-            self.remarks.append(why)
+            self.remarks += (why,)
             self._display.say(why)
         return why is None
 
@@ -225,28 +209,27 @@ class Search:
 
     def _value(self, candidate: Candidate, rounds: Iterable[int] | None = None) -> float:
         """Return the objective of one process."""
-        if not is_time(self.wanted.objective):
+        if not is_time(self.objective):
             return self._taken(candidate)
-        if self.wanted.objective == "step" or self.facts.epoch_examples is None:
+        if self.objective == "step" or self.facts.epoch_examples is None:
             return candidate.example_s(rounds)
-        start_s = self._starts_s.get(candidate)
-        return candidate.training_s(self.facts.training_examples, rounds, start_s)
+        return candidate.training_s(self.facts.training_examples, rounds)
 
     def _note_starts(self, plain: Sequence[Candidate], others: Iterable[Candidate]) -> None:
         """Note how long those that started beside the job as it is would start alone."""
         beside_s = statistics.fmean(each.start_s for each in plain)
         for each in (*plain, *others):
             if each.alive:
-                self._starts_s[each] = each.start_s * self._alone_s / beside_s
+                each.alone_s = each.start_s * self._alone_s / beside_s
 
     def _taken(self, candidate: Candidate) -> float:
         """Return the memory or the energy that a process has taken."""
         process = candidate.timed()
         memory = process.host_peak_mib if process.gpu_peak_mib is None else process.gpu_peak_mib
-        found = memory if self.wanted.objective == "memory" else process.energy_per_example_j
+        found = memory if self.objective == "memory" else process.energy_per_example_j
         if found is None:
             raise UserError(
-                f"The {self.wanted.objective} cannot be measured here.",
+                f"The {self.objective} cannot be measured here.",
                 expected="figures of the driver or the system",
                 received=process.unavailable.get("energy_per_example_j", "none"),
                 fix='another objective, such as objective="training"',
@@ -257,7 +240,7 @@ class Search:
 
     def _race_all(self) -> None:
         """Race every single change; then combinations, each against the best so far."""
-        waiting, what = self._sensible(singles(self.space)), "single changes"
+        waiting, what = self._sensible(singles(self._values)), "single changes"
         while True:
             if not waiting:
                 waiting, what = self._sensible(self._combinations()), "combinations"
@@ -274,9 +257,7 @@ class Search:
                 break
             waiting = waiting[raced:]
         self.untried = waiting
-        self.stopped = "the time for races was over"
-        if self._no_room:
-            self.stopped = "there was no memory for one more process"
+        self.stopped = self.stopped or "the time for races was over"
 
     def _combinations(self) -> list[Changes]:
         """Return what may beat the best: pairs of the best single changes, then its neighbours."""
@@ -287,10 +268,10 @@ class Search:
             for one, other in itertools.combinations(helped[:_PAIRED], 2)
             if (pair := together(one.setting, other.setting)) is not None
         ]
-        harms = [t.setting for t in alone if t.value > _HARMS or t.row.reason]
+        harms = [t.setting for t in alone if t.value > _HARMS or t.reason]
         near = [
             each
-            for each in neighbours(self.best.setting, self.space)
+            for each in neighbours(self.best.setting, self._values)
             if not any(harm in each.alone() for harm in harms)
         ]
         gains = {t.setting: t.value for t in alone}
@@ -312,7 +293,7 @@ class Search:
 
         found = [s for s in settings if s.steps_per_execution is None or call_s(s) <= _LONG_CALL_S]
         # Another batch is fed by a pipeline already: that change beside it is no other chain.
-        tried = {repr(each.row.variant.chain) for each in self.trials.values()}
+        tried = {repr(each.variant.chain) for each in self.trials.values()}
         new = {repr(each.chain(self.facts)): each for each in reversed(found)}
         return [each for chain, each in reversed(new.items()) if chain not in tried]
 
@@ -324,9 +305,8 @@ class Search:
         trials = self._admit(settings, until, ends)
         if trials:
             self._take_race_turns(trials, what, ends)
-        lacking = [t for t in trials if is_lack_of_memory(t.row.reason or "")]
-        again = [replace(t.setting, remat=True) for t in lacking if t.setting.remat is None]
-        again = [setting for setting in again if setting not in self.trials]
+        less = [replace(t.setting, remat=True) for t in trials if is_lack_of_memory(t.reason or "")]
+        again = [setting for setting in less if setting not in self.trials]
         if again:
             self._race(again, "less memory")
         return len(trials)
@@ -335,18 +315,18 @@ class Search:
     def _races_end(self) -> float:
         """Return when the races must end for what follows them."""
         follows = self._final_s
-        if not self.wanted.exact and self.wanted.seeds and self.facts.tested:
+        if not self.exact and self.seeds and self.facts.tested:
             # Of the job as it is, and of what is fast with each learning rate and each seed.
-            quick = min(self.best.value, 1.0) * (self.wanted.seeds + 1)
-            follows += self._trainings_s(self.wanted.seeds + quick)
-        most = _MOST_RACES if self.wanted.final else 1.0
-        share = min(max(1 - follows / self.wanted.budget_s, _LEAST_RACES), most)
-        return self._began + share * self.wanted.budget_s
+            quick = min(self.best.value, 1.0) * (self.seeds + 1)
+            follows += self._trainings_s(self.seeds + quick)
+        most = _MOST_RACES if self.final else 1.0
+        share = min(max(1 - follows / self.budget_s, _LEAST_RACES), most)
+        return self._began + share * self.budget_s
 
     @property
     def _final_s(self) -> float:
         """Return about how long the least final takes; some start at once, none sooner than one."""
-        if not self.wanted.final:
+        if not self.final:
             return 0.0
         count = 2 * _LEAST_PROCESSES
         start_s = max(count * statistics.fmean(self._lasted_s), _BESIDE_OTHERS * self._alone_s)
@@ -358,7 +338,7 @@ class Search:
 
     def _admit(self, settings: Sequence[Changes], until: float, ready_by: float) -> list[Trial]:
         """Start a process of each, as many as memory holds, beside one of the job as it is."""
-        variants = [self.plain.row.variant, *map(self._variant, settings)]
+        variants = [self.plain.variant, *map(self._variant, settings)]
         begun = time.monotonic()
         admit = partial(self._engine.admit, until=until, ready_by=ready_by)
         started = admit(variants)
@@ -378,7 +358,7 @@ class Search:
         elif time.monotonic() < until:
             if len(self.trials) == 1:
                 raise self._engine.no_room()
-            self._no_room = True
+            self.stopped = "there was no memory for one more process"
         found = []
         for setting, candidate in zip(settings, candidates, strict=False):
             trial = self._trial(setting)
@@ -388,24 +368,22 @@ class Search:
         return found
 
     def _take(self, trial: Trial, candidate: Candidate) -> None:
-        trial.row.take(candidate, self._engine)
-        if trial is self.plain and trial.row.status == "failed" and not candidate.out:
+        trial.take(candidate, self._engine)
+        if trial is self.plain and trial.status == "failed" and not candidate.out:
             raise UserError(
                 "The job has other data in each process.",
                 expected="the same data each time it is made",
-                received=trial.row.reason,
+                received=trial.reason,
                 fix="draw the data by a seed",
             )
 
     def _variant(self, setting: Changes) -> Target:
-        target = self.wanted.target
         chain = setting.chain(self.facts)
-        return Target(str(setting), target.job, chain, target.arguments, chain.parts)
+        return Target(str(setting), self.target.job, chain, self.target.arguments, chain.parts)
 
     def _trial(self, setting: Changes) -> Trial:
-        return self.trials.setdefault(
-            setting, Trial(setting, Row(self._variant(setting), self.plain.row))
-        )
+        made = Trial(self._variant(setting), self.plain, setting=setting)
+        return self.trials.setdefault(setting, made)
 
     def _take_race_turns(self, trials: Sequence[Trial], what: str, ends: float) -> None:
         """Give turns, and drop the trials that fall clearly behind."""
@@ -430,7 +408,7 @@ class Search:
             if self.best is not self.plain:
                 self._drop(self.best)
             self.best = leader
-            found = in_words(self.wanted.objective, leader.value)
+            found = in_words(self.objective, leader.value)
             self._display.say(f"best so far: {leader.setting}, {found}")
         for each in racing:
             if each not in (self.plain, self.best):
@@ -446,13 +424,13 @@ class Search:
         for trial in trials:
             trial.value = self._value(trial.racer, rounds) / plain
             if trial is not self.plain:
-                found = in_words(self.wanted.objective, trial.value)
-                trial.row.notes = (f"raced by one process: {found}",)
+                found = in_words(self.objective, trial.value)
+                trial.notes = (f"raced by one process: {found}",)
 
     def _drop(self, trial: Trial, leader: Trial | None = None) -> None:
         """End a trial's process, behind ``leader`` if one is given; its figures stay."""
         if leader is not None:
-            behind = in_words(self.wanted.objective, trial.value / leader.value)
+            behind = in_words(self.objective, trial.value / leader.value)
             trial.beaten = f"beside {leader.setting}, {behind}"
         self._engine.dismiss([trial.racer])
 
@@ -478,17 +456,17 @@ class Search:
             rate = winner.setting.learning_rate
             others = [self._trial(replace(each.setting, learning_rate=rate)) for each in kin[:1]]
             for each in others:
-                each.row.trainings = winner.row.trainings  # it trains the same weights
+                each.trainings = winner.trainings  # it trains the same weights
             return [winner, *others]
         return []
 
     def _as_good(self, trial: Trial) -> Trial | None:
         """Return a trial, maybe with another learning rate, that loses no accuracy; else None."""
-        if trial.row.variant.exact:
+        if trial.variant.exact:
             return trial
         if trial.lost:
             return None
-        if not self.wanted.seeds:
+        if not self.seeds:
             self.quality = "not confirmed: no whole training was asked for"
             return trial
         rates = self._rates(trial)
@@ -501,9 +479,9 @@ class Search:
         self._train([self.plain, *tried], seeds=[0])
         good = [each for each in tried if self._loses(each, _LOST_AT_ONCE) is None]
         # The seed that a rate was chosen by says too much good of it.
-        first = 1 if len(good) > 1 and self.wanted.seeds > 1 else 0
+        first = 1 if len(good) > 1 and self.seeds > 1 else 0
         for each in sorted(good, key=self._promise):
-            self._train([self.plain, each], seeds=list(range(1, self.wanted.seeds)))
+            self._train([self.plain, each], seeds=list(range(1, self.seeds)))
             each.lost = self._loses(each, 1, first) or ""
             if not each.lost:
                 self.quality = self._quality(each, first)
@@ -522,37 +500,32 @@ class Search:
             rates = ["cosine", "fast"] if self.facts.rate else [None, "cosine"]
         fit = (self._ends - self._final_s - time.monotonic()) / self._trainings_s(1)
         own = min(trial.value, 1.0)  # as a share of a training of the job as it is
-        needed = own + (not self._known(self.plain).done)
+        needed = own + (not self.plain.trainings.done)
         if fit < needed:
             return []
         # Two rates take a training more, and both sides with another seed.
-        return rates if self.wanted.seeds <= 1 or fit >= needed + 2 * own + 1 else rates[:1]
+        return rates if self.seeds <= 1 or fit >= needed + 2 * own + 1 else rates[:1]
 
     def _train(self, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
-        readings = READINGS if self.wanted.objective == "time-to-accuracy" else 1
+        readings = READINGS if self.objective == "time-to-accuracy" else 1
         orders = [
-            Order(each.row.variant, seed, TrainWhole(readings=readings))
+            Order(each.variant, seed, each.trainings, TrainWhole(readings=readings))
             for seed in seeds
             for each in trials
-            if seed not in {done.seed for done in self._known(each).done}
+            if seed not in {done.seed for done in each.trainings.done}
         ]
         until = self._ends - self._final_s - self._trainings_s(1)
         at_once = self._engine.trainings_at_once
-        longest_s = train(orders, self._display, self._trainings, at_once=at_once, until=until)
+        longest_s = train(orders, self._display, at_once=at_once, until=until)
         self._training_s = max(self._training_s, longest_s)
-        for each in trials:
-            each.row.trainings = self._known(each)
-
-    def _known(self, trial: Trial) -> Trainings:
-        return self._trainings.get(trial.row.variant.name, Trainings())
 
     def _quality(self, trial: Trial, first: int = 0) -> Quality | str:
         """Compare the trainings of a trial and of the job as it is, from a seed on."""
         plain, own = (
             replace(known, done=tuple(each for each in known.done if each.seed >= first))
-            for known in (self._known(self.plain), self._known(trial))
+            for known in (self.plain.trainings, trial.trainings)
         )
-        return quality(plain, own, self.wanted.max_drop)
+        return quality(plain, own, self.max_drop)
 
     def _loses(self, trial: Trial, times: float, first: int = 0) -> str | None:
         """Return what whole trainings say against a trial, or None."""
@@ -560,21 +533,21 @@ class Search:
         if isinstance(found, str):
             longer = f"; {self._longer()}" if found == UNPAIRED else ""
             return f"its quality is not known: {found}{longer}"
-        if found.points < -self.wanted.max_drop * times:
+        if found.points < -self.max_drop * times:
             return f"it loses {-found.points:.2f} points of accuracy (seeds: {len(found.seeds)})"
         return None
 
     def _longer(self) -> str:
         """Return the budget to give instead, by the times measured."""
-        longer_s = max(self._budget_s(2), 10 * math.ceil(self.wanted.budget_s / 10 + 1))
+        longer_s = max(self._budget_s(2), 10 * math.ceil(self.budget_s / 10 + 1))
         return f"a budget of about {longer_s} s trains it and the job as it is"
 
     def _promise(self, trial: Trial) -> float:
         """Return what to minimize among learning rates: the steps to the accuracy, or its lack."""
-        first = self._known(trial).done[0]
-        if self.wanted.objective != "time-to-accuracy":
+        first = trial.trainings.done[0]
+        if self.objective != "time-to-accuracy":
             return -(first.test_accuracy or 0.0)
-        target = lowest_final_accuracy(self._known(self.plain).done)
+        target = lowest_final_accuracy(self.plain.trainings.done)
         steps = first.steps_to(target) if target is not None else None
         return math.inf if steps is None else steps
 
@@ -591,7 +564,7 @@ class Search:
             trial.lost = "no time was left for its final"
         count = min(max(count, _LEAST_PROCESSES), _FINAL_PROCESSES)
         # One of each side after the other: time may end it.
-        wanted = [copies(trial.row.variant, count) for trial in sides]
+        wanted = [copies(trial.variant, count) for trial in sides]
         in_turn = [each for several in zip(*wanted, strict=True) for each in several]
         started = self._engine.admit(in_turn, until=self._ends + _LATE_S / 2)
         for trial, each in zip(itertools.cycle(sides), started):
@@ -617,9 +590,9 @@ class Search:
                 left = [each.out for each in trial.final if each.out]
                 trial.lost = left[0] if left else "no time or memory was left for its final"
                 continue
-            trial.row.candidates, self.plain.row.candidates = trial.final, self.plain.final
+            trial.candidates, self.plain.candidates = trial.final, self.plain.final
             if found.verdict != "faster":
-                words = verdict_in_words(self.wanted.objective, found.verdict)
+                words = verdict_in_words(self.objective, found.verdict)
                 trial.lost = f"{words} in the final"
             elif self.confirmed is None or found.ratio < self.confirmed.ratio:
                 self.chosen, self.confirmed = trial, found

@@ -11,10 +11,11 @@ from typing import Any, Literal
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.plan import PipelineOptions
 from tfopt.distribute.replicas import Distribute
-from tfopt.errors import UserError, require_count
-from tfopt.job.plain_values import did_you_mean
+from tfopt.errors import UserError, whole
+from tfopt.job.plain_values import from_plain
 from tfopt.job.transform import Chain, Transform
 from tfopt.measure.job_facts import JobFacts
+from tfopt.report.strict import Count
 from tfopt.train.attention import FusedAttention
 from tfopt.train.execution import Execution
 from tfopt.train.host_memory import KeepHostMemory
@@ -33,7 +34,6 @@ _FAST = 3.0
 _NEAR = 1.35
 _FROM_PYTHON = ("generator", "pydataset")
 _WITH_BATCH = "learning_rate"  # chosen with a batch, by trainings
-_HALF = ("mixed_float16", "mixed_bfloat16")
 # Matrix products by cuBLAS alone or by cuBLASLt too, no CUDA graphs, no timing of kernels.
 _XLA_FLAGS = (
     "--xla_gpu_autotune_level=0",
@@ -58,15 +58,15 @@ class Changes:
             "fast": three times that, for trainings too short to converge at their own rate.
         input: "pipeline" feeds from ``tf.data``; "cache" keeps the examples in memory as well.
         keep_host_memory: True keeps the memory that a step frees, which Python generators prevent.
-        fused_attention: True computes attention by cuDNN's kernels, which half precision needs.
+        fused_attention: True computes attention by cuDNN's kernels, in half precision.
         xla: Flags of XLA's, as XLA_FLAGS has them.
     """
 
     devices: Literal["all"] | None = None
-    batch_size: int | None = None
+    batch_size: Count | None = None
     learning_rate: Rate | None = None
-    precision: str | None = None
-    steps_per_execution: int | None = None
+    precision: Literal["mixed_float16", "mixed_bfloat16", "float32"] | None = None
+    steps_per_execution: Count | None = None
     jit_compile: bool | None = None
     input: Literal["pipeline", "cache"] | None = None
     keep_host_memory: Literal[True] | None = None
@@ -85,13 +85,8 @@ class Changes:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def alone(self) -> list[Changes]:
-        """Return each change of the job by itself; fused attention with its half precision."""
-        made = self.made
-        if self.fused_attention and self.precision is not None:
-            both = Changes(precision=made.pop("precision"), fused_attention=True)
-            del made["fused_attention"]
-            return [both, *(Changes(**{name: value}) for name, value in made.items())]
-        return [Changes(**{name: value}) for name, value in made.items()]
+        """Return each change of the job by itself."""
+        return [Changes(**{name: value}) for name, value in self.made.items()]
 
     def trains_as(self, other: Changes) -> bool:
         """Return whether two settings differ only in what trains the same weights."""
@@ -102,8 +97,9 @@ class Changes:
         return Chain(tuple(self._parts(seen)))
 
     def _parts(self, seen: JobFacts) -> Iterator[Transform]:
-        if self.precision is not None:
-            yield MixedPrecision(self.precision)  # type: ignore[arg-type]
+        precision = self.precision or (seen.half if self.fused_attention else None)
+        if precision is not None:
+            yield MixedPrecision(precision)  # type: ignore[arg-type]
         if self.fused_attention is not None:
             yield FusedAttention()
         if self.devices is not None:
@@ -171,13 +167,14 @@ def space_for(seen: JobFacts) -> dict[str, tuple[Any, ...]]:
         space["keep_host_memory"] = (None, True)
     if seen.half is not None:
         space["precision"] = (None, seen.half)
-    if not seen.gpus:
-        return space
-    if seen.attention:
+    if seen.gpus and seen.attention:
         space["fused_attention"] = (None, True)
-    if seen.jit_compile and not seen.eager:
+    if seen.gpus and seen.jit_compile and not seen.eager:
         space["xla"] = (None, *_XLA_FLAGS)
-    return {name: space[name] for name in dict.fromkeys((*_ON_A_GPU, *space))}
+    # A step that XLA compiles again and again is the first thing to mend.
+    first = ("jit_compile",) if seen.varies and seen.jit_compile else ()
+    order = (*first, *(_ON_A_GPU if seen.gpus else ()), *space)
+    return {name: space[name] for name in dict.fromkeys(order)}
 
 
 def _batches(own: int, examples: int) -> Iterator[int]:
@@ -203,8 +200,9 @@ def narrowed(
         found[name] = (None, *(value for value in dict.fromkeys(values) if value is not None))
     if exact:
         found = {n: values if n in EXACT else (None,) for n, values in found.items()}
-    if _half(space) and not _half(found) and "fused_attention" not in (asked or {}):
-        found["fused_attention"] = (None,)
+    without_half = set(space["precision"]) - set(found["precision"])
+    if without_half and "fused_attention" not in (asked or {}):
+        found["fused_attention"] = (None,)  # which brings half precision
     if all(len(values) == 1 for values in found.values()):
         raise UserError(
             "There is nothing to try.",
@@ -215,59 +213,29 @@ def narrowed(
     return found
 
 
-_VALID: Mapping[str, tuple[Any, ...]] = {
-    "devices": ("all",),
-    "input": ("pipeline", "cache"),
-    "jit_compile": (True, False),
-    "precision": ("mixed_float16", "mixed_bfloat16", "float32"),
-    "keep_host_memory": (True,),
-    "remat": (True,),
-    "fused_attention": (True,),
-}
-
-
 def require_space(asked: Mapping[str, Sequence[Any]]) -> None:
     """Refuse settings that do not exist, and values that no job can have."""
     for name, values in asked.items():
-        if name not in AXES or name == _WITH_BATCH:
-            known = [axis for axis in AXES if axis != _WITH_BATCH]
-            raise UserError(
-                f"`space` has no setting {name!r}.",
-                expected=", ".join(known),
-                received=name,
-                fix=did_you_mean(name, known),
-            )
+        if name == _WITH_BATCH:
+            raise UserError("`space` has no learning rate: it goes with the batch size.")
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise UserError(
                 f"The values of {name!r} in `space` are not a list.",
                 expected=f"the values to try, such as {name}=[...]",
                 received=repr(values),
             )
-        for value in values:
-            if value is not None:
-                _require(name, value)
-
-
-def _require(name: str, value: object) -> None:
-    if name == "xla":
-        require_flags(value.split() if isinstance(value, str) else [value])
-        return
-    if name not in _VALID:
-        require_count(name, value)
-        return
-    valid = [repr(each) for each in _VALID[name]]
-    if repr(value) not in valid:
-        raise UserError(
-            f"Invalid value of {name} to try.", expected=" or ".join(valid), received=repr(value)
-        )
+        for value in values or [None]:
+            number = whole(value)
+            try:
+                made = from_plain(Changes, {name: value if number is None else number})
+            except UserError as error:
+                raise error.under("`space`") from error
+            require_flags((made.xla or "").split())
 
 
 def singles(space: Mapping[str, Sequence[Any]]) -> list[Changes]:
     """Return every single change of the job, one of each field first: time may end the list."""
-    plain = Changes()
-    axes = [
-        [_changed(plain, space, axis, v) for v in _middle_first(vs)] for axis, vs in space.items()
-    ]
+    axes = [[Changes(**{axis: v}) for v in _middle_first(vs)] for axis, vs in space.items()]
     return [each for turn in itertools.zip_longest(*axes) for each in turn if each is not None]
 
 
@@ -279,30 +247,13 @@ def _middle_first(values: Sequence[Any]) -> list[Any]:
 
 
 def neighbours(setting: Changes, space: Mapping[str, Sequence[Any]]) -> list[Changes]:
-    """Return the settings that differ from this one in one field, and in what goes with it."""
+    """Return the settings that differ from this one in one field."""
     return [
-        _changed(setting, space, axis, value)
+        replace(setting, **{axis: value})
         for axis, values in space.items()
         for value in values
         if value != getattr(setting, axis) and axis != _WITH_BATCH
     ]
-
-
-def _changed(
-    setting: Changes, space: Mapping[str, Sequence[Any]], axis: str, value: Any
-) -> Changes:
-    """Return a setting with one other value; fused attention comes and goes with half precision."""
-    changed, half = replace(setting, **{axis: value}), _half(space)
-    if not half or not changed.fused_attention or changed.precision in _HALF:
-        return changed  # without one to try, the job is in half precision itself
-    if axis == "precision":
-        return replace(changed, fused_attention=None)
-    return replace(changed, precision=half[0])
-
-
-def _half(space: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the half precisions that a space has."""
-    return [value for value in space["precision"] if value in _HALF]
 
 
 def together(first: Changes, second: Changes) -> Changes | None:

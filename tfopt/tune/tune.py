@@ -13,8 +13,8 @@ from tfopt.job.job import Job
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target, plain_arguments, reference_of
 from tfopt.measure.trainings import MAX_DROP
-from tfopt.tune.objective import Objective
-from tfopt.tune.search import Wanted
+from tfopt.report.bench_report import Objective
+from tfopt.tune.search import Search
 from tfopt.tune.tuned import Tuned, tuned
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def tune(
         job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
             "package.module:job"; or a compiled Keras model, with its ``data``.
         data: With a model: arrays as a tuple, a ``tf.data.Dataset``, or a source. A dataset is
-            saved as batches, so what it costs to make them is not measured.
+            saved as batches, so what it costs to make them is not measured, and random numbers
+            of its stages, such as augmentation, are drawn once for all epochs.
         epochs: With a model: as ``fit`` takes it; the search does not train so long.
         batch_size: With a model and arrays or a source: as ``fit`` takes it.
         test: With a model: what accuracy is measured on; without it, only what trains the same
@@ -103,7 +104,7 @@ def tune(
                 )
             name = reference_of(job, "tune")
             target, remarks = Target(name, name, arguments=plain_arguments(arguments)), ()
-        wanted = Wanted(target, budget_s, objective, exact, space, seeds, max_drop, final, remarks)
-        found = tuned(wanted, Display(verbose=verbose, budget_s=budget_s))
+        search = Search(target, budget_s, objective, exact, space, seeds, max_drop, final, remarks)
+        found = tuned(search, Display(verbose=verbose, budget_s=budget_s))
     # The files of a given model are gone: a recipe file holds the chain alone.
     return found if data is None else replace(found, job=None, arguments={})

@@ -16,12 +16,11 @@ from tfopt.measure.engine import TURN_S, Engine
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
 from tfopt.report import format as fmt
-from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation
+from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation, is_time
 from tfopt.report.statistics import Comparison
-from tfopt.report.view import view_of
 from tfopt.run import Outcome, run
-from tfopt.tune.objective import OBJECTIVES, in_words, is_time
-from tfopt.tune.search import INTERRUPTED, Search, Wanted
+from tfopt.tune.objective import OBJECTIVES, in_words
+from tfopt.tune.search import INTERRUPTED, Search
 
 if TYPE_CHECKING:
     import keras
@@ -69,18 +68,11 @@ class Tuned:
 
     def _repr_html_(self) -> str:
         """Return the chain, what it brought and everything tried, for a notebook."""
-        from tfopt.report.notebook import as_fragment, speeds
+        from tfopt.report.notebook import report_fragment
 
-        view, advice = view_of(self.report), self.report.recommendation
+        advice = self.report.recommendation
         assert advice is not None
-        return as_fragment(
-            view.title,
-            *view.tables,
-            lines=(view.warning, advice.brought),
-            code=repr(self.chain),
-            speeds=speeds(self.report),
-            notes=view.notes,
-        )
+        return report_fragment(self.report, advice.brought, code=repr(self.chain))
 
     def fit(self, model: keras.Model, data: Any, **settings: Any) -> Outcome:
         """Train a compiled model under the chain, and return the outcome with the trained model.
@@ -99,18 +91,17 @@ class Tuned:
         return write_recipe(file, path)
 
 
-def tuned(wanted: Wanted, display: Display) -> Tuned:
+def tuned(search: Search, display: Display) -> Tuned:
     """Search, and return the result."""
     with display, Engine(display) as engine:
-        search = Search(wanted, engine)
-        search.run()
-        rows = [trial.row for trial in search.trials.values() if trial.row.candidates]
+        search.run(engine)
+        rows = [trial for trial in search.trials.values() if trial.candidates]
         for row in rows:
             row.finish(engine)
     return Tuned(
-        job=wanted.target.job,
-        arguments=wanted.target.arguments,
-        chain=search.chosen.row.variant.chain,
+        job=search.target.job,
+        arguments=search.target.arguments,
+        chain=search.chosen.variant.chain,
         comparison=search.confirmed,
         report=_report(search, rows),
         stopped=search.stopped,
@@ -118,20 +109,18 @@ def tuned(wanted: Wanted, display: Display) -> Tuned:
 
 
 def _report(search: Search, rows: Sequence[Row]) -> BenchReport:
-    wanted, plain = search.wanted, search.plain.row
+    plain = search.plain
     return BenchReport(
-        title=wanted.target.name,
-        command=f"tfopt.tune({wanted.target.job!r}, budget_s={wanted.budget_s:g})",
+        title=search.target.name,
+        command=f"tfopt.tune({search.target.job!r}, budget_s={search.budget_s:g})",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=read_provenance(),
         asked=Asked(
             kind="tune",
-            quick=False,
-            budget_s=wanted.budget_s,
+            budget_s=search.budget_s,
             processes=max(len(row.processes) for row in rows) or 1,
             turn_ms=1000 * TURN_S,
-            seed=0,
-            whole=False,
+            objective=search.objective,
         ),
         data=plain.data,
         variants=tuple(
@@ -139,13 +128,13 @@ def _report(search: Search, rows: Sequence[Row]) -> BenchReport:
                 row,
                 reference=plain,
                 previous=None,
-                plain=plain.trainings if plain.trainings.done else None,
-                max_drop=wanted.max_drop,
+                plain=plain.trainings,
+                max_drop=search.max_drop,
             )
             for row in rows
         ),
         recommendation=Recommendation(
-            repr(search.chosen.row.variant.chain), _brought(search), tuple(_dropped(search))
+            repr(search.chosen.variant.chain), _brought(search), tuple(_dropped(search))
         ),
         complete=search.stopped != INTERRUPTED,
         notes=tuple(_notes(search)),
@@ -153,7 +142,7 @@ def _report(search: Search, rows: Sequence[Row]) -> BenchReport:
 
 
 def _brought(search: Search) -> str:
-    confirmed, chosen, objective = search.confirmed, search.chosen, search.wanted.objective
+    confirmed, chosen, objective = search.confirmed, search.chosen, search.objective
     if confirmed is None and chosen is not search.plain:
         return f"{in_words(objective, chosen.value)} in the races; no final proved it"
     if confirmed is None:
@@ -161,11 +150,12 @@ def _brought(search: Search) -> str:
         return f"nothing was shown to {less} than the job as it is"
     what = OBJECTIVES[objective]
     if not is_time(objective):
-        words = f"{confirmed.ratio:.2f} of {what} ({confirmed.low:.2f} to {confirmed.high:.2f})"
+        ends = f"({confirmed.low:.2f} to {confirmed.high:.2f})"
+        words = f"takes {confirmed.ratio:.2f} times {what} of the job as it is {ends}"
     else:
         words = f"{fmt.speed_and_interval(confirmed)} as fast, by {what}"
     found = search.quality
-    if chosen.row.variant.exact:
+    if chosen.variant.exact:
         return f"{words}; the trained weights are the same but for rounding"
     if isinstance(found, Quality):
         seeds = fmt.count(len(found.seeds), "seed")
@@ -177,7 +167,7 @@ def _dropped(search: Search) -> Iterator[str]:
     for trial in search.trials.values():
         if trial in (search.plain, search.chosen):
             continue
-        why = trial.row.reason or trial.lost or trial.beaten
+        why = trial.reason or trial.lost or trial.beaten
         if why:
             yield f"{trial.setting}: {why.splitlines()[0]}"
 
