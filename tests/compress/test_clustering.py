@@ -30,7 +30,8 @@ def test_kernels_of_many_shapes_bring_no_warning_of_retracing(caplog):
     model.compile("sgd", "mse")
     cluster(model, 4)
     model.fit(np.ones((8, 6)), np.ones((8, 1)), batch_size=4, verbose=0)
-    assert "retracing" not in caplog.text
+    # Keras's own step may be named, after other tests of this process.
+    assert "_even" not in caplog.text
 
 
 def test_a_step_without_gradients_changes_no_bit():
