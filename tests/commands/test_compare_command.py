@@ -75,7 +75,7 @@ def test_each_answer_has_its_exit_code(files, capsys, arguments, code):
         (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/7"),
         (("base.json", "binary.json", *LIMIT), 5, "binary.json is not a whole report"),
         (("base.json", "nowhere.json", *LIMIT), 5, "nowhere.json does not exist"),
-        (("base.json", "foldr", *LIMIT), 5, "name one of these: folder"),
+        (("base.json", "foldr", *LIMIT), 5, "did you mean folder?"),
         (("base.json", "base.json", *LIMIT), 2, "the same measurement"),
         (("base.json", *LIMIT), 2, "nothing beside its reference"),
     ],

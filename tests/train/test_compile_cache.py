@@ -73,14 +73,24 @@ def test_place_keeps_compiled_programs_too(monkeypatch):
 def test_what_else_lies_in_the_folder_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_has_devices", lambda: False)
     monkeypatch.setenv("TF_XLA_FLAGS", "")
+    with pytest.raises(UserError, match="a space in its path"):
+        compile_cache(tmp_path / "two words")
     kept = compile_cache(tmp_path)
     for path in (tmp_path / "weights.h5", kept / "old.pb"):
         path.write_bytes(bytes(2 << 20))
     assert compile_cache(tmp_path, limit_mib=1) == kept
     assert (tmp_path / "weights.h5").exists()
     assert not (kept / "old.pb").exists()
-    with pytest.raises(UserError, match="a space in its path"):
-        compile_cache(tmp_path / "two words")
+
+
+def test_a_second_call_keeps_the_folder_of_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_has_devices", lambda: False)
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+    kept = compile_cache(tmp_path)
+    assert compile_cache() == compile_cache(tmp_path) == kept
+    with pytest.raises(UserError, match="a compile cache in another folder"):
+        compile_cache(tmp_path / "other")
+    assert str(kept) in os.environ["TF_XLA_FLAGS"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_set(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.job.references import resolve_job
 from tfopt.measure.children import carried_out
 from tfopt.tune.given_model import SAVED_AS_BATCHES, target_of_model
+from tfopt.tune.tuned import Tuned
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
 Y = (X.sum(axis=1) > 0).astype("int64")
@@ -179,3 +180,11 @@ def test_a_real_search_finds_that_few_long_calls_are_faster_than_many_short_ones
     assert tuned.chain == chain(Execution(steps_per_execution=8)), str(tuned)
     assert tuned.comparison.verdict == "faster"
     assert {row.status for row in tuned.report.variants} == {"measured"}
+
+
+def test_the_chains_xla_flags_are_left_out_where_a_model_exists():
+    found = chain(Execution(steps_per_execution=2, xla=("--xla_gpu_autotune_level=0",)))
+    tuned = Tuned(None, {}, found, None, report=None, stopped="")
+    with pytest.warns(RuntimeWarning, match="XLA flags are left out"):
+        trained = tuned.fit(model(), (X, Y), epochs=1, batch_size=16).model
+    assert trained.steps_per_execution == 2

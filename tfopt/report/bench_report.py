@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from tfopt.errors import UserError
 from tfopt.files import nearest_path
 from tfopt.job.plain_values import from_plain, show
@@ -157,6 +155,8 @@ class VariantReport:
 
     def percentile_ms(self, percent: float) -> float:
         """Return a percentile of the step times of all turns."""
+        import numpy as np  # not above: the commands' help needs no numpy
+
         turns = [turn for process in self.processes for turn in process.turns_ms]
         return float(np.percentile(turns, percent))
 

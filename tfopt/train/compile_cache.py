@@ -25,6 +25,7 @@ _LONGEST_HEAD = 20  # two numbers of a protocol buffer
 _PROGRAMS = "--tf_xla_persistent_cache_directory="
 _OWN = "tfopt-xla"  # only files in this folder are removed
 _AUTOTUNING = "--xla_gpu_per_fusion_autotune_cache_dir="
+_CALL = "compile_cache()"
 _set_by: set[str] = set()
 """The functions that have set TensorFlow's flags in this process."""
 
@@ -40,8 +41,11 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
             flags.
         limit_mib: The size limit of the folder; the oldest programs are removed first.
 
+    A second call keeps the folder of the first.
+
     Raises:
-        UserError: TensorFlow has initialised its devices, or the folder has a space in its path.
+        UserError: TensorFlow has initialised its devices, the folder has a space in its path, or
+            another call has set another folder.
 
     Example:
         tfopt.compile_cache()  # right after the imports
@@ -50,11 +54,24 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
         model.fit(x, y)
     """
     require_count("limit_mib", limit_mib)
+    earlier = kept_in(os.environ) if _CALL in _set_by else None
+    if earlier is not None:
+        folder = _same_folder(folder, earlier.parents[1])
     kept, variables = _prepared(os.environ, folder, limit_mib)
-    set_before_devices(
-        variables, "compile_cache()", fix="move tfopt.compile_cache() right after the imports"
-    )
+    set_before_devices(variables, _CALL, fix="move tfopt.compile_cache() right after the imports")
     return kept
+
+
+def _same_folder(folder: str | Path | None, earlier: Path) -> Path:
+    """Return the folder of an earlier call, or raise if another one is asked for."""
+    if folder is not None and Path(folder).expanduser().resolve() != earlier:
+        raise CannotCombine(
+            "This process has a compile cache in another folder.",
+            expected=f"{earlier}, which TensorFlow has read",
+            received=str(folder),
+            fix="call compile_cache() once",
+        )
+    return earlier
 
 
 def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> dict[str, str]:

@@ -52,6 +52,9 @@ def split(
         UserError: The model is neither Sequential nor Functional, there are fewer than two devices,
             or a layer is larger than its device.
 
+    Functions that return a new model, such as ``mixed_precision``, return one that is not split:
+    call this one after them.
+
     Example:
         tfopt.split(model, batch_size=64)
         model.compile("adam", "mse")

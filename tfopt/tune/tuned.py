@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.job.job import Job
 from tfopt.job.recipe_file import RecipeFile, write_recipe
-from tfopt.job.transform import Chain
+from tfopt.job.transform import Chain, chain
 from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine
 from tfopt.measure.provenance import read_provenance
@@ -19,6 +20,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_report import Asked, BenchReport, Quality, Recommendation, is_time
 from tfopt.report.statistics import Comparison
 from tfopt.run import Outcome, run
+from tfopt.train.execution import Execution
 from tfopt.tune.objective import OBJECTIVES, in_words
 from tfopt.tune.search import INTERRUPTED, Search
 
@@ -77,18 +79,37 @@ class Tuned:
     def fit(self, model: keras.Model, data: Any, **settings: Any) -> Outcome:
         """Train a compiled model under the chain, and return the outcome with the trained model.
 
-        The given model is not changed. ``settings`` are those of :meth:`tfopt.Job.from_model`.
+        The given model is not changed. ``settings`` are those of :meth:`tfopt.Job.from_model`. XLA
+        flags in the chain are left out with a warning, since XLA reads them before a model exists:
+        ``run(job, tuned.chain)`` in a new process sets them.
 
         Example:
             trained = tuned.fit(model, (x, y), epochs=10).model
         """
-        return run(Job.from_model(model, data, **settings), self.chain)
+        return run(Job.from_model(model, data, **settings), _without_flags(self.chain))
 
     def write_recipe(self, path: str | Path) -> Path:
         """Write the chain, and the job if it has a name, as a recipe file for ``tfopt bench``."""
         title, arguments = f"{self.report.title}, tuned", dict(self.arguments)
         file = RecipeFile(title=title, job=self.job, arguments=arguments, chain=self.chain)
         return write_recipe(file, path)
+
+
+def _without_flags(transforms: Chain) -> Chain:
+    """Return a chain without XLA flags, which come too late in a process with a model."""
+    kept = [
+        replace(part, xla=None) if isinstance(part, Execution) else part
+        for part in transforms.parts
+    ]
+    if kept == list(transforms.parts):
+        return transforms
+    warnings.warn(
+        "The chain's XLA flags are left out: XLA reads them before a model exists. "
+        "run(job, tuned.chain) in a new process sets them.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return chain(*kept)
 
 
 def tuned(search: Search, display: Display) -> Tuned:
