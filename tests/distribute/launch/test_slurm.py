@@ -191,7 +191,6 @@ def slurm(tmp_path_factory):
         made.stop()
 
 
-@pytest.mark.slow
 @needs_slurm
 def test_a_preempted_job_saves_and_goes_on_and_a_failed_one_is_not_queued_again(slurm):
     script = """
