@@ -107,11 +107,12 @@ def _obstacle(item: dict[str, Any], policy: str) -> str | None:
             layer = keras.saving.deserialize_keras_object(trial, safe_mode=False)
         except Exception:
             return f"does not build in {policy}"
-    # A container computes nothing itself; its layers have to follow.
+    # A container or an input computes nothing itself; the other layers have to follow.
     left = [
         inner.name
         for inner in layers_inside(layer)
-        if inner.dtype_policy.name in set(PLAIN) - {policy} and not layers_inside(inner)
+        if inner.dtype_policy.name in set(PLAIN) - {policy}
+        and not (layers_inside(inner) or isinstance(inner, keras.layers.InputLayer))
     ]
     return f"creates layers without passing its dtype on: {', '.join(left)}" if left else None
 
