@@ -176,7 +176,7 @@ def main() -> None:
 
     with scope() as replicas:
         pass
-    # First, so that all workers end together. Each trains alone, on a device of its own.
+    # Train the reference on one device before the workers begin, so that they end together.
     plain = [trained(built(cell, jit_compile=False), cell) for cell in chosen]
     ours = list(under(chosen, scope))
     if replicas.rank:

@@ -121,8 +121,8 @@ def fused_attention(day: Day) -> None:
         day.keep(milliseconds=times)
     wrong = [name for name, error in errors.items() if not error < bounds[name.partition(",")[0]]]
     if wrong or failed:
-        told = f"apart in {'; '.join(wrong) or 'none'}, failed in {'; '.join(failed) or 'none'}"
-        raise UserError("Fused attention is not Keras's.", received=told)
+        faults = f"differs: {'; '.join(wrong) or 'none'}; fails: {'; '.join(failed) or 'none'}"
+        raise UserError("Fused attention differs from Keras's.", received=faults)
 
 
 def _drawn(shape: tuple[int, ...], seed: int, dtype: str) -> Any:

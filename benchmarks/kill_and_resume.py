@@ -248,11 +248,11 @@ def launched(
         assert job.stdout is not None
         with job, job.stdout as said:
             for line in said:
-                worker, _, told = line.partition("] ")
-                if told.startswith("{"):
-                    results[worker] = json.loads(told)
-                elif told.startswith(BEGUN):
-                    pids[worker] = int(told.split()[-1])
+                worker, _, message = line.partition("] ")
+                if message.startswith("{"):
+                    results[worker] = json.loads(message)
+                elif message.startswith(BEGUN):
+                    pids[worker] = int(message.split()[-1])
                 if len(pids) < workers:
                     continue
                 began = time.perf_counter()

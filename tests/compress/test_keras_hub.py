@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfopt
+from tfopt.keras_internals import layers_of
 
 hub = pytest.importorskip("keras_hub", reason="keras-hub is not installed")
 pytestmark = pytest.mark.slow
@@ -87,5 +88,5 @@ def test_half_precision_computes_the_same(make):
     model, x = classifier(make)
     expected = model.predict(x, verbose=0)
     half = tfopt.mixed_precision(model, "mixed_bfloat16")
-    assert sum(layer.compute_dtype == "bfloat16" for layer in half._flatten_layers()) > 20
+    assert sum(layer.compute_dtype == "bfloat16" for layer in layers_of(half)) > 20
     np.testing.assert_allclose(half.predict(x, verbose=0), expected, atol=0.02)
