@@ -15,7 +15,7 @@ def as_cudnn_computes(target, operands, results, config):
     settings = json.loads(config)["cudnn_fmha_backend_config"]
     backward, biased = target.endswith("Backward"), "ScaleBias" in target
     operands = [*operands]
-    query, key, value = (tf.cast(operands.pop(0), tf.float32) for _ in range(3))
+    query, key, value = (heads_first(operands.pop(0)) for _ in range(3))
     statistics, upstream = (operands.pop(0), operands.pop(0)) if backward else (None, None)
     scores = settings["fmha_scale"] * tf.einsum("bnth,bnsh->bnts", query, key)
     if biased:
@@ -33,7 +33,7 @@ def as_cudnn_computes(target, operands, results, config):
         found = [tf.einsum("bnts,bnsh->bnth", shares, value), statistics]
     else:
         shares = tf.exp(scores - statistics[..., None])
-        upstream, output = tf.cast(upstream, tf.float32), tf.cast(output, tf.float32)
+        upstream, output = heads_first(upstream), heads_first(output)
         of_shares = tf.einsum("bnth,bnsh->bnts", upstream, value)
         of_scores = shares * (of_shares - tf.reduce_sum(upstream * output, -1, keepdims=True))
         scale = settings["fmha_scale"]
@@ -45,9 +45,16 @@ def as_cudnn_computes(target, operands, results, config):
         if len(results) == 5:
             found.append(tf.reduce_sum(of_scores, axis=0, keepdims=True))
     found.append(tf.zeros((0,)))
-    for tensor, spec in zip(found, results, strict=True):
-        assert tensor.shape == spec.shape
-    return [tf.cast(tensor, spec.dtype) for tensor, spec in zip(found, results, strict=True)]
+    for tensor, result in zip(found, results, strict=True):
+        assert tensor.shape == result.shape
+    return [
+        tf.cast(tf.transpose(tensor, result.axes), result.dtype)
+        for tensor, result in zip(found, results, strict=True)
+    ]
+
+
+def heads_first(tensor):
+    return tf.transpose(tf.cast(tensor, tf.float32), (0, 2, 1, 3))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Fused attention: Keras's numbers by the kernels' arithmetic, and Keras's own way elsewhere."""
 
 import json
+import re
 from functools import partial
 
 import keras
@@ -94,25 +95,56 @@ def test_a_traced_step_calls_a_kernel_forward_and_one_backward(
         )
     )
     library = step.get_concrete_function(*inputs).graph.as_graph_def().library.function
-    nodes = [node for each in library for node in each.node_def if node.op == "XlaCustomCallV2"]
-    nodes.sort(key=lambda node: len(node.attr["operand_dtypes"].list.type))
-    names = [node.attr["call_target_name"].s.decode() for node in nodes]
-    assert names == [f"__cudnn$fmha{target}", f"__cudnn$fmha{target}Backward"]
+    nodes = [node for each in library for node in each.node_def if node.op == "XlaCallModule"]
+    nodes.sort(key=lambda node: len(node.input))
+    of_tokens, names = (3, 8, 2, 16), []
     for node, count, backward in zip(nodes, operands, (False, True), strict=True):
-        assert len(node.attr["operand_dtypes"].list.type) == count
-        shapes = [
-            tuple(dim.size for dim in shape.dim) for shape in node.attr["result_shapes"].list.shape
-        ]
-        of_tokens = (3, 2, 8, 16)
+        assert len([name for name in node.input if not name.startswith("^")]) == count
+        shapes = [tuple(dim.size for dim in shape.dim) for shape in node.attr["Sout"].list.shape]
         of_bias = [(1, 2, 8, 8)] if "bias" in settings else []
         expected = [*[of_tokens] * 3, *of_bias] if backward else [of_tokens, (3, 2, 8)]
         assert shapes == [*expected, (0,)]
-        made = json.loads(node.attr["backend_config"].s)["cudnn_fmha_backend_config"]
+        module = node.attr["module"].s.decode()
+        names.append(re.search(r'custom_call @"(.*?)"', module)[1])
+        text = re.search(r'backend_config = "(.*?)"', module)[1].replace(r"\22", '"')
+        made = json.loads(text)["cudnn_fmha_backend_config"]
         assert made["mask_type"] == mask_type
         assert made["fmha_scale"] == 0.25
         assert made["intermediate_tensor_shape"]["element_type"] == "BF16"
         assert made["intermediate_tensor_shape"]["dimensions"] == ["3", "2", "8", "8"]
         assert ("bmm1_dot_dimension_numbers" in made) != backward
+    assert names == [f"__cudnn$fmha{target}", f"__cudnn$fmha{target}Backward"]
+
+
+def test_xla_gets_results_that_lie_in_memory_as_layers_hold_them(card, monkeypatch):
+    monkeypatch.setattr(fused_call, "custom_call", CUSTOM_CALL)
+    inputs = [tf.zeros((3, 8, 2, 16), tf.bfloat16)] * 3
+    step = tf.function(
+        lambda *given: with_gradients(dot_product_attention, [*given]), jit_compile=True
+    )
+    program = step.experimental_get_compiler_ir(*inputs)(stage="hlo")
+    calls = re.findall(r"= \((.*?), u8\[0\].*? custom-call\((.*?)\)", program)
+    assert len(calls) == 2
+    for results, operands in calls:
+        assert not re.findall(r"bf16\[3,2,8,16\]\{3,2,1,0\}", results)
+        assert re.findall(r"bf16\[3,2,8,16\]\{3,1,2,0\}", results)
+        assert not re.findall(r"bf16\[3,2,8,16\]", operands)
+
+
+@pytest.mark.parametrize("fuse", [None, {}])
+def test_a_fused_layer_projects_the_tokens_of_all_examples_by_one_product(card, fuse):
+    model, _ = trained(NETS["grouped"], fuse, jit_compile=False)
+    step = tf.function(lambda x, y: model.train_step((x, y)))
+    graph = step.get_concrete_function(
+        tf.TensorSpec((16, 8), "int32"), tf.TensorSpec((16,), "int32")
+    ).graph
+    products = [node for node in graph.get_operations() if node.type.startswith("BatchMatMul")]
+    by_example = [
+        node
+        for node in products
+        if node.outputs[0].shape.rank == 3 and node.outputs[0].shape[0] == 16
+    ]
+    assert bool(by_example) == (fuse is None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The custom calls beside JAX's, which calls the same kernels, and beside what XLA can read.
 
-``JAX`` is what JAX 0.10.2 lowers ``dot_product_attention(..., qkv_layout="BNTH")`` of
+``JAX`` is what JAX 0.10.2 lowers ``dot_product_attention`` of
 ``jax/_src/cudnn/fused_attention_stablehlo.py`` to for CUDA, forward and backward.
 """
 
@@ -13,9 +13,12 @@ from attention_stand_in import as_cudnn_computes, on_a_stand_in
 
 from tfopt.train import fused_call
 from tfopt.train.attention import dot_product_attention
+from tfopt.train.custom_call import Array
 
-Q, K, S, W, LENGTH = "3x2x8x16", "3x2x12x16", "3x2x8:float32", "0:uint8", "3:int32"
-FIRST, GRADIENTS = [Q, K, K, S, Q], [Q, K, K]
+Q, K, S, W, LENGTH = "3x8x2x16", "3x12x2x16", "3x2x8:float32", "0:uint8", "3:int32"
+# Results have heads first, and lie in memory as the operands do.
+SWAPPED = "3x2x8x16 in the order of 3x8x2x16", "3x2x12x16 in the order of 3x12x2x16"
+FIRST, GRADIENTS = [Q, K, K, S, Q], [SWAPPED[0], SWAPPED[1], SWAPPED[1]]
 JAX = {
     "plain": ("Softmax", "NO_MASK", [Q, K, K], [*FIRST, Q], GRADIENTS),
     "causal": ("Softmax", "CAUSAL", [Q, K, K], [*FIRST, Q], GRADIENTS),
@@ -63,13 +66,14 @@ OF_TF_2_18 |= {"is_flash_attention", "is_causal_mask", "mask_type", "sliding_win
 # JAX's of the settings that tfopt leaves out, the defaults of proto3 or without effect here.
 LEFT_OUT = {"dropout_rate", "seed", "sliding_window_length"}
 LEFT_OUT |= {"max_seg_per_batch", "is_paged_attention"}
-CONTRACTED = {
-    "bmm1_dot_dimension_numbers": "33",
-    "bmm2_dot_dimension_numbers": "32",
-    "bmm1_grad_gemm1_dot_dimension_numbers": "22",
-    "bmm1_grad_gemm2_dot_dimension_numbers": "32",
-    "bmm2_grad_gemm1_dot_dimension_numbers": "22",
-    "bmm2_grad_gemm2_dot_dimension_numbers": "33",
+# The axes of both sides: of examples, of heads, and the one that is summed.
+PRODUCTS = {
+    "bmm1_dot_dimension_numbers": ["023", "023"],
+    "bmm2_dot_dimension_numbers": ["013", "021"],
+    "bmm1_grad_gemm1_dot_dimension_numbers": ["012", "021"],
+    "bmm1_grad_gemm2_dot_dimension_numbers": ["013", "021"],
+    "bmm2_grad_gemm1_dot_dimension_numbers": ["012", "021"],
+    "bmm2_grad_gemm2_dot_dimension_numbers": ["023", "023"],
 }
 
 
@@ -78,12 +82,15 @@ def calls(monkeypatch):
     """Return the custom calls of a test, as text."""
     made = []
 
-    def words(tensor):
-        sizes, dtype = "x".join(map(str, tensor.shape)), tensor.dtype.name
-        return sizes if dtype in ("float16", "bfloat16") else f"{sizes}:{dtype}"
+    def words(array):
+        sizes = "x".join(map(str, array.shape))
+        if array.order is not None:
+            return f"{sizes} in the order of {words(array.in_memory)}"
+        return sizes if array.dtype in ("float16", "bfloat16") else f"{sizes}:{array.dtype}"
 
     def recorded(target, operands, results, config):
-        made.append((target, [*map(words, operands)], [*map(words, results)], json.loads(config)))
+        given = [Array(tuple(tensor.shape), tensor.dtype.name) for tensor in operands]
+        made.append((target, [*map(words, given)], [*map(words, results)], json.loads(config)))
         return as_cudnn_computes(target, operands, results, config)
 
     with on_a_stand_in():
@@ -102,9 +109,9 @@ def test_the_custom_calls_are_those_of_jax(calls, kind, dtype):
     tape.gradient(output, inputs)
     target, mask_type, operands, operands_backward, gradients = JAX[kind]
     forward, backward = calls
-    assert forward[:3] == (f"__cudnn$fmha{target}", operands, [Q, S, W])
+    assert forward[:3] == (f"__cudnn$fmha{target}", operands, [SWAPPED[0], S, W])
     assert backward[:3] == (f"__cudnn$fmha{target}Backward", operands_backward, [*gradients, W])
-    contracted = {}
+    products = {}
     for *_, config in calls:
         assert config["operation_queue_id"] == "0"
         settings = config["cudnn_fmha_backend_config"]
@@ -119,8 +126,8 @@ def test_the_custom_calls_are_those_of_jax(calls, kind, dtype):
         }
         for name, numbers in settings.items():
             if name.endswith("dot_dimension_numbers"):
-                assert numbers["lhs_batch_dimensions"] == ["0", "1"]
-                assert numbers["rhs_batch_dimensions"] == ["0", "1"]
-                sides = (numbers[f"{side}_contracting_dimensions"] for side in ("lhs", "rhs"))
-                contracted[name] = "".join(number for (number,) in sides)
-    assert contracted == CONTRACTED
+                sides = [f"{side}_{{}}_dimensions".format for side in ("lhs", "rhs")]
+                products[name] = [
+                    "".join([*numbers[of("batch")], *numbers[of("contracting")]]) for of in sides
+                ]
+    assert products == PRODUCTS

@@ -1,7 +1,7 @@
 """Compute attention by cuDNN's fused kernels, which never write the scores to memory.
 
-Keras's TensorFlow backend has no such kernel (keras#19418). Only two methods of a layer are
-replaced, on its instance: saved models and copies are plain.
+Keras's TensorFlow backend has no such kernel (keras#19418). Only two methods of a layer, and the
+``call`` of its projections, are replaced, on their instances: saved models and copies are plain.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tfopt.keras_internals import ATTENTION, ATTENTION_MASK, asks_for_scores, la
 from tfopt.report.format import count
 from tfopt.train.fused_call import MASKED, FusedCall, fused
 from tfopt.train.precision import gpu_capabilities
+from tfopt.train.projections import merge_examples
 
 if TYPE_CHECKING:
     import keras
@@ -195,6 +196,7 @@ class FusedLayer:
         self._keras_attention = getattr(layer, ATTENTION)
         self._keras_mask = getattr(layer, ATTENTION_MASK)
         hooks.replace(layer, ATTENTION, partial(self._attention))
+        merge_examples(layer, hooks)
         own_call = type(layer).call not in [kind.call for kind in _kinds()]  # may use the mask
         if padding == "right" and not own_call and not layer.get_config().get("sliding_window"):
             hooks.replace(layer, ATTENTION_MASK, partial(self._mask))

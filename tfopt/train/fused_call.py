@@ -2,19 +2,22 @@
 
 Both are custom calls of XLA, with its ``CudnnfMHABackendConfig`` as settings. The scores are never
 written to memory, which makes long sequences fast. JAX calls them in the same way
-(``jax/_src/cudnn/fused_attention_stablehlo.py``).
+(``jax/_src/cudnn/fused_attention_stablehlo.py``): on tensors as layers hold them, tokens before
+heads, so that nothing is transposed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tfopt.train.custom_call import Array, custom_call
+
 # Added to a masked score: its probability is zero, and the difference of two is still finite.
 MASKED = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
+_SWAPPED = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -76,25 +79,29 @@ class FusedCall:
         return json.dumps({"operation_queue_id": "0", "cudnn_fmha_backend_config": settings})
 
 
-def _product(left: int, right: int) -> dict[str, list[str]]:
-    """Return the dimension numbers of a batched matrix product over examples and heads."""
+def _product(left: str, right: str) -> dict[str, list[str]]:
+    """Return the dimension numbers of a matrix product, from the axes of both sides.
+
+    They are those of the examples, of the heads, and the one that is summed.
+    """
     return {
-        "lhs_contracting_dimensions": [str(left)],
-        "rhs_contracting_dimensions": [str(right)],
-        "lhs_batch_dimensions": ["0", "1"],
-        "rhs_batch_dimensions": ["0", "1"],
+        "lhs_contracting_dimensions": [left[2]],
+        "rhs_contracting_dimensions": [right[2]],
+        "lhs_batch_dimensions": [*left[:2]],
+        "rhs_batch_dimensions": [*right[:2]],
     }
 
 
+# Of tensors (batch, tokens, heads, head size) and scores (batch, heads, queries, keys).
 _FORWARD_PRODUCTS = {
-    "bmm1_dot_dimension_numbers": _product(3, 3),
-    "bmm2_dot_dimension_numbers": _product(3, 2),
+    "bmm1_dot_dimension_numbers": _product("023", "023"),  # of query and key
+    "bmm2_dot_dimension_numbers": _product("013", "021"),  # of scores and value
 }
 _BACKWARD_PRODUCTS = {
-    "bmm1_grad_gemm1_dot_dimension_numbers": _product(2, 2),
-    "bmm1_grad_gemm2_dot_dimension_numbers": _product(3, 2),
-    "bmm2_grad_gemm1_dot_dimension_numbers": _product(2, 2),
-    "bmm2_grad_gemm2_dot_dimension_numbers": _product(3, 3),
+    "bmm1_grad_gemm1_dot_dimension_numbers": _product("012", "021"),
+    "bmm1_grad_gemm2_dot_dimension_numbers": _product("013", "021"),
+    "bmm2_grad_gemm1_dot_dimension_numbers": _product("012", "021"),
+    "bmm2_grad_gemm2_dot_dimension_numbers": _product("023", "023"),
 }
 
 
@@ -111,22 +118,19 @@ def fused(call: FusedCall, query: Any, key: Any, value: Any, bias: Any, lengths:
 
     lengths = list(lengths or ())
 
-    def swapped(tensors: Sequence[Any]) -> list[Any]:
-        return [tf.transpose(tensor, (0, 2, 1, 3)) for tensor in tensors]
-
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def attention(*inputs: Any) -> Any:
-        heads_first, given_bias = swapped(inputs[:3]), list(inputs[3:])
-        output, statistics = _compiled(call, False)(*heads_first, *given_bias, *lengths)
+        tokens, given_bias = inputs[:3], inputs[3:]
+        output, statistics = _compiled(call, False)(*inputs, *lengths)
 
         def gradient(upstream: Any) -> list[Any]:
             gradients = _compiled(call, True)(
-                *heads_first, statistics, *swapped([upstream]), *given_bias, output, *lengths
+                *tokens, statistics, upstream, *given_bias, output, *lengths
             )
             of_bias = list(gradients[3:]) or [None] * len(given_bias)
-            return [*swapped(gradients[:3]), *of_bias]
+            return [*gradients[:3], *of_bias]
 
-        return swapped([output])[0], gradient
+        return output, gradient
 
     return attention(query, key, value, *([] if bias is None else [bias]))
 
@@ -146,24 +150,15 @@ def _compiled(call: FusedCall, backward: bool) -> Any:
     return compiled
 
 
-def _results(call: FusedCall, backward: bool) -> list[Any]:
-    import tensorflow as tf
-
-    queries = (call.batch, call.heads, call.queries, call.head_size)
-    keys = (call.batch, call.heads, call.keys, call.head_size)
+def _results(call: FusedCall, backward: bool) -> list[Array]:
+    """Return the results, whose shapes have heads before tokens, unlike memory."""
+    queries = Array((call.batch, call.heads, call.queries, call.head_size), call.dtype, _SWAPPED)
+    keys = Array((call.batch, call.heads, call.keys, call.head_size), call.dtype, _SWAPPED)
     if backward:
-        shapes = [queries, keys, keys]
+        results = [queries, keys, keys]
         # TensorFlow 2.18 writes the gradient of a bias of this shape, asked for or not.
         if call.bias == (1, call.heads):
-            shapes.append((1, call.heads, call.queries, call.keys))
-        results = [tf.TensorSpec(shape, call.dtype) for shape in shapes]
+            results.append(Array((1, call.heads, call.queries, call.keys), call.dtype))
     else:
-        results = [tf.TensorSpec(queries, call.dtype), tf.TensorSpec(queries[:3], tf.float32)]
-    return [*results, tf.TensorSpec((0,), tf.uint8)]  # the workspace, sized by XLA
-
-
-def custom_call(target: str, operands: Sequence[Any], results: Sequence[Any], config: str) -> Any:
-    """Return the results of an XLA custom call."""
-    from tensorflow.compiler.tf2xla.python.xla import custom_call_v2
-
-    return custom_call_v2(target, list(operands), results, backend_config=config)
+        results = [queries, Array(queries.shape[:3], "float32")]
+    return [*results, Array((0,), "uint8")]  # the workspace, sized by XLA
