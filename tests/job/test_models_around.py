@@ -1,12 +1,16 @@
 """What is held on a model, or taken off it, counts in every model around it and beside it."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfopt
 from tfopt.compress.model_graph import plain_class
+from tfopt.job.rebuild import models_around
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(64, 8)).astype("float32"), RNG.normal(size=(64, 1)).astype("float32")
@@ -100,3 +104,20 @@ def test_the_file_of_a_model_tells_what_is_held_on_its_parts(tmp_path):
     tfopt.strip(model.inner)
     assert type(model) is Owner
     assert type(unbuilt) is Pair
+
+
+def test_garbage_that_is_due_ends_no_process():
+    """Visiting an eager tensor makes its dictionary, which may begin a collection."""
+    inner = backbone()
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        young = [tf.constant(number) for number in range(3000)]
+        gc.set_threshold(gc.get_count()[0] + len(young) // 2, *thresholds[1:])
+        gc.enable()
+        assert inner in models_around(inner)  # segfaults if a collection begins within
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()

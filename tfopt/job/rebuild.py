@@ -37,12 +37,29 @@ def models_around(model: Any) -> list[Any]:
     # An object refers to its class. ``gc.get_objects`` would also return tuples that other threads
     # are still filling, which crashes those threads.
     kinds = set(classes)
-    alive = [instance for instance in gc.get_referrers(*classes) if type(instance) in kinds]
+    with _without_collection():
+        alive = [instance for instance in gc.get_referrers(*classes) if type(instance) in kinds]
     mine = {id(layer) for layer in layers_of(model)}
     # A model still in its constructor has no ``layers`` yet.
     others = [other for other in alive if hasattr(other, "layers") and other is not model]
     sharing = [other for other in others if not mine.isdisjoint(map(id, layers_of(other)))]
     return [model, *sharing]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage inside.
+
+    A collection within ``gc.get_referrers`` ends the process, since it moves the objects that are
+    being visited. A visit to an eager tensor may begin one: it makes the tensor's dictionary.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def forget_compiled_steps(model: Any) -> None:
