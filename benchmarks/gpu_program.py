@@ -1,0 +1,77 @@
+"""What XLA makes of a training step on an H100: its kernels and their traffic, without the card.
+
+    python -m benchmarks.gpu_program --blocks 3 --python PYTHON
+
+PYTHON has ``jax[cuda12]``, whose XLA compiles what TensorFlow here has traced
+(``gpu_compiler.py``). The figures are counts and XLA's own estimates; none is a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tfopt
+from benchmarks import nets
+from benchmarks.paired import save_figures
+from benchmarks.peers import ROOT, net_of
+from tfopt.hooks import replaced
+from tfopt.train import attention
+
+
+@contextmanager
+def as_on_an_h100() -> Iterator[None]:
+    """Fuse attention as where the card is."""
+    with replaced(attention, card_refusal=lambda: None, _capability=lambda: (9, 0)):
+        yield
+
+
+def traced_step(blocks: int, fused: bool) -> bytes:
+    """Return the program of a training step of BERT-base's size, before XLA optimizes it."""
+    import keras
+    import tensorflow as tf
+
+    net = net_of("bert", blocks)
+    keras.backend.clear_session()
+    model = tfopt.mixed_precision(nets.build(net.net, net.sizes), "mixed_bfloat16")
+    model.compile(nets.OPTIMIZERS[net.net], "sparse_categorical_crossentropy")
+    model.optimizer.build(model.trainable_variables)
+    if fused:
+        tfopt.fused_attention(model)
+    tokens = tf.zeros((net.batch_size, net.sizes["tokens"]), tf.int32)
+    labels = tf.zeros((net.batch_size,), tf.int64)
+    step = tf.function(lambda *batch: model.train_step(batch), jit_compile=True)
+    program: bytes = step.experimental_get_compiler_ir(tokens, labels)(stage="hlo_serialized")
+    return program
+
+
+def compiled(python: str, program: bytes) -> dict[str, Any]:
+    """Return what the compiler prints."""
+    command = [python, "-m", "benchmarks.gpu_compiler"]
+    done = subprocess.run(command, input=program, stdout=subprocess.PIPE, cwd=ROOT, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--blocks", type=int, default=3, help="of BERT-base, which has 12")
+    parser.add_argument("--python", required=True, help="a Python that has jax[cuda12]")
+    options = parser.parse_args()
+    found = {}
+    for name, fused in (("attention of Keras", False), ("fused attention", True)):
+        with as_on_an_h100():
+            program = traced_step(options.blocks, fused)
+        row = found[name] = compiled(options.python, program)
+        print(f"{name}: {sum(row['kernels'].values())} kernels, {row['gigabytes']:.1f} GB")
+        print(f"    {row['kernels']}")
+    command = f"python -m benchmarks.gpu_program --blocks {options.blocks} --python PYTHON"
+    save_figures("gpu_program", command, blocks=options.blocks, card="H100, not present", **found)
+
+
+if __name__ == "__main__":
+    main()
