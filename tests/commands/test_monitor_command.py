@@ -62,11 +62,11 @@ def running():
 
 def test_without_a_driver_one_line_says_so_and_the_host_is_shown():
     done = ended("--once", code=3)
-    assert done.stdout.count("No GPU to show: NVML:") == 1
+    assert done.stdout.count("No GPU to show: NVML ") == 1
     assert re.search(r"host, .* %", done.stdout)
     assert "Traceback" not in done.stdout + done.stderr
     sample = json.loads(ended("--once", "--json", code=3).stdout)
-    assert (sample["gpus"], sample["no_gpu_reason"][:5]) == ([], "NVML:")
+    assert (sample["gpus"], sample["no_gpu_reason"][:5]) == ([], "NVML ")
     assert sample["host"]["memory_total_mib"] > 0
     assert sample["host"]["rss_mib"] is None  # of the process that only watches
 

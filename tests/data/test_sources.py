@@ -585,7 +585,7 @@ def test_a_job_and_a_chain_name_their_data(parquet):
     ("call", "said"),
     [
         (lambda folder: tfopt.pipeline(folder / "no.parquet"), "no such file or folder"),
-        (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no.xyz does not exist"),
+        (lambda folder: tfopt.pipeline(folder / "no.xyz"), r"no.xyz does not exist(.|\n)*look in "),
         (lambda folder: tfopt.pipeline(folder, label="z"), "names a missing column"),
         (lambda folder: tfopt.pipeline(folder, label="nmae"), "did you mean name"),
         (lambda folder: tfopt.pipeline(folder, label="name"), "needs classes="),

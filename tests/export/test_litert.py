@@ -9,6 +9,7 @@ import tempfile
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from digits import digit_net, small_digits
@@ -188,6 +189,11 @@ def test_int8_keeps_the_accuracy_of_a_trained_net(digits, tmp_path):
     assert expected > 0.9
     assert abs(made.accuracy(x, y) - expected) < 0.01
     assert made.accuracy(x, np.eye(10)[y]) == made.accuracy(x, y)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
+    assert made.accuracy(dataset) == made.accuracy((x, y)) == made.accuracy(x, y)
+    for given in ((dataset.repeat(),), (dataset, y), (dataset.take(0),), (x,)):
+        with pytest.raises(UserError, match=r"endless|takes the labels|are empty|no labels"):
+            made.accuracy(*given)
     assert made.parity.measure == "argmax_agreement"
     assert made.path == path
     assert path.read_bytes() == made.content

@@ -18,5 +18,5 @@ from tfopt.errors import UserError
     ],
 )
 def test_what_is_no_model_is_refused(what, given):
-    with pytest.raises(UserError, match=r"must be a Keras 3 model|not a saved Keras 3 model"):
+    with pytest.raises(UserError, match=r"must be a Keras 3 model|x does not exist"):
         what(given)

@@ -130,3 +130,4 @@ def test_a_log_holds_each_sample_as_soon_as_it_is_taken(tmp_path, turned):
     assert is_whole()
     turned.take_at(4.0)
     assert len(of("host", path)) == 4
+    assert path.read_text(encoding="utf-8").startswith("time,row,at_s,device,")

@@ -119,6 +119,8 @@ def test_a_library_that_refuses_is_a_reason(played):
     assert newest_cuda() == "12.8"
     played(gpu(0) + "0 - nvmlInitWithFlags !13\n")
     assert sampled().no_gpu_reason == "NVML: Function Not Found"
+    played(gpu(0) + "0 - nvmlInitWithFlags !12\n")  # NVML's own text begins with its name
+    assert sampled().no_gpu_reason == "NVML Shared Library Not Found"
     gpus = played(gpu(0) + "0 0 nvmlDeviceGetUUID !13\n")
     recording = sampled()
     assert recording.no_gpu_reason is None

@@ -8,9 +8,11 @@ import bench_reports
 import numpy as np
 import pytest
 
+from tfopt.measure.compare import compare_two
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Recommendation
 from tfopt.report.columns import columns_of
+from tfopt.report.compared import view_of_both
 from tfopt.report.html import as_html
 from tfopt.report.markdown import as_markdown
 from tfopt.report.statistics import Comparison
@@ -187,3 +189,26 @@ def test_first_steps_say_whether_the_cache_had_their_programs():
         "1.05 s, at most 2 new programs; 200 ms, all from the cache; "
         "for batches of float32[32x4] and of float32[8x4]"
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "shown"),
+    [
+        (((80.0, 7), (0.8, 0), (0.6, 0)), "80.0 (0.700 from the cache)"),
+        (((0.8, 0), (0.6, 0)), "0.700 (from the cache)"),
+        (((80.0, None), (82.0, None)), "81.0"),
+    ],
+)
+def test_a_first_step_from_the_cache_is_no_part_of_one_that_compiles(steps, shown):
+    random = np.random.default_rng(0)
+    made = [
+        bench_reports.process(10.0, random, first_step_s=seconds, new_programs=new)
+        for seconds, new in steps
+    ]
+    given = bench_reports.report(bench_reports.variant("baseline", tuple(made)))
+    table = view_of(given).table
+    column = [column.title for column in table.columns].index("First step, s")
+    assert table.in_words(table.rows[0].cells[column]) == shown
+    later = replace(given, created="2026-11-22T12:00:00+00:00")
+    both = view_of_both(compare_two(("a", given), ("b", later))).table
+    assert f"{shown} -> {shown}" in [cell.text for cell in both.rows[0].cells]

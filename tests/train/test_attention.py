@@ -352,13 +352,28 @@ def test_a_model_of_which_nothing_can_be_fused_is_refused_and_left(card, layer, 
     assert attention.serves(model) == (reason == "computes in float32")
 
 
+def test_without_a_gpu_the_reasons_of_the_layers_are_told_first():
+    inputs = x = keras.Input((8, 16))
+    settings = ({}, {"dropout": 0.1, "dtype": "mixed_float16"}, {"dtype": "mixed_float16"})
+    for place, setting in enumerate(settings):
+        x = L.MultiHeadAttention(2, 8, name=f"layer_{place}", **setting)(x, x)
+    with pytest.raises(UserError) as refused:
+        tfopt.fused_attention(keras.Model(inputs, x, name="text"))
+    assert refused.value.what == (
+        "No attention of 'text' can be fused: layer_0: it computes in float32; layer_1: it has "
+        "dropout on its scores (0.1); it is not computed on a GPU."
+    )
+    given = tf.TensorSpec((3, 8, 2, 16), "float32")
+    assert attention.refusal(given, given, given) == "it computes in float32"
+
+
 def test_without_a_gpu_that_serves_it_is_refused(monkeypatch):
     inputs = keras.Input((8, 16))
     layer = L.MultiHeadAttention(2, 8, dtype="mixed_float16")
     model = keras.Model(inputs, layer(inputs, inputs))
     with pytest.raises(UserError, match=r"left|right"):
         tfopt.fused_attention(model, padding="left")
-    with pytest.raises(UserError, match="it is not computed on a GPU"):
+    with pytest.raises(UserError, match=r"can be fused: it is not computed on a GPU\."):
         tfopt.fused_attention(model)
     assert not attention.serves(model)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["GPU:0"])

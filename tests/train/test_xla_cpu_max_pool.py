@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.train import xla_cpu_max_pool
+from tfopt import Data, Execution, Job
+from tfopt.run import prepared
+from tfopt.train import execution
 from tfopt.train.xla_cpu_max_pool import probe, tiled_max_pool
 
 RNG = np.random.default_rng(0)
@@ -42,20 +44,39 @@ def compiled_program():
 def test_the_defect_is_there_and_the_mend_removes_it():
     assert probe()
     assert "select-and-scatter" in compiled_program()
-    with tiled_max_pool() as active:
-        assert active
+    with tiled_max_pool():
         assert "select-and-scatter" not in compiled_program()
     assert "select-and-scatter" in compiled_program()
 
 
-def test_it_retires_itself_where_the_defect_is_gone_and_ends_with_an_exception(monkeypatch):
+def test_it_ends_with_an_exception():
     before = keras.layers.MaxPooling2D.call
     with pytest.raises(RuntimeError), tiled_max_pool():
         raise RuntimeError
-    monkeypatch.setattr(xla_cpu_max_pool, "probe", lambda: False)
-    with tiled_max_pool() as active:
-        assert not active
-        assert keras.layers.MaxPooling2D.call is before
+    assert keras.layers.MaxPooling2D.call is before
+
+
+@pytest.mark.parametrize(
+    ("layer", "defect", "told"),
+    [
+        (keras.layers.MaxPooling2D(2), True, "max pooling in a form that XLA runs fast"),
+        (keras.layers.MaxPooling2D(3, strides=2), True, "jit_compile=True"),
+        (keras.layers.AveragePooling2D(2), True, "jit_compile=True"),
+        (keras.layers.MaxPooling2D(2), False, "jit_compile=True"),
+    ],
+)
+def test_a_note_says_so_where_a_model_pools_so_and_xla_has_the_defect(
+    monkeypatch, layer, defect, told
+):
+    monkeypatch.setattr(execution, "probe", lambda: defect)
+    job = Job(
+        build=lambda: keras.Sequential([keras.Input((8, 8, 1)), layer, keras.layers.Flatten()]),
+        data=lambda: Data(train=(np.zeros((4, 8, 8, 1)), np.zeros((4, 1)))),
+        compile=lambda: {"loss": "mse"},
+    )
+    with prepared(job, Execution(jit_compile=True)) as ready:
+        ((_, effect),) = ready.run.effects
+    assert effect.note.startswith(told)
 
 
 @pytest.mark.parametrize(

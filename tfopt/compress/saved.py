@@ -24,6 +24,7 @@ from tfopt.compress.model_graph import plain_class
 from tfopt.compress.weight_clusters import WeightClusters
 from tfopt.compress.weight_mask import WeightMask
 from tfopt.errors import UserError, first_line
+from tfopt.files import nearest_path
 from tfopt.job.rebuild import (
     ONE_AT_A_TIME,
     forget_compiled_steps,
@@ -42,13 +43,14 @@ def as_model(model: Any) -> Any:
 def read_model(path: str | os.PathLike[str]) -> Any:
     """Return the Keras model in a .keras file."""
     file = Path(path).expanduser()
+    expected = "a .keras file, as model.save('model.keras') writes it"
+    if not file.exists():
+        raise UserError(f"{file} does not exist.", expected=expected, fix=nearest_path(file))
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise UserError(
             f"{file} is not a saved Keras 3 model.",
-            expected="a .keras file, as model.save('model.keras') writes it",
-            received="no such file"
-            if not file.exists()
-            else "another kind of file, or a damaged one",
+            expected=expected,
+            received="another kind of file, or a damaged one",
             fix="save the model: model.save('model.keras')",
         )
     try:

@@ -10,16 +10,14 @@ from operator import call
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
-from tfopt.compress.examples import columns_of, first_inputs, labelled_batches, never_ends
+from tfopt.compress.examples import columns_of, is_stream, labelled_batches, never_ends
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.errors import CannotCombine, UserError, keep_plain
 from tfopt.export.batches import Array
 from tfopt.export.export import known_names, require_exportable, validate_settings, write_all
 from tfopt.export.formats.format import CALIBRATED, Precision
 from tfopt.export.formats.litert import LiteRT, left_float
-from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy, right_answers
+from tfopt.export.litert_file import LeftFloat, LitertPredictor, right_answers
 from tfopt.export.parity import Parity
 from tfopt.export.reference import ExportData
 from tfopt.files import prepare_folder, target_of, write_atomically
@@ -72,15 +70,33 @@ class Quantized:
         size = f"{self.precision}: {self.kib:.0f} KiB"
         return "; ".join([size, self.parity.summary(), *whole, *self.notes])
 
-    def accuracy(self, x: Any, y: Any) -> float:
-        """Return the share of right answers; ``y``: class numbers, one-hot rows, or 0 and 1."""
+    def accuracy(self, x: Any, y: Any = None) -> float:
+        """Return the share of right answers.
+
+        ``x`` and ``y`` are arrays, or ``x`` alone is data with labels as ``fit`` takes it, such as
+        a dataset. Labels are class numbers, one-hot rows, or 0 and 1.
+        """
         if len(self.outputs) > 1:
             raise UserError(
                 "accuracy() needs a model with one output.",
                 received=", ".join(self.outputs),
                 fix="compare predict(x), the outputs in the model's order, with your labels",
             )
-        return accuracy(self.predict(x)[0], np.asarray(y))
+        if y is not None and is_stream(x):
+            raise UserError(
+                "accuracy() takes the labels from the dataset.",
+                received=f"{type(x).__name__}, and y",
+                fix="accuracy(dataset), of batches (inputs, labels)",
+            )
+        if never_ends(x):
+            raise UserError("The dataset is endless.", fix="dataset.take(100)")
+        right: list[bool] = []
+        for inputs, labels in labelled_batches(x if y is None else (x, y), self.ports):
+            scores = self.predict(self.ports.pack(inputs))[0]
+            right += right_answers(scores, labels).ravel().tolist()
+        if not right:
+            raise UserError("The examples are empty.", expected="at least one example with a label")
+        return sum(right) / len(right)
 
     def predict(self, x: Any) -> list[Array]:
         """Return the file's outputs, in the model's order.
@@ -127,9 +143,10 @@ def quantize(
             point in the file; otherwise they are float32.
 
     Returns:
-        A :class:`Quantized`: printed, one line; with ``accuracy(x, y)``, ``predict(x)``, ``kib``,
-        ``fully_integer``, ``left_float``, ``content`` and ``path``. ``tfopt.footprint`` measures
-        whether it is faster: small int8 models are often slower on a desktop's CPU.
+        A :class:`Quantized`: printed, one line; with ``accuracy(x, y)`` or
+        ``accuracy(dataset)``, ``predict(x)``, ``kib``, ``fully_integer``, ``left_float``,
+        ``content`` and ``path``. ``tfopt.footprint`` measures whether it is faster: small int8
+        models are often slower on a desktop's CPU.
 
     Raises:
         UserError: The model is not built, or quantization-aware, integers have no
@@ -249,7 +266,7 @@ class Quantize(Transform):
         except UserError as error:
             run.note(f"{self.precision}: no file was written. {error}", acted=False)
             return
-        score, reason = _measured_accuracy(quantized, model, run.data.test)
+        score, reason = _measured_accuracy(quantized, run.data.test)
         run.add_file(Artefact(filename, quantized.content, _metrics(quantized, score)))
         measured = f"{score:.2%}" if score is not None else f"not measured ({reason})"
         run.note(f"{quantized}; test accuracy {measured}")
@@ -267,19 +284,11 @@ def _metrics(quantized: Quantized, score: float | None) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _measured_accuracy(quantized: Quantized, model: Any, source: Any) -> tuple[float | None, str]:
+def _measured_accuracy(quantized: Quantized, source: Any) -> tuple[float | None, str]:
     """Return the accuracy on the test part, or why it was not measured."""
     if source is None:
         return None, "the job has no test part"
-    if len(quantized.outputs) > 1:
-        return None, "the model has several outputs"
-    if never_ends(source):
-        return None, "the test part is endless"
-    ports = ports_of(model, first_inputs(source))
-    right = []
     try:
-        for x, y in labelled_batches(source, ports):
-            right += right_answers(quantized.predict(ports.pack(x))[0], y).ravel().tolist()
+        return quantized.accuracy(source), ""
     except UserError as error:
-        return None, error.what
-    return (sum(right) / len(right), "") if right else (None, "the test part is empty")
+        return None, error.what.removesuffix(".")

@@ -11,6 +11,7 @@ from tfopt.monitor.nvml import (
     MIB,
     ListedGpu,
     UnavailableError,
+    error_text,
     listed_gpus,
     order_is_known,
     session,
@@ -84,7 +85,7 @@ def _poller(nvml: Any, gpu: ListedGpu) -> Poller:
 
 
 def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, UnavailableError) else f"NVML: {error}"
+    return str(error) if isinstance(error, UnavailableError) else error_text(error)
 
 
 def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:

@@ -25,6 +25,12 @@ class UnavailableError(Exception):
     """NVML is not available; the text gives the reason."""
 
 
+def error_text(error: Exception) -> str:
+    """Return an error in words that begin with "NVML", as some of NVML's own texts do."""
+    text = str(error)
+    return text if text.startswith("NVML") else f"NVML: {text}"
+
+
 @contextmanager
 def session() -> Iterator[Any]:
     """Open a session with NVML for the block; raise UnavailableError for errors of NVML."""
@@ -33,11 +39,11 @@ def session() -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise UnavailableError(f"NVML: {error}") from error
+        raise UnavailableError(error_text(error)) from error
     try:
         yield pynvml
     except pynvml.NVMLError as error:
-        raise UnavailableError(f"NVML: {error}") from error
+        raise UnavailableError(error_text(error)) from error
     finally:
         with suppress(pynvml.NVMLError):  # of a lost driver
             pynvml.nvmlShutdown()
@@ -123,7 +129,7 @@ def _at_place(nvml: Any, place: int) -> ListedGpu:
             f"GPU number {place}",
             "an unreachable GPU",
             None,
-            lost=f"NVML: {error}",
+            lost=error_text(error),
             forbidden=error.value == nvml.NVML_ERROR_NO_PERMISSION,
         )
 
@@ -206,7 +212,7 @@ def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
             facts[name] = question()
         # A lost GPU may still have a name.
         except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
-            return DeviceFacts(gpu.uuid, gpu.name, lost=f"NVML: {error}")
+            return DeviceFacts(gpu.uuid, gpu.name, lost=error_text(error))
         except nvml.NVMLError:
             continue
     return DeviceFacts(gpu.uuid, gpu.name, lost=gpu.lost, **facts)

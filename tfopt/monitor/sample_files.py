@@ -2,9 +2,9 @@
 
 A file is one table, which ``pandas.read_csv`` reads. Its columns are the metrics, and these:
 
+    time    date, time and zone of a sample, as ISO 8601 has them
     row     "about", "host", "gpu" or "step"
     at_s    seconds of the sampler's clock; for a step, the end of the last step of its mark
-    time    date, time and zone of a sample, as ISO 8601 has them
     device  the GPU's UUID
     told    in a row "about", facts about the recording or the GPU; the last row is valid
 
@@ -40,9 +40,9 @@ from tfopt.monitor.sampler import Sampler
 FORMAT = 1
 _STEP = tuple(field.name for field in fields(StepMark) if field.name != "ended_s")
 COLUMNS = (
+    "time",
     "row",
     "at_s",
-    "time",
     "device",
     *(metric.name for metric in GPU_METRICS),
     "clock_reasons",

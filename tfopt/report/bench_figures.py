@@ -16,9 +16,9 @@ TIMES = ("whole", "to_accuracy", "against_reference")
 ``tf.data`` waits at the ends of epochs, leave the time of a whole training wide."""
 
 
-def phase_s(variant: VariantReport, name: str) -> float:
-    """Return the median of a phase over the processes."""
-    return float(statistics.median(getattr(process, name) for process in variant.processes))
+def build_s(variant: VariantReport) -> float:
+    """Return the median time that a process took for data, model and ``compile()``."""
+    return statistics.median(process.build_s for process in variant.processes)
 
 
 def lost(variant: VariantReport) -> bool:

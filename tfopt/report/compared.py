@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Literal
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import phase_s
+from tfopt.report.bench_figures import build_s
 from tfopt.report.bench_report import VariantReport
-from tfopt.report.columns import peak_cell, step_cell
+from tfopt.report.columns import first_step_cell, peak_cell, step_cell
 from tfopt.report.statistics import Comparison
 from tfopt.report.strict import Status
-from tfopt.report.table import Cell, Column, Table, absent, figure, speed
+from tfopt.report.table import Cell, Column, Table, absent, speed
 from tfopt.report.view import View
 
 Presence = Status | Literal["absent"]
@@ -147,7 +147,8 @@ def _both(title: str, cell_of: Callable[[VariantReport], Cell]) -> Column:
     def both(line: Line) -> Cell:
         first, second = cell_of(line.first), cell_of(line.second)
         reasons = dict.fromkeys(filter(None, (first.reason, second.reason)))
-        return Cell(f"{first.text} -> {second.text}", reason="; ".join(reasons))
+        figures = [f"{c.text} ({c.detail})" if c.detail else c.text for c in (first, second)]
+        return Cell(" -> ".join(figures), reason="; ".join(reasons))
 
     return Column(title, "", both)
 
@@ -161,8 +162,8 @@ _COLUMNS = (
         lambda line: speed(line.comparison) if line.comparison else absent(line.why_not),
     ),
     _both("Processes", lambda variant: Cell(str(len(variant.processes)))),
-    _both("Build, s", lambda variant: figure(phase_s(variant, "build_s"), "")),
-    _both("First step, s", lambda variant: figure(phase_s(variant, "first_step_s"), "")),
+    _both("Build, s", lambda variant: Cell(fmt.quantity(build_s(variant)))),
+    _both("First step, s", first_step_cell),
     _both("Peak host, MiB", lambda variant: peak_cell(variant, "host_peak_mib")),
     _both("Peak GPU, MiB", lambda variant: peak_cell(variant, "gpu_peak_mib")),
 )

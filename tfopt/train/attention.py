@@ -74,9 +74,6 @@ def dot_product_attention(
 
 def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None) -> str | None:
     """Return why cuDNN's kernels do not support these tensors on this machine, or None."""
-    card = card_refusal()
-    if card is not None:
-        return card
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
     if any(len(shape) != 4 for shape in shapes):
         return "there is not exactly one axis of tokens"
@@ -98,7 +95,7 @@ def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
         return f"a mask of shape {tuple(mask.shape)}"
     if (bias is not None or mask is not None) and (queries % 2 or keys % 2):
         return f"a bias or a mask on {queries} by {keys} tokens, which must be even"
-    return None
+    return card_refusal()
 
 
 def _is_by_head(mask: tuple[int | None, ...], query: tuple[int, ...]) -> bool:
@@ -124,8 +121,9 @@ def card_refusal() -> str | None:
 
 
 def head_refusal(size: int) -> str | None:
-    """Return why a head size is not supported, or None."""
-    at_most = 256 if _capability()[0] == 9 else 128  # cuDNN's gradient, on Hopper and on others
+    """Return why a head size is not supported, or None; without a GPU, by any GPU."""
+    # cuDNN's gradient, on Hopper and on others.
+    at_most = 256 if _capability()[0] in (0, 9) else 128
     if size % 8 or size > at_most:
         return f"heads of {size}, and multiples of 8 up to {at_most} are supported"
     return None
@@ -251,19 +249,21 @@ class FusedLayer:
 class FusedLayers(Hooks):
     """The layers of a model whose attention is fused, and the reasons of the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: list[Any]) -> None:
         super().__init__()
         self.layers: list[FusedLayer] = []
+        self.supported: list[Any] = []
         self.left: dict[str, str] = {}
-
-    def attach(self, layers: list[Any], padding: Padding) -> None:
-        """Replace the attention of the layers that cuDNN supports."""
         for layer in layers:
             reason = _layer_refusal(layer)
             if reason is None:
-                self.layers.append(FusedLayer(layer, padding, self))
+                self.supported.append(layer)
             else:
                 self.left[layer.path or layer.name] = reason
+
+    def attach(self, padding: Padding) -> None:
+        """Replace the attention of the layers that cuDNN supports."""
+        self.layers = [FusedLayer(layer, padding, self) for layer in self.supported]
 
     def summary(self) -> tuple[bool, str]:
         """Return whether any attention was fused, and a note."""
@@ -322,15 +322,14 @@ def _attach(model: Any, padding: Padding) -> str | None:
     layers = _attention_layers(model)
     if not layers:
         return "it has no attention layer of Keras's"
-    card = card_refusal()
-    if card is not None:
-        return card
-    replaced = FusedLayers()
     _remove(model)
-    replaced.attach(layers, padding)
-    if not replaced.layers:
-        return "; ".join(f"{name}: {reason}" for name, reason in replaced.left.items())
-    vars(model)[_NAME] = replaced
+    found = FusedLayers(layers)
+    card = card_refusal()
+    if card is not None or not found.supported:
+        reasons = [f"{name}: {reason}" for name, reason in found.left.items()]
+        return "; ".join([*reasons, *([card] if card else [])])
+    found.attach(padding)
+    vars(model)[_NAME] = found
     forget_compiled_steps(model)
     return None
 

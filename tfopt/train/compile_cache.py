@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,9 +74,15 @@ def _same_folder(folder: str | Path | None, earlier: Path) -> Path:
     return earlier
 
 
-def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> dict[str, str]:
-    """Set environment variables before TensorFlow reads them, and return their earlier values."""
-    earlier = {name: os.environ.get(name, "") for name in variables}
+def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> Callable[[], None]:
+    """Set environment variables before TensorFlow reads them; what comes back undoes it."""
+    earlier = {name: os.environ[name] for name in variables if name in os.environ}
+
+    def undo() -> None:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(earlier)
+
     if _set_by - {by}:
         raise CannotCombine(
             f"{by} comes after {', '.join(_set_by)}, which made TensorFlow read its flags.",
@@ -86,13 +92,13 @@ def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> dict[
     _set_by.add(by)
     os.environ.update(variables)
     if _has_devices():  # after the flags are set, since the check makes TensorFlow read them
-        os.environ.update(earlier)
+        undo()
         raise DevicesAlreadyInitialised(
             f"{by} came too late: TensorFlow has read its flags in this process.",
             expected=f"{by} before the first tensor or model",
             fix=fix,
         )
-    return earlier
+    return undo
 
 
 def kept_in(environment: Mapping[str, str]) -> Path | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.rebuild import require_compiled
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import auto_jit_compile, compile_settings
-from tfopt.train.xla_cpu_max_pool import tiled_max_pool
+from tfopt.keras_internals import auto_jit_compile, compile_settings, layers_of
+from tfopt.train.xla_cpu_max_pool import pools_tiles, probe, tiled_max_pool
 from tfopt.train.xla_flags import require_flags, set_xla_flags
 
 if TYPE_CHECKING:
@@ -96,18 +95,19 @@ class Execution(Transform):
         else:
             run.note(f"XLA with {' '.join(self.xla)}")
 
-    @contextmanager
-    def scope(self, run: Run) -> Iterator[None]:
-        """Replace XLA's slow gradient of max pooling while the job runs without a GPU."""
+    @property
+    def _mends_pooling(self) -> bool:
+        """Return whether XLA's slow gradient of max pooling on a CPU is replaced."""
         import tensorflow as tf
 
-        if self.jit_compile is not True or tf.config.get_visible_devices("GPU"):
-            yield
-            return
-        with tiled_max_pool() as active:
-            if active:
-                run.note("max pooling in a form that XLA runs fast on the CPU")
-            yield
+        return self.jit_compile is True and not tf.config.get_visible_devices("GPU") and probe()
+
+    def scope(self, run: Run) -> AbstractContextManager[None]:
+        return tiled_max_pool() if self._mends_pooling else nullcontext()
+
+    def attach(self, run: Run, model: keras.Model) -> None:
+        if self._mends_pooling and any(map(pools_tiles, layers_of(model))):
+            run.note("max pooling in a form that XLA runs fast on the CPU")
 
     def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
         done, changed = [], dict(arguments)

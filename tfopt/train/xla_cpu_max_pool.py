@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from tfopt.hooks import replaced
 
 
+@cache
 def probe() -> bool:
     """Return whether XLA still lowers this gradient to select-and-scatter on the CPU."""
     import tensorflow as tf
@@ -34,11 +36,8 @@ def probe() -> bool:
 
 
 @contextmanager
-def tiled_max_pool() -> Iterator[bool]:
-    """Use the fast form in MaxPooling2D inside; yield whether XLA needs it."""
-    if not probe():
-        yield False
-        return
+def tiled_max_pool() -> Iterator[None]:
+    """Use the fast form in MaxPooling2D inside."""
     import keras
 
     plain = keras.layers.MaxPooling2D.call
@@ -48,14 +47,23 @@ def tiled_max_pool() -> Iterator[bool]:
         return plain(layer, inputs) if window is None else max_pool_tiles(inputs, *window)
 
     with replaced(keras.layers.MaxPooling2D, call=call):
-        yield True
+        yield
+
+
+def pools_tiles(layer: Any) -> bool:
+    """Return whether a layer takes the maximum of windows that tile a channels-last image."""
+    import keras
+
+    if not isinstance(layer, keras.layers.MaxPooling2D):
+        return False
+    return layer.data_format == "channels_last" and layer.strides == layer.pool_size
 
 
 def _tiling_window(layer: Any, shape: Any) -> tuple[int, int] | None:
-    """Return the window if windows tile a channels-last image of known size, else None."""
-    window = layer.pool_size
-    if layer.data_format != "channels_last" or None in shape[1:] or layer.strides != window:
+    """Return the window if windows tile an image of known size, else None."""
+    if None in shape[1:] or not pools_tiles(layer):
         return None
+    window = layer.pool_size
     height, width = shape[1:3]
     uneven = height % window[0] or width % window[1]
     if uneven and (layer.padding != "valid" or height < window[0] or width < window[1]):

@@ -29,11 +29,11 @@ def set_xla_flags(flags: Sequence[str]) -> None:
     variables = {"XLA_FLAGS": " ".join([*kept, *flags])}
     variables |= moved_cache({**os.environ, **variables})
     fix = "run the job in a new process"
-    earlier = set_before_devices(variables, "Execution(xla=...)", fix=fix)
+    undo = set_before_devices(variables, "Execution(xla=...)", fix=fix)
     try:
         _require_known(flags)
     except UserError:
-        os.environ.update(earlier)
+        undo()
         raise
 
 

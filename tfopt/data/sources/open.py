@@ -17,6 +17,7 @@ from tfopt.data.sources.spark import Spark
 from tfopt.data.sources.tfds import TFDS
 from tfopt.data.sources.tfrecord import TFRecord
 from tfopt.errors import UserError
+from tfopt.files import nearest_path
 from tfopt.job.parts import Data
 
 _SUFFIXES: dict[str, type[Any]] = {
@@ -113,7 +114,9 @@ def _kind_of_path(path: str) -> type[Any]:
                 if suffix in _SUFFIXES:
                     return _SUFFIXES[suffix]
     if not folder.exists():
-        raise UserError(f"{path} does not exist.", expected="a file or a folder", received=path)
+        raise UserError(
+            f"{path} does not exist.", expected="a file or a folder", fix=nearest_path(folder)
+        )
     raise UserError(
         f"The format of {path} is unknown.",
         expected=f"files {', '.join(_SUFFIXES)}, a folder of them, of images by class, or of a "
