@@ -281,7 +281,7 @@ def unbuilt_model():
         (frozen_model, {}, "not trainable"),
         (diverged_model, {}, "out/kernel"),
         (unbuilt_model, {}, "not built"),
-        (dense_model, {"criterion": "size"}, "Unknown criterion"),
+        (dense_model, {"criterion": "size"}, '"magnitude" or "lamp"'),
         (dense_model, {"across": "all"}, '"layer" or "model"'),
         (dense_model, {"step": -1}, "step"),
         (
@@ -289,7 +289,6 @@ def unbuilt_model():
             {"sparsity": None, "pattern": "2:4", "across": "model"},
             "supports no pattern",
         ),
-        (dense_model, {"sparsity": {"out": 0.5}}, r"(?s)one sparsity.*call it once per sparsity"),
         (dense_model, {"clusters": 1}, "at least 2"),
         (dense_model, {"clusters": 2.5}, "not a count"),
         (dense_model, {"clusters": 192}, "192 weights for 192 clusters"),
