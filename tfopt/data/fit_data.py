@@ -132,9 +132,11 @@ class Examples(ABC):
                 epoch, as ``fit`` does; None visits them in order.
         """
 
-    @abstractmethod
     def sample(self) -> Any:
         """Return the arrays, or the first batch; None if there is none."""
+        source = self.read()
+        assert isinstance(source, Batches)
+        return next(iter(source.dataset.take(1)), None)
 
     def steps(self, batch: int | None) -> int | None:
         """Return the number of batches in one pass; None if only reading would show it."""
@@ -367,9 +369,6 @@ class SourceExamples(Examples):
 
     def read(self, orders: int | None = None) -> Batches:
         return source_batches(self.given, DEFAULT_BATCH, Reading())
-
-    def sample(self) -> Any:
-        return next(iter(self.read().dataset.take(1)), None)
 
     def steps(self, batch: int | None) -> int:
         return math.ceil(int(self.given.count()) / (batch or DEFAULT_BATCH))
