@@ -1,22 +1,17 @@
-"""Read Spark DataFrames through Arrow, or from Parquet files that Spark writes once."""
+"""Read Spark DataFrames through Arrow."""
 
 from __future__ import annotations
 
-import logging
 import re
-import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.parquet import Parquet
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, Table
 from tfopt.errors import UserError
 
-_log = logging.getLogger("tfopt")
 _CAUSE = r"^(?:: |Caused by: )?([\w.$]*(?:Error|Exception): .*)"
 """The line of a Python or Java traceback with the error; the last one is the root cause."""
 
@@ -25,40 +20,30 @@ _CAUSE = r"^(?:: |Caused by: )?([\w.$]*(?:Error|Exception): .*)"
 class Spark(Table):
     """Rows of a Spark DataFrame.
 
-    Without a folder the executors convert their partitions to Arrow batches, and each epoch runs
-    the plan again, partition by partition and one in advance; ``df.cache()`` avoids this. With
-    ``folder`` Spark writes the rows there once, as Parquet, and every epoch and later run reads
-    the files: delete the folder when the rows have changed. With several workers, write it
-    before by one process.
+    The executors convert their partitions to Arrow batches, and each epoch runs the plan again,
+    partition by partition and one in advance; ``frame.cache()`` avoids this. For several epochs or
+    runs, ``frame.write.parquet(path)`` once, and ``Parquet(path)``.
 
     Attributes:
         data: A ``pyspark.sql.DataFrame``.
-        folder: A folder for Parquet files that Spark and this process can both reach; None
-            writes nothing.
 
     Example:
-        data = tfopt.pipeline(Spark(frame, label="y", folder="/scratch/train"), batch_size=256)
+        data = tfopt.pipeline(Spark(frame.cache(), label="y"), batch_size=256)
     """
 
     data: Any
-    folder: str | None = None
 
     def schema(self) -> Any:
-        return _arrow_schema(self._frame) if self.folder is None else self._written.schema()
+        return _arrow_schema(self._frame)
 
     def count_examples(self) -> int:
-        if self.folder is not None:
-            return self._written.count()
         return int(_run("be counted", self._frame.count))
 
     def splits(self) -> Sequence[Any]:
         # Partitions arrive in order: only the shuffle buffer mixes rows.
-        return self._written.splits() if self.folder is not None else ("all",)
+        return ("all",)
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        if self.folder is not None:
-            yield from self._written.read(splits, columns)
-            return
         arrow = needs("pyarrow", "Spark", "spark")
         frame = self._frame.select(*columns)
         schema, batches = _arrow_schema(frame), _run("be started", lambda: _arrow_batches(frame))
@@ -84,40 +69,14 @@ class Spark(Table):
                 expected="a pyspark.sql.DataFrame",
                 received=type(self.data).__name__,
             )
-        if self.folder is None and not hasattr(self.data, "_jdf"):
+        if not hasattr(self.data, "_jdf"):
             raise UserError(
                 "A DataFrame of Spark Connect cannot be streamed.",
-                expected="a DataFrame of a session with a driver in this process, or folder=",
+                expected="a DataFrame of a session with a driver in this process",
                 received=f"{type(self.data).__module__}.{type(self.data).__name__}",
-                fix='folder="...", which Spark and this process can both reach',
+                fix="frame.write.parquet(path), which this process can read too, and Parquet(path)",
             )
         return self.data
-
-    @cached_property
-    def _written(self) -> Parquet:
-        """Write the rows as Parquet, and return those files as a source."""
-        assert self.folder is not None
-        folder = Path(self.folder).expanduser()
-        if (folder / "_SUCCESS").exists():
-            _log.warning("spark: reading the existing rows in %s", folder)
-            return Parquet(path=str(folder), **self._settings())
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(
-                f"{folder} is not empty.",
-                expected="an empty folder for the rows of the DataFrame",
-                received=", ".join(sorted(path.name for path in folder.iterdir())[:3]),
-                fix="delete it, or name another folder",
-            )
-        _log.info("spark: writing the rows once, to %s", folder)
-        try:
-            _run("be written", lambda: self._frame.write.parquet(str(folder), mode="overwrite"))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return Parquet(path=str(folder), **self._settings())
-
-    def _settings(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(Table)}
 
 
 def _arrow_schema(frame: Any) -> Any:
