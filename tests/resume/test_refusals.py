@@ -56,10 +56,6 @@ def of_mae():
     return model
 
 
-def l2():
-    return keras.regularizers.L2(0.01)
-
-
 def same():
     return compiled(None, dropout())
 
@@ -79,7 +75,6 @@ ADAM, SGD = keras.optimizers.Adam, keras.optimizers.SGD
         (lambda: compiled(None, dropout(0.3)), {}, "rate is 0.1 in the checkpoint, 0.3 here"),
         (lambda: after_dense(9), {}, "units is 8 in the checkpoint, 9 here"),
         (of_mae, {}, "loss is 'mse' in the checkpoint, 'mae' here"),
-        (lambda: after_dense(kernel_regularizer=l2()), {}, "kernel_regularizer"),
         (lambda: after_dense(dtype="mixed_bfloat16"), {}, "policy is 'float32' in the checkpoint"),
         (same, {"batch": 4}, "data: batches is 5 in the checkpoint, 10 here"),
         (same, None, "data: kind is 'TFDataset' in the checkpoint, 'ArrayData' here"),
