@@ -10,7 +10,6 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from tfopt.data.ahead import called_ahead
 from tfopt.data.signature import (
     BATCHES_FOR_SIGNATURE,
     batch_length,
@@ -486,19 +486,8 @@ def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, 
     """Yield the batches in order, fetched by so many threads."""
     if workers == 1:
         yield from (data[number] for number in numbers)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        pending: list[Future[Any]] = []
-        try:
-            for number in numbers:
-                pending.append(pool.submit(data.__getitem__, number))
-                if len(pending) > workers:
-                    yield pending.pop(0).result()
-            while pending:
-                yield pending.pop(0).result()
-        finally:
-            for future in pending:
-                future.cancel()
+    else:
+        yield from called_ahead((partial(data.__getitem__, n) for n in numbers), workers)
 
 
 def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+from tfopt.data.ahead import called_ahead
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import Table
 from tfopt.errors import UserError, first_line, require_count
@@ -60,7 +59,8 @@ class Dask(Table):
         arrow = needs("pyarrow", "Dask", "dask")
         schema = arrow.schema([self.schema().field(name) for name in columns])
         parts = self._parts(columns)
-        for number, frame in computed([(i, parts[i]) for i in splits], self.ahead):
+        calls = (partial(_computed, number, parts[number]) for number in splits)
+        for number, frame in called_ahead(calls, self.ahead):
             try:
                 table = arrow.Table.from_pandas(frame, schema, preserve_index=False)
             except (arrow.ArrowException, KeyError) as error:
@@ -75,7 +75,7 @@ class Dask(Table):
                 yield f"partition {number}", batch
 
     def _parts(self, columns: Sequence[str]) -> Sequence[Any]:
-        """Return columns of each partition, delayed.
+        """Return columns of each partition, delayed: two threads that optimize may deadlock.
 
         Simplified, so that nothing else is read, but not optimized: Dask would join partitions of
         small Parquet files, and change their number.
@@ -97,32 +97,13 @@ class Dask(Table):
         return self.data
 
 
-def computed(parts: Sequence[tuple[int, Any]], ahead: int) -> Iterator[tuple[int, Any]]:
-    """Yield the values of delayed parts in order, and compute ``ahead`` of them in advance."""
-    dask = needs("dask", "Dask", "dask")
-    # Dask computes on the cluster of the current client, if there is one.
-    with ThreadPoolExecutor(ahead) as pool:
-        waiting: deque[tuple[int, Any]] = deque()
-        try:
-            for number, part in parts:
-                waiting.append((number, pool.submit(dask.compute, part)))
-                if len(waiting) > ahead:
-                    yield _value(*waiting.popleft())
-            while waiting:
-                yield _value(*waiting.popleft())
-        finally:
-            for _, future in waiting:
-                future.cancel()
-
-
-def _value(number: int, future: Any) -> tuple[int, Any]:
-    """Return a partition's number and value; raise its failure as a UserError."""
+def _computed(number: int, part: Any) -> tuple[int, Any]:
+    """Return a partition's number and rows, computed on the current client's cluster, if any."""
     try:
-        (value,) = future.result()
+        return number, part.compute()
     except Exception as error:
         see = f"frame.partitions[{number}].compute()"
         raise _not_computed(f"Partition {number}", error, see) from error
-    return number, value
 
 
 def _is_unknown(dtype: Any) -> bool:
