@@ -133,7 +133,7 @@ def test_other_trainings_callbacks_and_loops_are_refused(tmp_path):
         return compiled(), {"x": dataset()}
 
     # A lock is of an open file, so that this process can hold it against itself.
-    with alone_in(tmp_path), pytest.raises(UserError, match="Another training uses"):
+    with alone_in(tmp_path), pytest.raises(UserError, match="or training writes to"):
         fit(make, tmp_path, epochs=1)
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(UserError, match="BackupAndRestore, Resume"):

@@ -146,7 +146,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._preempted = self._open.enter_context(_listening())
         if newest is None:
             self._save()
-            store.require_one_folder()
+            if peers.count > 1:
+                store.require_one_folder()
         else:
             replay_epochs(self._data, newest[1]["epoch"] - newest[1]["first_epoch"], replay)
             self._restore(*newest)

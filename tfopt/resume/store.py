@@ -226,21 +226,9 @@ def lock_folder(folder: Path, checkpoints: Checkpoints, stack: ExitStack, writes
         _locks.pop(key)[1].close()
     prepare_folder(checkpoints.folder)
     if writes:
-        _lock(folder, stack)
+        stack.enter_context(alone_in(folder))
         _locks[key] = thread, stack
     checkpoints.clear_unfinished()
-
-
-def _lock(folder: Path, stack: ExitStack) -> None:
-    try:
-        stack.enter_context(alone_in(folder))
-    except UserError:
-        raise UserError(
-            f"Another training uses {folder} for its checkpoints.",
-            expected="a different folder for each running training",
-            received="a locked folder",
-            fix="wait for the other training, or use another folder",
-        ) from None
 
 
 class NotSerializable(TypeError):
