@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfopt import hooks
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 from tfopt.compress.strip import strip
 from tfopt.errors import UserError
@@ -302,27 +301,6 @@ def test_strip_leaves_a_plain_model_with_the_rounded_kernels():
     assert levels(model.get_layer("conv").kernel.numpy(), -1) <= 255
     assert "tfopt" not in model.to_json()
     fit(model)
-
-
-def test_a_model_is_aware_whole_or_not_at_all(monkeypatch):
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "elu"), layers.Dense(3)])
-    plain = hooks._set
-
-    def stopped(target, name, value):
-        """Ctrl-C, as it comes when a layer's call is put behind another."""
-        if target is model.layers[-1] and name == "call":
-            raise KeyboardInterrupt
-        plain(target, name, value)
-
-    own = [{**vars(layer)} for layer in model.layers]
-    before = [weight.path for weight in model.weights]
-    monkeypatch.setattr(hooks, "_set", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        quantize_aware(model)
-    monkeypatch.undo()
-    assert type(model) is keras.Sequential
-    assert [weight.path for weight in model.weights] == before
-    assert [vars(layer).keys() for layer in model.layers] == [each.keys() for each in own]
 
 
 def aware():

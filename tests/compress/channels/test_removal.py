@@ -66,21 +66,6 @@ def test_the_model_is_new_plain_and_compiled_alike():
     assert not remove_channels(small_cnn()).compiled
 
 
-def test_removing_in_steps_with_training_between_also_from_a_file(tmp_path):
-    model = small_cnn(optimizer="adam", run_eagerly=True)
-    parameters = [model.count_params()]
-    for _ in range(3):
-        model.fit(X, Y, batch_size=48, verbose=0)
-        model.save(tmp_path / "m.keras")
-        model = remove_channels(model, 0.25)
-        parameters.append(model.count_params())
-    assert parameters == sorted(set(parameters), reverse=True)
-    assert widths(model) == {"first": 16, "second": 32, "hidden": 16, "out": 4}
-    loaded = remove_channels(keras.models.load_model(tmp_path / "m.keras"), 0.25)
-    for expected, got in zip(model.get_weights(), loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(expected, got)
-
-
 def test_the_smallest_filters_go():
     model = small_cnn()
     kernel, bias = model.get_layer("first").get_weights()
