@@ -1,7 +1,7 @@
 """Take a few examples from any data of ``fit``, checked against a model's inputs.
 
 From arrays they are evenly spaced, since a sorted dataset has one class at its start; from streams
-they are the first ones, and no more is read.
+they are the first ones, and little more is read.
 """
 
 from __future__ import annotations
