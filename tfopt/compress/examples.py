@@ -200,4 +200,4 @@ def _require_same_length(arrays: Sequence[Array], ports: Ports, *labels: Array) 
     """Raise unless all have an example, and as many."""
     names = [*(port.name for port in ports.inputs), "labels"]
     rows = map(np.atleast_1d, (*arrays, *labels))
-    length_of(zip(names, rows, strict=False), "The examples")
+    length_of(zip(names, rows, strict=False), "The data")
