@@ -155,7 +155,7 @@ ELSEWHERE = {
     "tasks of a cluster": "train_asynchronously",
     "a module with the job": "doctor find_batch_size measure tune",
     "minutes": "optimize",
-    "files": "data.ArrowTable data.Csv data.Dask data.DaskArrays data.HuggingFace "
+    "files": "data.ArrowTable data.Csv data.Dask data.HuggingFace "
     "data.ImageFolder data.Parquet data.Spark data.TFDS data.TFRecord report.BenchReport "
     "report.Report",
     "a transform around it": "job.Facts job.Run job.Transform",

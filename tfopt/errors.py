@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -125,6 +126,13 @@ def require_switch(name: str, value: object, expected: str = "True or False") ->
     """Raise for anything but True and False."""
     if not isinstance(value, bool):
         raise UserError(f"{name} is a switch.", expected=expected, received=repr(value))
+
+
+def require_one_of(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise unless ``value`` is one of some texts."""
+    if not isinstance(value, str) or value not in choices:
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        raise UserError(f"Invalid {name}.", expected=expected, received=repr(value))
 
 
 def require_number(name: str, value: object) -> float:

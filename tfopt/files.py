@@ -88,10 +88,10 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"Another measurement is writing to {folder}.",
-                expected="a folder for each measurement that runs at the same time",
+                f"Another measurement or training writes to {folder}.",
+                expected="a folder for each that runs at the same time",
                 received="a locked folder",
-                fix="wait for the other measurement, or choose another output folder",
+                fix="wait for the other one, or choose another folder",
             ) from None
         except OSError:
             pass  # some network file systems have no locks

@@ -77,13 +77,3 @@ def test_what_is_held_stays_through_training_files_and_strip(tmp_path):
 def test_what_needs_a_call_says_to_give_the_models_inside(refused):
     with pytest.raises(UserError, match="if it only trains other models, pass those"):
         refused(trained())
-
-
-def test_a_model_of_which_nothing_is_built_is_refused():
-    class Lazy(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.decoder = layers.Dense(3), decoder()
-
-    with pytest.raises(UserError, match="is not built"):
-        tfopt.prune(Lazy(), 0.5)

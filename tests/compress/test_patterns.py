@@ -56,10 +56,12 @@ def many_layers():
     entry = keras.Input((8, 8, 8))
     x = layers.Conv2D(8, 3, name="conv")(entry)
     x = layers.DepthwiseConv2D(3, name="depthwise")(x)
+    x = layers.SeparableConv2D(8, 1, name="separable")(x)
     x = layers.Conv2DTranspose(4, 3, name="transposed")(x)
     x = layers.Reshape((36, 4))(x)
     x = layers.EinsumDense("abc,cd->abd", (36, 8), name="einsum")(x)
     x = layers.MultiHeadAttention(2, 4, name="attention")(x, x)
+    x = layers.TimeDistributed(layers.Dense(8, name="inner"), name="each")(x)
     x = layers.LSTM(8, name="lstm")(x)
     return keras.Model(entry, layers.Dense(3, name="out")(x))
 
@@ -71,6 +73,8 @@ def test_each_kernel_knows_what_it_sums_over():
     assert inputs == {
         "conv/kernel": (0, 1, 2),
         "depthwise/kernel": None,
+        "separable/depthwise_kernel": None,
+        "separable/pointwise_kernel": (0, 1, 2),
         # height, width, outputs, inputs
         "transposed/kernel": (0, 1, 3),
         "einsum/kernel": (0,),
@@ -78,6 +82,7 @@ def test_each_kernel_knows_what_it_sums_over():
         "attention/key/kernel": (0,),
         "attention/value/kernel": (0,),
         "attention/attention_output/kernel": (0, 1),
+        "each/inner/kernel": (0,),
         "lstm/lstm_cell/kernel": (0,),
         "lstm/lstm_cell/recurrent_kernel": (0,),
         "out/kernel": (0,),

@@ -5,7 +5,6 @@ import numpy as np
 from keras import layers
 
 import tfopt
-from tfopt.report.format import table
 
 
 def net():
@@ -19,12 +18,6 @@ def net():
             layers.Dense(3, "softmax", name="out"),
         ]
     )
-
-
-def test_columns_are_aligned_and_ones_without_a_title_are_words():
-    lines = table(("", "weights", ""), [("a", "1,000", "short"), ("longer", "5", "")])
-    assert lines == ["        weights", "a         1,000  short", "longer        5"]
-    assert table(("", "weights"), []) == []
 
 
 def test_sparsity_and_clusters_are_tables():

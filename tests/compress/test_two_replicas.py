@@ -53,18 +53,6 @@ SCRIPT = """
             np.testing.assert_array_equal(one == 0, other == 0)
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
-    for compress, check in (
-        (lambda model: tfopt.prune(model, schedule), assert_pruned),
-        (lambda model: tfopt.cluster(model, 5), assert_clustered),
-    ):
-        model = compress(build())
-        fit(model)
-        model.save("FILE")
-        with strategy.scope():
-            loaded = keras.models.load_model("FILE")
-        fit(loaded)
-        check(loaded)
-
     with strategy.scope():
         model = build(keras.layers.BatchNormalization(name="norm"))
     tfopt.quantize_aware(model, begin_step=2, freeze_batchnorm_step=3)

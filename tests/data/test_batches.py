@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from allpairspy import AllPairs
+from in_batches import Batches
 
 from tfopt import Data, Execution, Job, Pipeline, UserError, chain, run
 from tfopt.data.fit_data import describe_data
@@ -20,14 +21,6 @@ def generator():
         yield X[start : start + 15], Y[start : start + 15]
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return X[index * 15 : index * 15 + 15], Y[index * 15 : index * 15 + 15]
-
-
 def dataset():
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(15)
 
@@ -40,7 +33,7 @@ def unknown():
 STREAMS = {
     "dataset": dataset,
     "unknown": unknown,
-    "pydataset": lambda: Batches(),
+    "pydataset": lambda: Batches(X, Y, size=15),
     "generator": lambda: generator,
 }
 SOURCES = {"arrays": lambda: (X, Y), **STREAMS}
@@ -147,16 +140,14 @@ class SelfTaught(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("make", [np.array, lambda x: {"a": x}])
-def test_arrays_alone_come_in_the_batches_of_the_job(make):
+def test_arrays_alone_come_in_the_batches_of_the_job():
     def build():
         inputs = keras.Input((6,), name="a")
-        named = {"a": inputs} if isinstance(make(X), dict) else inputs
-        return keras.Model(named, SelfTaught()(keras.layers.Dense(6)(inputs)))
+        return keras.Model({"a": inputs}, SelfTaught()(keras.layers.Dense(6)(inputs)))
 
     job = a_job(
-        lambda: make(X),
-        test=make(X),
+        lambda: {"a": X},
+        test={"a": X},
         build=build,
         compile=lambda: {"optimizer": "sgd"},
         batch_size=10,
@@ -172,7 +163,7 @@ def test_arrays_alone_come_in_the_batches_of_the_job(make):
 TESTS = {
     "weighted arrays": (X[:55], Y[:55], np.linspace(0, 2, 55)),
     "dataset": dataset().prefetch(tf.data.AUTOTUNE),
-    "pydataset": Batches(),
+    "pydataset": Batches(X, Y, size=15),
     "generator": generator,
 }
 

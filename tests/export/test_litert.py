@@ -371,7 +371,7 @@ ROWS = RNG.random((16, 4)).astype("float32")
         (dense, {"integer_io": np.array([1, 2])}, "integer_io=True needs precision"),
         (dense, {"calibration": None}, "needs calibration examples for its ranges"),
         (dense, {"calibration": ROWS[:, :3]}, r"batches of shape \(n, 4\)"),
-        (dense, {"calibration": ROWS[:0]}, "examples are empty"),
+        (dense, {"calibration": ROWS[:0]}, "yields nothing"),
         (many_ports, {"calibration": PORTS[:2]}, "do not match the inputs"),
         (dense, {"calibration": ROWS * np.nan}, "the first at example 0"),
     ],

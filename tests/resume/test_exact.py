@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
 from trainings import (
     BreaksOff,
     Crash,
@@ -81,16 +80,10 @@ DATA = {
             map_batch=lambda x, y: (x, y),
         )
     ),
-    "random numbers in a map": of(
-        lambda: dataset().map(lambda x, y: (x + tf.random.normal(tf.shape(x), seed=4), y))
-    ),
     "without an end": of(lambda: {"x": dataset().repeat(), "steps_per_epoch": 4}),
     "a PyDataset": of(lambda: {"x": Batches(), "shuffle": True}),
     "several steps an execution": of(dataset, steps_per_execution=2),
     "EMA and a schedule": of(dataset, scheduled),
-    "accumulated gradients": of(
-        dataset, lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=3)
-    ),
     "BatchNorm, noise and metrics": of(
         dataset,
         None,
@@ -98,15 +91,11 @@ DATA = {
         metrics=["mae", keras.metrics.RootMeanSquaredError()],
     ),
 }
-# What goes the way of another one in most of its code.
-SLOW = {"random numbers in a map", "accumulated gradients", "EMA and a schedule"}
 # Where the epoch's own end is something else than the end of a batch.
 AT_AN_EPOCHS_END = {"arrays, shuffled", "a shuffle", "without an end", "a PyDataset"}
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in DATA]
-)
+@pytest.mark.parametrize("kind", DATA)
 def test_it_goes_on_from_the_exact_batch(kind, tmp_path):
     in_second_epoch = 5 if kind == "several steps an execution" else 7
     at_its_end = ("epoch end",) if kind in AT_AN_EPOCHS_END else ()
@@ -153,14 +142,7 @@ def test_a_setting_changed_in_the_script_is_the_scripts(tmp_path):
     assert stopping.patience == 7
 
 
-@pytest.mark.parametrize(
-    "held",
-    [
-        "pruned",
-        pytest.param("clustered", marks=pytest.mark.slow),
-        pytest.param("quantized", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("held", ["pruned", pytest.param("quantized", marks=pytest.mark.slow)])
 def test_what_is_held_on_a_model_goes_on(held, tmp_path):
     def make():
         model = small()
@@ -169,10 +151,8 @@ def test_what_is_held_on_a_model_goes_on(held, tmp_path):
                 0.8, begin_step=2, end_step=12, frequency=3
             )
             tfopt.prune(model, schedule, across="model")
-        elif held == "clustered":
-            tfopt.cluster(model, 4)
         else:
-            model = tfopt.quantize_aware(model) or model
+            tfopt.quantize_aware(model)
         model.compile(keras.optimizers.Adam(0.02), "mse", jit_compile=False)
         return model, {"x": dataset()}
 

@@ -12,7 +12,11 @@ import pytest
 from tfopt import UserError
 from tfopt.resume import store as store_module
 from tfopt.resume.peers import SingleWorker
-from tfopt.resume.store import NotSerializable, SharedStore, Store, pack, unpack
+from tfopt.resume.store import Checkpoints, NotSerializable, pack, unpack
+
+
+def store_in(folder, keep=3):
+    return Checkpoints(folder, keep, SingleWorker())
 
 
 def names(folder):
@@ -54,7 +58,7 @@ def test_what_has_no_plain_value_is_refused_by_its_type():
 def test_the_newest_are_kept_and_read(tmp_path):
     import ml_dtypes
 
-    store = Store(tmp_path, keep=2)
+    store = store_in(tmp_path, keep=2)
     assert store.read_newest() is None
     for number in range(4):
         store.write({"number": number, "half": np.ones(3, ml_dtypes.bfloat16)})
@@ -65,7 +69,7 @@ def test_the_newest_are_kept_and_read(tmp_path):
 
 
 def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path):
-    store = Store(tmp_path, keep=3)
+    store = store_in(tmp_path)
     for number in range(3):
         store.write({"number": number, "weights": np.arange(1000.0)})
     cut, altered = (tmp_path / f"checkpoint-00000{number}" for number in (3, 2))
@@ -80,9 +84,8 @@ def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path):
     assert names(tmp_path) == ["checkpoint-000001"]
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path, several):
-    store = SharedStore(tmp_path, 3, SingleWorker()) if several else Store(tmp_path, keep=3)
+def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path):
+    store = store_in(tmp_path)
     for number in (1, 2):
         store.write({"trained": number, "variables": []})
         (tmp_path / f"checkpoint-00000{number}").write_bytes(b"x")
@@ -95,7 +98,7 @@ def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path, several):
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, monkeypatch):
-    store = Store(tmp_path, keep=3)
+    store = store_in(tmp_path)
     store.write({"epoch": 1})
     monkeypatch.setattr(store_module, "FORMAT", 99)
     store.write({"epoch": 2})
@@ -109,7 +112,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, mon
 
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
 def test_a_write_that_is_killed_leaves_whole_checkpoints(tmp_path):
-    store = Store(tmp_path, keep=2)
+    store = store_in(tmp_path, keep=2)
     rng, unfinished = np.random.default_rng(0), 0
     for _ in range(12):
         writer = os.fork()

@@ -280,6 +280,5 @@ def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
 
 def _moving_places(point: Point) -> Iterator[str]:
     yield from (f"input_{number}" for number in point.inputs)
-    yield from point.earlier
     if point.output is not None and point.output not in FIXED_RANGES:
         yield "output"

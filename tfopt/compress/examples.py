@@ -1,22 +1,22 @@
 """Take a few examples from any data of ``fit``, checked against a model's inputs.
 
 From arrays they are evenly spaced, since a sorted dataset has one class at its start; from streams
-they are the first ones, and no more is read.
+they are the first ones, and little more is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from itertools import count as count_from
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfopt.compress.model_graph import Array, Ports
+from tfopt.data.fit_data import INFINITE, Batches, examples_of
+from tfopt.data.signature import length_of
 from tfopt.errors import UserError
 
 _CHUNK = 256
-_INFINITE = -1  # tf.data.INFINITE_CARDINALITY
 
 
 def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
@@ -26,17 +26,12 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     else:
         arrays = _columns(inputs_of(source, ports), ports)
         taken = tuple(a[evenly(len(a), count)] for a in arrays)
-    if not len(taken[0]):
-        raise _empty()
     return tuple(map(finite, taken, ports.inputs))
 
 
 def columns_of(values: Any, ports: Ports) -> tuple[Array, ...]:
     """Return all examples of arrays, an array per input."""
-    columns = tuple(map(checked, _columns(values, ports), ports.inputs))
-    if not len(columns[0]):
-        raise _empty()
-    return columns
+    return tuple(map(checked, _columns(values, ports), ports.inputs))
 
 
 def evenly(total: int, count: int) -> Array:
@@ -91,11 +86,8 @@ def is_stream(source: Any) -> bool:
 
 
 def never_ends(source: Any) -> bool:
-    """Return whether a dataset or a PyDataset is known to be endless."""
-    cardinality = getattr(source, "cardinality", None)
-    if callable(cardinality):
-        return int(cardinality()) == _INFINITE
-    return getattr(source, "num_batches", 0) is None
+    """Return whether a source is known to be endless."""
+    return examples_of(source).count == INFINITE
 
 
 def inputs_of(batch: Any, ports: Ports) -> Any:
@@ -162,8 +154,6 @@ def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
         taken += len(arrays[0])
         if taken >= count:
             break
-    if not parts:
-        raise _empty()
     columns = list(zip(*parts, strict=True))
     for column, port in zip(columns, ports.inputs, strict=True):
         shapes = {values.shape[1:] for values in column}
@@ -182,42 +172,15 @@ def _columns(values: Any, ports: Ports) -> tuple[Array, ...]:
     for array, port in zip(arrays, ports.inputs, strict=True):
         if not array.ndim:
             checked(array, port)
-    _require_same_length(arrays)
+    _require_same_length(arrays, ports)
     return arrays
 
 
 def batches_of(source: Any) -> Iterator[Any]:
-    """Yield the batches of a stream; those of a PyDataset up to its length."""
-    if hasattr(source, "__next__"):
-        raise UserError(
-            "A generator can be read only once.",
-            expected="a function without arguments that returns a new one",
-            received=type(source).__name__,
-            fix="pass the function itself, not its result",
-        )
-    if hasattr(source, "as_numpy_iterator"):
-        yield from source.as_numpy_iterator()
-    elif hasattr(source, "num_batches") and hasattr(source, "__getitem__"):
-        known = source.num_batches
-        numbers = range(known) if known is not None else count_from()
-        yield from (source[i] for i in numbers)
-    elif callable(source):
-        batches = source()
-        if not hasattr(batches, "__iter__"):
-            raise UserError(
-                "The function yields no batches.",
-                expected="a function without arguments that returns an iterator of batches",
-                received=f"one that returns {type(batches).__name__}",
-            )
-        yield from batches
-    elif hasattr(source, "__iter__") and not isinstance(source, str | bytes | Set):
-        yield from source
-    else:
-        raise UserError(
-            "The examples are of an unknown type.",
-            expected="arrays, a tf.data.Dataset, a PyDataset, or a function yielding batches",
-            received=type(source).__name__,
-        )
+    """Yield the batches of a stream, with NumPy arrays."""
+    batches = examples_of(source).read()
+    assert isinstance(batches, Batches)  # a stream holds no arrays
+    yield from batches.dataset.as_numpy_iterator()
 
 
 def _split(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array]:
@@ -229,23 +192,12 @@ def _split(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array]:
         )
     arrays = ports.flatten(batch[0])
     labels = np.asarray(batch[1])
-    _require_same_length((*arrays, labels))
+    _require_same_length(arrays, ports, labels)
     return tuple(map(finite, arrays, ports.inputs)), labels
 
 
-def _require_same_length(arrays: tuple[Array, ...]) -> None:
-    lengths = {a.shape[0] if a.ndim else 0 for a in arrays}
-    if len(lengths) > 1:
-        raise UserError(
-            "The inputs have different numbers of examples.",
-            expected="one row per example in every input",
-            received=f"shapes {', '.join(str(a.shape) for a in arrays)}",
-        )
-
-
-def _empty() -> UserError:
-    return UserError(
-        "The examples are empty.",
-        expected="at least one example; a few hundred give good ranges",
-        received="a source that yields nothing",
-    )
+def _require_same_length(arrays: Sequence[Array], ports: Ports, *labels: Array) -> None:
+    """Raise unless all have an example, and as many."""
+    names = [*(port.name for port in ports.inputs), "labels"]
+    rows = map(np.atleast_1d, (*arrays, *labels))
+    length_of(zip(names, rows, strict=False), "The data")

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from tfopt.compress.schedules import Schedule, kept_at
 from tfopt.errors import UserError
@@ -194,16 +194,6 @@ def scores_of(weights: Any, criterion: Criterion = "magnitude") -> Any:
     scores = _lamp(weights) if criterion == "lamp" else tf.abs(weights)
     lost = tf.logical_or(tf.math.is_nan(scores), tf.math.is_nan(weights))
     return tf.where(lost, scores.dtype.max, scores)
-
-
-def require_criterion(criterion: object) -> None:
-    """Raise unless ``criterion`` is the name of one."""
-    if criterion not in get_args(Criterion):
-        raise UserError(
-            "Unknown criterion.",
-            expected='"magnitude" or "lamp"',
-            received=repr(criterion),
-        )
 
 
 def _lamp(weights: Any) -> Any:

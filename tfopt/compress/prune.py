@@ -6,9 +6,9 @@ models by tfmot (:mod:`tfopt.compress.keras2`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from tfopt.compress.kernels import (
     Layers,
@@ -21,7 +21,7 @@ from tfopt.compress.kernels import (
     find_sites,
     matcher,
 )
-from tfopt.compress.patterns import UNSTRUCTURED, Criterion, Pattern, as_pattern, require_criterion
+from tfopt.compress.patterns import UNSTRUCTURED, Criterion, Pattern, as_pattern
 from tfopt.compress.reports import (
     ZEROS_MEANT,
     LayerSparsity,
@@ -38,7 +38,7 @@ from tfopt.compress.schedules import (
     training_steps,
 )
 from tfopt.compress.strip import apply_final, remove
-from tfopt.errors import UserError, keep_plain, require_count
+from tfopt.errors import UserError, keep_plain, require_count, require_one_of
 from tfopt.job.rebuild import is_keras2, require_keras3, require_weights
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count, few
@@ -99,13 +99,8 @@ def _spec(
     sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any = 0
 ) -> PruneSpec:
     pattern = as_pattern(pattern)
-    require_criterion(criterion)
-    if across not in ("layer", "model"):
-        raise UserError(
-            "Invalid across.",
-            expected='"layer" or "model"',
-            received=repr(across),
-        )
+    require_one_of("criterion", criterion, get_args(Criterion))
+    require_one_of("across", across, get_args(Across))
     if across == "model" and pattern != UNSTRUCTURED:
         raise UserError(
             'across="model" supports no pattern.',
@@ -127,13 +122,6 @@ def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
                 received="sparsity=None",
             )
         return ConstantSparsity(fixed)
-    if isinstance(sparsity, Mapping):
-        raise UserError(
-            "A call of prune() has one sparsity.",
-            expected="a sparsity such as 0.8, or a schedule",
-            received=repr(sparsity),
-            fix='call it once per sparsity: tfopt.prune(model, 0.5, layers="conv")',
-        )
     schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
     constant = isinstance(schedule, ConstantSparsity)
     if fixed is not None and not (constant and schedule.sparsity == fixed):
@@ -342,12 +330,7 @@ class Prune(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        if self.schedule not in ("polynomial", "constant"):
-            raise UserError(
-                "Invalid Prune.schedule.",
-                expected='"polynomial" or "constant"',
-                received=repr(self.schedule),
-            )
+        require_one_of("Prune.schedule", self.schedule, ("polynomial", "constant"))
         if self.initial_sparsity and self.schedule == "constant":
             raise UserError(
                 "Prune.initial_sparsity needs a polynomial schedule.",

@@ -25,7 +25,7 @@ from tfopt.compress.model_graph import find, ports_of, require_numbers
 from tfopt.compress.reports import ZEROS_MEANT, count_zeros
 from tfopt.compress.schedules import require_share, training_steps
 from tfopt.compress.strip import apply_final, remove_awareness
-from tfopt.errors import UserError, keep_plain, require_count, within
+from tfopt.errors import UserError, keep_plain, require_count, require_one_of, within
 from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_built_keras3
 from tfopt.job.roster import transform_class
 from tfopt.job.transform import Run, Transform
@@ -150,19 +150,10 @@ def quantization_report(model: Any) -> QuantizationReport:
     return QuantizationReport(row for point in awareness.points for row in _rows(awareness, point))
 
 
-def _require_precision(precision: object) -> None:
-    if not isinstance(precision, str) or precision not in _BITS:
-        raise UserError(
-            "Unknown precision of quantize_aware().",
-            expected=" | ".join(_BITS),
-            received=repr(precision),
-        )
-
-
 def _settings(
     precision: object, begin_step: object, freeze_step: Any, momentum: Any
 ) -> AwarenessSettings:
-    _require_precision(precision)
+    require_one_of("precision of quantize_aware()", precision, _BITS)
     begin_step = require_count("begin_step", begin_step, minimum=0)
     if freeze_step is not None:
         freeze_step = require_count("freeze_batchnorm_step", freeze_step, minimum=0)
@@ -248,7 +239,7 @@ class QuantizeAware(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        _require_precision(self.precision)
+        require_one_of("QuantizeAware.precision", self.precision, _BITS)
         require_share("QuantizeAware.begin", self.begin)
         if self.freeze_batchnorm is not None:
             require_share("QuantizeAware.freeze_batchnorm", self.freeze_batchnorm)

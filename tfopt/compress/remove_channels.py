@@ -1,7 +1,7 @@
 """Remove channels, units and heads from a model: ``remove_channels``, its report, its transform.
 
 The smaller model computes, but for rounding, what the given one computes without using the removed
-channels; the two are compared if they can be run here.
+channels.
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ from tfopt.compress.channels.selection import (
     score_units,
     search,
 )
-from tfopt.compress.channels.surgery import masked, require_agreement, smaller_model
+from tfopt.compress.channels.surgery import smaller_model
 from tfopt.compress.float_copy import scope_of_variables
 from tfopt.compress.kernels import Layers, compile_pattern, matcher
 from tfopt.compress.strip import awareness_of
-from tfopt.errors import UserError, keep_plain, require_count, require_number, within
+from tfopt.errors import (
+    UserError,
+    keep_plain,
+    require_count,
+    require_number,
+    require_one_of,
+    within,
+)
 from tfopt.job.from_model import compile_factory
 from tfopt.job.rebuild import require_built_keras3, require_finite_weights
 from tfopt.job.transform import Run, Transform
@@ -90,7 +97,7 @@ class ChannelsReport:
         return "\n".join(lines)
 
 
-def make_report(
+def _report(
     model: keras.Model, blocks: tuple[ChannelBlock, ...], selection: Selection, multiple: int
 ) -> ChannelsReport:
     whole = empty_selection(selection.analysis)
@@ -135,12 +142,7 @@ class ChannelOptions:
     def __post_init__(self) -> None:
         keep_plain(self)
         require_count("ChannelOptions.multiple", self.multiple)
-        if self.ranking not in ("layer", "global"):
-            raise UserError(
-                "Invalid ChannelOptions.ranking.",
-                expected='"layer" or "global"',
-                received=repr(self.ranking),
-            )
+        require_one_of("ChannelOptions.ranking", self.ranking, ("layer", "global"))
 
 
 def remove_channels(
@@ -188,34 +190,30 @@ def remove_channels(
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
-    return carry_out(
+    smaller, _ = carry_out(
         model, fraction, target=target, score=score, layers=layers, data=data, options=options
-    ).model
+    )
+    return smaller
 
 
-@dataclass(frozen=True)
-class Removal:
-    """A smaller model, its report, and its difference from the given model with masks.
-
-    ``difference`` is relative to the largest output; None if they could not be compared.
-    """
-
-    model: keras.Model
-    report: ChannelsReport
-    difference: float | None
-
-
-def carry_out(model: keras.Model, fraction: float = 0.5, **settings: Any) -> Removal:
+def carry_out(
+    model: keras.Model, fraction: float = 0.5, **settings: Any
+) -> tuple[keras.Model, ChannelsReport]:
     """Return the results of ``remove_channels`` and ``channels_report`` together."""
-    selection, blocks, options = _choose(model, fraction, **settings)
-    _require_fewer(model, selection, fraction, options)
+    selection, report = choose(model, fraction, **settings)
+    if not selection.gone.any():
+        raise UserError(
+            f"No channel of {model.name!r} would be removed: every width rounds to itself.",
+            expected="a fraction that changes a width by a multiple of ChannelOptions.multiple",
+            received=repr(fraction),
+            fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
+        )
     compile_arguments = compile_factory(model) if model.compiled else None
     with scope_of_variables(model):
         smaller = smaller_model(model, selection)
         if compile_arguments is not None:
             smaller.compile(**compile_arguments())
-    difference = require_agreement(smaller, masked(model, selection))
-    return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
+    return smaller, report
 
 
 def channels_report(
@@ -247,13 +245,13 @@ def channels_report(
     Example:
         >>> print(tfopt.compress.channels_report(model, 0.5))
     """
-    selection, blocks, options = _choose(
+    _, report = choose(
         model, fraction, target=target, score=score, layers=layers, data=data, options=options
     )
-    return make_report(model, blocks, selection, options.multiple)
+    return report
 
 
-def _choose(
+def choose(
     model: keras.Model,
     fraction: float,
     *,
@@ -262,7 +260,8 @@ def _choose(
     layers: Layers = None,
     data: Any = None,
     options: ChannelOptions | None = None,
-) -> tuple[Selection, tuple[ChannelBlock, ...], ChannelOptions]:
+) -> tuple[Selection, ChannelsReport]:
+    """Return the channels to remove, and their report."""
     if not isinstance(options, ChannelOptions | None):
         raise UserError(
             "options must be a ChannelOptions.",
@@ -286,7 +285,7 @@ def _choose(
         selection = choice.select(analysis, fraction)
     else:
         selection = search(choice, analysis, fraction, _cost(model, analysis, target))
-    return selection, blocks, options
+    return selection, _report(model, blocks, selection, options.multiple)
 
 
 def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
@@ -321,12 +320,7 @@ def require_settings(fraction: object, target: object, score: object) -> None:
             expected='"channels", "parameters", "flops" or a function of a model',
             received=repr(target),
         )
-    if score not in SCORES:
-        raise UserError(
-            "Unknown score.",
-            expected=", ".join(map(repr, SCORES)),
-            received=repr(score),
-        )
+    require_one_of("score", score, SCORES)
 
 
 def _require_plain(model: keras.Model) -> None:
@@ -367,18 +361,6 @@ def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[ChannelB
             expected="a layer whose channels can be removed",
             received="; ".join(reasons[:8]) or "no layer with channels",
             fix="correct layers=, which is searched for in these paths" if unchosen else None,
-        )
-
-
-def _require_fewer(
-    model: keras.Model, selection: Selection, fraction: float, options: ChannelOptions
-) -> None:
-    if not selection.gone.any():
-        raise UserError(
-            f"No channel of {model.name!r} would be removed: every width rounds to itself.",
-            expected=f"a fraction that changes a width by a multiple of {options.multiple}",
-            received=repr(fraction),
-            fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
         )
 
 
@@ -424,7 +406,7 @@ class RemoveChannels(Transform):
         compile_pattern("RemoveChannels.layers", self.layers)
 
     def rebuild(self, run: Run, model: keras.Model) -> keras.Model:
-        done = carry_out(
+        smaller, report = carry_out(
             model,
             self.fraction,
             target=self.target,
@@ -433,8 +415,8 @@ class RemoveChannels(Transform):
             options=self._options(),
         )
         run.keeps_optimizer = False
-        run.note(_summary(done.report))
-        return done.model
+        run.note(_summary(report))
+        return smaller
 
     def _options(self) -> ChannelOptions:
         return ChannelOptions(ranking=self.ranking, multiple=self.multiple)

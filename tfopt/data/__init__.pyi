@@ -2,7 +2,6 @@ from .plan import PipelineOptions as PipelineOptions
 from .sources.arrow_table import ArrowTable as ArrowTable
 from .sources.csv import Csv as Csv
 from .sources.dask import Dask as Dask
-from .sources.dask import DaskArrays as DaskArrays
 from .sources.hugging_face import HuggingFace as HuggingFace
 from .sources.image_folder import ImageFolder as ImageFolder
 from .sources.parquet import Parquet as Parquet

@@ -56,7 +56,14 @@ def cached_in_file(
 
     ``origin`` describes data and settings; a file of another origin is refused.
     """
-    check_cache_folder(path)
+    prepare_folder(path.parent)
+    if path.is_dir():
+        raise UserError(
+            "The path of the cache is a folder.",
+            expected="a file name without suffix, which TensorFlow adds",
+            received=str(path),
+            fix=f"cache='file:{path / 'cache'}'",
+        )
     note, beside = f"cached in {path}", path.with_name(f"{path.name}.tfopt.json")
     if path.with_name(f"{path.name}.index").exists():
         _require_same(path, beside, origin)
@@ -78,18 +85,6 @@ def cached_in_file(
         )
     write_atomically(beside, json.dumps(origin, indent=1, sort_keys=True))
     return dataset.cache(str(path)), note
-
-
-def check_cache_folder(path: Path) -> None:
-    """Refuse a path where no cache can be written."""
-    prepare_folder(path.parent)
-    if path.is_dir():
-        raise UserError(
-            "The path of the cache is a folder.",
-            expected="a file name without suffix, which TensorFlow adds",
-            received=str(path),
-            fix=f"cache='file:{path / 'cache'}'",
-        )
 
 
 def looking_ahead(dataset: Any) -> Any:

@@ -10,7 +10,6 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from tfopt.data.ahead import called_ahead
 from tfopt.data.signature import (
     BATCHES_FOR_SIGNATURE,
     batch_length,
@@ -132,9 +132,11 @@ class Examples(ABC):
                 epoch, as ``fit`` does; None visits them in order.
         """
 
-    @abstractmethod
     def sample(self) -> Any:
         """Return the arrays, or the first batch; None if there is none."""
+        source = self.read()
+        assert isinstance(source, Batches)
+        return next(iter(source.dataset.take(1)), None)
 
     def steps(self, batch: int | None) -> int | None:
         """Return the number of batches in one pass; None if only reading would show it."""
@@ -368,9 +370,6 @@ class SourceExamples(Examples):
     def read(self, orders: int | None = None) -> Batches:
         return source_batches(self.given, DEFAULT_BATCH, Reading())
 
-    def sample(self) -> Any:
-        return next(iter(self.read().dataset.take(1)), None)
-
     def steps(self, batch: int | None) -> int:
         return math.ceil(int(self.given.count()) / (batch or DEFAULT_BATCH))
 
@@ -487,19 +486,8 @@ def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, 
     """Yield the batches in order, fetched by so many threads."""
     if workers == 1:
         yield from (data[number] for number in numbers)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        pending: list[Future[Any]] = []
-        try:
-            for number in numbers:
-                pending.append(pool.submit(data.__getitem__, number))
-                if len(pending) > workers:
-                    yield pending.pop(0).result()
-            while pending:
-                yield pending.pop(0).result()
-        finally:
-            for future in pending:
-                future.cancel()
+    else:
+        yield from called_ahead((partial(data.__getitem__, n) for n in numbers), workers)
 
 
 def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:

@@ -16,7 +16,6 @@ from tfopt.data.caching import (
     cache_size,
     cached_in_file,
     cached_in_memory,
-    check_cache_folder,
     looking_ahead,
 )
 from tfopt.data.fit_data import (
@@ -136,8 +135,6 @@ class _Flow:
             dataset = self._cached_and_batched(dataset, batch, count, shuffle, source)
         else:
             if plan.cache is not None:
-                if plan.cache_file is not None:
-                    check_cache_folder(plan.cache_file)
                 self.notes.append("nothing to cache: arrays without map are in memory already")
             if shuffle:
                 self.notes.append("a new order every epoch")

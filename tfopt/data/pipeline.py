@@ -11,7 +11,7 @@ from tfopt.data.augment import in_model, random_layers
 from tfopt.data.flow import build
 from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
 from tfopt.data.sources.open import open_source
-from tfopt.errors import UserError, hashable, keep_plain
+from tfopt.errors import UserError, hashable, keep_plain, require_one_of
 from tfopt.job.parts import Facts
 from tfopt.job.references import check_reference, resolve_function
 from tfopt.job.transform import Run, Transform
@@ -135,12 +135,7 @@ class Pipeline(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        if self.augment_in not in ("input", "model"):
-            raise UserError(
-                "Invalid Pipeline.augment_in.",
-                expected='"input" or "model"',
-                received=repr(self.augment_in),
-            )
+        require_one_of("Pipeline.augment_in", self.augment_in, ("input", "model"))
         for name in self.functions:
             function = getattr(self, name)
             if function is None:

@@ -13,6 +13,7 @@ from tfopt.errors import (
     UserError,
     keep_plain,
     require_count,
+    require_one_of,
     require_switch,
     short_repr,
 )
@@ -49,13 +50,7 @@ class PipelineOptions:
         # A buffer of one would not shuffle.
         require_count("PipelineOptions.buffer", self.buffer, minimum=2)
         require_switch("PipelineOptions.drop_remainder", self.drop_remainder)
-        if self.autoshard not in ("data", "off"):
-            raise UserError(
-                "Invalid PipelineOptions.autoshard.",
-                expected='"data" or "off"',
-                received=repr(self.autoshard),
-                fix='give each worker different files, and autoshard="off"',
-            )
+        require_one_of("PipelineOptions.autoshard", self.autoshard, ("data", "off"))
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,6 @@ def batch_signature(batches: Sequence[Any], owner: str) -> Any:
 
     for batch in batches:
         check_leaves(leaves(batch), owner)
-    for batch in batches[1:]:
-        _same_structure(batches[0], batch, owner)
     return tf.nest.map_structure(_common_spec, *batches)
 
 
@@ -116,7 +114,7 @@ def conform(batch: Any, signature: Any, owner: str) -> Any:
     import tensorflow as tf
 
     batch = standardised(batch)
-    _same_structure(signature, batch, owner)
+    tf.nest.assert_same_structure(signature, batch)
     for spec, leaf in zip(tf.nest.flatten(signature), tf.nest.flatten(batch), strict=True):
         if not spec.shape.is_compatible_with(leaf.shape) or _dtype(leaf) != spec.dtype:
             raise UserError(
@@ -173,27 +171,6 @@ def _dtype(leaf: Any) -> Any:
 
     text = leaf.dtype.kind in "US" or (leaf.dtype == object and not holds_objects(leaf))
     return tf.string if text else tf.as_dtype(leaf.dtype)
-
-
-def _same_structure(first: Any, other: Any, owner: str) -> None:
-    import tensorflow as tf
-
-    try:
-        tf.nest.assert_same_structure(first, other)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{owner} yielded batches of different structures.",
-            expected=_outline(first),
-            received=_outline(other),
-        ) from error
-
-
-def _outline(structure: Any) -> str:
-    if isinstance(structure, dict):
-        return "{" + ", ".join(f"{k!r}: {_outline(v)}" for k, v in structure.items()) + "}"
-    if isinstance(structure, tuple):
-        return "(" + ", ".join(map(_outline, structure)) + ")"
-    return f"{np.dtype(getattr(structure.dtype, 'as_numpy_dtype', structure.dtype))}"
 
 
 def _common_spec(*arrays: Any) -> Any:

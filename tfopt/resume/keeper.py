@@ -31,7 +31,7 @@ from tfopt.resume.callback_memory import CallbackStates
 from tfopt.resume.identity import identity_of, require_same_training
 from tfopt.resume.peers import LEAVE, SAVE, peers_of
 from tfopt.resume.position import Fit, data_facts, replay_epochs, replay_in, start_at
-from tfopt.resume.store import SharedStore, Store, lock_folder
+from tfopt.resume.store import Checkpoints, lock_folder
 from tfopt.resume.variables import (
     build_all,
     capture_host,
@@ -132,10 +132,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._variables = variables_of(self.model)
         data = data_facts(self._data)
         self._identity = identity_of(self.model, self._variables, data, peers.count)
-        folder, keep = self._settings.folder, self._settings.keep
-        store = self._store = (
-            Store(folder, keep) if peers.count == 1 else SharedStore(folder, keep, peers)
-        )
+        folder = self._settings.folder
+        store = self._store = Checkpoints(folder, self._settings.keep, peers)
         peers.run_on_all(lambda: lock_folder(folder, store, self._open, peers.writes))
         newest = store.read_newest()
         peers.run_on_all(lambda: require_same_training(newest, self._identity, store.folder))
@@ -148,8 +146,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._preempted = self._open.enter_context(_listening())
         if newest is None:
             self._save()
-            if isinstance(self._store, SharedStore):
-                self._store.require_one_folder()
+            if peers.count > 1:
+                store.require_one_folder()
         else:
             replay_epochs(self._data, newest[1]["epoch"] - newest[1]["first_epoch"], replay)
             self._restore(*newest)

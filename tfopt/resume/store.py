@@ -15,7 +15,6 @@ import os
 import threading
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -34,83 +33,115 @@ class DamagedCheckpoint(Exception):
     """The error of reading a checkpoint."""
 
 
-@dataclass(frozen=True)
-class Store:
-    """The checkpoints in a folder; the newest ``keep`` of them stay."""
+class Checkpoints:
+    """The checkpoints of a training in a folder; the newest ``keep`` of them stay.
 
-    folder: Path
-    keep: int
+    Of several workers all call ``read_newest`` before the first ``write``.
+    """
 
-    def write(self, state: Any, number: int | None = None) -> str:
+    def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
+        self._peers = peers
+        self._chiefs = folder
+        # The chief may write two checkpoints (of a batch and of its epoch) before another worker.
+        self._keep = keep if peers.count == 1 else keep + 2
+        self.folder = folder if peers.writes else folder / f"of-{peers.name.replace(' ', '-')}"
+        self._number = 0
+
+    def write(self, state: Any) -> str:
         """Write a checkpoint and return its name; on an error the others stay unchanged."""
-        name = name_of(max(self.numbers(), default=0) + 1 if number is None else number)
+        self._number += 1
+        name = name_of(self._number)
         write_atomically(self.folder / name, lambda path: _write(path, state))
         _sync_folder(self.folder)
-        for old in self.numbers()[: -self.keep]:
-            self.remove(old)
+        if self._peers.writes:
+            outdated = numbers_in(self.folder)[: -self._keep]
+        else:
+            oldest = min(numbers_in(self._chiefs), default=0)
+            outdated = [number for number in numbers_in(self.folder) if number < oldest]
+        for number in outdated:
+            self._remove(number)
         return name
 
     def read_newest(self) -> tuple[str, Any] | None:
         """Return name and state of the newest intact checkpoint; None if there is none at all.
 
-        Damaged ones are removed if there is an older intact one.
+        Damaged ones are removed if there is an older intact one. Of several workers each must be
+        able to read its part.
         """
-        damaged: dict[int, str] = {}
-        for number in reversed(self.numbers()):
-            try:
-                state = self.read(number)
-            except DamagedCheckpoint as error:
-                damaged[number] = f"{name_of(number)}: {error}"
-                continue
-            for later, text in damaged.items():
-                warn_damaged(self.folder, text)
-                self.remove(later)
-            return name_of(number), state
-        if damaged:
+        facts = self._peers.share({"numbers": numbers_in(self.folder)})
+        numbers = {name: set(fact["numbers"]) for name, fact in facts.items()}
+        damaged: list[str] = []
+        for number in sorted(set.intersection(*numbers.values()), reverse=True):
+            state, error = self._read(number)
+            facts = self._peers.share({"wrong": error})
+            errors = [f"{name}: {fact['wrong']}" for name, fact in facts.items() if fact["wrong"]]
+            if not errors:
+                for text in damaged:
+                    _warn_damaged(self._chiefs, text)
+                self._continue_after(number)
+                return name_of(number), state
+            damaged.append(f"{name_of(number)}: {'; '.join(errors)}")
+        # All workers wait before the first batch, so parts of the first checkpoint may be missing.
+        if damaged or any(max(of_worker, default=0) > 1 for of_worker in numbers.values()):
+            parts = [f"{name} has {sorted(of_worker)}" for name, of_worker in numbers.items()]
             raise UserError(
-                f"No checkpoint in {self.folder} can be read.",
-                expected="at least one intact checkpoint",
-                received="; ".join(damaged.values()),
-                fix="remove the folder to train from the start, or use another one",
+                f"No checkpoint in {self._chiefs} can be read.",
+                expected="at least one of which each worker has its intact part",
+                received="; ".join([*parts, *damaged]),
+                fix="remove the folder to train from the start, or use another one; several "
+                "workers must share it",
             )
+        self._continue_after(0)
         return None
-
-    def read(self, number: int) -> Any:
-        """Return the state of a checkpoint, verified by the checksums of its zip file."""
-        path = self.folder / name_of(number)
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
-                document = json.loads(members["state"].tobytes())
-                flat = [members[f"array_{n}"] for n in range(len(document["arrays"]))]
-        except OSError as error:
-            raise DamagedCheckpoint(error.strerror or str(error)) from None
-        except (BadZipFile, EOFError, KeyError, ValueError, NotImplementedError) as error:
-            raise DamagedCheckpoint(f"damaged: {error}") from None
-        if document["format"] != FORMAT:
-            raise UserError(
-                f"{path} was written by another version of tfopt.",
-                expected=f"a checkpoint of format {FORMAT}",
-                received=f"format {document['format']}",
-                fix="finish that training with the same version, or train from the start in "
-                "another folder",
-            )
-        pairs = zip(flat, document["arrays"], strict=True)
-        arrays = [array.view(_dtype(name)).reshape(shape) for array, (name, shape) in pairs]
-        return unpack(document["state"], arrays)
-
-    def remove(self, number: int) -> None:
-        """Remove one checkpoint."""
-        (self.folder / name_of(number)).unlink(missing_ok=True)
 
     def clear_unfinished(self) -> None:
         """Remove the unfinished files of a killed process."""
         for path in self.folder.glob(f".{_NAME}*"):
             path.unlink(missing_ok=True)
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of the checkpoints, in order."""
-        names = (path.name.removeprefix(_NAME) for path in self.folder.glob(f"{_NAME}*"))
-        return sorted(int(name) for name in names if name.isdigit())
+    def require_one_folder(self) -> None:
+        """Wait for the first checkpoint of the chief, and refuse a folder without it."""
+        self._peers.share({"written": self._number})
+        self._peers.run_on_all(self._require_chiefs)
+
+    def _require_chiefs(self) -> None:
+        if not numbers_in(self._chiefs):
+            raise UserError(
+                f"{self._peers.name} does not see the checkpoints of the chief.",
+                expected=f"a folder {self._chiefs} that all workers share",
+                received="no checkpoint there",
+                fix="use a folder on a file system that each machine has mounted",
+            )
+
+    def _read(self, number: int) -> tuple[Any, str | None]:
+        """Return the state of this worker, or the error of its part."""
+        try:
+            own = _read(self.folder / name_of(number))
+            if self._peers.writes:
+                return own, None
+            chiefs = _read(self._chiefs / name_of(number))
+        except DamagedCheckpoint as error:
+            return None, str(error)
+        if own["trained"] != chiefs["trained"]:
+            return None, f"of batch {own['trained']}, the chief's of {chiefs['trained']}"
+        pairs = zip(own["variables"], chiefs["variables"], strict=True)
+        variables = [of_chief if value is None else value for value, of_chief in pairs]
+        return {**own, "variables": variables}, None
+
+    def _continue_after(self, number: int) -> None:
+        for later in numbers_in(self.folder):
+            if later > number:
+                self._remove(later)
+        self._number = number
+
+    def _remove(self, number: int) -> None:
+        (self.folder / name_of(number)).unlink(missing_ok=True)
+
+
+def numbers_in(folder: Path) -> list[int]:
+    """Return the numbers of the checkpoints in a folder, in order."""
+    names = (path.name.removeprefix(_NAME) for path in folder.glob(f"{_NAME}*"))
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def name_of(number: int) -> str:
@@ -118,7 +149,7 @@ def name_of(number: int) -> str:
     return f"{_NAME}{number:06d}"
 
 
-def warn_damaged(folder: Path, text: str) -> None:
+def _warn_damaged(folder: Path, text: str) -> None:
     """Warn that a checkpoint is skipped."""
     warnings.warn(
         f"{folder}: {text}. It is skipped, and the checkpoint before it is used.",
@@ -141,6 +172,29 @@ def _write(path: str, state: Any) -> None:
         os.fsync(file.fileno())
 
 
+def _read(path: Path) -> Any:
+    """Return the state of a checkpoint, verified by the checksums of its zip file."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
+            document = json.loads(members["state"].tobytes())
+            flat = [members[f"array_{n}"] for n in range(len(document["arrays"]))]
+    except OSError as error:
+        raise DamagedCheckpoint(error.strerror or str(error)) from None
+    except (BadZipFile, EOFError, KeyError, ValueError, NotImplementedError) as error:
+        raise DamagedCheckpoint(f"damaged: {error}") from None
+    if document["format"] != FORMAT:
+        raise UserError(
+            f"{path} was written by another version of tfopt.",
+            expected=f"a checkpoint of format {FORMAT}",
+            received=f"format {document['format']}",
+            fix="finish that training with the same version, or train from the start in "
+            "another folder",
+        )
+    pairs = zip(flat, document["arrays"], strict=True)
+    arrays = [array.view(_dtype(name)).reshape(shape) for array, (name, shape) in pairs]
+    return unpack(document["state"], arrays)
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -158,99 +212,11 @@ def _dtype(name: str) -> Any:
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
-class SharedStore:
-    """A ``Store`` of several workers, all of which must call ``read_newest``."""
-
-    def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
-        self._peers = peers
-        # The chief may write two checkpoints (of a batch and of its epoch) before another worker.
-        self._chiefs = Store(folder, keep + 2)
-        own = folder if peers.writes else folder / f"of-{peers.name.replace(' ', '-')}"
-        self._own = Store(own, keep + 2)
-        self.folder = own
-        self._number = 0
-
-    def write(self, state: Any) -> str:
-        """Write this worker's part; keep the parts of all checkpoints of the chief."""
-        self._number += 1
-        if self._peers.writes:
-            return self._own.write(state, self._number)
-        numbers = self._chiefs.numbers()
-        kept = [number for number in self._own.numbers() if number >= min(numbers, default=0)]
-        return Store(self.folder, len(kept) + 1).write(state, self._number)
-
-    def read_newest(self) -> tuple[str, Any] | None:
-        """Return name and state of the newest checkpoint that all workers can read."""
-        facts = self._peers.share({"numbers": self._own.numbers()})
-        numbers = {name: set(fact["numbers"]) for name, fact in facts.items()}
-        damaged: list[str] = []
-        for number in sorted(set.intersection(*numbers.values()), reverse=True):
-            state, error = self._read(number)
-            facts = self._peers.share({"wrong": error})
-            errors = [f"{name}: {fact['wrong']}" for name, fact in facts.items() if fact["wrong"]]
-            if not errors:
-                for text in damaged:
-                    warn_damaged(self._chiefs.folder, text)
-                self._continue_after(number)
-                return name_of(number), state
-            damaged.append(f"{name_of(number)}: {'; '.join(errors)}")
-        # All workers wait before the first batch, so parts of the first checkpoint may be missing.
-        if damaged or any(max(of_worker, default=0) > 1 for of_worker in numbers.values()):
-            parts = [f"{name} has {sorted(of_worker)}" for name, of_worker in numbers.items()]
-            raise UserError(
-                f"No checkpoint in {self._chiefs.folder} can be read by all workers.",
-                expected="at least one of which each worker has its part",
-                received="; ".join([*parts, *damaged]),
-                fix="check that all workers share the folder; remove it to train from the start",
-            )
-        self._continue_after(0)
-        return None
-
-    def clear_unfinished(self) -> None:
-        """Remove the unfinished files of a killed worker."""
-        self._own.clear_unfinished()
-
-    def require_one_folder(self) -> None:
-        """Wait for the first checkpoint of the chief, and refuse a folder without it."""
-        self._peers.share({"written": self._number})
-        self._peers.run_on_all(self._require_chiefs)
-
-    def _require_chiefs(self) -> None:
-        if not self._chiefs.numbers():
-            raise UserError(
-                f"{self._peers.name} does not see the checkpoints of the chief.",
-                expected=f"a folder {self._chiefs.folder} that all workers share",
-                received="no checkpoint there",
-                fix="use a folder on a file system that each machine has mounted",
-            )
-
-    def _read(self, number: int) -> tuple[Any, str | None]:
-        """Return the state of this worker, or the error of its part."""
-        try:
-            own = self._own.read(number)
-            if self._peers.writes:
-                return own, None
-            chiefs = self._chiefs.read(number)
-        except DamagedCheckpoint as error:
-            return None, str(error)
-        if own["trained"] != chiefs["trained"]:
-            return None, f"of batch {own['trained']}, the chief's of {chiefs['trained']}"
-        pairs = zip(own["variables"], chiefs["variables"], strict=True)
-        variables = [of_chief if value is None else value for value, of_chief in pairs]
-        return {**own, "variables": variables}, None
-
-    def _continue_after(self, number: int) -> None:
-        for later in self._own.numbers():
-            if later > number:
-                self._own.remove(later)
-        self._number = number
-
-
 # The thread and lock of a fit(), by folder. A notebook keeps an error, and so the lock.
 _locks: dict[str, tuple[int, ExitStack]] = {}
 
 
-def lock_folder(folder: Path, store: Store | SharedStore, stack: ExitStack, writes: bool) -> None:
+def lock_folder(folder: Path, checkpoints: Checkpoints, stack: ExitStack, writes: bool) -> None:
     """Lock the folder until ``stack`` is closed; refuse a folder that is locked or not writable.
 
     A lock of this thread that an error has left is released. Only a process that ``writes`` locks.
@@ -258,23 +224,11 @@ def lock_folder(folder: Path, store: Store | SharedStore, stack: ExitStack, writ
     key, thread = os.path.realpath(folder), threading.get_ident()
     if key in _locks and _locks[key][0] == thread:
         _locks.pop(key)[1].close()
-    prepare_folder(store.folder)
+    prepare_folder(checkpoints.folder)
     if writes:
-        _lock(folder, stack)
-        _locks[key] = thread, stack
-    store.clear_unfinished()
-
-
-def _lock(folder: Path, stack: ExitStack) -> None:
-    try:
         stack.enter_context(alone_in(folder))
-    except UserError:
-        raise UserError(
-            f"Another training uses {folder} for its checkpoints.",
-            expected="a different folder for each running training",
-            received="a locked folder",
-            fix="wait for the other training, or use another folder",
-        ) from None
+        _locks[key] = thread, stack
+    checkpoints.clear_unfinished()
 
 
 class NotSerializable(TypeError):

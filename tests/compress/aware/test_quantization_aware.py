@@ -1,19 +1,12 @@
 """quantize_aware, quantization_report and strip on real Keras 3 models that are trained."""
 
-from dataclasses import replace
-from zipfile import ZipFile
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfopt import hooks
-from tfopt.compress.awareness import Awareness, AwarenessSettings
-from tfopt.compress.integers.plan import plan
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
-from tfopt.compress.saved import make_aware
 from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 
@@ -142,27 +135,6 @@ def test_a_saved_model_goes_on_where_it_was(tmp_path):
     assert_trained(loaded, 16)
     for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_file_with_ranges_that_are_no_longer_used_loads(tmp_path):
-    """Of an earlier version, which rounded inside normalizations too."""
-    x = keras.Input((6,))
-    model = keras.Model(x, layers.Dense(3)(layers.LayerNormalization()(x)))
-    points = [
-        replace(point, earlier=("mean", "squares") * (point.kind == "LayerNormalization"))
-        for point in plan(model, lambda path, layer: True)
-    ]
-    make_aware(model, Awareness(model, points, AwarenessSettings()))
-    model(np.ones((2, 6), "float32"), training=True)
-    model.save(tmp_path / "now.keras")
-    with ZipFile(tmp_path / "now.keras") as now, ZipFile(tmp_path / "old.keras", "w") as old:
-        for name in now.namelist():
-            content = now.read(name).replace(b'"earlier"', b'"before_activation": false, "inside"')
-            old.writestr(name, content)
-    loaded = keras.models.load_model(tmp_path / "old.keras")
-    assert quantization_report(loaded) == quantization_report(model)
-    assert len(loaded.weights) == len(model.weights)
-    assert len(strip(loaded).weights) == 4
 
 
 def test_a_loop_of_ones_own_trains_it():
@@ -331,27 +303,6 @@ def test_strip_leaves_a_plain_model_with_the_rounded_kernels():
     fit(model)
 
 
-def test_a_model_is_aware_whole_or_not_at_all(monkeypatch):
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "elu"), layers.Dense(3)])
-    plain = hooks._set
-
-    def stopped(target, name, value):
-        """Ctrl-C, as it comes when a layer's call is put behind another."""
-        if target is model.layers[-1] and name == "call":
-            raise KeyboardInterrupt
-        plain(target, name, value)
-
-    own = [{**vars(layer)} for layer in model.layers]
-    before = [weight.path for weight in model.weights]
-    monkeypatch.setattr(hooks, "_set", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        quantize_aware(model)
-    monkeypatch.undo()
-    assert type(model) is keras.Sequential
-    assert [weight.path for weight in model.weights] == before
-    assert [vars(layer).keys() for layer in model.layers] == [each.keys() for each in own]
-
-
 def aware():
     return quantize_aware(small_model())
 
@@ -360,7 +311,7 @@ def aware():
     ("make", "arguments", "words"),
     [
         (aware, {}, "already"),
-        (small_model, {"precision": "int2"}, "int8 | int4"),
+        (small_model, {"precision": "int2"}, '"int8" or "int4"'),
         (small_model, {"begin_step": -1}, "begin_step"),
         (small_model, {"freeze_batchnorm_step": 1.5}, "freeze_batchnorm_step"),
         (small_model, {"momentum": 1}, "momentum"),
@@ -372,7 +323,7 @@ def aware():
 def test_bad_input_changes_nothing(make, arguments, words):
     model = make()
     before = model.get_weights()
-    with pytest.raises(UserError, match=words.replace("|", r"\|")):
+    with pytest.raises(UserError, match=words):
         quantize_aware(model, **arguments)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)

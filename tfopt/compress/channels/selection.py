@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfopt.compress.channels.labels import Analysis, Array, ChannelBlock, Cut
-from tfopt.compress.examples import batches_of, never_ends
 from tfopt.compress.float_copy import outside_strategies
+from tfopt.data.feeding import evaluation_input
+from tfopt.data.fit_data import INFINITE, examples_of
 from tfopt.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -129,26 +130,11 @@ def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield batches of inputs, labels and weights."""
     import keras
 
-    if never_ends(data):
+    examples = examples_of(data)
+    if examples.count == INFINITE:
         raise UserError("data= is endless.", expected="a finite dataset", fix="data.take(100), say")
-    for batch in batches_of(_in_batches(data) if isinstance(data, tuple) else data):
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        yield x, y, weight
-
-
-def _in_batches(arrays: tuple[Any, ...]) -> Any:
-    import keras
-    import tensorflow as tf
-
-    try:
-        examples = tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples(arrays))
-    except ValueError as error:
-        raise UserError(
-            "data= has different numbers of examples.",
-            expected="as many labels as inputs",
-            received=first_line(error),
-        ) from error
-    return examples.batch(_BATCH)
+    for batch in evaluation_input(examples, _BATCH):
+        yield keras.utils.unpack_x_y_sample_weight(batch)
 
 
 _SEARCH_STEPS = 12

@@ -100,7 +100,6 @@ class Point:
         kernels: Whether its kernels are.
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
             "symmetric_unit" (fixed); None: the result is not.
-        earlier: Places with ranges in a file of an earlier version, which are kept and not used.
         inputs: Of the model itself: the numbers of its flattened inputs that are.
         remark: Why nothing is, or what is left to the converter.
     """
@@ -111,7 +110,6 @@ class Point:
     kernels: bool = False
     output: str | None = None
     inputs: tuple[int, ...] = ()
-    earlier: tuple[str, ...] = ()
     remark: str | None = None
 
     @property
@@ -128,9 +126,7 @@ class Point:
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """Return the point of a configuration."""
     values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
-    if "inside" in values:
-        before = ("before_activation",) * values.pop("before_activation")
-        values["earlier"] = (*values.pop("inside"), *before)
+    values.pop("earlier", None)  # empty, in files of earlier versions
     return Point(**values)
 
 

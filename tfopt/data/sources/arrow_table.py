@@ -56,10 +56,4 @@ class ArrowTable(Table):
                     received=first_line(error),
                     fix="frame[column] = frame[column].astype(...), or leave it out",
                 ) from error
-        if not hasattr(self.table, "__arrow_c_stream__"):
-            raise UserError(
-                "ArrowTable takes an object with Arrow's stream interface.",
-                expected="a pyarrow.Table, or an object with __arrow_c_stream__ (pandas, polars)",
-                received=type(self.table).__name__,
-            )
         return arrow.table(self.table)

@@ -1,22 +1,15 @@
-"""Read Dask DataFrames and Arrays, partition by partition, on the current scheduler."""
+"""Read Dask DataFrames, partition by partition, on the current scheduler."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
 from typing import Any
 
-import numpy as np
-
-from tfopt.data.sources.columns import Array
-from tfopt.data.sources.source import Reading, Source, needs
-from tfopt.data.sources.table import Table, shuffled_blocks, streamed
+from tfopt.data.ahead import called_ahead
+from tfopt.data.sources.source import needs
+from tfopt.data.sources.table import Table
 from tfopt.errors import UserError, first_line, require_count
 
 
@@ -66,9 +59,8 @@ class Dask(Table):
         arrow = needs("pyarrow", "Dask", "dask")
         schema = arrow.schema([self.schema().field(name) for name in columns])
         parts = self._parts(columns)
-        for number, frame in computed(
-            [(i, parts[i]) for i in splits], self.ahead, "frame.partitions"
-        ):
+        calls = (partial(_computed, number, parts[number]) for number in splits)
+        for number, frame in called_ahead(calls, self.ahead):
             try:
                 table = arrow.Table.from_pandas(frame, schema, preserve_index=False)
             except (arrow.ArrowException, KeyError) as error:
@@ -83,7 +75,7 @@ class Dask(Table):
                 yield f"partition {number}", batch
 
     def _parts(self, columns: Sequence[str]) -> Sequence[Any]:
-        """Return columns of each partition, delayed.
+        """Return columns of each partition, delayed: two threads that optimize may deadlock.
 
         Simplified, so that nothing else is read, but not optimized: Dask would join partitions of
         small Parquet files, and change their number.
@@ -99,116 +91,19 @@ class Dask(Table):
                 "Dask takes a DataFrame.",
                 expected="a dask.dataframe.DataFrame",
                 received=type(self.data).__name__,
-                fix="use DaskArrays(x, y) for Dask Arrays",
+                fix="of Dask Arrays give pipeline a function that yields their blocks: "
+                "lambda: (dask.compute(*pair) for pair in zip(x.blocks, y.blocks))",
             )
         return self.data
 
 
-@dataclass(frozen=True, repr=False)
-class DaskArrays(Source):
-    """Examples of Dask Arrays with equal chunks along the first axis.
-
-    Example:
-        data = tfopt.pipeline(DaskArrays(images, labels), batch_size=64)
-
-    Attributes:
-        x: An array of examples.
-        y: An array of their labels; None: there are none.
-        ahead: Chunks that are computed before they are needed.
-    """
-
-    x: Any
-    y: Any = None
-    ahead: int = 2
-
-    def count_examples(self) -> int:
-        rows = self._arrays[0].shape[0]
-        if not math.isnan(rows):
-            return int(rows)
-        dask = needs("dask", "DaskArrays", "dask")
-        return int(sum(dask.compute(*(dask.delayed(len)(part) for part in self._parts(0)))))
-
-    def _parts(self, which: int) -> Sequence[Any]:
-        return list(self._arrays[which].to_delayed().ravel())
-
-    def batches(self, batch_size: int, reading: Reading) -> Any:
-        import tensorflow as tf
-
-        arrays = self._arrays
-        signature = tuple(tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in arrays)
-        parts = list(enumerate(zip(*map(self._parts, range(len(arrays))), strict=True)))
-
-        def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
-            visited = parts if order is None else [parts[i] for i in order.permutation(len(parts))]
-            for _, chunk in computed(visited, self.ahead, "x.blocks"):
-                yield {str(i): np.asarray(part) for i, part in enumerate(chunk)}
-
-        return streamed(
-            lambda order: shuffled_blocks(blocks(order), order, reading.buffer),
-            lambda block: tuple(block.values()) if len(arrays) > 1 else block["0"],
-            signature if len(arrays) > 1 else signature[0],
-            shuffle=reading.shuffle,
-            seed=reading.seed,
-        ).rebatch(batch_size, drop_remainder=reading.drop_remainder)
-
-    @cached_property
-    def _arrays(self) -> tuple[Any, ...]:
-        """Return the arrays, chunked along their first axis only."""
-        array_class = needs("dask.array", "DaskArrays", "dask").Array
-        arrays = tuple(array for array in (self.x, self.y) if array is not None)
-        for array in arrays:
-            if not isinstance(array, array_class):
-                raise UserError(
-                    "DaskArrays takes Dask Arrays.",
-                    expected="dask.array.Array",
-                    received=type(array).__name__,
-                    fix="dask.array.from_array(...), or give NumPy arrays to pipeline directly",
-                )
-        if len({array.chunks[0] for array in arrays}) > 1:
-            raise UserError(
-                "x and y have different chunks along the first axis.",
-                expected=f"chunks {arrays[0].chunks[0]}",
-                received=f"{arrays[1].chunks[0]}",
-                fix="y = y.rechunk((x.chunks[0], *y.chunks[1:]))",
-            )
-        return tuple(a.rechunk(dict.fromkeys(range(1, a.ndim), -1)) for a in arrays)
-
-
-def computed(parts: Sequence[tuple[int, Any]], ahead: int, whose: str) -> Iterator[tuple[int, Any]]:
-    """Yield the values of delayed parts in order, and compute ``ahead`` of them in advance.
-
-    ``whose[number]`` names a part in errors.
-    """
-    dask = needs("dask", "Dask", "dask")
-    client = _client()
-    with ThreadPoolExecutor(ahead) as pool:
-
-        def submit(part: Any) -> Any:
-            if client is not None:
-                return client.compute(part)
-            return pool.submit(lambda: dask.compute(part)[0])
-
-        def named(number: int, step: Callable[[], Any]) -> Any:
-            try:
-                return step()
-            except Exception as error:
-                see = f"{whose}[{number}].compute()"
-                raise _not_computed(f"Partition {number}", error, see) from error
-
-        waiting: deque[tuple[int, Any]] = deque()
-        try:
-            for number, part in parts:
-                waiting.append((number, named(number, partial(submit, part))))
-                if len(waiting) > ahead:
-                    first, future = waiting.popleft()
-                    yield first, named(first, future.result)
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, named(first, future.result)
-        finally:
-            for _, future in waiting:
-                with suppress(Exception):  # of a closed client
-                    future.cancel()
+def _computed(number: int, part: Any) -> tuple[int, Any]:
+    """Return a partition's number and rows, computed on the current client's cluster, if any."""
+    try:
+        return number, part.compute()
+    except Exception as error:
+        see = f"frame.partitions[{number}].compute()"
+        raise _not_computed(f"Partition {number}", error, see) from error
 
 
 def _is_unknown(dtype: Any) -> bool:
@@ -217,14 +112,6 @@ def _is_unknown(dtype: Any) -> bool:
     return categories is not None and (
         not len(categories) or "__UNKNOWN_CATEGORIES__" in categories
     )
-
-
-def _client() -> Any:
-    """Return the current client of a distributed cluster; None without one."""
-    try:
-        return import_module("distributed").default_client()
-    except (ImportError, ValueError):
-        return None
 
 
 def _not_computed(what: str, error: Exception, see: str) -> UserError:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from functools import partial
 from typing import Any, NamedTuple
 
+from tfopt.data.ahead import called_ahead
 from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
-_AT_A_TIME = 256
 _NAMED = 10
 
 
@@ -39,12 +38,8 @@ def undecodable(images: Iterable[Encoded]) -> UserError | None:
 
     TensorFlow's error names none, since its operation gets only the bytes.
     """
-    bad: list[tuple[str, str]] = []
-    remaining = iter(images)
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        while chunk := list(islice(remaining, _AT_A_TIME)):
-            errors = pool.map(_decoding_error, chunk)
-            bad += [(image.place, text) for image, text in zip(chunk, errors, strict=True) if text]
+    tries = (partial(_decoding_error, image) for image in images)
+    bad = [(place, text) for place, text in called_ahead(tries, usable_cores()) if text]
     if not bad:
         return None
     places = [place for place, _ in bad[:_NAMED]]
@@ -57,11 +52,12 @@ def undecodable(images: Iterable[Encoded]) -> UserError | None:
     )
 
 
-def _decoding_error(image: Encoded) -> str:
+def _decoding_error(image: Encoded) -> tuple[str, str]:
+    """Return the place of an image, and why it cannot be decoded; "" if it can."""
     import tensorflow as tf
 
     try:
         tf.io.decode_image(image.content, channels=image.channels, expand_animations=False)
     except tf.errors.InvalidArgumentError as error:
-        return first_line(error)
-    return ""
+        return image.place, first_line(error)
+    return image.place, ""

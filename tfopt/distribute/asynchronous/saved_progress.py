@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from tfopt.errors import UserError
 from tfopt.resume.identity import identity_of, require_same_training
-from tfopt.resume.store import Store, lock_folder
+from tfopt.resume.peers import SingleWorker
+from tfopt.resume.store import Checkpoints, lock_folder
 from tfopt.resume.variables import Named, restore_values, values_of, variables_of
 
 _log = logging.getLogger("tfopt")
@@ -27,7 +28,7 @@ _KEPT = 3
 def open_folder(checkpoint: str | Path, stack: ExitStack) -> Path:
     """Create and return the folder, locked for this training while ``stack`` is open."""
     folder = Path(checkpoint).expanduser()
-    lock_folder(folder, Store(folder, _KEPT), stack, writes=True)
+    lock_folder(folder, _checkpoints(folder), stack, writes=True)
     return folder
 
 
@@ -36,7 +37,7 @@ class Progress:
 
     def __init__(self, folder: Path, local: Any, element_spec: Any) -> None:
         self.folder = folder
-        self._store = Store(folder, _KEPT)
+        self._store = _checkpoints(folder)
         self._identity = _identity(local, element_spec)
 
     def restore(self, model: Any) -> int:
@@ -56,7 +57,7 @@ class Progress:
         values = [values_of(named.variable) for named in _variables(model)]
         state = {"identity": self._identity, "epoch": epoch, "variables": values}
         try:
-            self._store.write(state, epoch)
+            self._store.write(state)
         except UserError as error:
             warnings.warn(
                 f"No checkpoint was written after epoch {epoch}: {error.what} ({error.received}) "
@@ -64,6 +65,10 @@ class Progress:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _checkpoints(folder: Path) -> Checkpoints:
+    return Checkpoints(folder, _KEPT, SingleWorker())
 
 
 def copy(model: Any, other: Any) -> None:
