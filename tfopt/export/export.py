@@ -454,13 +454,7 @@ def write_file(
 ) -> Any:
     """Write one file into a new folder; return notes on it."""
     folder.mkdir()
-    try:
-        return kind.write(graphs, form, precision, folder)
-    except OSError as error:
-        raise UserError(
-            f"The file could not be written: {error.strerror or error}.",
-            fix="free space on that disk, or choose another folder",
-        ) from error
+    return kind.write(graphs, form, precision, folder)
 
 
 def require_gpu(name: str) -> None:

@@ -9,20 +9,17 @@ import math
 import threading
 import time
 import warnings
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
-from operator import attrgetter
-from typing import TypeVar
 
 import psutil
 
 from tfopt.errors import UserError, within
 from tfopt.monitor.gpus import GpuWatch, Wanted
-from tfopt.monitor.host import WatchedHost
-from tfopt.monitor.readings import Recording, Sample, StepMark
+from tfopt.monitor.host import host_poller
+from tfopt.monitor.readings import HostReading, Recording, Sample, StepMark
 
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
@@ -30,8 +27,6 @@ _PAUSES_A_SAMPLE = 99
 _HANG_S = 10.0  # after which a driver counts as hanging
 _FASTEST_S, _SLOWEST_S = 0.1, 3600.0  # between samples for a person
 _MOST_KEPT = 20_000  # about 40 MiB for one GPU: hours at one sample per second
-
-T = TypeVar("T")
 
 
 class Sampler:
@@ -45,7 +40,7 @@ class Sampler:
         self, process_id: int | None, clock: Callable[[], float], wanted: Wanted = "visible"
     ) -> None:
         self._clock = clock
-        self._host = WatchedHost(process_id, clock)
+        self._host = host_poller(process_id, clock)
         self._gpus = GpuWatch(wanted)
         self._listeners: list[Callable[[Sample], object]] = []
         self._samples: deque[Sample] = deque(maxlen=_MOST_KEPT)
@@ -67,7 +62,8 @@ class Sampler:
         try:
             readings = self._gpus.read()
             now = datetime.now().astimezone()
-            sample = Sample(self._clock(), self._host.read(), readings, now)
+            host = HostReading(**self._host.values())
+            sample = Sample(self._clock(), host, readings, now)
             self._samples.append(sample)
         finally:
             self._busy.release()
@@ -89,7 +85,8 @@ class Sampler:
     def recording(self, begin_s: float = -math.inf, end_s: float = math.inf) -> Recording:
         """Return the samples between two times of the clock, inclusive."""
         return Recording(
-            samples=_between(self._samples, "at_s", begin_s, end_s),
+            # Copies, since another thread may append.
+            samples=tuple(s for s in tuple(self._samples) if begin_s <= s.at_s <= end_s),
             gpus=self._gpus.gpus(),
             no_gpu_reason=self._gpus.no_gpu_reason,
             steps=self.marks(begin_s, end_s),
@@ -99,7 +96,7 @@ class Sampler:
 
     def marks(self, begin_s: float = -math.inf, end_s: float = math.inf) -> tuple[StepMark, ...]:
         """Return the marks between two times of the clock, inclusive."""
-        return _between(self._marks, "ended_s", begin_s, end_s)
+        return tuple(mark for mark in tuple(self._marks) if begin_s <= mark.ended_s <= end_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
@@ -142,12 +139,6 @@ class Sampler:
                 f"NVML has not replied for {_HANG_S:.0f} s, and its thread is left behind. The "
                 "NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
             )
-
-
-def _between(moments: deque[T], at: str, begin_s: float, end_s: float) -> tuple[T, ...]:
-    copy, time_of = tuple(moments), attrgetter(at)  # another thread may append
-    first = bisect_left(copy, begin_s, key=time_of)
-    return copy[first : bisect_right(copy, end_s, key=time_of)]
 
 
 def _warn(message: str) -> None:

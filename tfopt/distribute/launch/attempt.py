@@ -71,12 +71,6 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is not threading.main_thread():
-            raise UserError(
-                "A job can only be started from the main thread.",
-                expected="the main thread, in which Python handles signals",
-                received=threading.current_thread().name,
-            )
         for number in _FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._hear)
