@@ -34,10 +34,8 @@ from tfopt.measure.memory import peak_host_mib
 BATCH = 256
 NUMBERS = [f"f{i}" for i in range(12)]
 BY_PANDAS = "pandas rows by hand"
-PANDAS_PART = 10
-"""Only a tenth of the rows go through the slowest; its seconds count ten times."""
-PANDAS_ROUNDS = 2
-"""And only in so many rounds."""
+PANDAS_PART, PANDAS_ROUNDS = 10, 2
+"""Only a tenth of the rows go through the slowest, in two rounds; its seconds count ten times."""
 
 
 def write_rows(folder: Path, rows: int) -> None:

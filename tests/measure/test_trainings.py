@@ -215,22 +215,6 @@ def test_steps_and_seconds_to_the_accuracy_that_every_training_of_the_reference_
         assert "no test accuracy" in compared(untested, early, name)
 
 
-def test_scattered_seeds_widen_the_time_to_the_accuracy():
-    def side(first, spread):
-        done = []
-        for seed, extra in enumerate((-spread, 0, spread)):
-            steps = first + extra
-            read = (Reading(steps, 32.0 * steps, 0.96), Reading(500, 16000.0, 0.96))
-            done.append(training(0.96, 500, seed=seed, readings=read))
-        return Trainings(tuple(done)), processes(10.0)
-
-    calm = compared(side(200, 2), side(100, 1), "to_accuracy")
-    wild = compared(side(200, -150), side(100, 80), "to_accuracy")
-    assert calm.verdict == "faster"
-    assert wild.verdict == "inconclusive"
-    assert half_width(wild) > 5 * half_width(calm)
-
-
 def test_the_quality_is_of_pairs_of_seeds_and_of_the_file_that_is_served():
     reference = Trainings(tuple(training(0.90 + 0.02 * s, seed=s) for s in range(3)))
     file = {"artefact": "m.tflite", "artefact_kib": 60.0}

@@ -9,10 +9,13 @@ import math
 import threading
 import time
 import warnings
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import psutil
 
@@ -28,6 +31,8 @@ _HANG_S = 10.0  # after which a driver counts as hanging
 _FASTEST_S, _SLOWEST_S = 0.1, 3600.0  # between samples for a person
 _MOST_KEPT = 20_000  # about 40 MiB for one GPU: hours at one sample per second
 
+T = TypeVar("T")
+
 
 class Sampler:
     """Take samples: one at each call of ``take``, and regularly while it is running.
@@ -42,7 +47,7 @@ class Sampler:
         self._clock = clock
         self._host = host_poller(process_id, clock)
         self._gpus = GpuWatch(wanted)
-        self._listeners: list[Callable[[Sample], object]] = []
+        self._listeners: list[Callable[[Any], object]] = []
         self._samples: deque[Sample] = deque(maxlen=_MOST_KEPT)
         self._marks: deque[StepMark] = deque(maxlen=_MOST_KEPT)
         self._trained: StepMark | None = None
@@ -74,29 +79,25 @@ class Sampler:
         """Store a mark of the training."""
         self._marks.append(mark)
         self._trained = mark if self._trained is None else self._trained.joined(mark)
+        self._notify(mark)
 
-    def listen(self, listener: Callable[[Sample], object]) -> None:
-        """Call ``listener`` with each new sample, in the thread that took it.
+    def listen(self, listener: Callable[[Any], object]) -> None:
+        """Call ``listener`` with each new sample or mark, in the thread that took it.
 
         A listener that raises is removed, with a warning.
         """
         self._listeners.append(listener)
 
     def recording(self, begin_s: float = -math.inf, end_s: float = math.inf) -> Recording:
-        """Return the samples between two times of the clock, inclusive."""
+        """Return the samples and marks between two times of the clock, inclusive."""
         return Recording(
-            # Copies, since another thread may append.
-            samples=tuple(s for s in tuple(self._samples) if begin_s <= s.at_s <= end_s),
+            samples=_between(self._samples, "at_s", begin_s, end_s),
             gpus=self._gpus.gpus(),
             no_gpu_reason=self._gpus.no_gpu_reason,
-            steps=self.marks(begin_s, end_s),
+            steps=_between(self._marks, "ended_s", begin_s, end_s),
             trained=self._trained,
             host_missing=dict(self._host.missing),
         )
-
-    def marks(self, begin_s: float = -math.inf, end_s: float = math.inf) -> tuple[StepMark, ...]:
-        """Return the marks between two times of the clock, inclusive."""
-        return tuple(mark for mark in tuple(self._marks) if begin_s <= mark.ended_s <= end_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
@@ -121,10 +122,10 @@ class Sampler:
             slow_s = min(_PAUSES_A_SAMPLE * (self._clock() - begin_s), _LONGEST_PAUSE_S)
             pause_s = max(period_s, slow_s)
 
-    def _notify(self, sample: Sample) -> None:
+    def _notify(self, moment: Sample | StepMark) -> None:
         for listener in tuple(self._listeners):
             try:
-                listener(sample)
+                listener(moment)
             except Exception as error:  # such as a full disk
                 self._listeners.remove(listener)
                 _warn(f"{listener!r} failed and gets no more samples: {error}")
@@ -139,6 +140,12 @@ class Sampler:
                 f"NVML has not replied for {_HANG_S:.0f} s, and its thread is left behind. The "
                 "NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
             )
+
+
+def _between(moments: deque[T], at: str, begin_s: float, end_s: float) -> tuple[T, ...]:
+    copy, time_of = tuple(moments), attrgetter(at)  # another thread may append
+    first = bisect_left(copy, begin_s, key=time_of)
+    return copy[first : bisect_right(copy, end_s, key=time_of)]
 
 
 def _warn(message: str) -> None:
