@@ -40,17 +40,6 @@ def small_cnn():
     )
 
 
-def residual_depthwise():
-    keras.utils.set_random_seed(0)
-    x = keras.Input((12, 12, 3))
-    h = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
-    for _ in range(2):
-        branch = layers.DepthwiseConv2D(3, padding="same", activation="relu6")(h)
-        branch = layers.Conv2D(8, 1)(branch)
-        h = layers.Add()([h, branch])
-    return keras.Model(x, layers.Dense(5, "softmax")(layers.GlobalAveragePooling2D()(h)))
-
-
 def many_ports():
     keras.utils.set_random_seed(0)
     image = keras.Input((12, 12, 3), name="zeta")
@@ -93,7 +82,7 @@ def op_codes(content):
 
 
 def test_int8_is_integer_all_through():
-    made = quantize(residual_depthwise(), calibration=IMAGES, integer_io=True)
+    made = quantize(small_cnn(), calibration=IMAGES, integer_io=True)
     assert "float32" not in tensor_types(made.content)
     assert not {"QUANTIZE", "DEQUANTIZE"} & set(op_codes(made.content))
     assert made.parity.examples == 40
@@ -292,17 +281,8 @@ def lookup_like():
     return keras.Model(x, layers.Lambda(lambda v: keras.ops.erfinv(v * 0.1))(x))
 
 
-def any_length():
-    x = keras.Input((None, 4))
-    return keras.Model(x, layers.LSTM(2)(x))
-
-
 def dense():
     return keras.Sequential([keras.Input((4,)), layers.Dense(3, "softmax")])
-
-
-def unbuilt():
-    return keras.Sequential([layers.Dense(3)])
 
 
 def not_finite():
@@ -332,8 +312,6 @@ ROWS = RNG.random((16, 4)).astype("float32")
     ("make", "arguments", "message"),
     [
         (lookup_like, {}, "no kernel for Erfinv"),
-        (any_length, {"calibration": RNG.random((8, 5, 4))}, "sequences of any length"),
-        (unbuilt, {}, "not built"),
         (not_finite, {}, "NaN or infinite"),
         (quantized, {}, "quantized already"),
         (keras2, {}, "must be a Keras 3 model"),

@@ -66,7 +66,8 @@ class CsvLog:
         self._table.writeheader()
         self._busy = threading.Lock()
         recording = sampler.recording()
-        for moment in (*recording.samples, *recording.steps):
+        earlier: tuple[Sample | StepMark, ...] = (*recording.samples, *recording.steps)
+        for moment in earlier:
             self(moment)
         sampler.listen(self)
 
