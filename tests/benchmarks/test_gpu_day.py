@@ -106,20 +106,6 @@ def test_the_steps_after_one_that_failed_are_done(gpu_day, carried_out, tmp_path
     assert json.loads(path.read_text())["provenance"]["packages"]["tfopt"] == tfopt.__version__
 
 
-def test_each_of_the_first_three_portions_fits_into_nine_minutes(gpu_day, tmp_path):
-    names, last = (
-        [step.name for step in gpu_day.STEPS],
-        {"bert_3_flags", "tune_cnn_mnist", "resnet50"},
-    )
-    together = 0
-    for step in gpu_day.STEPS[: names.index("resnet50") + 1]:
-        together += step.limit_s
-        assert together <= 9 * 60
-        together *= step.name not in last
-    assert len(set(names)) == len(names)
-    assert max(step.limit_s for step in gpu_day.STEPS) <= 5 * 60
-
-
 def test_a_portion_leaves_out_what_has_a_result_for_this_code_and_what_does_not_fit(
     gpu_day, tmp_path, monkeypatch, capsys
 ):

@@ -9,7 +9,6 @@ import pytest
 import toy_jobs
 from bench_reports import half_width, processes, training
 from made_machine import Machine
-from processes import processes_in, wait_until
 
 import tfopt
 from tfopt import Data, Execution, Pipeline, Prune, Quantize, chain
@@ -149,14 +148,6 @@ def test_a_variant_that_fails_is_trained_no_further_and_none_begins_too_late(mon
     with pytest.raises(KeyboardInterrupt):
         train(orders[::2], Display(verbose=False))
     assert not machine.alive
-
-
-def test_a_real_training_of_a_job_that_loads_tensorflow_itself(in_toy_folder):
-    found = Trainings()
-    train([Order(Target("own", "toy_jobs:set_up"), 3, found)], Display(verbose=False))
-    assert found.reason is None
-    assert [each.seed for each in found.done] == [3]
-    wait_until(lambda: not processes_in(in_toy_folder))
 
 
 # How they compare. A process's first step takes 1.05 s, and a tenth of a training ends epochs.
