@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from compression_nets import NETS
+from make_embedded_mnist import read_mnist
 from paired import save_figures
 from tfopt.data.mnist import load_mnist
 from tfopt.export.litert_file import LitertPredictor, accuracy
@@ -33,7 +34,7 @@ from tfopt.files import write_atomically
 
 BATCH, RATE = 64, 1e-3
 LAMP = {"across": "model", "criterion": "lamp"}
-TOOLS = ("tfopt", "tfmot")
+TOOLS, PARTS = ("tfopt", "tfmot"), ("train", "test")
 Way = Callable[["Work"], Any]
 
 
@@ -120,15 +121,6 @@ class Work:
             content: bytes = converter.convert()
         return content
 
-    def aware_file(self, model: Any) -> bytes:
-        """The int8 file of a quantization-aware model, compared with the model itself."""
-        x = self.test[0][:1000]
-        wanted = model.predict(x, verbose=0).argmax(axis=-1)
-        content = self.int8_file(model)
-        found = LitertPredictor(content)([x])[0].argmax(axis=-1)
-        self.agreement = float(np.mean(found == wanted))
-        return content
-
     def int8_file(self, model: Any) -> bytes:
         """A file in int8; of a quantization-aware model tfopt's is the stripped one's."""
         if self.tool == "tfmot":
@@ -150,20 +142,13 @@ class Work:
 
 
 def _data(name: str) -> tuple[Any, Any]:
-    loaded = load_mnist("embedded") if name == "embedded" else _idx(Path(name))
-    return loaded if isinstance(loaded, tuple) else (loaded.train, loaded.test)
-
-
-def _idx(folder: Path) -> tuple[Any, Any]:
-    """The four original MNIST files, from any package that carries them."""
-    parts = []
-    for start in ("train", "t10k"):
-        images = np.fromfile(folder / f"{start}-images-idx3-ubyte", np.uint8)[16:]
-        labels = np.fromfile(folder / f"{start}-labels-idx1-ubyte", np.uint8)[8:]
-        parts.append(
-            (images.reshape(-1, 28, 28, 1).astype("float32") / 255, labels.astype("int64"))
-        )
-    return parts[0], parts[1]
+    if name == "embedded":
+        loaded = load_mnist("embedded")
+        return loaded.train, loaded.test
+    mnist = read_mnist(Path(name))
+    images = {part: (mnist[f"x_{part}"][..., None] / 255).astype("float32") for part in PARTS}
+    train, test = ((images[part], mnist[f"y_{part}"].astype("int64")) for part in PARTS)
+    return train, test
 
 
 def pruned(work: Work, **how: Any) -> Any:
@@ -191,33 +176,7 @@ def aware(work: Work) -> Any:
     """Quantization-aware training, as the LiteRT file it is for."""
     import tfopt
 
-    return work.aware_file(work.fit(tfopt.quantize_aware(work.copy())))
-
-
-def pruned_clustered_aware(work: Work) -> Any:
-    """Pruned, then clustered with its zeros kept, then quantization-aware with both kept."""
-    import tfopt
-
-    sparse = pruned(work) if work.tool == "tfmot" else pruned(work, **LAMP)
-    work.compile(sparse)
-    if work.tool == "tfmot":
-        import tensorflow_model_optimization as tfmot
-
-        few = tfmot.clustering.keras.cluster_weights(
-            sparse,
-            number_of_clusters=16,
-            cluster_centroids_init=tfmot.clustering.keras.CentroidInitialization.KMEANS_PLUS_PLUS,
-            preserve_sparsity=True,
-        )
-        few = tfmot.clustering.keras.strip_clustering(work.fit(work.compile(few)))
-        quantize = tfmot.quantization.keras
-        scheme = tfmot.experimental.combine.Default8BitClusterPreserveQuantizeScheme(
-            preserve_sparsity=True
-        )
-        held = quantize.quantize_apply(quantize.quantize_annotate_model(few), scheme)
-        return work.aware_file(work.fit(work.compile(held)))
-    few = work.compile(work.fit(tfopt.cluster(sparse, 16)))
-    return work.aware_file(work.fit(tfopt.quantize_aware(few)))
+    return work.int8_file(work.fit(tfopt.quantize_aware(work.copy())))
 
 
 def half_the_channels(work: Work) -> Any:
@@ -241,7 +200,6 @@ WAYS: dict[str, Way] = {
     "2:4": lambda work: pruned(work, pattern="2:4"),
     "cluster 16": clustered,
     "QAT int8": aware,
-    "PCQAT": pruned_clustered_aware,
     "channels -50 %": half_the_channels,
 }
 
@@ -267,8 +225,6 @@ def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
                 mine = work.tool == "tfopt"
                 smaller = work.int8_file(made) if mine else work.file(made, int8=True)
                 row["int8_gzip_kib"] = _kib(gzip.compress(smaller, 9))
-            if isinstance(made, bytes):
-                row["file_agrees_with_model"] = work.agreement
             if name == "channels -50 %":
                 row["latency_of_float"] = _latency(plain, content)
             yield row
@@ -327,14 +283,8 @@ def main() -> None:
     # With what earlier runs left there: each line of the summary tells its own number of seeds.
     rows = [row for path in sorted(options.folder.glob("*.json")) for row in _read(path)]
     known = "embedded" if options.data == "embedded" else "complete"
-    ways = "" if options.ways == list(WAYS) else " --ways " + " ".join(map(repr, options.ways))
     save_figures(
         f"compression_accuracy-{known}",
-        f"python benchmarks/compression_accuracy.py --seeds {options.seeds} "
-        f"--nets {' '.join(options.nets)} --tools {' '.join(options.tools)} "
-        f"--epochs {options.epochs} --fine-tuning-epochs {options.fine_tuning_epochs}"
-        + ways
-        + ("" if known == "embedded" else " --data FOLDER"),
         data=f"MNIST, {known}",
         settings={"batch_size": BATCH, "rate": RATE, "schedule": "cosine to 0"},
         summary=summary(rows),
@@ -400,8 +350,6 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "int8_gzip_kib" in mine[0]:
             ratios = [plain[row["seed"]]["gzip_kib"] / row["int8_gzip_kib"] for row in mine]
             line["times_smaller_int8_gzip_kib"] = float(np.mean(ratios))
-        if "file_agrees_with_model" in mine[0]:
-            line["file_agrees_with_model"] = min(row["file_agrees_with_model"] for row in mine)
         if "latency_of_float" in mine[0]:
             ratios = [row["latency_of_float"]["ratio"] for row in mine]
             line["latency_of_float"] = float(np.exp(np.mean(np.log(ratios))))

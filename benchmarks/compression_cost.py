@@ -119,11 +119,7 @@ def main() -> None:
         found, taken = measure(net, options)
         ratios += found
         times.update(taken)
-    command = (
-        f"python benchmarks/compression_cost.py --rounds {options.rounds} --steps {options.steps} "
-        f"--batch {options.batch}"
-    )
-    save_result("compression_cost", command, ratios, step_s=times)
+    save_result("compression_cost", ratios, step_s=times)
 
 
 if __name__ == "__main__":

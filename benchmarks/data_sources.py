@@ -33,12 +33,9 @@ from tfopt.measure.memory import peak_host_mib
 
 BATCH = 256
 NUMBERS = [f"f{i}" for i in range(12)]
-SPEC = {"x": tf.io.FixedLenFeature([12], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
 BY_PANDAS = "pandas rows by hand"
-PANDAS_PART = 10
-"""Only a tenth of the rows go through the slowest; its seconds count ten times."""
-PANDAS_ROUNDS = 2
-"""And only in so many rounds."""
+PANDAS_PART, PANDAS_ROUNDS = 10, 2
+"""Only a tenth of the rows go through the slowest, in two rounds; its seconds count ten times."""
 
 
 def write_rows(folder: Path, rows: int) -> None:
@@ -77,30 +74,19 @@ def by_pandas(folder: Path) -> Any:
     return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(BATCH).prefetch(2)
 
 
-def by_arrow(folder: Path, rows: int) -> Any:
-    """Return a generator over Arrow's batches of so many rows, cut into the batches of a step."""
+def by_arrow(folder: Path) -> Any:
+    """Return a generator over Arrow's blocks of rows, cut into the batches of a step."""
 
-    def batches() -> Iterator[Any]:
+    def blocks() -> Iterator[Any]:
         for part in range(8):
             file = pq.ParquetFile(folder / "parquet" / f"{part}.parquet")
-            for batch in file.iter_batches(rows):
+            for batch in file.iter_batches(1 << 16):
                 x = np.stack([batch[name].to_numpy() for name in NUMBERS], axis=1)
                 yield x, batch["y"].to_numpy()
 
     spec = (tf.TensorSpec((None, 12), tf.float32), tf.TensorSpec((None,), tf.int64))
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=spec).prefetch(2)
-    return dataset if rows == BATCH else dataset.rebatch(BATCH).prefetch(tf.data.AUTOTUNE)
-
-
-def by_records(folder: Path) -> Any:
-    """Return TFRecord as TensorFlow's guide reads it."""
-    files = sorted(map(str, (folder / "tfrecord").iterdir()))
-    return (
-        tf.data.TFRecordDataset(files)
-        .batch(BATCH)
-        .map(lambda many: tf.io.parse_example(many, SPEC), num_parallel_calls=tf.data.AUTOTUNE)
-        .prefetch(tf.data.AUTOTUNE)
-    )
+    dataset = tf.data.Dataset.from_generator(blocks, output_signature=spec).prefetch(2)
+    return dataset.rebatch(BATCH).prefetch(tf.data.AUTOTUNE)
 
 
 def through_tfopt(source: Any) -> Any:
@@ -112,16 +98,11 @@ def sources(folder: Path) -> dict[str, Callable[[], Any]]:
     rows = {"label": "y", "stack": True}
     return {
         "parquet": lambda: through_tfopt(Parquet(folder / "parquet", **rows)),
-        "parquet, shuffled": lambda: tfopt.pipeline(
-            Parquet(folder / "parquet", **rows), batch_size=BATCH
-        ),
         BY_PANDAS: lambda: by_pandas(folder),
-        "arrow batches by hand": lambda: by_arrow(folder, BATCH),
-        "arrow blocks by hand": lambda: by_arrow(folder, 1 << 16),
+        "arrow blocks by hand": lambda: by_arrow(folder),
         "tfrecord": lambda: through_tfopt(
             TFRecord(folder / "tfrecord", label="y", features="x", examples=rows_in(folder))
         ),
-        "tfrecord by hand": lambda: by_records(folder),
         "dask": lambda: through_tfopt(Dask(dask_frame(folder), **rows)),
         "spark": lambda: through_tfopt(Spark(spark_frame(folder), **rows)),
     }
@@ -160,11 +141,8 @@ def epoch(dataset: Any) -> tuple[float, float]:
 # (tried, reference, after the first batch)
 COMPARED = (
     (BY_PANDAS, "parquet", False),
-    ("arrow batches by hand", "parquet", False),
     ("parquet", "arrow blocks by hand", False),
     ("parquet", "tfrecord", False),
-    ("tfrecord", "tfrecord by hand", False),
-    ("parquet, shuffled", "parquet", False),
     ("dask", "parquet", True),
     ("spark", "parquet", True),
 )
@@ -239,16 +217,12 @@ def main() -> None:
     for (tried, reference, after_first), times in pairs.items():
         name = f"seconds of {tried} / {reference}" + (", after the first batch" * after_first)
         ratios.append(paired_ratio(name, *map(list, zip(*times, strict=True))))
-    command = "python benchmarks/data_sources.py " + " ".join(
-        f"--{name} {getattr(options, name)}" for name in ("rounds", "rows")
-    )
     rates = {
         name: round(options.rows / (PANDAS_PART if name == BY_PANDAS else 1) / float(np.median(s)))
         for name, s in seconds.items()
     }
     save_result(
         "data_sources",
-        command,
         ratios,
         examples_per_second=rates,
         large_mib=large_mib,

@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,24 +39,14 @@ SETTINGS: dict[str, list[Any]] = {
 TOLERANCE = {"float32": 2e-6, "mixed_float16": 5e-4}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One combination."""
-
-    data: str
-    optimizer: str
-    clipping: str
-    average: str
-    precision: str
-    accumulation: int
-    steps_per_execution: int
-    jit_compile: bool
-    decay: bool
+Cell = SimpleNamespace
+"""One combination: a value of each setting."""
 
 
 def cells() -> list[Cell]:
     """Combinations in which each pair of settings occurs."""
-    return [Cell(*combination) for combination in AllPairs(list(SETTINGS.values()))]
+    combinations = AllPairs(list(SETTINGS.values()))
+    return [Cell(**dict(zip(SETTINGS, values, strict=True))) for values in combinations]
 
 
 def optimizer(cell: Cell) -> Any:
@@ -145,7 +135,7 @@ def under(chosen: list[Cell], scope: Callable[[], Any]) -> Iterator[Weights | st
 
 def row_of(cell: Cell, plain: Weights, ours: Weights | str) -> dict[str, Any]:
     """A cell with the largest difference of a weight, or with why it could not be trained."""
-    row: dict[str, Any] = asdict(cell)
+    row: dict[str, Any] = dict(vars(cell))
     if isinstance(ours, str):
         return {**row, "failed": ours}
     # Not Python's max, which passes over what is no number.
@@ -185,10 +175,9 @@ def main() -> None:
     if options.rows:
         options.rows.write_text(json.dumps(rows), encoding="utf-8")
         return
-    launched = f"tfopt launch --workers {replicas.workers} -- " if replicas.workers > 1 else ""
     save_figures(
         f"equal_to_one_device-{replicas.workers}x{options.replicas}",
-        f"{launched}python benchmarks/equal_to_one_device.py --replicas {options.replicas}",
+        workers=replicas.workers,
         tolerance=TOLERANCE,
         summary={
             "cells": len(rows),

@@ -64,11 +64,7 @@ def main() -> None:
     for _ in range(options.runs):
         runs.append(one_run(options.busy))
         print(runs[-1], flush=True)
-    save_figures(
-        f"front_door{'-busy' if options.busy else ''}",
-        f"python benchmarks/front_door.py --runs {options.runs}{' --busy' * options.busy}",
-        runs=runs,
-    )
+    save_figures(f"front_door{'-busy' if options.busy else ''}", runs=runs)
 
 
 if __name__ == "__main__":

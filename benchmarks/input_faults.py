@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tfopt
+from benchmarks.paired import save_figures
 from tfopt.measure.input_doctor import InputDiagnosis, diagnose_input
-from tfopt.measure.provenance import read_provenance
 from tfopt.measure.targets import Target
 
-ROOT = Path(__file__).resolve().parent
 FILES = Path(tempfile.gettempdir()) / "tfopt_input_faults"
 BATCH, PIXELS = 32, 32
 _PYTHON_LOOPS = 6000
@@ -360,10 +357,9 @@ def judge(name: str, found: InputDiagnosis) -> dict[str, Any]:
     return {"right": right, "helps": bool(found.remedy) if fault.helps else None}
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="names of pipelines, with commas between them")
-    parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     names = options.only.split(",") if options.only else [*PLANTED, *HEALTHY]
     rows = {}
@@ -384,19 +380,8 @@ def main() -> int:
         "blamed": sum(not row["right"] for row in healthy),
     }
     print(json.dumps(summary, indent=1))
-    date = datetime.now(UTC).date().isoformat()
-    output = options.output or ROOT / "results" / f"{date}-input_faults.json"
-    content = {
-        "benchmark": "input_faults",
-        "command": f"python -m benchmarks.input_faults {' '.join(sys.argv[1:])}".strip(),
-        "date": date,
-        "provenance": asdict(read_provenance()),
-        "summary": summary,
-        "pipelines": rows,
-    }
-    output.write_text(json.dumps(content, indent=1, default=float) + "\n", encoding="utf-8")
-    return 0
+    save_figures("input_faults", summary=summary, pipelines=rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

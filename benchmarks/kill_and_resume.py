@@ -204,20 +204,6 @@ KINDS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 }
 
 
-def killed_until_done(
-    kind: str, folder: Path, kills: int, within_s: float, rng: random.Random
-) -> tuple[dict[str, Any], int]:
-    """Return each worker's result, and how often one was killed and the training restarted."""
-    results, restarts, _ = launched(kind, folder, kills, within_s, rng)
-    return results, restarts
-
-
-def undisturbed(kind: str, folder: Path) -> tuple[dict[str, Any], float]:
-    """Return each worker's result without any kill, and how many seconds the training took."""
-    results, _, seconds = launched(kind, folder)
-    return results, seconds
-
-
 def launched(
     kind: str,
     folder: Path,
@@ -227,7 +213,7 @@ def launched(
 ) -> tuple[dict[str, Any], int, float]:
     """Run a training to its end, and kill a worker within so long after each beginning.
 
-    Return the results, the number of restarts, and the seconds since the last beginning.
+    Return each worker's result, the number of restarts, and the seconds since the last beginning.
     """
     workers = 2 if kind.startswith("two_workers") else 1
     flags = f"--workers {workers} --restarts {kills} --grace 10".split()
@@ -285,19 +271,18 @@ def main() -> None:
 
     rng, rows = random.Random(asked.seed), {}
     with tempfile.TemporaryDirectory() as scratch:
-        plain_runs = {kind: undisturbed(kind, Path(scratch) / kind) for kind in asked.kinds}
+        plain_runs = {kind: launched(kind, Path(scratch) / kind) for kind in asked.kinds}
         rows = {kind: {"kills": 0, "trainings": 0, "other_results": 0} for kind in asked.kinds}
         while sum(row["kills"] for row in rows.values()) < asked.kills:
-            for kind, (expected, seconds) in plain_runs.items():
+            for kind, (expected, _, seconds) in plain_runs.items():
                 folder = Path(scratch) / f"{kind}-{rows[kind]['trainings']}"
-                found, died = killed_until_done(kind, folder, 5, seconds / 2, rng)
+                found, died, _ = launched(kind, folder, 5, seconds / 2, rng)
                 rows[kind]["trainings"] += 1
                 rows[kind]["kills"] += died
                 rows[kind]["other_results"] += found != expected
                 print(f"{kind}: {died} kills, {'equal' if found == expected else 'ANOTHER RESULT'}")
     save_figures(
         asked.name,
-        f"python benchmarks/kill_and_resume.py {' '.join(sys.argv[1:])}",
         kills=sum(row["kills"] for row in rows.values()),
         trainings_with_another_result=sum(row["other_results"] for row in rows.values()),
         kinds=rows,

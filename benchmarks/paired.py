@@ -7,7 +7,7 @@ a shared machine falls on both. The interval is a bootstrap over the pairs.
 from __future__ import annotations
 
 import json
-import time
+import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,18 +36,6 @@ class Ratio:
         return f"{self.name}: {self.median:.3f} ({interval}, {len(self.pairs)} pairs)"
 
 
-def ends_of_executions() -> tuple[Any, list[float]]:
-    """Return a callback for ``fit``, and the list to which it adds when each execution ended."""
-    import keras
-
-    ends: list[float] = []
-
-    def note(batch: int, logs: object) -> None:
-        ends.append(time.perf_counter())
-
-    return keras.callbacks.LambdaCallback(on_train_batch_end=note), ends
-
-
 def paired_ratio(name: str, tried: list[float], reference: list[float]) -> Ratio:
     """How large ``tried`` is against ``reference``, pair by pair."""
     ratios = np.asarray(tried) / np.asarray(reference)
@@ -56,20 +44,27 @@ def paired_ratio(name: str, tried: list[float], reference: list[float]) -> Ratio
     return Ratio(name, float(np.median(ratios)), float(low), float(high), tuple(map(float, ratios)))
 
 
-def save_result(name: str, command: str, ratios: list[Ratio], **details: Any) -> Path:
+def command_line() -> str:
+    """Return the command by which this process was started."""
+    spec = sys.modules["__main__"].__spec__
+    script = f"-m {spec.name}" if spec else f"benchmarks/{Path(sys.argv[0]).name}"
+    return " ".join(["python", script, *sys.argv[1:]])
+
+
+def save_result(name: str, ratios: list[Ratio], **details: Any) -> Path:
     """Writes a dated JSON result with the environment it comes from, and prints the ratios."""
     for ratio in ratios:
         print(ratio)
-    return save_figures(name, command, ratios=[asdict(ratio) for ratio in ratios], **details)
+    return save_figures(name, ratios=[asdict(ratio) for ratio in ratios], **details)
 
 
-def save_figures(name: str, command: str, **figures: Any) -> Path:
+def save_figures(name: str, **figures: Any) -> Path:
     """Writes a dated JSON result with the environment it comes from, and prints its path."""
     today = datetime.now(UTC).date().isoformat()
     RESULTS.mkdir(exist_ok=True)
     content = {
         "benchmark": name,
-        "command": command,
+        "command": command_line(),
         "date": today,
         "environment": asdict(read_provenance()),
         **figures,

@@ -14,8 +14,8 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -134,16 +134,11 @@ def findings(replicas: int, asked: list[str]) -> Iterator[Finding]:
     for group, table in (("right", models.RIGHT), ("fault", models.FAULTS)):
         for name in table:
             if not asked or name in asked:
-                yield tried(name, group, replicas, table, nothing())
+                yield tried(name, group, replicas, table, nullcontext())
     for name, (model, patch) in PATCHES.items():
         if not asked or name in asked:
             found = tried(model, "step", replicas, models.RIGHT, mock.patch.object(*patch))
-            yield Finding(name, *list(asdict(found).values())[1:])
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
+            yield replace(found, name=name)
 
 
 def main() -> int:
@@ -171,9 +166,8 @@ def main() -> int:
     }
     print(", ".join(f"{name} {value:.4g}" for name, value in counts.items()))
     if not given.names:
-        command = " ".join(["python", *sys.argv])
         rows = [asdict(each) for each in found]
-        save_figures("planted_faults", command, replicas=given.replicas, counts=counts, models=rows)
+        save_figures("planted_faults", replicas=given.replicas, counts=counts, models=rows)
     return int(not all(each.is_well for each in found))
 
 

@@ -63,8 +63,6 @@ def main() -> None:
     )
     save_figures(
         f"same_program{'-busy' if options.busy else ''}",
-        f"python benchmarks/same_program.py{' --busy' if options.busy else ''}"
-        f" --seconds {options.seconds:g}",
         false_verdicts=round(false, 4),
         planted=planted,
         planted_found=round(found, 4),

@@ -107,9 +107,8 @@ def main() -> None:
         nets[name] = measured(name, options.turns)
         shown = {key: value for key, value in nets[name].items() if key != "table"}
         print(name, shown, flush=True)
-        command = f"python benchmarks/serving_latency.py --turns {options.turns}"
         right = sum(each["right"] for each in nets.values())
-        save_figures("serving_latency", command, right=f"{right} of {len(nets)}", nets=nets)
+        save_figures("serving_latency", right=f"{right} of {len(nets)}", nets=nets)
 
 
 if __name__ == "__main__":

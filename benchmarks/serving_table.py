@@ -3,8 +3,7 @@
 ``python benchmarks/serving_table.py`` builds each with random weights (at the smallest input it
 accepts), in a fresh process, and exports it in float32, int8 and dynamic range where a format has
 them. A file *works* with its relative error against the Keras model, or is *refused* with a reason;
-anything else has *failed*. Results are written after each net; a further run goes on from the last,
-and makes the files of the formats that ``--again`` names once more.
+anything else has *failed*. Results are written after each net; a further run goes on from the last.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ _MOST_OFF = 50
 """What is further off is refused; random weights bear less than trained ones."""
 
 
-def in_this_process(name: str, count: int, formats: Sequence[str]) -> dict[str, Any]:
+def in_this_process(name: str, count: int) -> dict[str, Any]:
     """Return what became of each file of a net."""
     import numpy as np
 
@@ -42,7 +40,7 @@ def in_this_process(name: str, count: int, formats: Sequence[str]) -> dict[str, 
         "parameters": int(np.sum([np.prod(w.shape) for w in model.weights])),
         "moved": moved(model, x),
     }
-    for each in formats:
+    for each in FORMATS:
         kinds = [p for p in PRECISIONS if p in ROSTER[each].precisions]
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -79,12 +77,11 @@ def moved(model: Any, x: Any) -> float | None:
     return float(f"{np.abs(after - before).max() / np.abs(before).max():.2g}")
 
 
-def in_a_fresh_process(name: str, count: int, formats: Sequence[str]) -> dict[str, Any]:
+def in_a_fresh_process(name: str, count: int) -> dict[str, Any]:
     """Return the same; a process that ends has failed, and one that takes too long says nothing."""
-    again = ["--again", *formats]
     try:
         done = subprocess.run(
-            [*(sys.executable, __file__, "--one", name), "--examples", str(count), *again],
+            [sys.executable, __file__, "--one", name, "--examples", str(count)],
             timeout=_MOST_SECONDS,
             check=False,
             capture_output=True,
@@ -134,28 +131,23 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--nets", nargs="*", default=[*NETS, *ARCHITECTURES])
     parser.add_argument("--examples", type=int, default=16)
-    parser.add_argument(
-        "--again", nargs="*", default=[], choices=FORMATS, help="make these formats' files again"
-    )
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(in_this_process(options.one, options.examples, options.again)))
+        print(json.dumps(in_this_process(options.one, options.examples)))
         return
     today = datetime.now(UTC).date().isoformat()
     path = Path(RESULTS) / f"{today}-serving_table.json"
     earlier = sorted(Path(RESULTS).glob("*-serving_table.json"))
     nets = json.loads(earlier[-1].read_text())["nets"] if earlier else {}
-    asked = {name: options.again if name in nets else FORMATS for name in options.nets}
-    for name in (name for name, formats in asked.items() if formats):
-        rows = in_a_fresh_process(name, options.examples, asked[name])
+    for name in (name for name in options.nets if name not in nets):
+        rows = in_a_fresh_process(name, options.examples)
         if not rows:
             print(f"{name}: not done in {_MOST_SECONDS} s, left out", flush=True)
             continue
-        nets[name] = nets.get(name, {}) | rows
+        nets[name] = rows
         print(name, in_words(rows), flush=True)
         nets = {name: nets[name] for name in (*NETS, *ARCHITECTURES) if name in nets}
-        command = f"python benchmarks/serving_table.py --examples {options.examples}"
-        save_figures("serving_table", command, nets=nets)
+        save_figures("serving_table", nets=nets)
         path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")
 
 

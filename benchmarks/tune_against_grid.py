@@ -104,7 +104,6 @@ def search_grid(options: argparse.Namespace, name: str) -> None:
         best = min(last, key=lambda chain: last[chain])
     save_figures(
         f"grid-{name}",
-        command_line(options),
         candidates=len(chains),
         grid_s=round(time.monotonic() - begun),
         winner=repr(best),
@@ -145,7 +144,6 @@ def search_and_compare(options: argparse.Namespace, name: str) -> None:
     print(f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}) of the winner's speed")
     save_figures(
         f"tune_against_grid-{name}{'-busy' if options.busy else ''}",
-        command_line(options),
         tune_s=round(took_s, 1),
         share=round(found.ratio, 4),
         low=round(found.low, 4),
@@ -155,17 +153,6 @@ def search_and_compare(options: argparse.Namespace, name: str) -> None:
         tuned=repr(tuned.chain),
         notes=list(tuned.notes),
     )
-
-
-def command_line(options: argparse.Namespace) -> str:
-    """Return the command that these options came from."""
-    line = f"python benchmarks/tune_against_grid.py {options.what} {options.job}"
-    line += "".join(f" --set {each}" for each in options.set)
-    for setting, values in options.space:
-        line += f" --try {setting}={','.join(map(str, values))}"
-    if options.what == "tune":
-        line += f" --budget {options.budget:g} --seeds {options.seeds}" + " --busy" * options.busy
-    return line
 
 
 def main() -> None:

@@ -106,20 +106,6 @@ def test_the_steps_after_one_that_failed_are_done(gpu_day, carried_out, tmp_path
     assert json.loads(path.read_text())["provenance"]["packages"]["tfopt"] == tfopt.__version__
 
 
-def test_each_of_the_first_three_portions_fits_into_nine_minutes(gpu_day, tmp_path):
-    names, last = (
-        [step.name for step in gpu_day.STEPS],
-        {"bert_3_flags", "tune_cnn_mnist", "resnet50"},
-    )
-    together = 0
-    for step in gpu_day.STEPS[: names.index("resnet50") + 1]:
-        together += step.limit_s
-        assert together <= 9 * 60
-        together *= step.name not in last
-    assert len(set(names)) == len(names)
-    assert max(step.limit_s for step in gpu_day.STEPS) <= 5 * 60
-
-
 def test_a_portion_leaves_out_what_has_a_result_for_this_code_and_what_does_not_fit(
     gpu_day, tmp_path, monkeypatch, capsys
 ):
@@ -154,16 +140,6 @@ def test_a_portion_leaves_out_what_has_a_result_for_this_code_and_what_does_not_
     assert [line.split()[3] for line in capsys.readouterr().out.splitlines()[:1]] == ["failed"]
 
 
-def test_the_digest_is_of_the_sources(gpu_day, tmp_path, monkeypatch):
-    (tmp_path / "gpu_day.py").write_text("a = 1", encoding="utf-8")
-    monkeypatch.setattr(gpu_day, "__file__", str(tmp_path / "gpu_day.py"))
-    first = gpu_day.code_digest()
-    (tmp_path / "README.md").write_text("words", encoding="utf-8")
-    assert gpu_day.code_digest() == first
-    (tmp_path / "gpu_steps.py").write_text("a = 2", encoding="utf-8")
-    assert gpu_day.code_digest() != first
-
-
 def test_steps_are_chosen_by_name_in_their_own_order(gpu_day):
     assert [step.name for step in gpu_day.chosen("memory, doctor")] == ["doctor", "memory"]
     with pytest.raises(UserError, match="no such step") as raised:
@@ -185,39 +161,6 @@ def test_a_rehearsed_step(gpu_day, tmp_path):
     assert {check["theme"] for check in told["figures"]["checks"]} == {"gpu", "compute"}
     assert told["code_digest"] == gpu_day.code_digest()
     assert told["provenance"]["packages"]["tfopt"] == tfopt.__version__
-
-
-def test_the_steps_of_peers_take_the_sides_that_they_are_about(gpu_day, tmp_path, monkeypatch):
-    steps = importlib.import_module("benchmarks.gpu_steps")
-    asked = {}
-
-    def compare_peers(net, compared, keep, ends_s):
-        asked[step.name] = [side.name for side in compared]
-        rows = [{"name": side.name, "reason": None} for side in compared]
-        return rows if step.name != "vit" else [{**row, "reason": "no memory"} for row in rows]
-
-    monkeypatch.setattr(steps, "compare_peers", compare_peers)
-    for step in gpu_day.STEPS:
-        if step.function.endswith(":peers"):
-            (tmp_path / "step.json").write_text('{"figures": {}}')
-            day = gpu_day.Day(step.name, tmp_path / "step.json", tmp_path, False, 1.0)
-            if step.name == "vit":
-                with pytest.raises(UserError, match="not measured"):
-                    steps.peers(day, **step.arguments)
-            else:
-                steps.peers(day, **step.arguments)
-            figures = json.loads((tmp_path / "step.json").read_text())["figures"]
-            assert len(figures["table"]) == 2 + len(asked[step.name])
-            assert figures["net"]["sizes"].get("blocks") in (3 if "_3" in step.name else 12, None)
-    chain, second = "the chain", "the chain, second process"
-    plain = "Keras, mixed_bfloat16"
-    assert asked["bert_3"] == [plain, chain, "PyTorch", second, "Keras"]
-    assert asked["bert"] == asked["bert_3"][:4]
-    assert asked["vit"] == [plain, chain, "PyTorch"]
-    assert asked["resnet50"] == [chain, "PyTorch"]
-    assert asked["bert_3_jax"] == [plain, chain, "PyTorch", "Keras on JAX"]
-    assert asked["bert_3_flags"][:2] == [chain, second]
-    assert len(asked["bert_3_flags"]) == 6
 
 
 @pytest.mark.slow

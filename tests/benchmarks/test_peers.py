@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import tfopt
-from tfopt import UserError
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.turn_taking import Ready, Turn
 
@@ -120,24 +119,6 @@ def test_tfopts_side_speaks_the_same_protocol(load, net):
     assert isinstance(ready, Ready)
     assert turn.steps > 0
     assert "gpu_peak_mib" in turn.peaks
-
-
-def test_what_is_compared(load):
-    peers = load("peers")
-    names = [side.name for side in peers.sides(["jax"], flags=["--xla_gpu_x=1"])]
-    assert names == [
-        "Keras, mixed_bfloat16",
-        "the chain",
-        "Keras on JAX",
-        "the chain, second process",
-        "the chain, --xla_gpu_x=1",
-        "Keras",
-    ]
-    assert peers.net_of("bert", blocks=3).sizes["blocks"] == 3
-    with pytest.raises(UserError, match="no number of blocks"):
-        peers.net_of("resnet50", blocks=3)
-    with pytest.raises(UserError, match="Unknown peer"):
-        peers.sides(["torch", "flax"])
 
 
 def test_without_a_gpu_it_refuses(load, monkeypatch, tmp_path, capsys):

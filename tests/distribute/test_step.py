@@ -102,7 +102,7 @@ CASES |= {
 FAST = ("metrics", "one example left")
 SLOW = [name for name in CASES if name not in FAST]
 # Those draw random numbers, round to 16 bits, are read once, or train a bias of which nothing depends.
-NOT_COMPARED = ("dropout", "augmentation", "a_vae", "a_gan", "bfloat16", "a_generator")
+NOT_COMPARED = ("dropout", "augmentation", "a_vae", "a_gan", "a_generator")
 NOT_COMPARED += ("a_scaled_loss_in_float16", "batch_normalization_of_the_whole_batch")
 
 

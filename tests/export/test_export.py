@@ -79,14 +79,6 @@ def test_each_file_answers_as_the_model(served, name, precision):
     assert file.path.exists()
 
 
-@pytest.mark.parametrize("name", ["litert", "onnx", "openvino"])
-def test_fewer_bits_make_a_smaller_file(served, name):
-    sizes = {each.precision: each.kib for each in served.files if each.format == name}
-    assert sizes["float16"] < 0.75 * sizes["float32"]
-    if name == "litert":
-        assert sizes["int4"] < sizes["int8"] < sizes["float16"]
-
-
 @pytest.mark.parametrize("name", ["litert_int8", "onnx_float32", "saved_model_float32"])
 def test_a_file_is_loaded_and_answers_in_any_number(served, trained, digits, name):
     folder = served.folder / name
@@ -243,9 +235,12 @@ def test_a_metric_that_call_updates_goes_into_the_saved_model(tmp_path):
         ({"precision": "int7"}, "Unknown precision"),
         (
             {"formats": "saved_model", "precision": "int8", "calibration": RNG.random((4, 4))},
-            "has no precision",
+            "No file would be written for 'saved_model'",
         ),
-        ({"formats": "onnx", "precision": ["float32", "int4"]}, "None of the formats has"),
+        (
+            {"formats": "onnx", "precision": ["float32", "int4"]},
+            "No file would be written for 'int4'",
+        ),
         ({"precision": "int8"}, "needs calibration examples"),
         ({"max_drop": -1}, "not a number of points"),
         ({"samples": 0}, "not a count"),
@@ -339,17 +334,6 @@ def test_a_file_that_cannot_be_loaded_is_refused(served, tmp_path):
         cut.write_bytes(cut.read_bytes()[:200])
         with pytest.raises(UserError, match=r"cannot be opened|not a LiteRT file"):
             tfopt.load(tmp_path / name)
-
-
-def test_a_full_disk_is_one_error_and_leaves_nothing(trained, tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
-    x = RNG.random((8, 8, 8, 1)).astype("float32")
-    with pytest.raises(UserError, match=r"No space left on device|could not be written"):
-        tfopt.export(trained, tmp_path / "out", formats="litert", precision="int8", calibration=x)
-    assert not (tmp_path / "out").exists()
 
 
 def test_int4_in_blocks_where_a_kernel_divides(served):

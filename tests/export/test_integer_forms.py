@@ -5,10 +5,9 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers
 
-from tfopt.export.integer_forms import attention, lowered_scores
+from tfopt.export.integer_forms import attention
 from tfopt.keras_internals import ATTENTION
 
 RNG = np.random.default_rng(0)
@@ -37,10 +36,3 @@ def test_masked_attention_is_that_of_keras(make, dropout, causal):
     vars(layer)[ATTENTION] = partial(attention, layer, getattr(layer, ATTENTION))
     found = layer(x, x, **how).numpy()
     assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
-
-
-def test_masked_keys_have_no_share_however_long_the_row():
-    scores = tf.constant(RNG.normal(size=(4, 600)).astype("float32"))
-    kept = tf.constant(np.arange(600) < 3)[None]
-    shares = tf.nn.softmax(lowered_scores(scores, kept)).numpy()
-    assert shares[:, 3:].sum(axis=1).max() < 0.01

@@ -8,7 +8,7 @@ from ai_edge_litert.interpreter import Interpreter
 from digits import small_digits
 from one_transform import effect_of, run_of
 
-from tfopt import Data, Job, UserError, chain, run
+from tfopt import Data, Job, chain, run
 from tfopt.errors import CannotCombine
 from tfopt.export.litert_file import LitertPredictor, accuracy
 from tfopt.export.quantize import Quantize
@@ -128,16 +128,3 @@ def test_a_model_that_loses_too_much_costs_the_file_and_not_the_run():
     outcome = run(a_regression(), Quantize(samples=50))
     assert "test_accuracy" not in outcome.artefacts[0].metrics
     assert "The labels do not fit" in outcome.effects[0][1].note
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"precision": "int7"},
-        {"samples": 2.5},
-        {"max_drop": -0.1},
-    ],
-)
-def test_bad_fields_are_refused_at_construction(fields):
-    with pytest.raises(UserError):
-        Quantize(**fields)

@@ -170,23 +170,6 @@ FILE = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
 
 
 @pytest.mark.parametrize(
-    ("whole", "keep", "words"),
-    [
-        (FASTER, [Execution()], ""),
-        # What whole trainings cannot tell the turns do.
-        (UNCLEAR, [Execution()], ""),
-        (SLOWER, [], "together 1.2 times slower"),
-        (SAME, [], "no difference"),
-    ],
-)
-def test_what_is_kept_must_hold_as_a_whole_training(whole, keep, words):
-    rows = [row(None), row(Execution(), whole=whole, to_accuracy=whole)]
-    found = recommended("prefixes", rows)
-    assert found.keep == repr(chain(*keep))
-    assert words in "".join(found.dropped)
-
-
-@pytest.mark.parametrize(
     ("figures", "words"),
     [
         ({"model_gzip_kib": 100.0}, None),

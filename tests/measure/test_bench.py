@@ -207,17 +207,6 @@ def test_where_not_all_fit_they_meet_the_reference_in_groups(measured, machine, 
         measured(FAST)
 
 
-def test_processes_that_fit_only_beside_the_chain_to_keep_take_nothing_from_the_rows(
-    measured, machine
-):
-    machine.accuracy = lambda asked: 0.90 if asked.get("policy") else 0.96
-    machine.each_mib, machine.free_mib = 1000.0, 8000.0
-    first, *others, kept = measured(FAST, HALF, BATCH).variants
-    assert len(first.processes) > len(others[0].processes)
-    assert all(row.against_reference and row.against_previous for row in others)
-    assert kept.chain == repr(chain(FAST, BATCH))
-
-
 def test_a_job_that_cannot_be_trained_whole_or_has_other_data_each_time_is_one_error(
     measured, machine
 ):

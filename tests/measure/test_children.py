@@ -100,15 +100,6 @@ def test_children_on_a_gpu_keep_what_xla_compiles(played, in_toy_folder, monkeyp
     assert (relevant_variables(foreign), cache_variables(foreign)) == (foreign, {})
 
 
-def test_children_start_where_no_program_can_be_kept(played, in_toy_folder, monkeypatch):
-    played(gpu(0))
-    Path("file").touch()
-    for caches in (in_toy_folder / "file", in_toy_folder / "two words"):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
-        assert cache_variables(os.environ) == {}
-    assert carried_out(target("with_flags"), TellData()) == ""
-
-
 def test_who_has_no_turn_stands_still_with_all_its_processes(start, in_toy_folder):
     child = start(target("troubled", trouble="has workers"), Talk())
     child.send(1)

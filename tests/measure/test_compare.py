@@ -300,8 +300,3 @@ def test_what_is_not_comparable_has_its_reason_and_what_is_odd_is_noted():
     text = as_text(view_of_both(two(single(), old)), 200)
     assert "quick: less was measured than by default" in text
     assert "b.json is older than a.json: are they swapped?" in text
-
-
-def test_a_row_of_two_jobs_has_the_names_of_both():
-    pair = report(variant("base", processes(10)), variant("new", processes(10.5, seed=1)))
-    assert "base -> new" in as_text(view_of_both(compare_one(("pair.json", pair))), 200)

@@ -5,14 +5,12 @@ import os
 import socket
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from made_machine import Machine
 from processes import processes_in, wait_until
 
 from tfopt import Execution, MixedPrecision, Pipeline, Place, chain
-from tfopt.measure import display as module
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
 from tfopt.measure.targets import Target
@@ -190,19 +188,6 @@ def candidate(**settings):
     """One that starts in 2.5 s, and takes a second for a step of 32 examples."""
     ready = Ready(0.5, 2.0, 1, 32, 1, 300, 100, "toy", {}, frozenset(), **settings)
     return Candidate(PLAIN, ready=ready, turns={0: Turn(4, 4.0, 4.5, PEAKS)})
-
-
-def test_the_display_says_for_how_long_a_process_compiles(monkeypatch):
-    display, said, clock = Display(verbose=False), [], [100.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(display.console, "print", lambda line, **_: said.append(line))
-    display.say("starting")
-    for _ in range(20):
-        display.waiting("building and compiling big", clock[0] - 100)
-        clock[0] += 5
-    assert said[1:] == [
-        f"  building and compiling big, {seconds} s so far ..." for seconds in (30, 60, 90)
-    ]
 
 
 def test_the_predicted_time_of_a_training():

@@ -9,16 +9,12 @@ import tensorflow as tf
 from tfopt.measure import memory
 from tfopt.measure.memory import gpu_states, gpus_in_use
 from tfopt.monitor.readings import (
-    ClockReason,
     GpuReading,
     HostReading,
     Recording,
     Sample,
     SampledGpu,
 )
-
-HOT = ClockReason("heat, detected by the driver (SwThermalSlowdown)", cause="heat")
-IDLE = ClockReason("nothing to do (GpuIdle)")
 
 
 def reading(**changes):
@@ -58,18 +54,6 @@ def test_a_state_is_the_mean_the_median_or_the_highest():
     assert state.temperature_c == 71
     assert state.energy_j == 250.5
     assert (state.notes, state.throttled, state.throttle_reasons) == ((), False, ())
-
-
-def test_a_reason_seen_once_counts_and_only_heat_power_and_hardware_throttle():
-    calm, hot = gpu_states(
-        recorded(
-            [reading(), reading()],
-            [reading(clock_reasons=(IDLE,)), reading(clock_reasons=(IDLE, HOT))],
-            [reading(clock_reasons=None), reading(clock_reasons=(IDLE,))],
-        )
-    )
-    assert (calm.throttled, calm.throttle_reasons) == (False, (IDLE.description,))
-    assert (hot.throttled, hot.throttle_reasons) == (True, (IDLE.description, HOT.description))
 
 
 def test_what_a_driver_does_not_say_is_none_with_its_words():

@@ -9,7 +9,6 @@ import pytest
 import toy_jobs
 from bench_reports import half_width, processes, training
 from made_machine import Machine
-from processes import processes_in, wait_until
 
 import tfopt
 from tfopt import Data, Execution, Pipeline, Prune, Quantize, chain
@@ -151,14 +150,6 @@ def test_a_variant_that_fails_is_trained_no_further_and_none_begins_too_late(mon
     assert not machine.alive
 
 
-def test_a_real_training_of_a_job_that_loads_tensorflow_itself(in_toy_folder):
-    found = Trainings()
-    train([Order(Target("own", "toy_jobs:set_up"), 3, found)], Display(verbose=False))
-    assert found.reason is None
-    assert [each.seed for each in found.done] == [3]
-    wait_until(lambda: not processes_in(in_toy_folder))
-
-
 # How they compare. A process's first step takes 1.05 s, and a tenth of a training ends epochs.
 
 
@@ -213,22 +204,6 @@ def test_steps_and_seconds_to_the_accuracy_that_every_training_of_the_reference_
     for name in ("steps_to_accuracy", "to_accuracy"):
         assert compared(slow, never, name).startswith("with seed 0 it did not reach 96")
         assert "no test accuracy" in compared(untested, early, name)
-
-
-def test_scattered_seeds_widen_the_time_to_the_accuracy():
-    def side(first, spread):
-        done = []
-        for seed, extra in enumerate((-spread, 0, spread)):
-            steps = first + extra
-            read = (Reading(steps, 32.0 * steps, 0.96), Reading(500, 16000.0, 0.96))
-            done.append(training(0.96, 500, seed=seed, readings=read))
-        return Trainings(tuple(done)), processes(10.0)
-
-    calm = compared(side(200, 2), side(100, 1), "to_accuracy")
-    wild = compared(side(200, -150), side(100, 80), "to_accuracy")
-    assert calm.verdict == "faster"
-    assert wild.verdict == "inconclusive"
-    assert half_width(wild) > 5 * half_width(calm)
 
 
 def test_the_quality_is_of_pairs_of_seeds_and_of_the_file_that_is_served():

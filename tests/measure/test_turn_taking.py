@@ -5,7 +5,6 @@ The clock is made up: each execution takes the seconds that a test gives it.
 
 import gc
 import itertools
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -176,18 +175,6 @@ def test_data_that_ends_is_one_sentence(taken):
     with pytest.raises(UserError, match="ended before enough of it was measured") as caught:
         taken(job().with_(data=lambda: Data(train=ends), steps_per_epoch=3), 100.0)
     assert "executions" in caught.value.received
-
-
-def test_iterators_of_ended_epochs_are_kept_for_a_while(monkeypatch):
-    monkeypatch.setattr(turn_taking, "_MOST_ITERATORS", 8)
-
-    class Iterator:
-        pass
-
-    model = SimpleNamespace(make_train_function=lambda: None, train_function=lambda given: given)
-    turn_taking._keep_iterators(model)
-    made = [weakref.ref(model.train_function(Iterator())) for _ in range(10)]
-    assert [reference() is not None for reference in made] == [False] * 2 + [True] * 8
 
 
 # What may be tried on a job.

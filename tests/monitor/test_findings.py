@@ -83,12 +83,6 @@ def test_few_samples_are_too_few_and_said_to_be(recording, why):
     assert why in found.message
 
 
-def test_without_a_gpu_the_rules_about_the_host_still_work():
-    found = findings(trace(host={"memory_used_mib": 63500}, steps=marks(wait=0.3)))
-    assert rules(found) == {"starved_by_input": "serious", "host_memory": "serious"}
-    assert "the rules about GPUs: NVML: Driver Not Loaded" in found[-1].message
-
-
 def test_gaps_in_the_samples_change_no_verdict_and_too_little_is_no_ground_for_one():
     def now_and_then(value):
         return lambda t: None if t % 3 == 1 else value

@@ -9,15 +9,16 @@ import psutil
 import pytest
 
 from tfopt.job import cgroup
-from tfopt.monitor.host import WatchedHost
+from tfopt.monitor.host import host_poller
+from tfopt.monitor.readings import HostReading
 
 MIB = 1024**2
 
 
 def test_this_machine_has_memory_cores_and_rates():
     now = [0.0]
-    host = WatchedHost(os.getpid(), lambda: now[0])
-    first = host.read()
+    host = host_poller(os.getpid(), lambda: now[0])
+    first = HostReading(**host.values())
     assert first.rss_mib == pytest.approx(psutil.Process().memory_info().rss / MIB, rel=0.2)
     assert first.memory_total_mib == pytest.approx(psutil.virtual_memory().total / MIB)
     assert 0 < first.memory_used_mib < first.memory_total_mib
@@ -29,7 +30,7 @@ def test_this_machine_has_memory_cores_and_rates():
     while time.process_time() < busy_until:
         pass
     now[0] = 1.0
-    second = host.read()
+    second = HostReading(**host.values())
     assert 0 < second.cpu_percent <= 100
     # A fifth of that second, as the clock of this test counts; the system counts in ticks.
     assert second.process_cpu_percent >= 18
@@ -40,13 +41,13 @@ def test_this_machine_has_memory_cores_and_rates():
 def test_a_process_that_ends_is_read_no_more():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     now = [0.0]
-    host = WatchedHost(child.pid, lambda: now[0])
+    host = host_poller(child.pid, lambda: now[0])
     try:
-        assert host.read().rss_mib > 0
+        assert HostReading(**host.values()).rss_mib > 0
     finally:
         child.communicate()
     now[0] = 60.0
-    gone = host.read()
+    gone = HostReading(**host.values())
     assert (gone.rss_mib, gone.process_cpu_percent, gone.cpu_limit_cores) == (None, None, None)
     assert "no longer exists" in host.missing["rss_mib"] or "not found" in host.missing["rss_mib"]
     assert gone.memory_used_mib > 0

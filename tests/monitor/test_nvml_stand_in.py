@@ -117,14 +117,6 @@ def test_a_gpu_that_refuses_its_handle_hides_no_other(played, monkeypatch, code,
     assert chosen(gpus) == ["GPU-cccc" if forbidden else "GPU number 1"]
 
 
-def test_a_driver_that_goes_leaves_the_host_and_may_come_back(played):
-    gpus = played(gpu(0) + "10 - * !9\n30 - * ok\n")
-    recording = sampled(gpus, (0.0, 10.0, 22.0, 31.0))
-    assert powers(recording) == [[312.45], [None], [None], [312.45]]
-    assert all(sample.host.rss_mib > 0 for sample in recording.samples)
-    assert recording.gpus[0].missing["device_mib"] == "NVML: Driver Not Loaded"
-
-
 NONE = "NVML lists no visible GPU"
 
 

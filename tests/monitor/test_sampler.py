@@ -80,7 +80,7 @@ def test_what_is_kept_does_not_grow_without_end(monkeypatch):
         sampler.mark(StepMark(float(moment), steps=2, seconds=0.5, examples=None))
     recording = sampler.recording()
     assert [mark.ended_s for mark in recording.steps] == [float(n) for n in range(900, 1000)]
-    assert [mark.ended_s for mark in sampler.marks(960.0, 962.0)] == [960, 961, 962]
+    assert [m.ended_s for m in sampler.recording(960.0, 962.0).steps] == [960, 961, 962]
     # Nothing is lost of their sums.
     assert recording.trained == StepMark(999.0, steps=2000, seconds=500.0)
 

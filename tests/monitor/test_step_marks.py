@@ -49,16 +49,3 @@ def test_several_steps_a_call_with_a_last_call_that_is_not_full():
     clock.epoch(calls=3)
     assert [m.steps for m in clock.marks] == [4, 6]
     assert sum(m.examples for m in clock.marks) == 9 * 32 + 8
-
-
-def test_a_resumed_epoch_an_empty_pause_and_figures_that_are_not_known():
-    clock = Clock()
-    clock.epoch(first=6)
-    assert clock.steps.steps == 4
-    clock = Clock(sizes=(None, None), epoch_steps=None)
-    clock.epoch(calls=0)
-    assert clock.marks == []
-    clock.waited = None
-    clock.steps.begin_step(0)
-    mark = clock.steps.end_step(0)
-    assert (mark.examples, mark.input_wait_s, mark.steps) == (None, None, 1)

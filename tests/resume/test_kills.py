@@ -18,10 +18,10 @@ spec.loader.exec_module(kill_and_resume)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "two_replicas", "pruned", "two_workers_of_two_replicas"])
 def test_nothing_is_lost(kind, tmp_path):
-    expected, seconds = kill_and_resume.undisturbed(kind, tmp_path / "undisturbed")
+    expected, _, seconds = kill_and_resume.launched(kind, tmp_path / "undisturbed")
     # A machine that has become faster meanwhile is done before it is killed: then sooner.
     for share in (0.6, 0.3, 0.15):
-        found, killed = kill_and_resume.killed_until_done(
+        found, killed, _ = kill_and_resume.launched(
             kind, tmp_path / f"killed-{share}", 2, share * seconds, random.Random(0)
         )
         assert found == expected

@@ -79,10 +79,10 @@ def unreachable(addresses: Mapping[str, str]) -> list[str]:
         return [name for name, listens in zip(addresses, listen, strict=True) if not listens]
 
 
-def is_listening(address: str, timeout_s: float = _CONNECT_S) -> bool:
+def is_listening(address: str) -> bool:
     """Return whether a process listens at the address."""
     try:
-        with socket.create_connection(host_and_port(address), timeout=timeout_s):
+        with socket.create_connection(host_and_port(address), timeout=_CONNECT_S):
             return True
     except OSError:
         return False

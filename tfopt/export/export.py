@@ -313,21 +313,19 @@ def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:
     names = known_names("format", formats, FORMATS)
     for name in names:
         FORMATS[name].require()
-        if not {*kinds} & {*FORMATS[name].precisions}:
-            raise UserError(
-                f"The format {name!r} has no precision {kinds[0]!r}.",
-                expected=", ".join(FORMATS[name].precisions),
-                received=", ".join(kinds),
-                fix="leave the format out, or add one of its precisions",
-            )
-    formats = [FORMATS[name] for name in names]
-    wanted = dict.fromkeys((f, kind) for f in formats for kind in kinds if kind in f.precisions)
-    if lacking := {*kinds} - {kind for _, kind in wanted}:
+    wanted = dict.fromkeys(
+        (FORMATS[name], kind)
+        for name in names
+        for kind in kinds
+        if kind in FORMATS[name].precisions
+    )
+    written = {part for kind, precision in wanted for part in (kind.name, precision)}
+    for idle in (part for part in (*names, *kinds) if part not in written):
         raise UserError(
-            f"None of the formats has the precision {min(lacking)!r}.",
-            expected=", ".join(dict.fromkeys(p for n in names for p in FORMATS[n].precisions)),
-            received=", ".join(kinds),
-            fix="leave it out, or add a format with it",
+            f"No file would be written for {idle!r}.",
+            expected="; ".join(f"{name}: {', '.join(FORMATS[name].precisions)}" for name in names),
+            received=f"{', '.join(names)} in {', '.join(kinds)}",
+            fix=f"leave out {idle!r}, or name a format or a precision that it has",
         )
     return list(wanted)
 
@@ -455,13 +453,7 @@ def write_file(
 ) -> Any:
     """Write one file into a new folder; return notes on it."""
     folder.mkdir()
-    try:
-        return kind.write(graphs, form, precision, folder)
-    except OSError as error:
-        raise UserError(
-            f"The file could not be written: {error.strerror or error}.",
-            fix="free space on that disk, or choose another folder",
-        ) from error
+    return kind.write(graphs, form, precision, folder)
 
 
 def require_gpu(name: str) -> None:

@@ -72,10 +72,6 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
         return read_model(place)
     file = read_file(_folder_of_a_file(place))
     FORMATS[file.format].require()
-    if not file.path.exists():
-        raise UserError(
-            f"{file.folder} is incomplete.", expected=f"{file.path}", received="no such file"
-        )
     try:
         return Served(file, count)
     except UserError:

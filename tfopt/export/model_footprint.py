@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,20 +79,16 @@ def compared(
     return Footprints(engine, rows, compared=first == read[0].name)
 
 
-def compared_folders(folders: Mapping[str, Path]) -> Footprints:
-    """Compare the files that :func:`tfopt.export.serving.leave` wrote into folders, by name.
+def compared_served(served: Mapping[str, ServingFile | str]) -> Footprints:
+    """Compare the files that serve trained models, by name; a text is why there is none.
 
     Without the first one's file there are no ratios.
     """
-    files, missing = [], []
-    for name, folder in folders.items():
-        try:
-            files.append(ServingFile.read(name, folder))
-        except UserError as error:
-            missing.append(error.what)
+    files = [replace(f, name=name) for name, f in served.items() if isinstance(f, ServingFile)]
+    missing = [f"{name}: {reason}" for name, reason in served.items() if isinstance(reason, str)]
     if not files:
         raise UserError("No row has a file for serving.", received="; ".join(missing))
-    first = next(iter(folders))
+    first = next(iter(served))
     if first != files[0].name:
         missing.append(f"no comparison with {first}, which has no file")
     return replace(compared(files, first=first), missing=tuple(missing))

@@ -5,7 +5,6 @@ A sparse file counts only if LiteRT can run it. The model is not changed.
 
 from __future__ import annotations
 
-import json
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from tfopt.export.litert import Traced, convert, serve, trace
 from tfopt.export.litert_file import LitertPredictor
 from tfopt.export.operations import float_operations
 from tfopt.export.quantize import Quantized
-from tfopt.files import write_atomically
 from tfopt.job.parts import Artefact
 from tfopt.job.rebuild import require_built_keras3, require_finite_weights
 
@@ -35,8 +33,6 @@ _SPARSE = 0.1
 _GIGA = 1e9
 _NOT_COUNTED = "whose weights, zeros and FLOP are not counted"
 _OPEN = "no latency: its inputs have an unknown size; use keras.Input((224, 224, 3)), say"
-_FILE, _FACTS, _REASON = "model.tflite", "facts.json", "reason.txt"
-_DIED = "the process ended while its file was written"
 
 
 @dataclass(frozen=True)
@@ -51,41 +47,17 @@ class ServingFile:
     sparse_kib: float | None = None
     notes: tuple[str, ...] = ()
 
-    def write(self, folder: Path) -> None:
-        """Write the file and its facts into a new folder, for another process."""
-        folder.mkdir(parents=True)
-        write_atomically(folder / _FILE, self.content)
-        facts = {key: value for key, value in vars(self).items() if key != "content"}
-        write_atomically(folder / _FACTS, json.dumps(facts))
 
-    @staticmethod
-    def read(name: str, folder: Path) -> ServingFile:
-        """Read what :func:`leave` wrote, under a name; raise if it cannot be used."""
-        try:
-            facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-            facts |= {"name": name, "notes": tuple(facts["notes"])}
-            file = ServingFile(content=(folder / _FILE).read_bytes(), **facts)
-            one_inference(file.content, 1)
-            return file
-        except FileNotFoundError:
-            reason = folder / _REASON
-            problem = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
-        except Exception as error:  # of a damaged file anything can be wrong
-            problem = f"its file cannot be used: {first_line(error)}"
-        raise UserError(f"{name}: {problem}")
-
-
-def leave(folder: Path, model: Any, artefacts: Sequence[Artefact]) -> None:
-    """Write the file that serves a trained model into a folder, or the reason without one."""
+def served_by(model: Any, artefacts: Sequence[Artefact]) -> ServingFile | str:
+    """Return the file that serves a trained model, or the reason without one."""
     try:
-        trained_file("", model, artefacts).write(folder)
+        file = trained_file("", model, artefacts)
+        one_inference(file.content, 1)
+        return file
     except Exception as error:  # converters raise any class
         traceback.print_exc()
         problem = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        # On a full disk there is no file at all.
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / _REASON, (problem.splitlines() or [""])[0])
+        return problem.partition("\n")[0]
 
 
 def serving_file(name: str, model: Any) -> ServingFile:

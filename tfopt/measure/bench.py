@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError, require_switch, within
+from tfopt.export.serving import ServingFile
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain, Transform, as_chain
 from tfopt.measure.advice import Choice, choose, recommend
@@ -74,7 +75,7 @@ def bench(plan: BenchPlan, display: Display, folder: Path | None = None) -> Benc
         if folder is not None and plan.leaves_files:
             own = kept(report) or report.reference
             try:
-                leave_files(folder, session.folder_of("files", own.name))
+                leave_files(folder, session.folder_of(own.name))
             except OSError as error:
                 note = f"The files of the chain to keep could not be written: {error}"
                 report = replace(report, notes=(*report.notes, note))
@@ -232,10 +233,10 @@ class _Session:
         pairs = zip((row.variant for row in self.rows), reports, strict=False)
         return choose(self.plan.kind, list(pairs))
 
-    def folder_of(self, kind: str, name: str) -> Path:
-        """Return where the first training of a row leaves something."""
+    def folder_of(self, name: str) -> Path:
+        """Return where the first training of a row leaves its files."""
         place = [row.variant.name for row in self._all()].index(name)
-        return self._made / f"{kind}-{place}"
+        return self._made / str(place)
 
     def to_trace(self, report: BenchReport) -> dict[str, Target]:
         """Return the reference, and the chain to keep or the other job of a pair, by folder."""
@@ -476,8 +477,7 @@ class _Session:
         """Return the first training of a variant, which leaves its files."""
         if not self.plan.leaves_files or variant.name == PLAIN_JOB:
             return TrainWhole()
-        serving = str(self.folder_of("serving", variant.name)) if self._serves(variant) else None
-        return TrainWhole(output=str(self.folder_of("files", variant.name)), serving=serving)
+        return TrainWhole(output=str(self.folder_of(variant.name)), serving=self._serves(variant))
 
     def _serves(self, variant: Target) -> bool:
         """Return whether its file is compared: the reference's, and each made to be small."""
@@ -504,22 +504,21 @@ class _Session:
         served = [row for row in self._all() if self._serves(row.variant) and row.trainings.done]
         if len(served) < 2 or not self.plan.leaves_files:
             return
-        names = [row.variant.name for row in served]
-        folders = {name: self.folder_of("serving", name) for name in names}
+        files = {row.variant.name: row.trainings.served for row in served}
         self._display.doing("serving: size and latency")
         try:
-            self._serving = carried_out(self.rows[0].variant, partial(compare_served, folders))
+            self._serving = carried_out(self.rows[0].variant, partial(compare_served, files))
         except Lost as lost:
             self._notes.append(f"Nothing to serve: {lost}")
 
 
 def compare_served(
-    folders: Mapping[str, Path], job: Job, chain: Chain, pipe: Connection
+    files: Mapping[str, ServingFile | str], job: Job, chain: Chain, pipe: Connection
 ) -> Footprints:
-    """Run the files that were left in folders, by name, in turns; the job is not used."""
-    from tfopt.export.model_footprint import compared_folders
+    """Run the files of trained models, by name, in turns; the job is not used."""
+    from tfopt.export.model_footprint import compared_served
 
-    return compared_folders(dict(folders))
+    return compared_served(files)
 
 
 def leave_files(folder: Path, made: Path) -> None:

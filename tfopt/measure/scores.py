@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.export.serving import leave
+from tfopt.export.serving import ServingFile, served_by
 from tfopt.job.job import Job
 from tfopt.job.parts import Artefact
 from tfopt.job.rebuild import rebuild
@@ -35,10 +35,11 @@ _ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
 
 @dataclass(frozen=True)
 class Trained:
-    """A whole training, and what each transform did, by its repr."""
+    """A whole training, what each transform did, by its repr, and the file that serves it."""
 
     training: Training
     notes: dict[str, str]
+    served: ServingFile | str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class TrainWhole:
     Attributes:
         readings: How often the score is read, the end included.
         output: A folder for the model and the files that transforms made.
-        serving: A folder for the LiteRT file that would serve it, or the reason why there is none.
+        serving: Return the LiteRT file that would serve it too, or the reason why there is none.
     """
 
     readings: int = READINGS
     output: str | None = None
-    serving: str | None = None
+    serving: bool = False
 
     def __call__(self, job: Job, chain: Chain, pipe: Connection) -> Trained:
         """Train, and return what was read."""
@@ -62,10 +63,9 @@ class TrainWhole:
             outcome = ready.fit(callbacks=[scores.callback()])
             if self.output is not None:
                 outcome.save(self.output)
-            if self.serving is not None:
-                leave(Path(self.serving), outcome.model, outcome.artefacts)
+            served = served_by(outcome.model, outcome.artefacts) if self.serving else None
             notes = {repr(transform): effect.note for transform, effect in outcome.effects}
-            return Trained(_training(ready, outcome, scores), notes)
+            return Trained(_training(ready, outcome, scores), notes, served)
 
 
 class _Scores:

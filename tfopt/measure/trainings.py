@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tfopt.export.serving import ServingFile
 from tfopt.measure.children import Child, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
@@ -44,12 +45,14 @@ class Trainings:
 
     Attributes:
         notes: What each transform did, by its repr.
+        served: The file that serves the first of them, or why there is none.
     """
 
     done: tuple[Training, ...] = ()
     reason: str | None = None
     status: Status = "measured"
     notes: Mapping[str, str] = field(default_factory=dict)
+    served: ServingFile | str = "no file of it was made"
 
     @property
     def tried(self) -> bool:
@@ -121,6 +124,7 @@ def _note(order: Order, child: Child) -> None:
         child.end()
     order.to.add([trained.training])
     order.to.notes = trained.notes
+    order.to.served = trained.served or order.to.served
 
 
 def without_file(training: Training) -> Training:

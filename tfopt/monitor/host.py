@@ -11,21 +11,13 @@ import psutil
 
 from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limits
 from tfopt.monitor.polling import NotYet, Poller, Question, Rate
-from tfopt.monitor.readings import HostReading
 
 _MIB = 1024**2
 
 
-class WatchedHost:
-    """Read the host; ``missing`` has the reasons of metrics that are None."""
-
-    def __init__(self, process_id: int | None, clock: Callable[[], float]) -> None:
-        self._poller = Poller(_questions(process_id, clock), _why)
-        self.missing = self._poller.missing
-
-    def read(self) -> HostReading:
-        """Return a reading, without raising."""
-        return HostReading(**self._poller.values())
+def host_poller(process_id: int | None, clock: Callable[[], float]) -> Poller:
+    """Return what reads the metrics of a ``HostReading``."""
+    return Poller(_questions(process_id, clock), _why)
 
 
 def _questions(watched: int | None, clock: Callable[[], float]) -> dict[str, Question]:

@@ -88,7 +88,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         place = place_in_cluster()
         worker = "" if place is None or place.workers == 1 else f"-{place.kind}-{place.index}"
         self._hz = float(hz)
-        self._log_dir = None if log_dir is None else _log_dir(log_dir, worker)
+        self._log_dir = None if log_dir is None else Path(log_dir).expanduser() / f"monitor{worker}"
         self._file = None if file is None else _samples_file(file, worker)
         self._prometheus = (prometheus_port, prometheus_host)
         self._shows = show
@@ -226,12 +226,6 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
                         RuntimeWarning,
                         stacklevel=3,
                     )
-
-
-def _log_dir(path: object, worker: str) -> Path:
-    if not isinstance(path, str | Path):
-        raise UserError("log_dir is not a path.", expected="a text or a Path", received=repr(path))
-    return Path(path).expanduser() / f"monitor{worker}"
 
 
 def _samples_file(path: object, worker: str) -> Path:

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,7 @@ COLUMNS = (
 
 
 class CsvLog:
-    """Write each sample to a CSV file immediately.
+    """Write each sample and mark of a sampler to a CSV file immediately.
 
     A failed write (a full disk) is a warning of the sampler, and ends the writing.
     """
@@ -63,47 +61,43 @@ class CsvLog:
         self.path = target_of(path)
         self._sampler = sampler
         self._about: tuple[dict[str, Any], ...] = ()
-        self._sampled_s = self._marked_s = -math.inf
         self._file = self.path.open("w", encoding="utf-8", newline="")
         self._table = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._table.writeheader()
         self._busy = threading.Lock()
-        self._write()
+        recording = sampler.recording()
+        earlier: tuple[Sample | StepMark, ...] = (*recording.samples, *recording.steps)
+        for moment in earlier:
+            self(moment)
         sampler.listen(self)
 
-    def __call__(self, sample: Sample) -> None:
-        """Write new rows; called by the sampler."""
-        self._write()
-
-    def close(self) -> Path:
-        """Write the last rows, and return the path."""
-        with closing(self._file):
-            self._write()
-        return self.path
-
-    def _write(self) -> None:
+    def __call__(self, moment: Sample | StepMark) -> None:
+        """Write the rows of a sample or a mark; called by the sampler."""
         with self._busy:
             if not self._file.closed:
-                self._table.writerows(self._new_rows())
+                self._table.writerows(self._rows(moment))
                 self._file.flush()
 
-    def _new_rows(self) -> Iterator[dict[str, Any]]:
-        new = self._sampler.recording(math.nextafter(self._sampled_s, math.inf))
-        about = tuple(_about(new))
+    def close(self) -> Path:
+        """End the writing, and return the path."""
+        self._file.close()
+        return self.path
+
+    def _rows(self, moment: Sample | StepMark) -> Iterator[dict[str, Any]]:
+        recording = self._sampler.recording()
+        about = tuple(_about(recording))
         if about != self._about:
             yield from about
             self._about = about
-        uuids = [gpu.uuid for gpu in new.gpus]
-        for sample in new.samples:
-            moment = {"at_s": sample.at_s, "time": sample.time and sample.time.isoformat()}
-            yield {"row": "host", **moment, **_values(sample.host)}
-            for uuid, gpu in zip(uuids, sample.gpus, strict=True):
-                yield {"row": "gpu", **moment, "device": uuid, **_values(gpu)}
-            self._sampled_s = sample.at_s
-        # Separately, since a mark may arrive after a later sample.
-        for mark in self._sampler.marks(math.nextafter(self._marked_s, math.inf)):
-            yield {"row": "step", "at_s": mark.ended_s, **{n: getattr(mark, n) for n in _STEP}}
-            self._marked_s = mark.ended_s
+        if isinstance(moment, StepMark):
+            figures = {name: getattr(moment, name) for name in _STEP}
+            yield {"row": "step", "at_s": moment.ended_s, **figures}
+            return
+        when = {"at_s": moment.at_s, "time": moment.time and moment.time.isoformat()}
+        yield {"row": "host", **when, **_values(moment.host)}
+        # After the loss of a driver a sample has no GPUs.
+        for gpu, reading in zip(recording.gpus, moment.gpus, strict=False):
+            yield {"row": "gpu", **when, "device": gpu.uuid, **_values(reading)}
 
 
 def _about(recording: Recording) -> Iterator[dict[str, Any]]:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
 from tfopt.errors import UserError, within
 from tfopt.monitor.gpus import GpuWatch, Wanted
-from tfopt.monitor.host import WatchedHost
-from tfopt.monitor.readings import Recording, Sample, StepMark
+from tfopt.monitor.host import host_poller
+from tfopt.monitor.readings import HostReading, Recording, Sample, StepMark
 
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
@@ -45,9 +45,9 @@ class Sampler:
         self, process_id: int | None, clock: Callable[[], float], wanted: Wanted = "visible"
     ) -> None:
         self._clock = clock
-        self._host = WatchedHost(process_id, clock)
+        self._host = host_poller(process_id, clock)
         self._gpus = GpuWatch(wanted)
-        self._listeners: list[Callable[[Sample], object]] = []
+        self._listeners: list[Callable[[Any], object]] = []
         self._samples: deque[Sample] = deque(maxlen=_MOST_KEPT)
         self._marks: deque[StepMark] = deque(maxlen=_MOST_KEPT)
         self._trained: StepMark | None = None
@@ -67,7 +67,8 @@ class Sampler:
         try:
             readings = self._gpus.read()
             now = datetime.now().astimezone()
-            sample = Sample(self._clock(), self._host.read(), readings, now)
+            host = HostReading(**self._host.values())
+            sample = Sample(self._clock(), host, readings, now)
             self._samples.append(sample)
         finally:
             self._busy.release()
@@ -78,28 +79,25 @@ class Sampler:
         """Store a mark of the training."""
         self._marks.append(mark)
         self._trained = mark if self._trained is None else self._trained.joined(mark)
+        self._notify(mark)
 
-    def listen(self, listener: Callable[[Sample], object]) -> None:
-        """Call ``listener`` with each new sample, in the thread that took it.
+    def listen(self, listener: Callable[[Any], object]) -> None:
+        """Call ``listener`` with each new sample or mark, in the thread that took it.
 
         A listener that raises is removed, with a warning.
         """
         self._listeners.append(listener)
 
     def recording(self, begin_s: float = -math.inf, end_s: float = math.inf) -> Recording:
-        """Return the samples between two times of the clock, inclusive."""
+        """Return the samples and marks between two times of the clock, inclusive."""
         return Recording(
             samples=_between(self._samples, "at_s", begin_s, end_s),
             gpus=self._gpus.gpus(),
             no_gpu_reason=self._gpus.no_gpu_reason,
-            steps=self.marks(begin_s, end_s),
+            steps=_between(self._marks, "ended_s", begin_s, end_s),
             trained=self._trained,
             host_missing=dict(self._host.missing),
         )
-
-    def marks(self, begin_s: float = -math.inf, end_s: float = math.inf) -> tuple[StepMark, ...]:
-        """Return the marks between two times of the clock, inclusive."""
-        return _between(self._marks, "ended_s", begin_s, end_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
@@ -124,10 +122,10 @@ class Sampler:
             slow_s = min(_PAUSES_A_SAMPLE * (self._clock() - begin_s), _LONGEST_PAUSE_S)
             pause_s = max(period_s, slow_s)
 
-    def _notify(self, sample: Sample) -> None:
+    def _notify(self, moment: Sample | StepMark) -> None:
         for listener in tuple(self._listeners):
             try:
-                listener(sample)
+                listener(moment)
             except Exception as error:  # such as a full disk
                 self._listeners.remove(listener)
                 _warn(f"{listener!r} failed and gets no more samples: {error}")

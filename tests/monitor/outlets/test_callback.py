@@ -184,7 +184,6 @@ def test_a_training_that_an_error_ends_leaves_its_recording_and_no_thread(sample
     [
         {"hz": 11},
         {"hz": "fast"},
-        {"log_dir": 3},
         {"file": "samples.parquet"},
         {"file": "/no/such/folder/samples.csv"},
         {"prometheus_port": 70000},

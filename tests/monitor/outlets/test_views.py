@@ -1,7 +1,7 @@
 """Views for people: the table, the findings, lines."""
 
 from rich.console import Console
-from traces import HEALTHY, HEAT, HOST, marks, trace
+from traces import HEAT, marks, trace
 
 from tfopt.monitor.findings import findings
 from tfopt.monitor.outlets.terminal import findings_text, machine_table
@@ -26,13 +26,6 @@ def test_the_table_fits_any_width_and_shortens_names_before_figures():
         text = " ".join(" ".join(lines).split())
         wanted = ("97 %", "19.5/39.1", "240/400", "900", "GPU 1", "throttled by heat", "serious")
         assert [each for each in wanted if each not in text] == []
-
-
-def test_what_is_not_known_is_a_dash_and_never_0():
-    recording = trace(gpu=dict.fromkeys(HEALTHY), host=dict.fromkeys(HOST))
-    *_, gpu, host = shown(machine_table(recording, "title")).splitlines()
-    assert gpu.split()[-5:] == ["-", "-", "-/-", "-", "-"]
-    assert host.split() == ["host", "-", "-"]
 
 
 def test_the_host_s_row_shows_a_container_s_limits_and_markup_in_names_is_text():

@@ -46,11 +46,6 @@ class Task:
         return self.place.kind == "chief" and "ps" in self.place.cluster
 
     @property
-    def can_restart(self) -> bool:
-        """Return whether it can be restarted alone, while the others continue."""
-        return self.place.kind == "worker" and "ps" in self.place.cluster
-
-    @property
     def environment(self) -> dict[str, str]:
         """Return the environment variables of this task."""
         variables = {"TF_CONFIG": self.place.tf_config}
@@ -71,12 +66,6 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is not threading.main_thread():
-            raise UserError(
-                "A job can only be started from the main thread.",
-                expected="the main thread, in which Python handles signals",
-                received=threading.current_thread().name,
-            )
         for number in _FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._hear)
@@ -249,11 +238,13 @@ class Attempt:
 
     def _is_restarted(self, ended: _Running) -> bool:
         """Return whether a failed task will be restarted alone."""
-        number = next(self.restarts, None) if ended.task.can_restart else None
+        place = ended.task.place
+        is_alone = place.kind == "worker" and "ps" in place.cluster
+        number = next(self.restarts, None) if is_alone else None
         if number is None:
             return False
         self.log(
-            f"{ended.task.place.name} ended by {_how(ended.code or 0)}: starting it again in "
+            f"{place.name} ended by {_how(ended.code or 0)}: starting it again in "
             f"{_RESTART_S:g} s (restart {number})"
         )
         self._to_start.append((time.monotonic() + _RESTART_S, ended.task, number))

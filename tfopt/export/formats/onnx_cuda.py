@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +9,6 @@ from tfopt.errors import UserError
 from tfopt.export.formats.format import Runner, Signature
 from tfopt.export.formats.onnx import Onnx
 
-_DISTRIBUTION = "onnxruntime-gpu"
 _REPLACE = "pip uninstall -y onnxruntime onnxruntime-gpu; pip install 'tfopt[onnx-gpu]'"
 
 
@@ -22,7 +20,7 @@ class OnnxCuda(Onnx):
 
     name = "onnx_cuda"
     engine = "ONNX Runtime on CUDA"
-    packages: ClassVar = {"onnxruntime": _DISTRIBUTION, "tf2onnx": "tf2onnx", "onnx": "onnx"}
+    packages: ClassVar = {"onnxruntime": "onnxruntime-gpu", "tf2onnx": "tf2onnx", "onnx": "onnx"}
     extra = "onnx-gpu"
     # The provider computes integers in float.
     precisions = ("float32", "float16")
@@ -30,17 +28,9 @@ class OnnxCuda(Onnx):
     provider = "CUDAExecutionProvider"
 
     def require(self) -> None:
-        """Raise if the module ``onnxruntime`` is not of the package for GPUs."""
+        """Raise if ``onnxruntime`` is missing, or is the package for CPUs."""
         super().require()
-        try:
-            version(_DISTRIBUTION)
-        except PackageNotFoundError:
-            raise UserError(
-                f"The format {self.name!r} needs {_DISTRIBUTION}.",
-                expected=f"{_DISTRIBUTION} alone: both packages install the module onnxruntime",
-                received="onnxruntime, which has CPUs only",
-                fix=_REPLACE,
-            ) from None
+        self.require_gpu()
 
     def require_gpu(self) -> None:
         """Raise if ONNX Runtime has no CUDA provider."""
@@ -50,7 +40,7 @@ class OnnxCuda(Onnx):
         if self.provider not in providers:
             raise UserError(
                 "ONNX Runtime would compute on the CPU: it has no CUDA provider.",
-                expected=self.provider,
+                expected="onnxruntime-gpu alone: both packages install the module onnxruntime",
                 received=", ".join(providers),
                 fix=_REPLACE,
             )

@@ -65,7 +65,7 @@ def everything():
 
 
 def adversaries():
-    model, _ = models_to_prove.gan(keras.ops.mean)
+    model, _ = models_to_prove.gan()
     model.d_optimizer.build(model.discriminator.trainable_variables)
     model.g_optimizer.build(model.generator.trainable_variables)
     return model
