@@ -33,7 +33,7 @@ H100 = """
 
 
 def compiled(program: bytes) -> dict[str, Any]:
-    """Return the kernels of a program by kind, and XLA's estimate of its work."""
+    """Return the kernels of a program by kind, its memory, and XLA's estimate of its work."""
     import jax
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
@@ -54,10 +54,14 @@ def compiled(program: bytes) -> dict[str, Any]:
     compile_s = time.perf_counter() - begun
     (optimized,) = executable.hlo_modules()
     work = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, optimized)
+    memory = executable.get_compiled_memory_stats()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
     return {
         "kernels": kernels(optimized.to_string()),
         "gigabytes": round(work["bytes accessed"] / 1e9, 3),
         "teraflops": round(work["flops"] / 1e12, 3),
+        "memory_mib": round(held / 2**20),
         "compile_s": round(compile_s, 1),
         "jax": jax.__version__,
     }
