@@ -19,10 +19,11 @@ _CAUSE = r"^(?:: |Caused by: )?([\w.$]*(?:Error|Exception): .*)"
 
 @dataclass(frozen=True, repr=False)
 class Spark(Table):
-    """Rows of a Spark DataFrame, which Spark computes once and hands over as an Arrow table.
+    """Rows of a Spark DataFrame.
 
-    Only the selected columns are read. What does not fit into memory is written by Spark,
-    ``frame.write.parquet(path)``, and read as ``Parquet(path)``.
+    Spark computes the selected columns once, and hands them over as an Arrow table. What does not
+    fit into memory is written by Spark, ``frame.write.parquet(path)``, and read as
+    ``Parquet(path)``.
 
     Attributes:
         data: A ``pyspark.sql.DataFrame``.
