@@ -46,7 +46,8 @@ prune, cluster, quantize_aware: _kernel_constraint _trainable_variables id_to_co
 quantize_aware: _moments _track_trackable _tracker _untrack_variable
 quantize_aware, remat: autocast_scope current_call_ctx
 export, fused_attention: _compute_attention
-quantize_aware, export, remove_channels, split: _functional _nodes_by_depth
+quantize_aware, export, remove_channels, split: _functional
+quantize_aware, export, remove_channels, split, mixed_precision: _nodes_by_depth
 export: numpy
 remat, split, distribute: _keras_logits _keras_mask
 remat, split, distribute, train_asynchronously: _value

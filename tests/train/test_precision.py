@@ -277,3 +277,4 @@ def test_a_layer_that_cannot_be_made_again_is_named_with_the_way_out():
         mixed_precision(model, "mixed_bfloat16")
     assert caught.value.received.startswith("Forgetful 'own' (")
     assert "set_dtype_policy('mixed_bfloat16')" in caught.value.fix
+    assert {layer.compute_dtype for layer in model._flatten_layers()} == {"float32"}

@@ -84,7 +84,7 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
 
     require_built_keras3(model)
     name, layers = model.name, layers_of(model)
-    with ONE_AT_A_TIME, _translate_errors(name), _custom_objects(layers) as custom:
+    with ONE_AT_A_TIME, _translate_errors(name), custom_objects(layers) as custom:
         serialized = {**keras.saving.serialize_keras_object(model), "compile_config": None}
     own_weights = model.get_weights()
     # Neither ``trainable`` nor a vocabulary needs to be in a configuration.
@@ -210,7 +210,7 @@ def require_finite_weights(model: keras.Model) -> None:
 
 
 @contextmanager
-def _custom_objects(layers: list[Any]) -> Iterator[dict[str, Any]]:
+def custom_objects(layers: list[Any]) -> Iterator[dict[str, Any]]:
     """Yield the classes and functions outside Keras that the layers use, by name.
 
     Lambdas get names meanwhile: Keras would serialise their code without its closure.

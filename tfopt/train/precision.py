@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.compress.kernels import rebuilder
 from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.cgroup import cpu_flags
 from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.parts import Effect
 from tfopt.job.plain_values import did_you_mean
-from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.job.rebuild import ONE_AT_A_TIME, blueprint, custom_objects, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import layers_inside, layers_of
+from tfopt.keras_internals import layers_inside, layers_of, nodes_by_depth
 
 if TYPE_CHECKING:
     import keras
@@ -51,73 +52,94 @@ class Tally:
         return "; ".join(parts)
 
 
-def retyped_config(
-    item: dict[str, Any], policy: str, is_output: bool, tally: Tally
-) -> dict[str, Any]:
-    """Return a serialised layer or model with its policy replaced, outputs kept in float32."""
-    config = dict(item.get("config") or {})
-    layers = config.get("layers")
-    if isinstance(layers, list):
-        outputs = _output_names(config) if is_output else frozenset()
-        config["layers"] = [
-            retyped_config(layer, policy, _layer_name(layer) in outputs, tally) for layer in layers
-        ]
-    elif item.get("class_name") != "InputLayer":
-        target = "float32" if is_output else policy
-        obstacle = None if is_output else _obstacle(item, policy)
-        if obstacle is not None:
-            tally.obstacles.append(f"{_layer_name(item)} ({item['class_name']} {obstacle})")
-            return item
-        _set_policy(item, config, target, is_output, tally)
+def set_policies(layer: Any, policy: str, is_output: bool, tally: Tally) -> None:
+    """Set the policy of a layer or model and of all layers in it, outputs to float32."""
+    import keras
+
+    if isinstance(layer, keras.layers.InputLayer):
+        return
+    if isinstance(layer, keras.Model) and rebuilder(layer, None) is None:
+        outputs = _output_layers(layer) if is_output else []
+        for inner in layer.layers:
+            set_policies(inner, policy, any(inner is output for output in outputs), tally)
+        return
+    current = layer.dtype_policy.name
+    if current not in PLAIN:
+        tally.left.append(f"{layer.name} ({current})")
+        return
+    if is_output or _is_of_keras(layer):
+        layer.dtype_policy = "float32" if is_output else policy
         # The inner layers of a wrapper or RNN compute the same output.
-        inner = Tally()
-        config = {k: _retyped_inner(v, policy, is_output, inner) for k, v in config.items()}
-        tally.left += inner.left
-        tally.obstacles += inner.obstacles
-    return {**item, "config": config}
+        inside = Tally()
+        for inner in layers_inside(layer, recursive=False):
+            set_policies(inner, policy, is_output, inside)
+        tally.left += inside.left
+        tally.obstacles += inside.obstacles
+    else:
+        before = _plain_policies(layer)
+        for each, _ in before:
+            each.dtype_policy = policy
+        obstacle = _obstacle(layer, policy)
+        if obstacle is not None:
+            _restore(before)
+            tally.obstacles.append(f"{layer.name} ({type(layer).__name__} {obstacle})")
+            return
+    if is_output:
+        tally.outputs.append(layer.name)
+    else:
+        tally.changed += 1
 
 
-def _retyped_inner(value: Any, policy: str, is_output: bool, tally: Tally) -> Any:
-    """Return an entry of a layer's configuration with its layers retyped."""
-    if isinstance(value, list):
-        return [_retyped_inner(part, policy, is_output, tally) for part in value]
-    if isinstance(value, dict) and _is_layer(value):
-        return retyped_config(value, policy, is_output, tally)
-    return value
+def _is_of_keras(layer: Any) -> bool:
+    """Return whether a layer is one of Keras's that compute in any precision."""
+    kind = type(layer)
+    return kind.__module__.split(".")[0] == "keras" and kind.__name__ not in _REFUSING
 
 
-def _obstacle(item: dict[str, Any], policy: str) -> str | None:
-    """Return why a custom class cannot take a policy; None if it can, as most classes of Keras.
+def _plain_policies(layer: Any) -> list[tuple[Any, Any]]:
+    """Return a layer and those in it that have a plain policy, each with its policy."""
+    policies = [(each, each.dtype_policy) for each in layers_of(layer)]
+    return [(each, policy) for each, policy in policies if policy.name in PLAIN]
+
+
+def _restore(policies: list[tuple[Any, Any]]) -> None:
+    for layer, policy in policies:
+        layer.dtype_policy = policy
+
+
+def _obstacle(layer: Any, policy: str) -> str | None:
+    """Return why a layer of a custom class cannot take the policy that it has been set to, or None.
 
     Inner layers that it creates may not follow: half-precision inputs would meet float32 layers,
     which fails or gains nothing. Operations such as ``keras.ops.stft`` do not take them at all.
     Only an instance shows that.
     """
-    if str(item.get("module")).split(".")[0] == "keras" and item["class_name"] not in _REFUSING:
-        return None
-    if "dtype" not in item["config"]:
-        return "has no dtype in its get_config()"
-    if _policy_name(item["config"]["dtype"]) not in PLAIN:
-        return None  # it keeps its policy, and is named with it
     import keras
 
-    trial = copy.deepcopy(item)
-    trial["config"]["dtype"] = policy
-    with ONE_AT_A_TIME, warnings.catch_warnings():
-        # The rebuilding itself repeats the warnings.
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the rebuilding of the model repeats them
         try:
-            plain, layer = (
-                keras.saving.deserialize_keras_object(config, safe_mode=False)
-                for config in (copy.deepcopy(item), trial)
-            )
+            with (
+                custom_objects(layers_of(layer)) as custom,
+                keras.saving.custom_object_scope(custom),
+            ):
+                config = keras.saving.serialize_keras_object(layer)
+                if "dtype" not in config["config"]:
+                    return "has no dtype in its get_config()"
+                in_float32 = copy.deepcopy(config)
+                in_float32["config"]["dtype"] = "float32"
+                shape = (config.get("build_config") or {}).get("input_shape")
+                made, plain = (
+                    keras.saving.deserialize_keras_object(each, safe_mode=False)
+                    for each in (config, in_float32)
+                )
         except Exception:
             return f"does not build in {policy}"
-        computes = _is_traced(layer, item) or not _is_traced(plain, item)
+        computes = _is_traced(made, shape) or not _is_traced(plain, shape)
     # A container or an input computes nothing itself; the other layers have to follow.
     left = [
         inner.name
-        for inner in layers_inside(layer)
+        for inner in layers_inside(made)
         if inner.dtype_policy.name in set(PLAIN) - {policy}
         and not (layers_inside(inner) or isinstance(inner, keras.layers.InputLayer))
     ]
@@ -126,11 +148,10 @@ def _obstacle(item: dict[str, Any], policy: str) -> str | None:
     return None if computes else f"does not compute in {policy}"
 
 
-def _is_traced(layer: Any, item: dict[str, Any]) -> bool:
-    """Return whether a layer can be called on one input in its precision."""
+def _is_traced(layer: Any, shape: Any) -> bool:
+    """Return whether a layer can be called on one input of this shape in its precision."""
     import tensorflow as tf
 
-    shape = (item.get("build_config") or {}).get("input_shape")
     try:
         tf.function(layer).get_concrete_function(tf.TensorSpec(shape, layer.compute_dtype))
     except Exception:
@@ -138,70 +159,27 @@ def _is_traced(layer: Any, item: dict[str, Any]) -> bool:
     return True
 
 
-def _set_policy(
-    item: dict[str, Any], config: dict[str, Any], target: str, is_output: bool, tally: Tally
-) -> None:
-    name = str(config.get("name", item.get("class_name")))
-    current = _policy_name(config.get("dtype"))
-    if current not in PLAIN:
-        if current is not None:
-            tally.left.append(f"{name} ({current})")
-        return
-    config["dtype"] = target
-    if is_output:
-        tally.outputs.append(name)
-    else:
-        tally.changed += 1
-
-
-def _policy_name(dtype: Any) -> str | None:
-    if isinstance(dtype, dict):
-        return str(dtype.get("config", {}).get("name"))
-    return None if dtype is None else str(dtype)
-
-
-def _is_layer(value: dict[str, Any]) -> bool:
-    config = value.get("config")
-    of_layers = {"dtype", "name", "trainable"}
-    return "class_name" in value and isinstance(config, dict) and of_layers <= config.keys()
-
-
-def _layer_name(layer: dict[str, Any]) -> str:
-    return str(layer.get("name") or layer.get("config", {}).get("name"))
-
-
-def _output_names(config: dict[str, Any]) -> frozenset[str]:
-    """Return the output layers: the last one of a Sequential model, or ``output_layers``.
+def _output_layers(model: Any) -> list[Any]:
+    """Return the layers whose results are a model's outputs.
 
     An operation (``a + b``, ``keras.ops.softmax(x)``) has no policy: it computes in the precision
     of the layers before it, which thus belong to the output too.
     """
-    if "output_layers" not in config:
-        return frozenset({_layer_name(config["layers"][-1])}) if config["layers"] else frozenset()
-    by_name = {_layer_name(layer): layer for layer in config["layers"]}
-    names: set[str] = set()
-    waiting = list(_nodes(config["output_layers"]))
+    import keras
+
+    if isinstance(model, keras.Sequential):
+        return list(model.layers[-1:])
+    nodes = [node for at_depth in nodes_by_depth(model).values() for node in at_depth]
+    makers = {id(tensor): node for node in nodes for tensor in node.outputs}
+    layers: list[Any] = []
+    waiting = list(model.outputs)
     while waiting:
-        name = waiting.pop()
-        if name in names:
-            continue
-        names.add(name)
-        settings = by_name[name]["config"]
-        if "dtype" not in settings and "layers" not in settings:
-            waiting += _nodes(by_name[name]["inbound_nodes"])
-    return frozenset(names)
-
-
-def _nodes(value: Any) -> Iterator[str]:
-    """Yield the names of layers in ``output_layers`` or ``inbound_nodes`` of a configuration."""
-    if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
-        yield value[0]
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _nodes(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _nodes(part)
+        node = makers[id(waiting.pop())]
+        if isinstance(node.operation, keras.Layer):
+            layers.append(node.operation)
+        else:
+            waiting += node.input_tensors
+    return layers
 
 
 Policy = Literal["auto", "float32", "mixed_float16", "mixed_bfloat16"]
@@ -364,9 +342,6 @@ def _validate(policy: object) -> None:
 
 def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]:
     """Return the model to go on with, what was done, and whether classes could not follow."""
-    from tfopt.compress.kernels import rebuilder
-    from tfopt.job.rebuild import rebuild, require_built_keras3
-
     require_built_keras3(model)
     tally = Tally()
     # A global policy at the time of building shows in the layers only.
@@ -378,7 +353,14 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]
         note = f"{creator} creates its layers itself, and its output layers are not known: set "
         return model, Effect(False, f"{note}dtype={policy!r} on the inner layers there"), True
     try:
-        retyped = rebuild(model, lambda config: retyped_config(config, policy, True, tally))
+        with ONE_AT_A_TIME:
+            before = _plain_policies(model)
+            try:
+                set_policies(model, policy, True, tally)
+                build = blueprint(model)
+            finally:
+                _restore(before)
+        retyped = build()
     except UserError as error:
         raise UserError(
             f"{model.name!r} cannot be rebuilt under {policy}.",

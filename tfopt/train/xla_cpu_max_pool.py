@@ -56,7 +56,7 @@ def pools_tiles(layer: Any) -> bool:
 
     if not isinstance(layer, keras.layers.MaxPooling2D):
         return False
-    return layer.data_format == "channels_last" and layer.strides == layer.pool_size
+    return bool(layer.data_format == "channels_last" and layer.strides == layer.pool_size)
 
 
 def _tiling_window(layer: Any, shape: Any) -> tuple[int, int] | None:
