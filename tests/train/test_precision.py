@@ -131,6 +131,33 @@ def test_a_class_that_keeps_its_layers_in_float32_is_left_whole_and_named(tmp_pa
     np.testing.assert_array_equal(loaded(X), mixed(X))
 
 
+class Spectrum(keras.layers.Layer):
+    """Calls an operation that takes no half precision; Keras does not trace it when it is built."""
+
+    def call(self, x):
+        real, imaginary = keras.ops.stft(x, 8, 4, 8)
+        return keras.ops.sqrt(real**2 + imaginary**2 + 1e-6)
+
+    def compute_output_shape(self, shape):
+        return (shape[0], shape[1] // 4 + 1, 5)
+
+
+@pytest.mark.parametrize(
+    "layer", [Spectrum(), keras.layers.STFTSpectrogram("log", 8, 4, 8, expand_dims=False)]
+)
+def test_a_layer_that_does_not_compute_in_half_precision_stays_float32_and_is_named(layer):
+    wave = keras.Input((64, 1))
+    signal = wave[..., 0] if isinstance(layer, Spectrum) else wave
+    h = keras.layers.Dense(4, name="hidden")(layer(signal))
+    model = keras.Model(wave, keras.layers.Dense(2)(h))
+    with pytest.warns(RuntimeWarning, match=f"{layer.name} .* does not compute in mixed_bfloat16"):
+        mixed = mixed_precision(model, "mixed_bfloat16")
+    assert mixed.get_layer(layer.name).compute_dtype == "float32"
+    assert mixed.get_layer("hidden").compute_dtype == "bfloat16"
+    x = RNG.normal(size=(2, 64, 1))
+    np.testing.assert_allclose(mixed(x), model(x), atol=0.2)
+
+
 class Subclassed(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # The policies that may be replaced; any other was chosen by the layer's author.
 PLAIN = ("float32", "mixed_float16", "mixed_bfloat16")
+# Keras's layers that refuse bfloat16 when they are called
+_REFUSING = ("STFTSpectrogram",)
 
 
 class Tally:
@@ -85,12 +87,13 @@ def _retyped_inner(value: Any, policy: str, is_output: bool, tally: Tally) -> An
 
 
 def _obstacle(item: dict[str, Any], policy: str) -> str | None:
-    """Return why a custom class cannot take a policy; None if it can, as Keras's classes.
+    """Return why a custom class cannot take a policy; None if it can, as most classes of Keras.
 
     Inner layers that it creates may not follow: half-precision inputs would meet float32 layers,
-    which fails or gains nothing. Only an instance shows that.
+    which fails or gains nothing. Operations such as ``keras.ops.stft`` do not take them at all.
+    Only an instance shows that.
     """
-    if str(item.get("module")).split(".")[0] == "keras":
+    if str(item.get("module")).split(".")[0] == "keras" and item["class_name"] not in _REFUSING:
         return None
     if "dtype" not in item["config"]:
         return "has no dtype in its get_config()"
@@ -103,6 +106,7 @@ def _obstacle(item: dict[str, Any], policy: str) -> str | None:
     with ONE_AT_A_TIME, warnings.catch_warnings():
         # The rebuilding itself repeats the warnings.
         warnings.simplefilter("ignore")
+        computes = _is_traced(trial) or not _is_traced(item)
         try:
             layer = keras.saving.deserialize_keras_object(trial, safe_mode=False)
         except Exception:
@@ -114,7 +118,23 @@ def _obstacle(item: dict[str, Any], policy: str) -> str | None:
         if inner.dtype_policy.name in set(PLAIN) - {policy}
         and not (layers_inside(inner) or isinstance(inner, keras.layers.InputLayer))
     ]
-    return f"creates layers without passing its dtype on: {', '.join(left)}" if left else None
+    if left:
+        return f"creates layers without passing its dtype on: {', '.join(left)}"
+    return None if computes else f"does not compute in {policy}"
+
+
+def _is_traced(item: dict[str, Any]) -> bool:
+    """Return whether a layer of one input, given as its configuration, can be called."""
+    import keras
+    import tensorflow as tf
+
+    try:
+        shape = tf.TensorShape(item["build_config"]["input_shape"])
+        layer = keras.saving.deserialize_keras_object(copy.deepcopy(item), safe_mode=False)
+        tf.function(layer).get_concrete_function(tf.TensorSpec(shape, layer.compute_dtype))
+    except Exception:
+        return False
+    return True
 
 
 def _set_policy(
