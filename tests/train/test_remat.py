@@ -148,6 +148,17 @@ def test_an_assigned_weight_is_refused_by_name():
     assert "fix:" in str(caught.value)
 
 
+def test_blocks_chosen_by_default_hold_no_spectral_normalization():
+    def tower():
+        return keras.Sequential([L.SpectralNormalization(L.Dense(16)), L.Dense(16)])
+
+    plain = keras.Sequential([L.Dense(16), L.Dense(16)])
+    model = keras.Sequential([keras.Input((16,)), tower(), plain, L.Dense(4)])
+    assert rematerialised(tfopt.remat(model)).names == [plain.path]
+    with pytest.warns(RuntimeWarning, match="can be recomputed"):
+        tfopt.remat(keras.Sequential([keras.Input((16,)), tower(), L.Dense(4)]))
+
+
 def test_files_and_what_is_taken_off_have_no_trace(tmp_path):
     model = tfopt.remat(residual())
     block = model.get_layer("block_1")

@@ -52,7 +52,8 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
     Args:
         model: A built Keras 3 model, compiled or not.
         layers: None: the blocks, which are layers with inner layers, such as a Transformer block or
-            a model used as a layer; not augmentation, lookups and embeddings, which keep nothing.
+            a model used as a layer; not augmentation, lookups and embeddings, which keep nothing,
+            nor SpectralNormalization and what contains it, which cannot be recomputed.
             Or a regular expression searched for in the layers' paths ("encoder/block_1"), a layer
             class or a tuple of them, or a function of the layer. Of nested layers, the outer one.
 
@@ -96,8 +97,8 @@ def _attach(model: Any, layers: Layers) -> str | None:
         return None
     return (
         f"{model.name!r} has no blocks to recompute: none of its {len(model.layers)} layer(s) has "
-        "inner layers with kernels. Build it of keras.Sequential blocks, or choose layers: "
-        "tfopt.remat(model, layers=...)."
+        "inner layers with kernels that can be recomputed. Build it of keras.Sequential blocks, or "
+        "choose layers: tfopt.remat(model, layers=...)."
     )
 
 
@@ -105,7 +106,16 @@ def _blocks(layer: Any) -> list[Any]:
     """Return the layers with inner layers that keep activations; of a single one, those inside."""
     parts = layers_inside(layer, recursive=False)
     blocks = [part for part in parts if layers_inside(part) and _multiplies(part)]
-    return (_blocks(blocks[0]) or blocks) if len(blocks) == 1 else blocks
+    blocks = (_blocks(blocks[0]) or blocks) if len(blocks) == 1 else blocks
+    return [block for block in blocks if not _assigns_kernels(block)]
+
+
+def _assigns_kernels(layer: Any) -> bool:
+    """Return whether a layer is or contains a SpectralNormalization, which cannot be recomputed."""
+    import keras
+
+    parts = (layer, *layers_inside(layer))
+    return any(isinstance(part, keras.layers.SpectralNormalization) for part in parts)
 
 
 def _multiplies(layer: Any) -> bool:
