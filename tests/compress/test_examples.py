@@ -126,8 +126,8 @@ def test_parity_judges_classes_by_rank_and_others_by_distance():
         0.25,
     )
     assert parity.max_abs_error == pytest.approx(0.1)
-    assert not parity.within(20)
-    assert parity.within(25)
+    assert parity.failure(20)
+    assert parity.failure(25) is None
 
     logits = compare([scores * 5], [turned * 5])
     assert logits.measure == "relative_error"
@@ -139,5 +139,5 @@ def test_parity_refuses_noise_whatever_class_is_on_top():
     scores = np.array([[0.6, 0.4], [0.7, 0.3]])
     parity = compare([scores], [scores + np.array([3.0, 2.0])])
     assert parity.argmax_agreement == 1
-    assert not parity.within(5)
-    assert not compare([scores], [scores * np.nan]).within(5)
+    assert parity.failure(5)
+    assert compare([scores], [scores * np.nan]).failure(5)

@@ -386,9 +386,10 @@ def _write_file(
         notes = child(write_file, kind, graphs, form, precision, staged)
         outputs = child(file_outputs, kind, staged, graphs.signature, reference.given.examples)
         file = exported_file(reference, kind, precision, staged, outputs, notes)
-        if not file.parity.within(limit):
+        failure = file.parity.failure(limit)
+        if failure is not None:
             lost = f"{file.parity.summary()}{_worst(reference, outputs)}"
-            raise _ExceedsMaxDrop(f"it loses more than {limit:g} points: {lost}")
+            raise _ExceedsMaxDrop(f"{failure}: {lost}")
         write_facts(file)
         if place.exists():
             shutil.rmtree(place)

@@ -46,16 +46,22 @@ class Parity:
             return 1 - self.argmax_agreement
         return self.relative_error
 
-    def within(self, max_drop: float) -> bool:
-        """Return whether the loss is at most ``max_drop`` points."""
+    def failure(self, max_drop: float) -> str | None:
+        """Return why the loss is not within ``max_drop`` points; None if it is."""
+        if 100 * self.lost > max_drop:
+            return f"it loses more than {max_drop:g} points"
         broken = not self.relative_error <= max(_BROKEN, max_drop / 100)
-        return not broken and 100 * self.lost <= max_drop
+        return "its outputs are not those of the model" if broken else None
 
     def summary(self) -> str:
-        """Return a phrase for notes and errors."""
-        agree = self.argmax_agreement
-        classes = "" if agree is None else f"{agree:.2%} of the classes agree, "
-        return f"{classes}relative error {self.relative_error:.3g} on {self.examples} examples"
+        """Return a phrase for notes and errors, with what decides first."""
+        error, examples = f"relative error {self.relative_error:.3g}", f"{self.examples} examples"
+        if self.argmax_agreement is None:
+            return f"{error} on {examples}"
+        agree = f"{self.argmax_agreement:.2%}"
+        if self.measure == "argmax_agreement":
+            return f"{agree} of the classes agree, {error} on {examples}"
+        return f"{error}, the same largest output in {agree}, on {examples}"
 
 
 def require_drop(max_drop: object) -> None:
