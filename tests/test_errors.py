@@ -85,3 +85,5 @@ def test_of_a_file_that_keras_cannot_load_the_cause_is_told(tmp_path):
     assert "'Unknown'" in first_line(caught.value)
     assert first_line(ValueError("first\nsecond")) == "first"
     assert first_line(ValueError()) == "ValueError"
+    called = "Exception encountered when calling VAE.call().\n\n\x1b[1mIt has no size.\x1b[0m\n"
+    assert first_line(TypeError(called)) == "It has no size."

@@ -8,6 +8,7 @@ return Python numbers. Booleans and strings are not numbers.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import MISSING, Field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -161,14 +162,20 @@ def in_short(value: Any) -> str:
     return repr(value)
 
 
+def without_colours(text: str) -> str:
+    """Return a text without the codes by which Keras colours some of its messages."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, cut to 400 characters; else its type.
 
-    Where Keras writes a whole configuration before the cause, it is the cause's.
+    Where Keras writes the layer or a whole configuration before the cause, it is the cause's.
     """
-    text = str(error).rpartition("Exception encountered:")[2]
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[0].strip()[:400] if lines else type(error).__name__
+    text = without_colours(str(error)).rpartition("Exception encountered:")[2]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line for line in lines if not line.startswith("Exception encountered when calling")]
+    return causes[0][:400] if causes else type(error).__name__
 
 
 def short_repr(value: Any) -> str:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, without_colours
 from tfopt.job.transform import Chain
 from tfopt.report.table import Cell, Column, Row, Table, Tone
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # The frames that TensorFlow writes before the message of a compiled function's error.
 _FRAMES = re.compile(r'in user code:\s+|File ".*", line \d+, in .*\n.*\n\s*')
 
@@ -112,6 +111,6 @@ def check_of_error(theme: str, name: str, error: Exception) -> Check:
 
 def in_one_line(error: BaseException, most: int = 400) -> str:
     """Return an error's type and message in one line, without colours."""
-    message = _FRAMES.sub("", _ANSI.sub("", str(error)))
+    message = _FRAMES.sub("", without_colours(str(error)))
     line = " ".join(f"{type(error).__name__}: {message}".split())
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfopt.compress.model_graph import Ports, output_names
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.batches import Array, run_all
 from tfopt.export.formats.format import operator_fix
 from tfopt.export.litert_forms import litert_forms
@@ -107,7 +107,7 @@ def trace(model: keras.Model, ports: Ports) -> Traced:
         with named_as_layers(model):
             function = traced.get_concrete_function()
     except Exception as error:
-        raise _not_traceable(model.name, str(error)) from error
+        raise _not_traceable(model.name, error) from error
     # A layer may update a metric in its call.
     variables = (*model.variables, *model.metrics_variables)
     return Traced(model.name, ports, names, function, tuple(v.value for v in variables))
@@ -135,7 +135,7 @@ def convert(served: Traced, *, sparse: bool = False) -> bytes:
         raise
     except Exception as error:
         log = "".join(getattr(error, "__notes__", ()))
-        raise _not_convertible(served, str(error), log) from error
+        raise _not_convertible(served, error, log) from error
     return with_shared_vectors(content)
 
 
@@ -157,7 +157,7 @@ def save(served: Traced, folder: Path, owner: Any = None) -> Path:
         raise UserError(
             f"The model {served.name!r} has a lookup table, which LiteRT does not support.",
             expected="a model that starts after its TextVectorization, StringLookup, ...",
-            received=_first_line(str(error)),
+            received=first_line(error),
             fix="build the model for serving from the layers after the lookup, and look up outside",
         ) from error
     return folder
@@ -176,28 +176,28 @@ def _refuse_state(model: keras.Model) -> None:
         )
 
 
-def _not_traceable(name: str, text: str) -> UserError:
-    if "Cannot unroll" in text:
+def _not_traceable(name: str, error: Exception) -> UserError:
+    if "Cannot unroll" in str(error):
         return UserError(
             f"The model {name!r} is recurrent over sequences of any length.",
             expected="a fixed length: recurrent layers are unrolled for LiteRT",
             fix="build the model for serving with keras.Input((length, features)) and set_weights",
         )
+    if "does not have a `call()`" in str(error):
+        return UserError(
+            f"The model {name!r} has no call().",
+            expected="a model that computes its outputs in call()",
+            fix="define call() on its class, or pass the model inside it that is to be served",
+        )
     return UserError(
         f"The model {name!r} cannot be turned into a TensorFlow graph.",
-        received=_first_line(text),
+        received=first_line(error),
         fix="let call() use keras.ops or TensorFlow only, and accept training=False",
     )
 
 
-def _first_line(text: str) -> str:
-    # Keras's message has the layer before the cause.
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    causes = [line for line in lines if not line.startswith("Exception encountered")]
-    return causes[0][:400] if causes else "no reason given"
-
-
-def _not_convertible(served: Traced, text: str, log: str) -> UserError:
+def _not_convertible(served: Traced, error: Exception, log: str) -> UserError:
+    text = str(error)
     name, missing = served.name, sorted(set(_MISSING_OP.findall(text)))
     doubled = [
         f"{operation.name} ({operation.type})"
@@ -230,6 +230,6 @@ def _not_convertible(served: Traced, text: str, log: str) -> UserError:
     refused = _OPERATOR_REFUSED.search(f"{text}\n{log}")
     return UserError(
         f"The model {name!r} could not be converted to LiteRT.",
-        received=refused[0][:400] if refused else _first_line(text),
+        received=refused[0][:400] if refused else first_line(error),
         fix="see the chained error of the converter",
     )

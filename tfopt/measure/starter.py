@@ -27,7 +27,6 @@ from typing import Any
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see its pipe close
 _READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_")
 _TFOPT = Path(__file__).resolve().parent.parent
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")  # Keras colours some of its messages
 _FRAME = re.compile(r'\s*File "|\s{4}')  # the way to an operation, as TensorFlow tells it
 _LONGEST_MESSAGE = 1 << 16
 
@@ -155,10 +154,12 @@ def _carried_out(spec: dict[str, Any], pipe: Connection) -> tuple[str, Any]:
 
 
 def _message(error: BaseException) -> str:
+    from tfopt.errors import without_colours
+
     if isinstance(error, SystemExit):
         given = "" if error.code is None else repr(error.code)
         return f"the job called sys.exit({given})"
-    lines = _ANSI.sub("", str(error)).splitlines()
+    lines = without_colours(str(error)).splitlines()
     words = " ".join(" ".join(line for line in lines if not _FRAME.match(line)).split())
     return f"{type(error).__name__}: {words}{_place(error)}"
 
