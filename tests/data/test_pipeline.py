@@ -352,7 +352,7 @@ def test_the_batch_is_the_jobs_and_a_changed_one_is_told_with_the_learning_rate(
     ((_, effect),) = run(a_job(batch_size=10), Pipeline(batch_size=50)).effects
     assert effect.acted
     assert "batches of 50" in effect.note
-    assert "learning rate stays that of batches of 10" in effect.note
+    assert "the job's learning rate is for batches of 10: LearningRate scales it" in effect.note
 
 
 def whole(count=N):

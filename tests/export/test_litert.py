@@ -213,9 +213,20 @@ def test_recurrent_layers_are_unrolled_and_said_so():
     model = keras.Model(x, layers.Dense(2)(layers.Bidirectional(layers.LSTM(3))(x)))
     made = quantize(model, calibration=RNG.normal(size=(32, 5, 3)))
     assert made.fully_integer
-    assert "unrolled" in made.notes[0]
+    assert made.notes[0].endswith(": unrolled for files that need a graph without loops")
     assert made.parity.relative_error < 0.1
     assert not any(getattr(part, "unroll", False) for part in model._flatten_layers())
+
+
+def test_a_model_that_only_trains_others_is_refused_for_its_missing_call():
+    class Trainer(keras.Model):
+        pass
+
+    model = Trainer()
+    model.built = True
+    with pytest.raises(UserError, match=r"has no call\(\)") as caught:
+        quantize(model, calibration=RNG.normal(size=(32, 5)))
+    assert "pass the model inside it" in caught.value.fix
 
 
 def test_a_subclassed_model_needs_examples_and_its_file_takes_their_structure():

@@ -40,7 +40,7 @@ def convertible_copy(
     if retyped:
         notes.append(f"{retyped} layers of another precision were rebuilt in float32")
     if loops:
-        notes.append(f"{', '.join(loops)}: unrolled, since integers need a graph without loops")
+        notes.append(f"{', '.join(loops)}: unrolled for files that need a graph without loops")
     if any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.weights):
         notes.append("variables of replicas were gathered on one device")
     if not notes:

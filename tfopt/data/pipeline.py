@@ -204,8 +204,8 @@ class Pipeline(Transform):
         )
         if facts.update_batch != facts.tuned_batch_size:
             notes.append(
-                f"the learning rate stays that of batches of {facts.tuned_batch_size}, "
-                "unless LearningRate is in the chain"
+                f"the job's learning rate is for batches of {facts.tuned_batch_size}: "
+                "LearningRate scales it"
             )
         return dataset, notes
 

@@ -57,7 +57,9 @@ class Onnx(Format):
         (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
         notes = ["convolutions stay in float"] if precision == "dynamic" else []
         if target.stat().st_size > plain.stat().st_size:
-            notes.append("larger than in float32: the scales take more than the weights save")
+            notes.append(
+                "larger than in float32: scales and operators take more than the weights save"
+            )
         return notes
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
