@@ -10,7 +10,7 @@ from typing import Any
 
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import Table
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 _ROWS = 1 << 12
 
@@ -55,7 +55,14 @@ class HuggingFace(Table):
         datasets = needs("datasets", "HuggingFace", "huggingface")
         data = self.data
         if isinstance(data, str | os.PathLike):
-            data = datasets.load_from_disk(os.fspath(data))
+            try:
+                data = datasets.load_from_disk(os.fspath(data))
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"{self.data} is not a saved data set.",
+                    expected="a folder that datasets' save_to_disk wrote",
+                    received=first_line(error),
+                ) from error
         if isinstance(data, datasets.DatasetDict):
             if self.split not in data:
                 raise UserError(

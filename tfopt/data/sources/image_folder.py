@@ -10,7 +10,7 @@ from typing import Any
 from tfopt.data.class_folders import class_folders
 from tfopt.data.sources.images import Encoded
 from tfopt.data.sources.source import Reading, Source
-from tfopt.errors import UserError, require_count
+from tfopt.errors import UserError, first_line, require_count
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,12 +65,19 @@ class ImageFolder(Source):
         """Return a dataset of single images; Keras shuffles their paths, not the images."""
         import keras
 
-        return keras.utils.image_dataset_from_directory(
-            str(class_folders(self.path).train),
-            batch_size=None,
-            image_size=self.size,
-            color_mode={1: "grayscale", 3: "rgb", 4: "rgba"}[self.channels],
-            shuffle=shuffle,
-            seed=seed,
-            verbose=False,
-        )
+        try:
+            return keras.utils.image_dataset_from_directory(
+                str(class_folders(self.path).train),
+                batch_size=None,
+                image_size=self.size,
+                color_mode={1: "grayscale", 3: "rgb", 4: "rgba"}[self.channels],
+                shuffle=shuffle,
+                seed=seed,
+                verbose=False,
+            )
+        except ValueError as error:
+            raise UserError(
+                f"{self.path} holds no images.",
+                expected="JPEG, PNG, GIF or BMP files in a sub-folder for each class",
+                received=first_line(error),
+            ) from error

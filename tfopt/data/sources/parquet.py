@@ -55,10 +55,18 @@ class Parquet(Table):
         return f"{self!r} {self._files.stamps}"
 
     def count_examples(self) -> int:
+        arrow = needs("pyarrow", type(self).__name__, "parquet")
         row_groups = self._files.row_groups
         if self.filter is None:
             return sum(group.rows for group in row_groups)
-        return int(self._dataset(row_groups).count_rows(filter=self._expression()))
+        try:
+            return int(self._dataset(row_groups).count_rows(filter=self._expression()))
+        except (arrow.ArrowException, ValueError, TypeError) as error:
+            raise UserError(
+                "The filter does not fit the columns.",
+                expected=", ".join(f"{column.name}: {column.type}" for column in self.schema()),
+                received=f"filter={self.filter!r}: {first_line(error)}",
+            ) from error
 
     def splits(self) -> Sequence[_RowGroup]:
         self._files.refuse_changed()

@@ -40,7 +40,15 @@ class TFDS(Source):
         return f"{self!r} {self._builder().info.full_name}"
 
     def count_examples(self) -> int:
-        return int(self._builder().info.splits[self.split].num_examples)
+        builder = self._builder()
+        try:
+            return int(builder.info.splits[self.split].num_examples)
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"{self.name} has no such split.",
+                expected=f"one of {', '.join(builder.info.splits)}, or a part of one",
+                received=repr(self.split),
+            ) from error
 
     def batches(self, batch_size: int, reading: Reading) -> Any:
         import tensorflow_datasets as tfds
