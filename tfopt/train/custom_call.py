@@ -53,7 +53,7 @@ def custom_call(target: str, operands: Sequence[Any], results: Sequence[Array], 
         Tout=[tf.as_dtype(array.dtype) for array in returned],
         Sout=[tf.TensorShape(array.shape) for array in returned],
         platforms=["CUDA"],
-        disabled_checks=["platform"],  # is XLA's to refuse, which names what it lacks
+        disabled_checks=["platform"],  # a platform without the function is refused by XLA
     )
 
 
