@@ -15,6 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 from digits import digit_net, small_digits
 from keras import layers
 
+import tfopt
 from tfopt import UserError
 from tfopt.compress.quantize_aware import quantize_aware
 from tfopt.export.litert_file import LitertPredictor, kernels
@@ -232,6 +233,22 @@ def test_a_subclassed_model_needs_examples_and_its_file_takes_their_structure():
         np.testing.assert_array_equal(made.predict(given)[0], got)
     with pytest.raises(UserError, match=r"The inputs of .* are unknown"):
         quantize(model, precision="dynamic")
+
+
+def test_inputs_of_a_subclassed_model_are_named_as_in_its_dict(tmp_path):
+    class Towers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = layers.Dense(4), layers.Dense(4)
+
+        def call(self, x):
+            return self.user(x["user"]) - self.item(x["item"])
+
+    model = Towers()
+    x = {part: RNG.random((16, 3)).astype("float32") for part in ("user", "item")}
+    expected = np.asarray(model(x))
+    folder = tfopt.export(model, tmp_path, formats="litert", examples=x).files[0].folder
+    np.testing.assert_allclose(tfopt.load(folder)(x)[0], expected, atol=1e-5)
 
 
 def test_mirrored_variables_are_gathered(fresh_python):

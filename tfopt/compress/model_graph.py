@@ -178,7 +178,14 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
     elif example is not None:
         structure = example
         arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(example)]
-        shapes = [(None, a.shape[1:], _model_dtype(a), "input") for a in arrays]
+        named = isinstance(example, Mapping) and not any(
+            map(keras.tree.is_nested, example.values())
+        )
+        keys = map(str, sorted(example)) if named else ["input"] * len(arrays)
+        shapes = [
+            (None, array.shape[1:], _model_dtype(array), key)
+            for array, key in zip(arrays, keys, strict=True)
+        ]
     else:
         raise UserError(
             f"The inputs of {type(model).__name__} are unknown.",

@@ -171,7 +171,9 @@ class Exported:
 
 def score_cell(file: ExportedFile) -> Cell:
     """Return the cell of a file's score."""
-    return absent("no labels were given") if file.score is None else Cell(f"{file.score:.4g}")
+    if file.score is None:
+        return absent("no labels, or labels of several outputs")
+    return Cell(f"{file.score:.4g}")
 
 
 def refused_row(file: Refused) -> Row:

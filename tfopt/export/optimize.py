@@ -531,8 +531,8 @@ def _too_far(row: Candidate, max_drop: float) -> str:
     if row.drop is not None:
         unit = "points of accuracy" if row.file.scored_by == "accuracy" else "% of the error"
         return f"loses {row.drop:.2f} {unit}" if row.drop > max_drop else ""
-    lost = 100 * row.file.parity.lost
-    return f"{row.file.parity.summary()}" if lost > max_drop else ""
+    failure = row.file.parity.failure(max_drop)
+    return "" if failure is None else f"{failure}: {row.file.parity.summary()}"
 
 
 def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target) -> str:

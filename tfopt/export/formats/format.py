@@ -68,6 +68,14 @@ class Signature:
             return f"{name}={form.format('x')}"
         return f"**{{k: {form.format('v')} for k, v in {self.by_name()}.items()}}"
 
+    def answer(self, outputs: str) -> str:
+        """Return, in code, the one output of a dict of them, or the dict of several."""
+        return f'{outputs}["{self.outputs[0]}"]' if len(self.outputs) == 1 else outputs
+
+    def names(self) -> str:
+        """Return the names of the outputs as a list in code."""
+        return "[" + ", ".join(f'"{name}"' for name in self.outputs) + "]"
+
 
 def operator_fix(operators: Collection[str]) -> str:
     """Return the fix for operators that a format does not support."""

@@ -101,7 +101,7 @@ class LiteRT(Format):
         return (
             "from ai_edge_litert.interpreter import Interpreter\n"
             f'run = Interpreter("{path}").get_signature_runner()\n'
-            f'y = run({signature.keywords()})["{signature.outputs[0]}"]'
+            f"y = {signature.answer(f'run({signature.keywords()})')}"
         )
 
 

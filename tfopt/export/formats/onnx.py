@@ -81,10 +81,11 @@ class Onnx(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file."""
+        one = "(y,)" if len(signature.outputs) == 1 else "y"
         return (
             "import onnxruntime\n"
             f'session = onnxruntime.InferenceSession("{path}")\n'
-            f'(y,) = session.run(["{signature.outputs[0]}"], {signature.by_name()})'
+            f"{one} = session.run({signature.names()}, {signature.by_name()})"
         )
 
 

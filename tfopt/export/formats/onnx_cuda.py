@@ -69,10 +69,11 @@ class OnnxCuda(Onnx):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file on the GPU, or fail."""
+        one = "(y,)" if len(signature.outputs) == 1 else "y"
         return (
             "import onnxruntime\n"
             "onnxruntime.preload_dlls()  # CUDA and cuDNN, where pip installed them\n"
             f'session = onnxruntime.InferenceSession("{path}", providers=["{self.provider}"])\n'
             f'assert session.get_providers()[0] == "{self.provider}"  # else it is the CPU\n'
-            f'(y,) = session.run(["{signature.outputs[0]}"], {signature.by_name()})'
+            f"{one} = session.run({signature.names()}, {signature.by_name()})"
         )

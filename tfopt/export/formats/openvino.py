@@ -88,7 +88,7 @@ class OpenVino(Format):
             "import openvino\n"
             'exact = {"INFERENCE_PRECISION_HINT": "f32"}  # else bfloat16 on CPUs that have it\n'
             f'model = openvino.Core().compile_model("{path}", "CPU", exact)\n'
-            f'y = model({signature.by_name()})["{signature.outputs[0]}"]'
+            f"y = {signature.answer(f'model({signature.by_name()})')}"
         )
 
 

@@ -73,9 +73,12 @@ class SavedModel(Format):
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that call the signature."""
         inputs = signature.keywords("tf.constant({})")
+        y = "{k: v.numpy() for k, v in outputs.items()}"
+        if len(signature.outputs) == 1:
+            y = f'outputs["{signature.outputs[0]}"].numpy()'
         return (
             "import tensorflow as tf\n"
             f'model = tf.saved_model.load("{path}")\n'
             f'outputs = model.signatures["serving_default"]({inputs})\n'
-            f'y = outputs["{signature.outputs[0]}"].numpy()'
+            f"y = {y}"
         )

@@ -88,7 +88,7 @@ class TensorRt(Format):
             "from polygraphy.backend.common import bytes_from_path\n"
             "from polygraphy.backend.trt import TrtRunner, engine_from_bytes\n"
             f'with TrtRunner(engine_from_bytes(bytes_from_path("{path}"))) as runner:\n'
-            f'    y = runner.infer({signature.by_name()})["{signature.outputs[0]}"]'
+            f"    y = {signature.answer(f'runner.infer({signature.by_name()})')}"
         )
 
 
