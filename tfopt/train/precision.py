@@ -23,6 +23,7 @@ from tfopt.job.plain_values import did_you_mean
 from tfopt.job.rebuild import ONE_AT_A_TIME, blueprint, custom_objects, require_built_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import layers_inside, layers_of, nodes_by_depth
+from tfopt.report.format import count
 
 if TYPE_CHECKING:
     import keras
@@ -44,7 +45,7 @@ class Tally:
 
     def note(self, policy: str) -> str:
         """Return the tally as a note."""
-        parts = [f"{self.changed} layers in {policy}"] if self.changed else []
+        parts = [f"{count(self.changed, 'layer')} in {policy}"] if self.changed else []
         if self.outputs:
             parts.append(f"output {', '.join(self.outputs)} in float32")
         if self.left or self.obstacles:
