@@ -340,6 +340,17 @@ def test_a_file_that_cannot_be_loaded_is_refused(served, tmp_path):
             tfopt.load(tmp_path / name)
 
 
+def test_a_full_disk_is_one_error_and_leaves_nothing(trained, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    x = RNG.random((8, 8, 8, 1)).astype("float32")
+    with pytest.raises(UserError, match=r"No space left on device|could not be written"):
+        tfopt.export(trained, tmp_path / "out", formats="litert", precision="int8", calibration=x)
+    assert not (tmp_path / "out").exists()
+
+
 def test_int4_in_blocks_where_a_kernel_divides(served):
     content = served["litert_float32"].path.read_bytes()
     blocks = [each for each in recipe("int4", content) if "BLOCKWISE_32" in str(each)]

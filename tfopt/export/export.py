@@ -455,7 +455,13 @@ def write_file(
 ) -> Any:
     """Write one file into a new folder; return notes on it."""
     folder.mkdir()
-    return kind.write(graphs, form, precision, folder)
+    try:
+        return kind.write(graphs, form, precision, folder)
+    except OSError as error:
+        raise UserError(
+            f"The file could not be written: {error.strerror or error}.",
+            fix="free space on that disk, or choose another folder",
+        ) from error
 
 
 def require_gpu(name: str) -> None:

@@ -15,7 +15,7 @@ from tfopt.compress.examples import evenly, first_inputs, take_inputs, take_labe
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.data.sources.open import open_part
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import Array, Format, Graph, Graphs, Precision, Signature
 from tfopt.export.litert import convert, save, serve, trace
 from tfopt.export.litert_file import accuracy
@@ -147,8 +147,17 @@ def make_reference(
     wanted: Iterable[tuple[Format, Precision]],
 ) -> Reference:
     """Write the forms of a model that these files need into a folder: of each the best possible."""
+    import tensorflow as tf
+
     forms = {kind.forms(precision) for kind, precision in wanted}
-    return outside_strategies(partial(_make, model, given, folder, forms))
+    try:
+        return outside_strategies(partial(_make, model, given, folder, forms))
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(
+            f"The temporary files of {model.name!r} could not be written.",
+            received=f"{type(error).__name__}: {first_line(error)}",
+            fix="free space in the temporary folder, or set TMPDIR to another",
+        ) from error
 
 
 def _make(
