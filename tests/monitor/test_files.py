@@ -33,7 +33,7 @@ def test_every_figure_is_in_its_row(tmp_path):
         steps=marks(3, each=1 / 3, wait=None), missing={"fan_percent": "NVML: Not Supported"},
     )  # fmt: skip
     recording = replace(recording, host_missing={"disk_read_mib_per_s": "a rate needs two"})
-    ended = SimpleNamespace(recording=lambda: recording, listen=lambda log: None)
+    ended = SimpleNamespace(recording=lambda *times: recording, listen=lambda log: None)
     path = CsvLog(tmp_path / "samples.csv", ended).close()
     hosts, gpus, steps = (rows_of(kind, path) for kind in ("host", "gpu", "step"))
     assert [figures(row, HOST_METRICS) for row in hosts] == [host, host]

@@ -13,7 +13,7 @@ from attention_stand_in import as_cudnn_computes, on_a_stand_in
 
 from tfopt.train import fused_call
 from tfopt.train.attention import dot_product_attention
-from tfopt.train.custom_call import Array
+from tfopt.train.custom_call import TensorType
 
 Q, K, S, W, LENGTH = "3x8x2x16", "3x12x2x16", "3x2x8:float32", "0:uint8", "3:int32"
 # Results have heads first, and lie in memory as the operands do.
@@ -89,7 +89,7 @@ def calls(monkeypatch):
         return sizes if array.dtype in ("float16", "bfloat16") else f"{sizes}:{array.dtype}"
 
     def recorded(target, operands, results, config):
-        given = [Array(tuple(tensor.shape), tensor.dtype.name) for tensor in operands]
+        given = [TensorType(tuple(tensor.shape), tensor.dtype.name) for tensor in operands]
         made.append((target, [*map(words, given)], [*map(words, results)], json.loads(config)))
         return as_cudnn_computes(target, operands, results, config)
 

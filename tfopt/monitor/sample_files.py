@@ -18,7 +18,9 @@ import csv
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ COLUMNS = (
 
 
 class CsvLog:
-    """Write each sample and mark of a sampler to a CSV file immediately.
+    """Write each sample to a CSV file immediately, and the marks of the training before it.
 
     A failed write (a full disk) is a warning of the sampler, and ends the writing.
     """
@@ -66,38 +68,50 @@ class CsvLog:
         self._table.writeheader()
         self._busy = threading.Lock()
         recording = sampler.recording()
-        earlier: tuple[Sample | StepMark, ...] = (*recording.samples, *recording.steps)
-        for moment in earlier:
-            self(moment)
+        self._marks = deque(recording.steps)
+        for sample in recording.samples:
+            self(sample)
         sampler.listen(self)
 
     def __call__(self, moment: Sample | StepMark) -> None:
-        """Write the rows of a sample or a mark; called by the sampler."""
+        """Write the rows of a sample, or keep a mark for the next one; called by the sampler.
+
+        A mark comes from the thread that trains, which does not wait for a disk.
+        """
+        if isinstance(moment, StepMark):
+            self._marks.append(moment)
+            return
         with self._busy:
             if not self._file.closed:
-                self._table.writerows(self._rows(moment))
+                self._table.writerows(self._sample_rows(moment))
+                self._table.writerows(self._step_rows())
                 self._file.flush()
 
     def close(self) -> Path:
-        """End the writing, and return the path."""
-        self._file.close()
+        """Write the last marks, and return the path."""
+        with self._busy:
+            if not self._file.closed:
+                with closing(self._file):
+                    self._table.writerows(self._step_rows())
         return self.path
 
-    def _rows(self, moment: Sample | StepMark) -> Iterator[dict[str, Any]]:
-        recording = self._sampler.recording()
+    def _sample_rows(self, sample: Sample) -> Iterator[dict[str, Any]]:
+        recording = self._sampler.recording(sample.at_s, sample.at_s)
         about = tuple(_about(recording))
         if about != self._about:
             yield from about
             self._about = about
-        if isinstance(moment, StepMark):
-            figures = {name: getattr(moment, name) for name in _STEP}
-            yield {"row": "step", "at_s": moment.ended_s, **figures}
-            return
-        when = {"at_s": moment.at_s, "time": moment.time and moment.time.isoformat()}
-        yield {"row": "host", **when, **_values(moment.host)}
+        when = {"at_s": sample.at_s, "time": sample.time and sample.time.isoformat()}
+        yield {"row": "host", **when, **_values(sample.host)}
         # After the loss of a driver a sample has no GPUs.
-        for gpu, reading in zip(recording.gpus, moment.gpus, strict=False):
+        for gpu, reading in zip(recording.gpus, sample.gpus, strict=False):
             yield {"row": "gpu", **when, "device": gpu.uuid, **_values(reading)}
+
+    def _step_rows(self) -> Iterator[dict[str, Any]]:
+        while self._marks:
+            mark = self._marks.popleft()
+            figures = {name: getattr(mark, name) for name in _STEP}
+            yield {"row": "step", "at_s": mark.ended_s, **figures}
 
 
 def _about(recording: Recording) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ class DamagedCheckpoint(Exception):
 class Checkpoints:
     """The checkpoints of a training in a folder; the newest ``keep`` of them stay.
 
-    Of several workers all call ``read_newest`` before the first ``write``.
+    Call ``read_newest`` before the first ``write``, on all workers: it finds the next number.
     """
 
     def __init__(self, folder: Path, keep: int, peers: Peers) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "int32": "i32", "uint8": "ui8"}
 
 
-class Array(NamedTuple):
+class TensorType(NamedTuple):
     """An operand or result of a call.
 
     ``order`` has its axes as they lie in memory, the outermost first; None: as in its shape.
@@ -27,15 +27,17 @@ class Array(NamedTuple):
         return tuple(range(len(self.shape))) if self.order is None else self.order
 
     @property
-    def in_memory(self) -> Array:
+    def in_memory(self) -> TensorType:
         """Return the array with the axes of its shape in the order of memory."""
-        return Array(tuple(self.shape[axis] for axis in self.axes), self.dtype)
+        return TensorType(tuple(self.shape[axis] for axis in self.axes), self.dtype)
 
     def __str__(self) -> str:
         return f"tensor<{''.join(f'{size}x' for size in self.shape)}{_TYPES[self.dtype]}>"
 
 
-def custom_call(target: str, operands: Sequence[Any], results: Sequence[Array], config: str) -> Any:
+def custom_call(
+    target: str, operands: Sequence[Any], results: Sequence[TensorType], config: str
+) -> Any:
     """Return the results of a call, each with the axes of its shape in the order of memory.
 
     Example:
@@ -44,7 +46,7 @@ def custom_call(target: str, operands: Sequence[Any], results: Sequence[Array], 
     import tensorflow as tf
     from tensorflow.compiler.tf2xla.python.xla import call_module
 
-    given = [Array(tuple(tensor.shape), tensor.dtype.name) for tensor in operands]
+    given = [TensorType(tuple(tensor.shape), tensor.dtype.name) for tensor in operands]
     returned = [result.in_memory for result in results]
     return call_module(
         operands,
@@ -57,7 +59,9 @@ def custom_call(target: str, operands: Sequence[Any], results: Sequence[Array], 
     )
 
 
-def module(target: str, operands: Sequence[Array], results: Sequence[Array], config: str) -> str:
+def module(
+    target: str, operands: Sequence[TensorType], results: Sequence[TensorType], config: str
+) -> str:
     """Return a StableHLO module of one call, and of a transposition of each result."""
     given, found = ", ".join(map(str, operands)), ", ".join(map(str, results))
     returned = ", ".join(str(result.in_memory) for result in results)
@@ -81,7 +85,7 @@ def module(target: str, operands: Sequence[Array], results: Sequence[Array], con
     return "\n".join([*lines, f"return {names} : {returned}", "}"])
 
 
-def _layouts(arrays: Sequence[Array]) -> str:
+def _layouts(arrays: Sequence[TensorType]) -> str:
     """Return the axes of each array from the innermost to the outermost."""
     layouts = (
         f"dense<{[*reversed(each.axes)]}> : tensor<{len(each.axes)}xindex>" for each in arrays

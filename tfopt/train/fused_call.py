@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tfopt.train.custom_call import Array, custom_call
+from tfopt.train.custom_call import TensorType, custom_call
 
 # Added to a masked score: its probability is zero, and the difference of two is still finite.
 MASKED = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
@@ -150,15 +150,17 @@ def _compiled(call: FusedCall, backward: bool) -> Any:
     return compiled
 
 
-def _results(call: FusedCall, backward: bool) -> list[Array]:
+def _results(call: FusedCall, backward: bool) -> list[TensorType]:
     """Return the results, whose shapes have heads before tokens, unlike memory."""
-    queries = Array((call.batch, call.heads, call.queries, call.head_size), call.dtype, _SWAPPED)
-    keys = Array((call.batch, call.heads, call.keys, call.head_size), call.dtype, _SWAPPED)
+    queries = TensorType(
+        (call.batch, call.heads, call.queries, call.head_size), call.dtype, _SWAPPED
+    )
+    keys = TensorType((call.batch, call.heads, call.keys, call.head_size), call.dtype, _SWAPPED)
     if backward:
         results = [queries, keys, keys]
         # TensorFlow 2.18 writes the gradient of a bias of this shape, asked for or not.
         if call.bias == (1, call.heads):
-            results.append(Array((1, call.heads, call.queries, call.keys), call.dtype))
+            results.append(TensorType((1, call.heads, call.queries, call.keys), call.dtype))
     else:
-        results = [queries, Array(queries.shape[:3], "float32")]
-    return [*results, Array((0,), "uint8")]  # the workspace, sized by XLA
+        results = [queries, TensorType(queries.shape[:3], "float32")]
+    return [*results, TensorType((0,), "uint8")]  # the workspace, sized by XLA

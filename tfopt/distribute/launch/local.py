@@ -26,7 +26,7 @@ from tfopt.distribute.launch.communication import (
 )
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import JOINED, require_command
-from tfopt.errors import require_count
+from tfopt.errors import UserError, require_count
 
 _PORTS = range(20000, 32000)  # below those of outgoing connections on Linux
 
@@ -131,8 +131,7 @@ def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> l
 def free_ports(count: int) -> list[int]:
     """Return random free ports, so that two launchers seldom choose the same ones."""
     ports: list[int] = []
-    while len(ports) < count:
-        port = secrets.choice(_PORTS)
+    for port in secrets.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as attempt:
             # As TensorFlow's servers do.
             attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,6 +139,11 @@ def free_ports(count: int) -> list[int]:
                 attempt.bind(("", port))
             except OSError:
                 continue
-        if port not in ports:
-            ports.append(port)
-    return ports
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise UserError(
+        "There are not enough free ports on this machine.",
+        expected=f"{count} between {_PORTS.start} and {_PORTS.stop}",
+        received=f"{len(ports)}",
+    )
