@@ -155,6 +155,7 @@ def test_a_fused_layer_projects_the_tokens_of_all_examples_by_one_product(card, 
         ((3, 8, 2, 16), "float32", "float32"),
         ((None, 8, 2, 16), "float16", "not known when the step is traced"),
         ((3, 4, 4, 2, 16), "float16", "one axis of tokens"),
+        ((3, 1, 2, 16), "float16", "there is one token"),
     ],
 )
 def test_what_the_kernels_do_not_serve_is_named(card, shape, dtype, reason):

@@ -89,6 +89,8 @@ def refusal(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
     if odd_head is not None:
         return odd_head
     (_, queries, heads, _), (_, keys, _, _) = shapes[:2]
+    if queries == keys == 1:
+        return "there is one token, and cuDNN has no gradient for it"
     if bias is not None and (mask is not None or tuple(bias.shape) != (1, heads, queries, keys)):
         return f"a bias of shape {tuple(bias.shape)}, or beside a mask"
     if mask is not None and not _is_by_head(tuple(mask.shape), shapes[0]):
