@@ -47,6 +47,15 @@ def test_arrays_are_looked_at_whole_and_of_what_yields_batches_the_first():
     assert check_examples(examples_of((X, Y + 1)), name="train", classes=None) == 40
 
 
+def test_batches_of_different_structures_name_both():
+    def batches():
+        yield X, Y
+        yield {"a": X, "b": X}, Y
+
+    with pytest.raises(UserError, match=r"expected: x, y, as(.|\n)*x\['a'\], x\['b'\], y"):
+        examples_of(batches).read()
+
+
 def test_an_ignored_class_is_no_mistake():
     void, images = np.array([[[0, 9, 255]] * 2] * 40), np.zeros((40, 2, 3, 1), "float32")
     for part in ((images, void), dataset(images, void.astype("float32"))):

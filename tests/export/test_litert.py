@@ -101,8 +101,21 @@ def test_int8_is_integer_all_through():
 def test_a_small_file_says_what_has_no_fewer_bits_and_moving_is_no_computing():
     rows = keras.Sequential([keras.Input((20, 4)), layers.Conv1D(8, 3), layers.Flatten()])
     made = quantize(rows, calibration=RNG.random((32, 20, 4)))
-    assert made.fully_integer  # a Conv1D begins by adding an axis
+    assert made.fully_integer
     assert "KiB of it are names, operators and scales" in str(made)
+
+
+def test_convolutions_over_sequences_or_with_gaps_leave_the_integers_at_the_ends_alone():
+    x = keras.Input((16, 6))
+    h = layers.Conv1D(8, 2, padding="causal", dilation_rate=2, activation="tanh")(x)
+    h = layers.DepthwiseConv1D(3, padding="same", dilation_rate=2)(layers.MaxPooling1D(2)(h))
+    h = layers.Conv2D(4, 3, padding="same", dilation_rate=2)(layers.Reshape((4, 4, 4))(h))
+    h = layers.SeparableConv2D(4, 3, padding="same", dilation_rate=2)(h)
+    made = quantize(keras.Model(x, h), calibration=RNG.normal(size=(32, 16, 6)))
+    codes = op_codes(made.content)
+    assert codes.count("QUANTIZE") == codes.count("DEQUANTIZE") == 1
+    assert {"EXPAND_DIMS", "SPACE_TO_BATCH_ND"}.isdisjoint(codes)
+    assert made.parity.relative_error < 0.1
 
 
 def test_an_operator_left_in_float_is_reported():

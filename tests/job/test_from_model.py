@@ -59,6 +59,25 @@ class NoConfig(keras.Model):
         return self.out(x)
 
 
+class Tied(keras.layers.Layer):
+    """Scores by the kernel of another layer, which it holds."""
+
+    def __init__(self, table, **kwargs):
+        super().__init__(**kwargs)
+        self.table = table
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+    def get_config(self):
+        table = keras.saving.serialize_keras_object(self.table)
+        return {**super().get_config(), "table": table}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "table": keras.saving.deserialize_keras_object(config["table"])})
+
+
 def own_loss(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
@@ -183,6 +202,10 @@ def test_what_cannot_be_rebuilt_unbuilt_uncompiled_and_keras_2_models_are_refuse
     compiled(half_built)
     with pytest.raises(UserError, match="has 0 weights and its copy 4; call it once on a batch"):
         Job.from_model(half_built, (X, Y))
+    tokens, table = keras.Input((4,), dtype="int32"), keras.layers.Embedding(9, 3)
+    tied = compiled(keras.Model(tokens, Tied(table)(table(tokens))))
+    with pytest.raises(UserError, match="has 1 weights and its copy 2; a layer that is an attr"):
+        Job.from_model(tied, (X, Y))
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     unbuilt.compile("sgd", "mse")
     with pytest.raises(UserError, match="not built"):

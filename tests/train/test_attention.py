@@ -257,6 +257,20 @@ def test_an_attention_that_is_not_served_is_computed_as_keras_does(card):
     assert fused.summary() == (True, "attention fused in 1 layer")
 
 
+def test_a_refusal_leaves_the_attention_that_was_fused_before(card, monkeypatch):
+    layer, inputs = L.MultiHeadAttention(2, 8, dtype="mixed_bfloat16"), keras.Input((8, 16), 4)
+    model = keras.Model(inputs, layer(inputs, inputs))
+    tfopt.fused_attention(model)
+    fused = fused_layers(tfopt.fused_attention(model, padding="right"))
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "card_refusal", lambda: "it is not computed on a GPU")
+        with pytest.raises(UserError, match=r"can be fused: it is not computed on a GPU\."):
+            tfopt.fused_attention(model)
+    layer(drawn(4, 8, 16), drawn(4, 8, 16), training=True)
+    assert fused_layers(model) is fused
+    assert fused.summary() == (True, "attention fused in 1 layer")
+
+
 def test_a_chain_fuses_attention_and_takes_it_off_again(card):
     job = Job(
         build=NETS["padded"],

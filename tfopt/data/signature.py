@@ -102,6 +102,7 @@ def batch_signature(batches: Sequence[Any], owner: str) -> Any:
 
     for batch in batches:
         check_leaves(leaves(batch), owner)
+        _require_structure(batches[0], batch, owner)
     return tf.nest.map_structure(_common_spec, *batches)
 
 
@@ -114,7 +115,7 @@ def conform(batch: Any, signature: Any, owner: str) -> Any:
     import tensorflow as tf
 
     batch = standardised(batch)
-    tf.nest.assert_same_structure(signature, batch)
+    _require_structure(signature, batch, owner)
     for spec, leaf in zip(tf.nest.flatten(signature), tf.nest.flatten(batch), strict=True):
         if not spec.shape.is_compatible_with(leaf.shape) or _dtype(leaf) != spec.dtype:
             raise UserError(
@@ -123,6 +124,16 @@ def conform(batch: Any, signature: Any, owner: str) -> Any:
                 received=f"{leaf.dtype} of shape {leaf.shape}",
             )
     return tf.nest.map_structure(np.array, batch)
+
+
+def _require_structure(first: Any, batch: Any, owner: str) -> None:
+    places, others = ([place for place, _ in leaves(each)] for each in (first, batch))
+    if places != others:
+        raise UserError(
+            f"{owner} yielded batches of different structures.",
+            expected=f"{', '.join(places)}, as in the first batch",
+            received=", ".join(others),
+        )
 
 
 def batch_length(batch: Any) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,7 @@ class Exported:
         raise KeyError(f"{name!r}; there are {', '.join(file.name for file in self.files)}")
 
     def __str__(self) -> str:
-        refused = [f"{file.name}: not written: {file.reason}" for file in self.refused]
+        refused = why_refused(self.refused, "{}: not written: {}")
         return "\n".join([str(self._table()), *refused, *self._score()])
 
     __repr__ = __str__
@@ -174,6 +174,11 @@ def score_cell(file: ExportedFile) -> Cell:
     if file.score is None:
         return absent("no labels, or labels of several outputs")
     return Cell(f"{file.score:.4g}")
+
+
+def why_refused(refused: Iterable[Refused], form: str = "{}: {}") -> list[str]:
+    """Return a line for each reason, with the files that it holds for."""
+    return by_reason(((file.name, file.reason) for file in refused), form)
 
 
 def refused_row(file: Refused) -> Row:
@@ -274,9 +279,7 @@ def write_all(
         lost = any(file.too_far for file in refused)
         raise UserError(
             f"No file of {model.name!r} could be written.",
-            received="; ".join(
-                [*(f"{file.name}: {file.reason}" for file in refused), *reference.notes]
-            ),
+            received="; ".join([*why_refused(refused), *reference.notes]),
             fix=_MORE_ACCURATE if lost else None,
         )
     score, _ = reference.score(reference.expected)

@@ -182,6 +182,14 @@ def _functions() -> Iterator[None]:
     with (
         replaced(tf, einsum=_einsum(tf.einsum), roll=_roll(tf.roll)),
         replaced(tf.linalg, einsum=_einsum(tf.linalg.einsum)),
+        replaced(
+            tf.nn,
+            convolution=_dilated(tf.nn.convolution, {3: tf.nn.conv1d, 4: tf.nn.conv2d}),
+            depthwise_conv2d=_dilated(
+                tf.nn.depthwise_conv2d, {4: tf.compat.v1.nn.depthwise_conv2d_native}
+            ),
+            separable_conv2d=_separable,
+        ),
         replaced(tf.image, extract_patches=_extract_patches(tf.image.extract_patches)),
         replaced(array_functions(), argmax=_place_of("argmax"), argmin=_place_of("argmin")),
     ):
@@ -255,6 +263,31 @@ def _einsum(plain: Form) -> Form:
         return plain(f"{second},{first}->{result}", other, one, **named)
 
     return einsum
+
+
+def _dilated(plain: Form, by_rank: dict[int, Form]) -> Form:
+    """Convolve with gaps in the kernel by one operator.
+
+    TensorFlow itself moves values into the batch and back, for which there is no integer kernel.
+    """
+
+    def convolution(
+        input: Any, filters: Any, *rest: Any, dilations: Any = None, **named: Any
+    ) -> Any:
+        direct, is_first = by_rank.get(len(filters.shape)), "NC" in (named.get("data_format") or "")
+        gaps = np.broadcast_to(dilations or 1, len(filters.shape) - 2).tolist()
+        if direct is None or is_first or max(gaps) == 1 or len(rest) != 2:
+            return plain(input, filters, *rest, dilations=dilations, **named)
+        return direct(input, filters, *rest, dilations=[1, *gaps, 1], **named)
+
+    return convolution
+
+
+def _separable(x: Any, kernel: Any, points: Any, *rest: Any, **named: Any) -> Any:
+    import tensorflow as tf
+
+    channels = tf.nn.depthwise_conv2d(x, kernel, *rest, **named)
+    return tf.nn.conv2d(channels, points, 1, "VALID", named.get("data_format") or "NHWC")
 
 
 def _extract_patches(plain: Form) -> Form:

@@ -29,6 +29,7 @@ from tfopt.export.export import (
     require_exportable,
     require_gpu,
     score_cell,
+    why_refused,
     write_facts,
     write_files,
 )
@@ -114,7 +115,7 @@ class Optimized:
         return self.winner.code()
 
     def __str__(self) -> str:
-        refused = [f"{file.name}: not written: {file.reason}" for file in self.refused]
+        refused = why_refused(self.refused, "{}: not written: {}")
         title, lines = self._in_words()
         return "\n".join([str(self._table()), *refused, *lines, title, self.code()])
 
@@ -266,7 +267,7 @@ def optimize(
             raise UserError(
                 f"No file of {model.name!r} {none}.",
                 received="; ".join(f"{r.file.name}: {r.lost}" for r in rows)
-                or "; ".join(f"{r.name}: {r.reason}" for r in (*refused, *broken)),
+                or "; ".join(why_refused((*refused, *broken))),
                 fix="raise max_drop, or allow other precisions" if rows else None,
             )
         winner = _keep(rows[0].file, place)

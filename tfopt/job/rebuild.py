@@ -101,9 +101,11 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
                     rebuilt.build_from_config(config["build_config"])
                 values = own_weights if weights is None else weights
                 if len(values) < len(rebuilt.weights):
+                    cause = "call it once on a batch, so that all of its layers are built"
+                    if all(layer.built for layer in layers):
+                        cause = "a layer that is an attribute of two layers becomes two in a copy"
                     raise ValueError(
-                        f"it has {len(values)} weights and its copy {len(rebuilt.weights)}; call "
-                        "it once on a batch, so that all of its layers are built"
+                        f"it has {len(values)} weights and its copy {len(rebuilt.weights)}; {cause}"
                     )
                 rebuilt.set_weights(values)
         # Outer layers come first: ``trainable`` sets all inner layers too. A KerasHub class may

@@ -54,12 +54,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def by_reason(left: Iterable[tuple[str, str]]) -> list[str]:
+def by_reason(left: Iterable[tuple[str, str]], form: str = "{} ({})") -> list[str]:
     """Return a phrase for each reason: a few of its paths, and how many more there are."""
     paths: dict[str, list[str]] = {}
     for path, reason in left:
         paths.setdefault(reason, []).append(path)
-    return [f"{few(names)} ({reason})" for reason, names in paths.items()]
+    return [form.format(few(names), reason) for reason, names in paths.items()]
 
 
 def few(names: Sequence[str]) -> str:

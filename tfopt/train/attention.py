@@ -251,13 +251,16 @@ class FusedLayer:
 class FusedLayers(Hooks):
     """The layers of a model whose attention is fused, and the reasons of the others."""
 
-    def __init__(self, layers: list[Any]) -> None:
+    def __init__(self, layers: list[Any], earlier: FusedLayers | None) -> None:
         super().__init__()
+        fused_before = earlier.supported if earlier is not None else []
         self.layers: list[FusedLayer] = []
         self.supported: list[Any] = []
         self.left: dict[str, str] = {}
         for layer in layers:
             reason = _layer_refusal(layer)
+            if reason is None and ATTENTION in vars(layer) and layer not in fused_before:
+                reason = "its attention is replaced already"
             if reason is None:
                 self.supported.append(layer)
             else:
@@ -324,12 +327,12 @@ def _attach(model: Any, padding: Padding) -> str | None:
     layers = _attention_layers(model)
     if not layers:
         return "it has no attention layer of Keras's"
-    _remove(model)
-    found = FusedLayers(layers)
+    found = FusedLayers(layers, fused_layers(model))
     card = card_refusal()
     if card is not None or not found.supported:
         reasons = [f"{name}: {reason}" for name, reason in found.left.items()]
         return "; ".join([*reasons, *([card] if card else [])])
+    _remove(model)
     found.attach(padding)
     vars(model)[_NAME] = found
     forget_compiled_steps(model)
@@ -378,8 +381,6 @@ def _kind_refusal(layer: Any) -> str | None:
     settings = layer.get_config()
     if getattr(type(layer), ATTENTION) not in [getattr(kind, ATTENTION) for kind in _kinds()]:
         return f"{type(layer).__name__} overrides {ATTENTION}"
-    if ATTENTION in vars(layer):
-        return "its attention is replaced already"
     if settings.get("dropout"):
         return f"it has dropout on its scores ({settings['dropout']:g})"
     return head_refusal(settings.get("key_dim") or settings["head_dim"])

@@ -116,7 +116,7 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
     import keras
     import tensorflow as tf
 
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None and len(leaf.shape)]
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if len(getattr(leaf, "shape", ()))]
     lengths = {leaf.shape[0] for leaf in leaves}
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3 or len(lengths) != 1:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ from tfopt.export.litert_file import (
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
+_INT32 = 2  # in LiteRT's schema
 _BLOCK = 32
 # The share of a file from which its graph is noted
 _LARGE_GRAPH = 0.25
@@ -216,7 +218,28 @@ def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
     model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
     for port in model.signatureDefs[0].inputs:
         model.subgraphs[0].tensors[port.tensorIndex].shape = list(feed[port.name.decode()].shape)
+    _reshape_to_expand(model, flatbuffer_utils.opcode_to_name)
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+
+
+def _reshape_to_expand(model: Any, name_of: Callable[[Any, int], str]) -> None:
+    """Add axes of one, as before each Conv1D, by RESHAPE: EXPAND_DIMS would stay in float."""
+    names = [name_of(model, index) for index in range(len(model.operatorCodes))]
+    for graph in model.subgraphs if "RESHAPE" in names else ():
+        for op in (op for op in graph.operators if names[op.opcodeIndex] == "EXPAND_DIMS"):
+            result = graph.tensors[op.outputs[0]]
+            sizes = result.shape if result.shapeSignature is None else result.shapeSignature
+            if sum(size < 0 for size in sizes) > 1:
+                continue
+            shape, content = copy(result), copy(model.buffers[0])
+            content.data = np.array(sizes, "int32").view("uint8")
+            shape.name = b"%s/sizes" % result.name
+            shape.shape, shape.shapeSignature = [len(sizes)], None
+            shape.type, shape.buffer = _INT32, len(model.buffers)
+            op.inputs, op.opcodeIndex = [op.inputs[0], len(graph.tensors)], names.index("RESHAPE")
+            op.builtinOptionsType, op.builtinOptions = 0, None
+            model.buffers.append(content)
+            graph.tensors.append(shape)
 
 
 def _ranges(
