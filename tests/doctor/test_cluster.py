@@ -67,4 +67,4 @@ def test_a_port_of_its_own_that_is_taken(free_ports):
     with socket.create_server(("127.0.0.1", free_ports[0])):
         checks = checks_of([f"127.0.0.1:{port}" for port in free_ports[:2]])
     assert checks["own port"].verdict == "failure"
-    assert "in use" in checks["own port"].message
+    assert "in use" in checks["own port"].evidence[1]

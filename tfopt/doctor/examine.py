@@ -49,7 +49,7 @@ INSPECTIONS = (
     Inspection("gpu", "GPU memory", gpu_checks.memory),
     Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
     Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),
-    # Longer than ``listen_s``; in a thread, since that of a notebook has a running event loop.
+    # Longer than ``listen_s``.
     Inspection("cluster", "cluster", cluster_checks.cluster, limit_s=3700.0),
     Inspection("job", "job", job_checks.job, limit_s=None),
 )

@@ -65,14 +65,18 @@ class ClusterPlace:
         """Return the name in errors and logs: ``worker 0``."""
         return f"{self.kind} {self.index}"
 
+    def tasks(self, *kinds: str) -> dict[str, str]:
+        """Return the address of each task of these kinds by its name."""
+        return {
+            f"{kind} {index}": address
+            for kind in kinds
+            for index, address in enumerate(self.cluster.get(kind, ()))
+        }
+
     @property
     def addresses(self) -> dict[str, str]:
         """Return the address of each worker by its name, the chief's first."""
-        return {
-            f"{kind} {index}": address
-            for kind in ("chief", "worker")
-            for index, address in enumerate(self.cluster.get(kind, ()))
-        }
+        return self.tasks("chief", "worker")
 
     @property
     def others(self) -> dict[str, str]:
