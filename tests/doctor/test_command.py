@@ -66,7 +66,7 @@ def test_an_unknown_theme(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "--only", "weather"])
     assert ended.value.code == 2
-    with pytest.raises(tfopt.UserError, match="Unknown theme"):
+    with pytest.raises(tfopt.UserError, match="Invalid theme"):
         tfopt.doctor(only=["weather"])
     with pytest.raises(tfopt.UserError, match="takes the name of a job"):
         tfopt.doctor(tfopt.Job)

@@ -44,6 +44,7 @@ from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
 from tfopt.hooks import replaced
 from tfopt.keras_internals import BUILD, layers_of, stored
+from tfopt.report.format import few
 from tfopt.resume.variables import restore_values, values_of
 
 _LOG = logging.getLogger("tfopt")
@@ -389,10 +390,9 @@ def _use_moving_statistics(model: Any, undo: ExitStack) -> list[str]:
         undo.enter_context(replaced(layer, call=call))
     if not layers:
         return []
-    names = ", ".join(repr(layer.name) for layer in layers[:3])
-    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    names = few([repr(layer.name) for layer in layers])
     return [
-        f"{names}{more} normalize the examples of each replica separately "
+        f"{names} normalize the examples of each replica separately "
         "(BatchNormalization without synchronized=True)"
     ]
 
