@@ -94,10 +94,6 @@ REFUSED = {
         lambda: run(job(), chain(Pipeline(batch_size=6), Distribute(per_replica_batch=4))),
         ("CannotCombine", "6 by Pipeline", "4 by Distribute"),
     ),
-    "dataset": (
-        lambda: run(of_datasets(15), Distribute(logical_cpus=2)),
-        ("batch of 15 does not divide over 2 replicas",),
-    ),
     "dataset of another batch": (
         lambda: run(of_datasets(24), Distribute(logical_cpus=2, global_batch=16)),
         ("yields batches of 24, and the job asks for batches of 16",),

@@ -152,7 +152,7 @@ def _why_no_imagenet(network: str, size: int) -> str | None:
     """Try it once; Keras keeps the file, and ``fine_tuned`` finds it there."""
     drawn = random.getstate()
     try:
-        with _impatient():
+        with _short_timeout():
             _network(network, size, "imagenet")
     except UserError:
         raise
@@ -167,7 +167,7 @@ def _why_no_imagenet(network: str, size: int) -> str | None:
 
 
 @contextmanager
-def _impatient() -> Iterator[None]:
+def _short_timeout() -> Iterator[None]:
     """Give up a connection on which nothing comes; Keras itself waits without end."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_SILENCE_S)

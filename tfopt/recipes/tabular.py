@@ -120,7 +120,7 @@ def load_table(data: str, label: str, categories: tuple[str, ...], rows: int) ->
         return Data(**_numbered(**parts), name=str(folder))
     folder = made_table(rows)
     note = f"made of random numbers, {rows:,} rows of Parquet, not real"
-    parts = {part: _through(data, folder / part, label) for part in ("train", "test")}
+    parts = {part: _opened_by(data, folder / part, label) for part in ("train", "test")}
     return Data(**parts, name="table", note=note if data in MADE[:2] else f"{note}, by {data}")
 
 
@@ -159,7 +159,7 @@ def _numbered(train: Source, test: Source) -> dict[str, Any]:
     return {"train": _Numbered(train, known), "test": _Numbered(test, known)}
 
 
-def _through(engine: str, path: Path, label: str) -> Any:
+def _opened_by(engine: str, path: Path, label: str) -> Any:
     """Return a folder of Parquet files as the source of an engine."""
     from tfopt.data.sources.open import open_source
     from tfopt.data.sources.source import needs
