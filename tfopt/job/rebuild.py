@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.keras_internals import layers_inside, layers_of
 
 if TYPE_CHECKING:
@@ -250,12 +250,9 @@ def _translate_errors(model_name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Keras puts the cause after this phrase and the whole configuration before it.
-        cause = str(error).rpartition("Exception encountered:")[2].strip().splitlines()
-        # For an error in a layer's call the first line only names the layer.
-        shown = " ".join(line for line in cause[:3] if line.strip()) or type(error).__name__
         raise UserError(
-            f"The model {model_name!r} cannot be rebuilt from its configuration: {shown}",
+            f"The model {model_name!r} cannot be rebuilt from its configuration: "
+            f"{first_line(error)}",
             expected="every layer and the model itself to round-trip through "
             "get_config/from_config",
             fix="define get_config() (and from_config) on the class named above, or describe the "

@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.keras_internals import (
     build_by_shapes,
-    dataset_of,
     layers_inside,
     layers_of,
     tracked_lists,
@@ -116,19 +115,18 @@ def _untracked(item: Any, name: str) -> Iterator[Named]:
     yield Named(f"{name}/{item.name.split(':')[0]}", False, variable, is_shared=False)
 
 
-def build_all(model: Any, epoch_iterator: Any) -> None:
+def build_all(model: Any, element_spec: Any) -> None:
     """Create the variables that training would create in its first step, by the data's shapes.
 
     It draws only the random numbers that training would draw, and reads no batch.
     """
     try:
-        build_by_shapes(model, dataset_of(epoch_iterator).element_spec)
+        build_by_shapes(model, element_spec)
     except Exception as error:
         raise UserError(
-            f"{type(model).__name__} cannot be built from the shapes of its data, which resume() "
-            "needs to restore all variables.",
-            expected="a model that is built before fit()",
-            received=f"{type(error).__name__}: {error}".splitlines()[0],
+            f"{type(model).__name__} cannot be built from the shapes of its data.",
+            expected="a model whose variables can be created before its first step",
+            received=f"{type(error).__name__}: {first_line(error)}",
             fix="call it on a batch first; with a custom train_step and no call(), build its "
             "layers and set model.built = True",
         ) from error
