@@ -82,7 +82,7 @@ def metrics_of(model: Any) -> list[Any]:
     return list(metrics.values())
 
 
-def variables_of(optimizer: Any) -> list[Any]:
+def optimizer_variables(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer and of the one inside a LossScaleOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [*optimizer.variables, *(inner.variables if inner is not None else [])]

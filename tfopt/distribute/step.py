@@ -25,10 +25,10 @@ from tfopt.distribute.losses import LossesOfReplica, WholeLoss, undeclared
 from tfopt.distribute.model_parts import (
     counts_by_example,
     metrics_of,
+    optimizer_variables,
     optimizers_of,
     overrides,
     unsynchronized,
-    variables_of,
 )
 from tfopt.distribute.whole_batch import (
     Shard,
@@ -346,7 +346,7 @@ class Step:
                 shard.is_applied = True
             if not optimizer.built:
                 _build_in_merge_call(optimizer, trainable_variables)
-            for variable in variables_of(optimizer):
+            for variable in optimizer_variables(optimizer):
                 value = getattr(variable, "value", variable)
                 if getattr(value, "_aggregation", _NONE) != _NONE:
                     put(value, "_aggregation", _NONE)

@@ -26,10 +26,10 @@ import tensorflow as tf
 
 from tfopt.distribute.model_parts import (
     metrics_of,
+    optimizer_variables,
     optimizers_of,
     overrides,
     unsynchronized,
-    variables_of,
 )
 from tfopt.distribute.proof_data import Batches, UnreadableData, broadcast_batches, read_batches
 from tfopt.distribute.proof_state import (
@@ -334,7 +334,7 @@ class _Proof:
         trained = {id(v) for v in model.trainable_variables}
         grouped = [(v, "trained" if id(v) in trained else "weights") for v in model.weights]
         for where, optimizer in optimizers_of(model).items():
-            grouped += [(v, f"{where} {_slot(v)}") for v in variables_of(optimizer)]
+            grouped += [(v, f"{where} {_slot(v)}") for v in optimizer_variables(optimizer)]
         for place, (variable, group) in enumerate(grouped):
             before = begin.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
