@@ -348,12 +348,12 @@ class _Proof:
         largest = _largest_of_groups(one)
         ranked = []
         for key, value in one.items():
-            allowed = self._allowed(value, largest, [run[key] for run in noisy if key in run])
-            copies = other[key].copies if key in other else []
             if key not in other:
                 of = largest[value.group]
                 ranked.append((np.inf, Difference(value.name, np.inf, of, value.group)))
-            by = max((_gap(copy, value.copies[0]) for copy in copies), default=0.0)
+                continue
+            allowed = self._allowed(value, largest, [run[key] for run in noisy if key in run])
+            by = max(_gap(copy, value.copies[0]) for copy in other[key].copies)
             if by > allowed:
                 moved = _largest(value.moved())
                 ranked.append((by / allowed, Difference(value.name, by, moved, value.group)))

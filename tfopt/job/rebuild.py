@@ -106,20 +106,25 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
                         "it once on a batch, so that all of its layers are built"
                     )
                 rebuilt.set_weights(values)
-        # Outer layers come first: ``trainable`` sets all inner layers too. A KerasHub class may
-        # have more layers when it is rebuilt.
-        for layer, trains, source in zip(layers_of(rebuilt), trainable, lookups, strict=False):
-            if layer.trainable != trains:
-                layer.trainable = trains
-            if source is not None and layer is not rebuilt:
-                with tempfile.TemporaryDirectory() as folder:
-                    source.save_assets(folder)
-                    layer.load_assets(folder)
-            if hasattr(layer, "finalize_state"):
-                layer.finalize_state()  # Normalization derives constants from its weights
+        _carry_over(rebuilt, trainable, lookups)
         return rebuilt
 
     return build
+
+
+def _carry_over(rebuilt: keras.Model, trainable: list[bool], lookups: list[Any]) -> None:
+    """Set what no weight holds, layer by layer: ``trainable``, vocabularies, derived constants."""
+    # Outer layers come first: ``trainable`` sets all inner layers too. A KerasHub class may have
+    # more layers when it is rebuilt.
+    for layer, trains, source in zip(layers_of(rebuilt), trainable, lookups, strict=False):
+        if layer.trainable != trains:
+            layer.trainable = trains
+        if source is not None and layer is not rebuilt:
+            with tempfile.TemporaryDirectory() as folder:
+                source.save_assets(folder)
+                layer.load_assets(folder)
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()  # Normalization derives constants from its weights
 
 
 def rebuild(model: keras.Model, edit: ConfigEdit | None = None, weights: Any = None) -> keras.Model:
