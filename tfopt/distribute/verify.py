@@ -31,7 +31,12 @@ from tfopt.distribute.model_parts import (
     overrides,
     unsynchronized,
 )
-from tfopt.distribute.proof_data import Batches, UnreadableData, broadcast_batches, read_batches
+from tfopt.distribute.proof_data import (
+    ProofBatches,
+    UnreadableData,
+    broadcast_batches,
+    read_batches,
+)
 from tfopt.distribute.proof_state import (
     SavedState,
     compile_once,
@@ -178,7 +183,7 @@ def _refusal(step: Step, verdict: Verdict) -> UserError:
     )
 
 
-def _read(step: Step, arguments: dict[str, Any]) -> Batches | Verdict:
+def _read(step: Step, arguments: dict[str, Any]) -> ProofBatches | Verdict:
     """Return the batches to verify on, the same on all workers; or an inconclusive verdict."""
     model, strategy = step.model, step.strategy
     counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(model).values()]
@@ -238,7 +243,7 @@ class _Device:
 class _Proof:
     """Runs of one model on the same batches."""
 
-    def __init__(self, step: Step, batches: Batches, state: SavedState) -> None:
+    def __init__(self, step: Step, batches: ProofBatches, state: SavedState) -> None:
         self.step, self.strategy, self.model = step, step.strategy, step.model
         self.batches, self.state = batches, state
         kinds = [layer.compute_dtype for layer in layers_of(self.model)]
