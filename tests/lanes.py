@@ -39,6 +39,7 @@ OLDEST_PYTHONS = ("python3.12", "python3.11")
 QUICK = (
     "tests/test_public_functions.py",
     "tests/test_keras_internals.py",
+    "tests/job/test_from_model.py",
     "tests/job/test_versions.py",
 )
 SUITE = (

@@ -26,7 +26,7 @@ class UnreadableData(Exception):
 
 @dataclass(frozen=True)
 class ProofBatches:
-    """ProofBatches as NumPy arrays, the first one uneven if shapes allow it."""
+    """Batches as NumPy arrays, the first one uneven if shapes allow it."""
 
     all: list[Any]
     is_fixed: bool
