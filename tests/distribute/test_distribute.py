@@ -56,6 +56,7 @@ def test_two_replicas_train_the_weights_of_one_device(replicas):
     assert "nothing to distribute over" in alone
     assert "2 replicas" in together
     assert "global batch 16, 8 per replica" in together
+    assert "equal: 2 steps on 2 replicas" in together
 
 
 def too_late():
