@@ -147,7 +147,7 @@ def test_a_model_that_makes_weights_in_its_first_step_is_refused():
 
 def test_a_step_that_applies_no_optimizer_of_the_model_is_refused():
     def step():
-        return Arrivals(counted).staleness
+        return Arrivals(counted).staleness()
 
     counted = tf.Variable(0)
     with pytest.raises(UserError, match="The train_step applies none of the model's optimizers"):
