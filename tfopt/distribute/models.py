@@ -124,7 +124,7 @@ class DistributedModel:
         """Set the scope's batch in a call of ``fit``, and refuse what replicas cannot divide."""
         declared, given = self.settings.global_batch, arguments.get("batch_size")
         if given is None:
-            if _is_arrays(arguments.get("x")):
+            if all(hasattr(leaf, "shape") for leaf in tree.flatten(arguments.get("x"))):  # arrays
                 arguments["batch_size"] = declared
         elif declared not in (None, given, given * self._accumulated()):
             raise UserError(
@@ -328,10 +328,6 @@ def _require_trained_inside(model: Any) -> None:
             fix="build or load these layers inside the scope; layers that are not trained (a "
             "teacher, a frozen base) may come from outside: layer.trainable = False",
         )
-
-
-def _is_arrays(x: Any) -> bool:
-    return all(hasattr(leaf, "shape") for leaf in tree.flatten(x))
 
 
 def _spec_of_a_part(epochs: Any) -> Any:

@@ -72,7 +72,7 @@ def job(
             expected="""--set 'categories=["city", "device"]'""",
             received=repr(categories),
         )
-    source = functools.partial(load_table, data, label, tuple(categories), rows)
+    source = functools.partial(load_table, data, label, rows)
     build = functools.partial(network, source, tuple(categories), width)
     return plain_job("tabular", build, source, batch_size, epochs, steps, seed, loss=BINARY)
 
@@ -110,7 +110,7 @@ def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model
     return keras.Model(inputs, outputs, name="tabular")
 
 
-def load_table(data: str, label: str, categories: tuple[str, ...], rows: int) -> Data:
+def load_table(data: str, label: str, rows: int) -> Data:
     """Return the sources of both parts; a table that is to be made is written first, once."""
     from tfopt.data.sources.open import open_source
 
