@@ -181,7 +181,7 @@ def _function(network: str) -> Callable[..., keras.Model]:
     import keras
 
     name = network.partition(":")[0]
-    known = [known for known in dir(keras.applications) if known[0].isupper()]
+    known = [kind for kind in dir(keras.applications) if kind[0].isupper()]
     require_one_of("network of keras.applications", name, known)
     made: Callable[..., keras.Model] = getattr(keras.applications, name)
     return made
