@@ -39,6 +39,7 @@ OLDEST_PYTHONS = ("python3.12", "python3.11")
 QUICK = (
     "tests/test_public_functions.py",
     "tests/test_keras_internals.py",
+    "tests/job/test_from_model.py",
     "tests/job/test_versions.py",
 )
 SUITE = (
@@ -230,11 +231,13 @@ def outside(quick: bool) -> dict[str, tuple[str, ...]]:
 
 def works(environment: Path, words: tuple[str, ...]) -> bool:
     """Return whether a command of the lane's Python ends well in an empty folder."""
-    with TemporaryDirectory() as folder:
-        done = ran(environment, words, folder)
-    if done.returncode:
-        print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
-    return done.returncode == 0
+    try:
+        with TemporaryDirectory() as folder:
+            said(environment, *words, folder=folder)
+    except CommandFailed as error:
+        print(error, flush=True)
+        return False
+    return True
 
 
 def suite(lane: str, environment: Path, files: tuple[str, ...]) -> tuple[dict[str, int], list[str]]:
@@ -258,18 +261,9 @@ def suite(lane: str, environment: Path, files: tuple[str, ...]) -> tuple[dict[st
     return {"tests": len(cases)}, failures
 
 
-def said(environment: Path, *words: str) -> str:
+def said(environment: Path, *words: str, folder: str | Path = FOLDER) -> str:
     """Return what the lane's Python prints, or raise what it complains of."""
-    done = ran(environment, words, FOLDER)
-    if done.returncode:
-        raise CommandFailed(done.stderr[-3000:])
-    return done.stdout.strip()
-
-
-def ran(
-    environment: Path, words: tuple[str, ...], folder: str | Path
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    done = subprocess.run(
         [environment / "bin" / "python", *words],
         cwd=folder,
         env=variables(environment),
@@ -277,6 +271,9 @@ def ran(
         text=True,
         check=False,
     )
+    if done.returncode:
+        raise CommandFailed(f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+    return done.stdout.strip()
 
 
 def variables(environment: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 
-def wait_until(condition, patience_s=90):
+def wait_until(condition, patience_s=300):
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline

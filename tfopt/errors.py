@@ -135,6 +135,14 @@ def require_one_of(name: str, value: object, choices: Iterable[str]) -> None:
         raise UserError(f"Invalid {name}.", expected=expected, received=repr(value))
 
 
+def require_within(name: str, value: object, least: float, most: float, unit: str) -> None:
+    """Raise unless ``value`` is a number from ``least`` to ``most``."""
+    number = real(value)
+    if number is None or not least <= number <= most:
+        expected = f"{unit}, from {least:g} to {most:g}"
+        raise UserError(f"Invalid {name}.", expected=expected, received=repr(value))
+
+
 def require_number(name: str, value: object) -> float:
     """Return the result of a user's function as a finite float; raise for anything else."""
     try:

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 Entered = TypeVar("Entered", covariant=True)
-_NOTHING = object()
 
 
 class Scope(AbstractContextManager[Entered]):
@@ -98,20 +97,17 @@ class Hooks:
 
 
 def _replace(undo: ExitStack, target: Any, name: str, value: Any) -> None:
+    own, shared = vars(target), isinstance(target, type | ModuleType)
+    # On an instance of Keras ``setattr`` would track layers and variables in the value.
+    change, delete = (setattr, delattr) if shared else (object.__setattr__, object.__delattr__)
+
+    def forget() -> None:
+        if name in own:
+            delete(target, name)
+
     # Registered before the change, since Ctrl-C may come between the two.
-    undo.callback(_put_back, target, name, vars(target).get(name, _NOTHING))
-    _set(target, name, value)
-
-
-def _set(target: Any, name: str, value: Any) -> None:
-    # Keras's ``__setattr__`` tracks layers and variables in the value.
-    change = setattr if isinstance(target, type | ModuleType) else object.__setattr__
+    if name in own:
+        undo.callback(change, target, name, own[name])
+    else:
+        undo.callback(forget)
     change(target, name, value)
-
-
-def _put_back(target: Any, name: str, before: Any) -> None:
-    if before is not _NOTHING:
-        _set(target, name, before)
-    elif name in vars(target):
-        change = delattr if isinstance(target, type | ModuleType) else object.__delattr__
-        change(target, name)

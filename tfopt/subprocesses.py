@@ -15,7 +15,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, TypeVar
@@ -56,18 +56,28 @@ def in_time(limit_s: float, work: Callable[[], Result]) -> Result:
 
 
 @contextmanager
-def signals_as_interrupt(*numbers: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt inside at these signals, as at Ctrl-C; restore their handlers."""
+def handling(handle: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
+    """Call ``handle`` at these signals inside; restore their handlers afterwards.
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    Signals that the process ignores (``nohup``, a shell's background) stay ignored.
+    """
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in heard}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None: a handler from outside Python, which cannot be restored.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def signals_as_interrupt(*numbers: int) -> AbstractContextManager[None]:
+    """Return a context in which these signals raise KeyboardInterrupt, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    return handling(interrupt, *numbers)
 
 
 class ChildEnded(RuntimeError):

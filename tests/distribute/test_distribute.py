@@ -56,6 +56,7 @@ def test_two_replicas_train_the_weights_of_one_device(replicas):
     assert "nothing to distribute over" in alone
     assert "2 replicas" in together
     assert "global batch 16, 8 per replica" in together
+    assert "equal: 2 steps on 2 replicas" in together
 
 
 def too_late():
@@ -93,10 +94,6 @@ REFUSED = {
     "two batches": (
         lambda: run(job(), chain(Pipeline(batch_size=6), Distribute(per_replica_batch=4))),
         ("CannotCombine", "6 by Pipeline", "4 by Distribute"),
-    ),
-    "dataset": (
-        lambda: run(of_datasets(15), Distribute(logical_cpus=2)),
-        ("batch of 15 does not divide over 2 replicas",),
     ),
     "dataset of another batch": (
         lambda: run(of_datasets(24), Distribute(logical_cpus=2, global_batch=16)),

@@ -73,17 +73,6 @@ def fitted_in_the_scope():
     return str(distributed(model).proof)
 
 
-def proven_in_run():
-    job = tfopt.Job(
-        build=lambda: keras.Sequential([keras.Input((6,)), K.Dense(3)]),
-        data=lambda: tfopt.Data(train=(x[:64], y[:64])),
-        compile=lambda: {"optimizer": "sgd", "loss": "mse"},
-        batch_size=16,
-    )
-    outcome = tfopt.run(job, tfopt.Distribute(logical_cpus=2))
-    return outcome.effects[0][1].note.rpartition("; ")[2]
-
-
 def of_benchmarks(name):
     models = importlib.import_module("benchmarks.models_to_prove")
     make, declared = (models.RIGHT | models.FAULTS)[name]
@@ -112,7 +101,6 @@ VERDICTS = {  # what is proven, and what is said of it
         lambda: verdict(made(), x=tf.RaggedTensor.from_tensor(x), y=None),
         r"inconclusive: .*RaggedTensor",
     ),
-    "in run": (proven_in_run, r"equal: "),
 }
 FAST = tuple(VERDICTS)[:3]
 SLOW = tuple(VERDICTS)[3:]

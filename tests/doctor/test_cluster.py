@@ -4,20 +4,10 @@ import json
 import socket
 import threading
 
-import pytest
+from on_workers import free_addresses
 
 from tfopt.doctor import cluster_checks as cluster
 from tfopt.doctor.check import Subject
-
-
-@pytest.fixture
-def free_ports():
-    """Ports that nobody listens at, held until the test begins."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 def checks_of(addresses, index=0, listen_s=0.0):
@@ -35,9 +25,8 @@ def test_one_process_has_no_cluster_and_a_wrong_tf_config_is_a_failure():
     assert any(each.startswith("expected:") for each in check.evidence)
 
 
-def test_doctors_that_run_at_the_same_time_reach_each_other(free_ports):
-    addresses = [f"127.0.0.1:{port}" for port in free_ports]
-    found = {}
+def test_doctors_that_run_at_the_same_time_reach_each_other():
+    addresses, found = free_addresses(3), {}
 
     def run(index):
         found[index] = checks_of(addresses, index, listen_s=3600.0)
@@ -52,8 +41,8 @@ def test_doctors_that_run_at_the_same_time_reach_each_other(free_ports):
         assert checks["other tasks"].message == "all 2 other tasks can be reached"
 
 
-def test_who_cannot_be_reached_is_named(free_ports):
-    addresses = [f"127.0.0.1:{free_ports[0]}", f"127.0.0.1:{free_ports[1]}", "no-host.invalid:2222"]
+def test_who_cannot_be_reached_is_named():
+    addresses = [*free_addresses(2), "no-host.invalid:2222"]
     checks = checks_of(addresses)
     assert checks["other tasks"].verdict == "failure"
     assert checks["other tasks"].message == "worker 2 (no-host.invalid:2222) cannot be reached"
@@ -63,8 +52,8 @@ def test_who_cannot_be_reached_is_named(free_ports):
     assert "worker 1 does not listen yet" in checks["other tasks"].message
 
 
-def test_a_port_of_its_own_that_is_taken(free_ports):
-    with socket.create_server(("127.0.0.1", free_ports[0])):
-        checks = checks_of([f"127.0.0.1:{port}" for port in free_ports[:2]])
+def test_a_port_of_its_own_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        checks = checks_of([f"127.0.0.1:{held.getsockname()[1]}", *free_addresses(1)])
     assert checks["own port"].verdict == "failure"
-    assert "in use" in checks["own port"].message
+    assert "in use" in checks["own port"].evidence[1]

@@ -62,11 +62,8 @@ def test_mistakes_are_refused_before_anything_is_looked_at(arguments, words, cap
     assert words in capsys.readouterr().err
 
 
-def test_an_unknown_theme(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", "--only", "weather"])
-    assert ended.value.code == 2
-    with pytest.raises(tfopt.UserError, match="Unknown theme"):
+def test_an_unknown_theme_and_a_job_that_is_no_name():
+    with pytest.raises(tfopt.UserError, match="Invalid theme"):
         tfopt.doctor(only=["weather"])
     with pytest.raises(tfopt.UserError, match="takes the name of a job"):
         tfopt.doctor(tfopt.Job)

@@ -84,12 +84,8 @@ def test_flags_that_make_no_sense_are_one_message(asked, capsys):
     for flags in (["--budget=30", "--skip=place"], ["--chain=a.toml", "--transforms=all"]):
         assert asked(*flags).code == 2
         assert "more than one chain" in capsys.readouterr().err
-    for flags in (["--budget=5"], ["--data=cloud"], ["--epochs=0"]):
-        with pytest.raises(SystemExit, match="2"):
-            asked(*flags)
     with pytest.raises(SystemExit, match="2"):
-        asked("--epochs=x")
-    assert "'x' is not a whole number of 1 or more" in capsys.readouterr().err
+        asked("--budget=5")
 
 
 def test_interrupted_in_the_search_nothing_else_is_measured(asked, capsys):

@@ -95,7 +95,7 @@ def test_a_folder_of_images(image_folder):
 @pytest.mark.parametrize(
     ("network", "what"),
     [
-        ("MobileNetV9", "has no network 'MobileNetV9'"),
+        ("MobileNetV9", "Invalid network of keras.applications"),
         ("MobileNetV2:block_99", "has no layer 'block_99'"),
         ("InceptionV3", "cannot build InceptionV3 for images of 32x32"),
     ],

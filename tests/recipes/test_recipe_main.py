@@ -1,18 +1,12 @@
-"""What a measurement prints and leaves, its exit codes, and Ctrl-C, made up and for real."""
+"""What a measurement prints and leaves, its exit codes, and an interruption, on a made-up machine.
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+A real Ctrl-C is in ``tests/commands/test_bench_command.py``.
+"""
 
 import pytest
-import toy_jobs
 from made_machine import Machine
-from processes import processes_in, wait_until
 
 from tfopt import Execution, Place, Quantize, UserError, chain
-from tfopt.files import alone_in
 from tfopt.measure.bench_plan import BenchPlan
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
@@ -21,19 +15,6 @@ from tfopt.report.bench_report import read_bench_report
 
 REPORTS = {"bench.json", "bench.md", "bench.html"}
 FAST = Execution(steps_per_execution=20)
-SCRIPT = """
-import sys
-from pathlib import Path
-from tfopt import Execution, chain
-from tfopt.measure.bench_plan import BenchPlan
-from tfopt.measure.display import Display
-from tfopt.measure.targets import Target
-from tfopt.recipes.bench_display import bench_and_show
-
-target = Target("toy", "toy_jobs:job", chain(Execution(steps_per_execution=2)))
-plan = BenchPlan("toy", "python", "prefixes", (target,), quick=True)
-sys.exit(bench_and_show(plan, Path("out"), Display())[1])
-"""
 
 
 @pytest.fixture
@@ -109,43 +90,3 @@ def test_interrupted_it_says_whether_there_is_a_report(shown, machine, tmp_path)
         assert (code, said in printed) == (130, True)
         assert bool(left_in(tmp_path) & REPORTS) == bool(turns)
     assert not read_bench_report(tmp_path / "bench.json").complete
-
-
-@pytest.mark.slow
-def test_a_real_interrupt_ends_the_processes_and_leaves_a_report(in_toy_folder):
-    """SIGINT to a real process, while others take their turns."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = str(Path(toy_jobs.__file__).parent)
-    out = in_toy_folder / "out"
-    out.mkdir()
-    Path("measure.py").write_text(SCRIPT)
-    with subprocess.Popen(
-        [sys.executable, "measure.py"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    ) as process:
-        try:
-            told = ""
-            while "turns of" not in told:
-                line = process.stdout.readline()
-                assert line, told
-                told += line
-            with pytest.raises(UserError, match="Another measurement"), alone_in(out):
-                pass
-            # Eight take turns; as soon as all stand still but one, some have been given.
-            wait_until(lambda: sum(s == "T" for s in processes_in(in_toy_folder).values()) == 7)
-            process.send_signal(signal.SIGINT)
-            printed, _ = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 130, printed
-    assert "Interrupted" in printed
-    assert "Traceback" not in printed
-    wait_until(lambda: not processes_in(in_toy_folder))
-    # On a busy machine all may stand still before the first turn has ended.
-    nothing = "nothing was measured yet" in printed
-    assert left_in(out) == (set() if nothing else REPORTS | {".tfopt.lock"})
-    with alone_in(out):
-        pass

@@ -12,6 +12,7 @@ import keras
 
 from tfopt import keras_internals as internals
 from tfopt.errors import UserError
+from tfopt.report.format import few
 from tfopt.resume.variables import untracked_in
 
 
@@ -33,7 +34,7 @@ def require_built_parts(model: Any, where: str) -> None:
         raise UserError(
             f"{type(model).__name__} creates weights in its first step.",
             expected="layers that are built before",
-            received=f"not built: {', '.join(unbuilt[:10])}",
+            received=f"not built: {few(unbuilt)}",
             fix="begin these parts with keras.Input(shape), or call them once on a batch "
             f"{where}, or give the model a call()",
         )
@@ -81,7 +82,7 @@ def metrics_of(model: Any) -> list[Any]:
     return list(metrics.values())
 
 
-def variables_of(optimizer: Any) -> list[Any]:
+def optimizer_variables(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer and of the one inside a LossScaleOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [*optimizer.variables, *(inner.variables if inner is not None else [])]

@@ -34,6 +34,7 @@ from tfopt.distribute.workers import coordinated
 from tfopt.errors import UserError
 from tfopt.hooks import Shared, replaced
 from tfopt.keras_internals import BUILD, dataset_of, stored
+from tfopt.report.format import few
 from tfopt.resume.peers import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
@@ -123,7 +124,7 @@ class DistributedModel:
         """Set the scope's batch in a call of ``fit``, and refuse what replicas cannot divide."""
         declared, given = self.settings.global_batch, arguments.get("batch_size")
         if given is None:
-            if _is_arrays(arguments.get("x")):
+            if all(hasattr(leaf, "shape") for leaf in tree.flatten(arguments.get("x"))):  # arrays
                 arguments["batch_size"] = declared
         elif declared not in (None, given, given * self._accumulated()):
             raise UserError(
@@ -319,19 +320,14 @@ def _require_trained_inside(model: Any) -> None:
     """Refuse trainable weights that were created outside the scope."""
     outside = [v.path for v in model.trainable_variables if not _is_mirrored(v)]
     if outside:
-        more = f" and {len(outside) - 5} more" if len(outside) > 5 else ""
         raise UserError(
             f"{model.name!r} was created inside tfopt.distribute(), but some of its trainable "
             "weights outside.",
             expected="a model with all trained layers created inside with tfopt.distribute():",
-            received=f"{', '.join(outside[:5])}{more}, created outside",
+            received=f"{few(outside)}, created outside",
             fix="build or load these layers inside the scope; layers that are not trained (a "
             "teacher, a frozen base) may come from outside: layer.trainable = False",
         )
-
-
-def _is_arrays(x: Any) -> bool:
-    return all(hasattr(leaf, "shape") for leaf in tree.flatten(x))
 
 
 def _spec_of_a_part(epochs: Any) -> Any:

@@ -25,7 +25,7 @@ class UnreadableData(Exception):
 
 
 @dataclass(frozen=True)
-class Batches:
+class ProofBatches:
     """Batches as NumPy arrays, the first one uneven if shapes allow it."""
 
     all: list[Any]
@@ -56,7 +56,7 @@ class Batches:
         return tree.pack_sequence_as(self.all[0], list(leaves))
 
 
-def broadcast_batches(batches: Batches, exchange: Any, strategy: Any) -> Batches:
+def broadcast_batches(batches: ProofBatches, exchange: Any, strategy: Any) -> ProofBatches:
     """Return the chief's batches, on each of the workers."""
     data = pickle.dumps(batches)
     numbers = np.frombuffer(data + bytes(-len(data) % 8), "int64")
@@ -65,11 +65,11 @@ def broadcast_batches(batches: Batches, exchange: Any, strategy: Any) -> Batches
         numbers = np.zeros(next(iter(facts.values()))["numbers"], "int64")
     with strategy.scope():  # where variables get the chief's initial value
         variable = tf.Variable(numbers, trainable=False)
-    of_chief: Batches = pickle.loads(variable.numpy().tobytes())
+    of_chief: ProofBatches = pickle.loads(variable.numpy().tobytes())
     return of_chief
 
 
-def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: Any) -> Batches:
+def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: Any) -> ProofBatches:
     """Return batches of the data of ``fit``, of one replica's size and the first one uneven.
 
     One device then needs no more memory than in a step of ``fit``.
@@ -90,7 +90,7 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
         tree.map_structure(lambda v, n=n: v[:n], batches[k % len(batches)])
         for k, n in enumerate(sizes)
     ]
-    return Batches(cut, is_fixed)
+    return ProofBatches(cut, is_fixed)
 
 
 def _first(arguments: dict[str, Any], steps: int) -> list[Any]:

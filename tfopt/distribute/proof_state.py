@@ -15,11 +15,16 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfopt.distribute.model_parts import metrics_of, optimizers_of, variables_of
+from tfopt.distribute.model_parts import metrics_of, optimizer_variables, optimizers_of
 from tfopt.hooks import putting, replaced
 from tfopt.keras_internals import stored
-from tfopt.resume.variables import capture_host, restore_host, restore_values, values_of
-from tfopt.resume.variables import variables_of as all_variables_of
+from tfopt.resume.variables import (
+    capture_host,
+    restore_host,
+    restore_values,
+    values_of,
+    variables_of,
+)
 
 _SEED = (7, 7)
 _OF_A_DRAW = ("mean", "stddev", "minval", "maxval", "dtype")
@@ -43,7 +48,7 @@ class SavedState:
 
     def save(self) -> None:
         """Save all variables, those of an optimizer that is not built yet in its first step."""
-        self._save([named.variable for named in all_variables_of(self._model)])
+        self._save([named.variable for named in variables_of(self._model)])
         for metric in metrics_of(self._model):  # also those that a custom ``metrics`` leaves out
             self._save(metric.variables)
         for outer in optimizers_of(self._model).values():
@@ -87,7 +92,7 @@ class SavedState:
             with tf.init_scope(), strategy.scope():
                 build(variables)
             with tf.init_scope():
-                self._save(variables_of(optimizer))
+                self._save(optimizer_variables(optimizer))
 
         self._undo.enter_context(replaced(optimizer, build=build_and_save))
 

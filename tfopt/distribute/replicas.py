@@ -21,13 +21,15 @@ from tfopt.errors import (
     in_short,
     keep_plain,
     require_count,
-    within,
+    require_one_of,
+    require_within,
 )
 from tfopt.hooks import Scope
 from tfopt.job.transform import Run, Transform, require_one_batch
 from tfopt.resume.peers import exchange_of
 
 _PEER_TIMEOUT_S = 600.0
+_LONGEST_TIMEOUT_S = 86400.0
 # The strategy of this process, by its cluster and devices.
 _strategies: dict[tuple[Any, ...], Any] = {}
 
@@ -104,12 +106,7 @@ def distribute(
             open, or Keras is older than 3.10; in ``fit``, the replicas differ from one device, or
             a worker is lost.
     """
-    if not within(peer_timeout_s, 1, 86401):
-        raise UserError(
-            "Invalid `peer_timeout_s`.",
-            expected="seconds, from 1 to a day",
-            received=repr(peer_timeout_s),
-        )
+    require_within("`peer_timeout_s`", peer_timeout_s, 1, _LONGEST_TIMEOUT_S, "seconds")
     settings = Distribute(
         gpus, logical_cpus, global_batch, per_replica_batch, own_losses, bool(verify)
     )
@@ -321,12 +318,8 @@ def _summary(replicas: Replicas) -> str:
 
 
 def _validate(settings: Distribute) -> None:
-    if settings.own_losses not in (None, "mean", "sum"):
-        raise UserError(
-            "Invalid own_losses, the reduction of custom losses over a batch.",
-            expected='"mean", "sum", or None without custom losses',
-            received=repr(settings.own_losses),
-        )
+    if settings.own_losses is not None:
+        require_one_of("own_losses", settings.own_losses, ("mean", "sum"))
     for name in ("logical_cpus", "global_batch", "per_replica_batch"):
         if getattr(settings, name) is not None:
             require_count(name, getattr(settings, name))

@@ -54,8 +54,8 @@ def wait_for(tasks: Mapping[str, str], timeout_s: float, own: str) -> None:
 
 
 @contextmanager
-def listening(place: ClusterPlace) -> Iterator[None]:
-    """Listen at this task's port, on all interfaces."""
+def listening(place: ClusterPlace) -> Iterator[socket.socket]:
+    """Listen at this task's port, on all interfaces; yield the socket."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
@@ -69,20 +69,20 @@ def listening(place: ClusterPlace) -> Iterator[None]:
             fix="give it another port, or end the process that uses this one",
         ) from error
     with server:
-        yield
+        yield server
 
 
-def unreachable(addresses: Mapping[str, str]) -> list[str]:
-    """Return the names of those at whose address no process listens."""
+def unreachable(addresses: Mapping[str, str]) -> dict[str, OSError]:
+    """Return the error for each address at which no process listens, by its name."""
     with ThreadPoolExecutor(max(len(addresses), 1)) as threads:
-        listen = threads.map(is_listening, addresses.values())
-        return [name for name, listens in zip(addresses, listen, strict=True) if not listens]
+        errors = threads.map(connection_error, addresses.values())
+        return {name: error for name, error in zip(addresses, errors, strict=True) if error}
 
 
-def is_listening(address: str) -> bool:
-    """Return whether a process listens at the address."""
+def connection_error(address: str) -> OSError | None:
+    """Return the error of connecting to an address; None if a process listens there."""
     try:
         with socket.create_connection(host_and_port(address), timeout=_CONNECT_S):
-            return True
-    except OSError:
-        return False
+            return None
+    except OSError as error:
+        return error

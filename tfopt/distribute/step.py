@@ -25,10 +25,10 @@ from tfopt.distribute.losses import LossesOfReplica, WholeLoss, undeclared
 from tfopt.distribute.model_parts import (
     counts_by_example,
     metrics_of,
+    optimizer_variables,
     optimizers_of,
     overrides,
     unsynchronized,
-    variables_of,
 )
 from tfopt.distribute.whole_batch import (
     Shard,
@@ -165,7 +165,8 @@ class Step:
     def _shard(self, data: Any, is_even: bool) -> tuple[Shard, Any]:
         """Return this replica's shard of the batch, and its data, padded if it is empty."""
         context = tf.distribute.get_replica_context()
-        leaf = _first_leaf(data)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        leaf = next(leaf for leaf in tree.flatten(x) if leaf is not None)
         known, replicas = leaf.shape[0], replicas_of(context.strategy)
         if known and is_even and not tf.executing_eagerly():
             share = tf.constant(1 / replicas)
@@ -346,7 +347,7 @@ class Step:
                 shard.is_applied = True
             if not optimizer.built:
                 _build_in_merge_call(optimizer, trainable_variables)
-            for variable in variables_of(optimizer):
+            for variable in optimizer_variables(optimizer):
                 value = getattr(variable, "value", variable)
                 if getattr(value, "_aggregation", _NONE) != _NONE:
                     put(value, "_aggregation", _NONE)
@@ -428,11 +429,6 @@ def _unknown_optimizer(model: Any) -> UserError:
 def _adds_only_activity_loss(layer: Any) -> bool:
     is_of_keras = type(layer).call.__module__.startswith("keras.src.")
     return is_of_keras and layer.activity_regularizer is not None
-
-
-def _first_leaf(data: Any) -> Any:
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    return next(leaf for leaf in tree.flatten(x) if leaf is not None)
 
 
 def _has_fixed_rows(grad: Any) -> bool:

@@ -26,12 +26,17 @@ import tensorflow as tf
 
 from tfopt.distribute.model_parts import (
     metrics_of,
+    optimizer_variables,
     optimizers_of,
     overrides,
     unsynchronized,
-    variables_of,
 )
-from tfopt.distribute.proof_data import Batches, UnreadableData, broadcast_batches, read_batches
+from tfopt.distribute.proof_data import (
+    ProofBatches,
+    UnreadableData,
+    broadcast_batches,
+    read_batches,
+)
 from tfopt.distribute.proof_state import (
     SavedState,
     compile_once,
@@ -44,6 +49,7 @@ from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
 from tfopt.hooks import replaced
 from tfopt.keras_internals import BUILD, layers_of, stored
+from tfopt.report.format import few
 from tfopt.resume.variables import restore_values, values_of
 
 _LOG = logging.getLogger("tfopt")
@@ -177,7 +183,7 @@ def _refusal(step: Step, verdict: Verdict) -> UserError:
     )
 
 
-def _read(step: Step, arguments: dict[str, Any]) -> Batches | Verdict:
+def _read(step: Step, arguments: dict[str, Any]) -> ProofBatches | Verdict:
     """Return the batches to verify on, the same on all workers; or an inconclusive verdict."""
     model, strategy = step.model, step.strategy
     counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(model).values()]
@@ -237,7 +243,7 @@ class _Device:
 class _Proof:
     """Runs of one model on the same batches."""
 
-    def __init__(self, step: Step, batches: Batches, state: SavedState) -> None:
+    def __init__(self, step: Step, batches: ProofBatches, state: SavedState) -> None:
         self.step, self.strategy, self.model = step, step.strategy, step.model
         self.batches, self.state = batches, state
         kinds = [layer.compute_dtype for layer in layers_of(self.model)]
@@ -333,7 +339,7 @@ class _Proof:
         trained = {id(v) for v in model.trainable_variables}
         grouped = [(v, "trained" if id(v) in trained else "weights") for v in model.weights]
         for where, optimizer in optimizers_of(model).items():
-            grouped += [(v, f"{where} {_slot(v)}") for v in variables_of(optimizer)]
+            grouped += [(v, f"{where} {_slot(v)}") for v in optimizer_variables(optimizer)]
         for place, (variable, group) in enumerate(grouped):
             before = begin.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
@@ -347,12 +353,12 @@ class _Proof:
         largest = _largest_of_groups(one)
         ranked = []
         for key, value in one.items():
-            allowed = self._allowed(value, largest, [run[key] for run in noisy if key in run])
-            copies = other[key].copies if key in other else []
             if key not in other:
                 of = largest[value.group]
                 ranked.append((np.inf, Difference(value.name, np.inf, of, value.group)))
-            by = max((_gap(copy, value.copies[0]) for copy in copies), default=0.0)
+                continue
+            allowed = self._allowed(value, largest, [run[key] for run in noisy if key in run])
+            by = max(_gap(copy, value.copies[0]) for copy in other[key].copies)
             if by > allowed:
                 moved = _largest(value.moved())
                 ranked.append((by / allowed, Difference(value.name, by, moved, value.group)))
@@ -389,10 +395,9 @@ def _use_moving_statistics(model: Any, undo: ExitStack) -> list[str]:
         undo.enter_context(replaced(layer, call=call))
     if not layers:
         return []
-    names = ", ".join(repr(layer.name) for layer in layers[:3])
-    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    names = few([repr(layer.name) for layer in layers])
     return [
-        f"{names}{more} normalize the examples of each replica separately "
+        f"{names} normalize the examples of each replica separately "
         "(BatchNormalization without synchronized=True)"
     ]
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tfopt.doctor import cluster_checks, compute_checks, gpu_checks, host_checks, job_checks
 from tfopt.doctor.check import THEMES, VERDICTS, Check, Checks, Subject, in_one_line
-from tfopt.errors import UserError, within
+from tfopt.errors import UserError, require_one_of, require_within
 from tfopt.job.references import check_reference
 from tfopt.job.transform import Transform, as_chain
 from tfopt.subprocesses import in_time
@@ -49,7 +49,7 @@ INSPECTIONS = (
     Inspection("gpu", "GPU memory", gpu_checks.memory),
     Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
     Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),
-    # Longer than ``listen_s``; in a thread, since that of a notebook has a running event loop.
+    # Longer than ``listen_s``.
     Inspection("cluster", "cluster", cluster_checks.cluster, limit_s=3700.0),
     Inspection("job", "job", job_checks.job, limit_s=None),
 )
@@ -88,8 +88,7 @@ def doctor(
             print(check.verdict, check.message, check.fix)
     """
     for theme in only:
-        if theme not in THEMES:
-            raise UserError("Unknown theme in `only`.", expected=", ".join(THEMES), received=theme)
+        require_one_of("theme in `only`", theme, THEMES)
     if job is not None:
         if not isinstance(job, str):
             raise UserError(
@@ -104,12 +103,7 @@ def doctor(
             expected="the name of a job",
             fix='give one: "my_package.train:job"',
         )
-    if not within(listen_s, 0, 3601):
-        raise UserError(
-            "Invalid `listen_s`.",
-            expected="seconds, from 0 to an hour",
-            received=repr(listen_s),
-        )
+    require_within("`listen_s`", listen_s, 0, 3600, "seconds")
     subject = Subject(
         job=job,
         arguments=dict(arguments or {}),

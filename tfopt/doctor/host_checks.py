@@ -88,8 +88,5 @@ def disk(subject: Subject) -> Iterable[Check]:
     folder = tempfile.gettempdir()
     free = psutil.disk_usage(folder).free / _GIB
     text = f"{free:.3g} GiB free in {folder}"
-    if free < _FREE_DISK_GIB:
-        fix = "free space: caches and checkpoints need it"
-        yield Check("host", "free space", "warning", text, (), fix)
-    else:
-        yield Check("host", "free space", "ok", text)
+    fix = "free space: caches and checkpoints need it" if free < _FREE_DISK_GIB else None
+    yield Check("host", "free space", "warning" if fix else "ok", text, (), fix)

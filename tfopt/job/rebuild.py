@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.keras_internals import layers_inside, layers_of
 
 if TYPE_CHECKING:
@@ -108,20 +108,25 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
                         f"it has {len(values)} weights and its copy {len(rebuilt.weights)}; {cause}"
                     )
                 rebuilt.set_weights(values)
-        # Outer layers come first: ``trainable`` sets all inner layers too. A KerasHub class may
-        # have more layers when it is rebuilt.
-        for layer, trains, source in zip(layers_of(rebuilt), trainable, lookups, strict=False):
-            if layer.trainable != trains:
-                layer.trainable = trains
-            if source is not None and layer is not rebuilt:
-                with tempfile.TemporaryDirectory() as folder:
-                    source.save_assets(folder)
-                    layer.load_assets(folder)
-            if hasattr(layer, "finalize_state"):
-                layer.finalize_state()  # Normalization derives constants from its weights
+        _carry_over(rebuilt, trainable, lookups)
         return rebuilt
 
     return build
+
+
+def _carry_over(rebuilt: keras.Model, trainable: list[bool], lookups: list[Any]) -> None:
+    """Set what no weight holds, layer by layer: ``trainable``, vocabularies, derived constants."""
+    # Outer layers come first: ``trainable`` sets all inner layers too. A KerasHub class may have
+    # more layers when it is rebuilt.
+    for layer, trains, source in zip(layers_of(rebuilt), trainable, lookups, strict=False):
+        if layer.trainable != trains:
+            layer.trainable = trains
+        if source is not None and layer is not rebuilt:
+            with tempfile.TemporaryDirectory() as folder:
+                source.save_assets(folder)
+                layer.load_assets(folder)
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()  # Normalization derives constants from its weights
 
 
 def rebuild(model: keras.Model, edit: ConfigEdit | None = None, weights: Any = None) -> keras.Model:
@@ -252,12 +257,9 @@ def _translate_errors(model_name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Keras puts the cause after this phrase and the whole configuration before it.
-        cause = str(error).rpartition("Exception encountered:")[2].strip().splitlines()
-        # For an error in a layer's call the first line only names the layer.
-        shown = " ".join(line for line in cause[:3] if line.strip()) or type(error).__name__
         raise UserError(
-            f"The model {model_name!r} cannot be rebuilt from its configuration: {shown}",
+            f"The model {model_name!r} cannot be rebuilt from its configuration: "
+            f"{first_line(error)}",
             expected="every layer and the model itself to round-trip through "
             "get_config/from_config",
             fix="define get_config() (and from_config) on the class named above, or describe the "

@@ -38,7 +38,9 @@ def _questions(watched: int | None, clock: Callable[[], float]) -> dict[str, Que
         "memory_total_mib": lambda: memory().total / _MIB,
         "memory_limit_mib": lambda: _group_mib(process_id, "size"),
         "memory_in_limit_mib": lambda: _group_mib(process_id, "used"),
-        "cpu_limit_cores": lambda: _cores(process_id),
+        "cpu_limit_cores": lambda: min(
+            float(allowed_cores(process_id)), cpu_quota(process=process_id) or math.inf
+        ),
         "disk_read_mib_per_s": Rate(lambda: _disks().read_bytes / _MIB, clock),
         "disk_write_mib_per_s": Rate(lambda: _disks().write_bytes / _MIB, clock),
         "network_received_mib_per_s": Rate(lambda: _network("bytes_recv") / _MIB, clock),
@@ -75,10 +77,6 @@ def _group_mib(process_id: int, name: str) -> float:
     if known is None:
         raise NotYet("no control group limits this process")
     return float(known / _MIB)
-
-
-def _cores(process_id: int) -> float:
-    return min(float(allowed_cores(process_id)), cpu_quota(process=process_id) or math.inf)
 
 
 def _why(error: Exception) -> str:

@@ -21,12 +21,12 @@ import keras
 from rich.console import Console
 
 from tfopt.distribute.launch.place import place_in_cluster
-from tfopt.errors import UserError, within
+from tfopt.errors import UserError, require_within
 from tfopt.files import target_of
 from tfopt.keras_internals import last_step
 from tfopt.monitor.findings import Finding, findings
 from tfopt.monitor.input_wait import count_input_wait, seconds_waited
-from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
+from tfopt.monitor.outlets.prometheus import LOOPBACK, client_library, require_port, serving
 from tfopt.monitor.outlets.tensorboard import write_scalars
 from tfopt.monitor.outlets.terminal import findings_text
 from tfopt.monitor.readings import Recording, StepMark
@@ -76,15 +76,10 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         show: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(hz, int | float) or not within(hz, _SLOWEST_HZ, _FASTEST_HZ + 1e-9):
-            raise UserError(
-                "Invalid `hz`.",
-                expected=f"samples a second, from {_SLOWEST_HZ} to {_FASTEST_HZ:.0f}",
-                received=repr(hz),
-            )
+        require_within("`hz`", hz, _SLOWEST_HZ, _FASTEST_HZ, "samples a second")
         if prometheus_port is not None:
             require_port(prometheus_port)
-            require_client()
+            client_library()
         place = place_in_cluster()
         worker = "" if place is None or place.workers == 1 else f"-{place.kind}-{place.index}"
         self._hz = float(hz)

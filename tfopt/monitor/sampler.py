@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from tfopt.errors import UserError, within
+from tfopt.errors import UserError, require_within
 from tfopt.monitor.gpus import GpuWatch, Wanted
 from tfopt.monitor.host import host_poller
 from tfopt.monitor.readings import HostReading, Recording, Sample, StepMark
@@ -184,12 +184,7 @@ def watching(
     interval_s: float, process_id: int | None, clock: Callable[[], float]
 ) -> Iterator[tuple[Sampler, Iterator[Sample]]]:
     """Yield a sampler of all GPUs, the host and a process, and its samples at each interval."""
-    if not within(interval_s, _FASTEST_S, _SLOWEST_S + 1e-9):
-        raise UserError(
-            "Invalid interval between samples.",
-            expected=f"seconds, from {_FASTEST_S} to {_SLOWEST_S:.0f}",
-            received=repr(interval_s),
-        )
+    require_within("interval between samples", interval_s, _FASTEST_S, _SLOWEST_S, "seconds")
     if process_id is not None and not psutil.pid_exists(process_id):
         raise UserError(
             "There is no process with this id.",

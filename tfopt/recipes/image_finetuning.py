@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tfopt import Job, LearningRate, Pipeline, Quantize, chain
 from tfopt.data.mnist import SOURCES
-from tfopt.errors import UserError, require_count
+from tfopt.errors import UserError, require_count, require_one_of
 from tfopt.job.parts import Data
 from tfopt.recipes.image_from_scratch import IMAGE_FOLDER, load_images
 from tfopt.recipes.plain_job import class_count, plain_job, require_counts, run_recipe
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import keras
 
 Weights = Literal["auto", "imagenet", "none"]
-_WEIGHTS = get_args(Weights)
 _SILENCE_S = 5.0
 
 CHAIN = chain(
@@ -68,10 +67,7 @@ def job(
     require_count("size", size, 32)
     require_count("unfreeze", unfreeze, 0)
     require_counts(examples=examples)
-    if weights not in _WEIGHTS:
-        raise UserError(
-            "There are no such weights.", expected=" | ".join(_WEIGHTS), received=repr(weights)
-        )
+    require_one_of("weights", weights, get_args(Weights))
     classes = class_count(data, SOURCES, 10)
     build = functools.partial(fine_tuned, network, weights, size, classes, unfreeze)
     load = functools.partial(
@@ -156,7 +152,7 @@ def _why_no_imagenet(network: str, size: int) -> str | None:
     """Try it once; Keras keeps the file, and ``fine_tuned`` finds it there."""
     drawn = random.getstate()
     try:
-        with _impatient():
+        with _short_timeout():
             _network(network, size, "imagenet")
     except UserError:
         raise
@@ -171,7 +167,7 @@ def _why_no_imagenet(network: str, size: int) -> str | None:
 
 
 @contextmanager
-def _impatient() -> Iterator[None]:
+def _short_timeout() -> Iterator[None]:
     """Give up a connection on which nothing comes; Keras itself waits without end."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_SILENCE_S)
@@ -185,13 +181,8 @@ def _function(network: str) -> Callable[..., keras.Model]:
     import keras
 
     name = network.partition(":")[0]
-    known = [each for each in dir(keras.applications) if each[0].isupper()]
-    if name not in known:
-        raise UserError(
-            f"keras.applications has no network {name!r}.",
-            expected=", ".join(known),
-            received=repr(network),
-        )
+    known = [kind for kind in dir(keras.applications) if kind[0].isupper()]
+    require_one_of("network of keras.applications", name, known)
     made: Callable[..., keras.Model] = getattr(keras.applications, name)
     return made
 

@@ -16,7 +16,7 @@ from tfopt.data.class_folders import class_folders
 from tfopt.data.mnist import SOURCES, load_mnist
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
-from tfopt.recipes.plain_job import class_count, drawn, plain_job, require_counts, run_recipe
+from tfopt.recipes.plain_job import class_count, fixed_sample, plain_job, require_counts, run_recipe
 
 if TYPE_CHECKING:
     import keras
@@ -107,7 +107,7 @@ def _digits(source: Any, size: int, examples: int | None) -> Data:
     import tensorflow as tf
 
     shape = f"{size}x{size} in three channels"
-    data = drawn(load_mnist(source), examples, shape)
+    data = fixed_sample(load_mnist(source), examples, shape)
 
     def in_colour(part: tuple[Any, Any]) -> tuple[Any, Any]:
         resized = tf.image.resize(part[0], (size, size)).numpy()

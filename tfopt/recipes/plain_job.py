@@ -79,7 +79,7 @@ def class_count(data: str, sources: Collection[str], count: int) -> int:
     return count if data in sources else len(class_folders(data).classes)
 
 
-def drawn(data: Data, examples: int | None, shape: str) -> Data:
+def fixed_sample(data: Data, examples: int | None, shape: str) -> Data:
     """Return so many examples of each part, always the same, mixed: sources may be sorted by class.
 
     ``shape`` says in the note what becomes of an example.

@@ -11,6 +11,7 @@ import functools
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tfopt.data.mnist import SOURCES
@@ -52,47 +53,54 @@ _NONE_FASTER = "Nothing that was tried was shown to train faster than the job as
 
 
 def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int:
-    """Measure what the flags ask for; return the exit code."""
+    """Measure the named chain, or search for one first; return the exit code."""
     flags = {name: getattr(options, name) for name in _OF_THE_JOB}
     arguments = {name: value for name, value in flags.items() if value is not None}
-    arguments |= assignments(options.set)
-    measured, tuned_parts, remarks = _named_chain(chain, options), 0, tuple[str, ...]()
-    output = options.output.expanduser()
+    target = Target(title, job, Chain(), arguments | assignments(options.set))
     search_s, measure_s = (
         (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
     )
-    if measured is not None:  # the measurement has the time of the search, too
-        search_s, measure_s = 0.0, search_s + measure_s
-    display = Display(budget_s=(options.budget or search_s) + measure_s)
-    if measured is None:
-        search = Search(
-            Target(title, job, Chain(), arguments),
-            options.budget or search_s,
-            seeds=_SEARCH_SEEDS,  # the measurement that follows trains with more
-            final=False,  # and it is one
-        )
-        tuned = tune_and_show(search, output, display, reports=output / "search")
-        if tuned.interrupted:
-            print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
-            return INTERRUPTED
-        print(tuned.chain)
-        found = tuned.chain.parts
-        measured, tuned_parts = Chain((*found, _SMALL)), len(found)
-        remarks = tuned.notes if found else (*tuned.notes, _NONE_FASTER)
     plan = BenchPlan(
         title=title,
         command=f"python -m {job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
-        kind="prefixes" if measured.parts else "single",
-        targets=(Target(title, job, measured, arguments),),
+        kind="prefixes",
+        targets=(target,),
         budget_s=measure_s,
         quick=True,
         whole=True,
         seed=options.seed,
-        tuned_parts=tuned_parts,
-        remarks=remarks,
+    )
+    output, named = options.output.expanduser(), _named_chain(chain, options)
+    if named is None:
+        return _search_and_measure(plan, target, options.budget or search_s, output)
+    plan = replace(
+        plan,
+        kind="prefixes" if named.parts else "single",
+        targets=(replace(target, chain=named),),
+        budget_s=search_s + measure_s,  # with the time of the search
+    )
+    return bench_and_show(plan, output, Display(budget_s=plan.budget_s))[1]
+
+
+def _search_and_measure(plan: BenchPlan, target: Target, search_s: float, output: Path) -> int:
+    """Find the fastest chain and measure it; keep its file if it is shown to be faster."""
+    display = Display(budget_s=search_s + plan.budget_s)
+    # The measurement that follows trains with more seeds, and is the final one.
+    search = Search(target, search_s, seeds=_SEARCH_SEEDS, final=False)
+    tuned = tune_and_show(search, output, display, reports=output / "search")
+    if tuned.interrupted:
+        print(f"{tuned}\nInterrupted in the search.", file=sys.stderr)
+        return INTERRUPTED
+    print(tuned.chain)
+    found = tuned.chain.parts
+    plan = replace(
+        plan,
+        targets=(replace(target, chain=Chain((*found, _SMALL))),),
+        tuned_parts=len(found),
+        remarks=tuned.notes if found else (*tuned.notes, _NONE_FASTER),
     )
     report, code = bench_and_show(plan, output, display)
-    unproven = tuned_parts and not (report and is_faster(report.variants[1]))
+    unproven = found and not (report and is_faster(report.variants[1]))
     if unproven and (output / RECIPE).exists():
         (output / RECIPE).unlink()
         print(f"{RECIPE} was removed: its chain was not shown to train faster.")

@@ -72,7 +72,7 @@ def job(
             expected="""--set 'categories=["city", "device"]'""",
             received=repr(categories),
         )
-    source = functools.partial(load_table, data, label, tuple(categories), rows)
+    source = functools.partial(load_table, data, label, rows)
     build = functools.partial(network, source, tuple(categories), width)
     return plain_job("tabular", build, source, batch_size, epochs, steps, seed, loss=BINARY)
 
@@ -110,7 +110,7 @@ def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model
     return keras.Model(inputs, outputs, name="tabular")
 
 
-def load_table(data: str, label: str, categories: tuple[str, ...], rows: int) -> Data:
+def load_table(data: str, label: str, rows: int) -> Data:
     """Return the sources of both parts; a table that is to be made is written first, once."""
     from tfopt.data.sources.open import open_source
 
@@ -120,7 +120,7 @@ def load_table(data: str, label: str, categories: tuple[str, ...], rows: int) ->
         return Data(**_numbered(**parts), name=str(folder))
     folder = made_table(rows)
     note = f"made of random numbers, {rows:,} rows of Parquet, not real"
-    parts = {part: _through(data, folder / part, label) for part in ("train", "test")}
+    parts = {part: _opened_by(data, folder / part, label) for part in ("train", "test")}
     return Data(**parts, name="table", note=note if data in MADE[:2] else f"{note}, by {data}")
 
 
@@ -159,7 +159,7 @@ def _numbered(train: Source, test: Source) -> dict[str, Any]:
     return {"train": _Numbered(train, known), "test": _Numbered(test, known)}
 
 
-def _through(engine: str, path: Path, label: str) -> Any:
+def _opened_by(engine: str, path: Path, label: str) -> Any:
     """Return a folder of Parquet files as the source of an engine."""
     from tfopt.data.sources.open import open_source
     from tfopt.data.sources.source import needs

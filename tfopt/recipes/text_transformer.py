@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt import Job, LearningRate, Pipeline, Quantize, chain
 from tfopt.data.texts import TEXT_SOURCES, load_texts
 from tfopt.job.parts import Data
-from tfopt.recipes.plain_job import class_count, drawn, plain_job, require_counts, run_recipe
+from tfopt.recipes.plain_job import class_count, fixed_sample, plain_job, require_counts, run_recipe
 
 if TYPE_CHECKING:
     import keras
@@ -94,7 +94,7 @@ def load_tokens(source: str, vocabulary: int, length: int, examples: int | None)
     import keras
     import numpy as np
 
-    data = drawn(load_texts(source), examples, f"{length} words of each")
+    data = fixed_sample(load_texts(source), examples, f"{length} words of each")
     vectorize = keras.layers.TextVectorization(vocabulary, output_sequence_length=length)
     vectorize.adapt(data.train[0], batch_size=256)
 

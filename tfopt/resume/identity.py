@@ -15,7 +15,7 @@ import numpy as np
 
 from tfopt.errors import UserError
 from tfopt.keras_internals import compile_settings, layers_of
-from tfopt.resume.variables import Named
+from tfopt.resume.variables import NamedVariable
 
 _NAMES = frozenset({"name", "module", "registered_name", "shared_object_id", "seed"})
 # The nesting of layers, which the variables show too.
@@ -26,7 +26,7 @@ _initial_settings: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def identity_of(
-    model: Any, variables: list[Named], data: dict[str, Any], workers: int
+    model: Any, variables: list[NamedVariable], data: dict[str, Any], workers: int
 ) -> dict[str, Any]:
     """Return what must be equal for a training to resume."""
     replicas: Any = model.distribute_strategy.num_replicas_in_sync

@@ -26,7 +26,13 @@ import keras
 import numpy as np
 
 from tfopt.errors import UserError, keep_plain, real, require_count, within
-from tfopt.keras_internals import FIRST_EPOCH, KNOWN_BATCHES, LOGS_OF_EPOCH, last_step
+from tfopt.keras_internals import (
+    FIRST_EPOCH,
+    KNOWN_BATCHES,
+    LOGS_OF_EPOCH,
+    dataset_of,
+    last_step,
+)
 from tfopt.resume.callback_memory import CallbackStates
 from tfopt.resume.identity import identity_of, require_same_training
 from tfopt.resume.peers import LEAVE, SAVE, peers_of
@@ -126,7 +132,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             raise
 
     def _begin(self) -> None:
-        build_all(self.model, self._data)
+        build_all(self.model, dataset_of(self._data).element_spec)
         replay = replay_in(self._data, self._shuffles)
         peers = self._peers = peers_of(self.model)
         self._variables = variables_of(self.model)

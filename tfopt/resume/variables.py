@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.keras_internals import (
     build_by_shapes,
-    dataset_of,
     layers_inside,
     layers_of,
     tracked_lists,
@@ -35,7 +34,7 @@ _LIBRARIES = sys.stdlib_module_names | {"keras", "numpy", "tensorflow"}
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedVariable:
     """A TensorFlow variable with its name in messages."""
 
     name: str
@@ -52,10 +51,10 @@ class Named:
         return [short, list(self.variable.shape), self.variable.dtype.name]
 
 
-def variables_of(model: Any) -> list[Named]:
+def variables_of(model: Any) -> list[NamedVariable]:
     """Return every variable of a built and compiled model, once."""
-    variables: dict[int, Named] = {}
-    for named in _every(model):
+    variables: dict[int, NamedVariable] = {}
+    for named in _all_variables(model):
         variables.setdefault(id(named.variable), named)
     return list(variables.values())
 
@@ -82,23 +81,23 @@ def _replicas_of(variable: Any) -> list[Any]:
     return [variable]
 
 
-def _every(model: Any) -> Iterator[Named]:
+def _all_variables(model: Any) -> Iterator[NamedVariable]:
     import keras
 
     untracked = list(untracked_in(model))
     optimizers = [item for _, _, item in untracked if isinstance(item, keras.optimizers.Optimizer)]
     for variable in model.variables:
         trained = bool(variable.trainable)
-        yield Named(variable.path, trained, variable.value, is_shared=trained)
+        yield NamedVariable(variable.path, trained, variable.value, is_shared=trained)
     for optimizer in (model.optimizer, *optimizers):
         for variable in () if optimizer is None else optimizer.variables:
-            yield Named(variable.path, False, variable.value, is_shared=True)
+            yield NamedVariable(variable.path, False, variable.value, is_shared=True)
     # A model leaves out the metrics of a compiled model inside it.
     inside = layers_inside(model)
     compiled = [layer for layer in inside if isinstance(layer, keras.Model) and layer.compiled]
     for part in (model, *compiled):
         for variable in part.metrics_variables:
-            yield Named(variable.path, False, variable.value, is_shared=False)
+            yield NamedVariable(variable.path, False, variable.value, is_shared=False)
     for variable in model.trainable_variables:
         constraint = getattr(variable, "constraint", None)
         for path, item in untracked_values(constraint, "constraint"):
@@ -107,34 +106,33 @@ def _every(model: Any) -> Iterator[Named]:
         yield from _untracked(item, f"{layer.name}/{path}")
 
 
-def _untracked(item: Any, name: str) -> Iterator[Named]:
+def _untracked(item: Any, name: str) -> Iterator[NamedVariable]:
     import keras
 
     if isinstance(item, keras.optimizers.Optimizer):
         return
     variable = item.value if isinstance(item, keras.Variable) else item
-    yield Named(f"{name}/{item.name.split(':')[0]}", False, variable, is_shared=False)
+    yield NamedVariable(f"{name}/{item.name.split(':')[0]}", False, variable, is_shared=False)
 
 
-def build_all(model: Any, epoch_iterator: Any) -> None:
+def build_all(model: Any, element_spec: Any) -> None:
     """Create the variables that training would create in its first step, by the data's shapes.
 
     It draws only the random numbers that training would draw, and reads no batch.
     """
     try:
-        build_by_shapes(model, dataset_of(epoch_iterator).element_spec)
+        build_by_shapes(model, element_spec)
     except Exception as error:
         raise UserError(
-            f"{type(model).__name__} cannot be built from the shapes of its data, which resume() "
-            "needs to restore all variables.",
-            expected="a model that is built before fit()",
-            received=f"{type(error).__name__}: {error}".splitlines()[0],
+            f"{type(model).__name__} cannot be built from the shapes of its data.",
+            expected="a model whose variables can be created before its first step",
+            received=f"{type(error).__name__}: {first_line(error)}",
             fix="call it on a batch first; with a custom train_step and no call(), build its "
             "layers and set model.built = True",
         ) from error
 
 
-def require_no_new_variables(model: Any, begun: list[Named]) -> None:
+def require_no_new_variables(model: Any, begun: list[NamedVariable]) -> None:
     """Refuse variables that the first step has created, which could not be restored."""
     known = {id(named.variable) for named in begun}
     new = [named.name for named in variables_of(model) if id(named.variable) not in known]

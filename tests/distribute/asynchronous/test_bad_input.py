@@ -16,7 +16,7 @@ from tfopt.distribute.asynchronous.building import (
     shares_of,
 )
 from tfopt.distribute.asynchronous.worker_step import Arrivals
-from tfopt.distribute.roll_call import is_listening
+from tfopt.distribute.roll_call import connection_error
 from tfopt.errors import UserError
 
 
@@ -24,7 +24,7 @@ def test_who_does_not_answer_is_named_and_an_uncompiled_model_is_an_error_in_eve
     cluster = cluster_of("until_stopped.py", workers=1, UNCOMPILED="1")
     cluster.start("ps 0")
     (ps,) = cluster.addresses["ps"]
-    cluster.until(lambda: is_listening(ps), "the ps to listen")
+    cluster.until(lambda: connection_error(ps) is None, "the ps to listen")
     cluster.environment["PATIENCE_S"] = "1"
     cluster.start("chief 0")
     assert cluster.status("chief 0") == 1
@@ -147,7 +147,7 @@ def test_a_model_that_makes_weights_in_its_first_step_is_refused():
 
 def test_a_step_that_applies_no_optimizer_of_the_model_is_refused():
     def step():
-        return Arrivals(counted).staleness
+        return Arrivals(counted).staleness()
 
     counted = tf.Variable(0)
     with pytest.raises(UserError, match="The train_step applies none of the model's optimizers"):

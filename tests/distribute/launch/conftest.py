@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 
 import psutil
 import pytest
 from on_workers import LIMIT_S
+from processes import wait_until
 
 # A task that says when it is there, and then works for ever.
 WORKS = """
@@ -75,7 +75,7 @@ class Launcher:
 
     def wait_for(self, name, count=1):
         """Wait until the tasks have written so many files of that name."""
-        return wait_until(lambda: len(list(self.folder.glob(f"{name}*"))) >= count)
+        wait_until(lambda: len(list(self.folder.glob(f"{name}*"))) >= count)
 
     def living(self):
         """Return the processes of this test that are still there."""
@@ -94,14 +94,6 @@ class Launcher:
             process.kill()
         for started in self._started:
             started.communicate(timeout=LIMIT_S)
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "never came to be"
-        time.sleep(0.05)
-    return True
 
 
 @pytest.fixture

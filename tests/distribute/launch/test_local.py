@@ -8,13 +8,14 @@ import sys
 
 import pytest
 from on_workers import LIMIT_S
+from processes import wait_until
 
 from tfopt.distribute.launch import attempt
 from tfopt.distribute.launch.communication import gpus_per_task, visible_gpus
 from tfopt.distribute.launch.local import LocalJob, launch_here, tasks_here
 from tfopt.errors import UserError
 
-from .conftest import tfopt_launch, wait_until
+from .conftest import tfopt_launch
 
 
 def test_each_task_finds_its_place_and_its_gpus_and_its_lines_are_marked(launcher):

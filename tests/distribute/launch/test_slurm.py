@@ -9,13 +9,12 @@ import sys
 
 import pytest
 from on_workers import LIMIT_S
+from processes import wait_until
 
 from tfopt.distribute.launch import task
 from tfopt.distribute.launch.local import free_ports
 from tfopt.distribute.launch.slurm import SlurmJob
 from tfopt.errors import UserError
-
-from .conftest import wait_until
 
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
 needs_slurm = pytest.mark.skipif(

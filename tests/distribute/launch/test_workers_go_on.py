@@ -10,8 +10,7 @@ import sys
 
 import pytest
 from on_workers import LIMIT_S
-
-from .conftest import wait_until
+from processes import wait_until
 
 pytestmark = pytest.mark.slow
 

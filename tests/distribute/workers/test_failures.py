@@ -41,8 +41,6 @@ MISTAKES = """
     refused("shape", lambda: model.fit(x[:, : 4 - rank], y, batch_size=8, verbose=0))
     refused("loss", lambda: other.fit(x, y, batch_size=8, verbose=0))
     refused("batch", lambda: model.fit(x, y, batch_size=9, verbose=0))
-    pairs = tf.data.Dataset.from_tensor_slices((x, y))
-    refused("dataset", lambda: model.fit(pairs.batch(9).prefetch(2), verbose=0))
     refused("batches", lambda: model.fit(x, y, batch_size=8 + 8 * rank, verbose=0))
     refused("call", lambda: model.fit(x, y, verbose=0) if rank else model.evaluate(x, y, verbose=0))
     if rank == 1:  # a small model that the other worker has not
@@ -75,7 +73,6 @@ REFUSED = {
     "weights": "worker 1 has another content of the weights than worker 0",
     "loss": "worker 1 has another compile arguments than worker 0",
     "batch": "does not divide over 2 replicas",
-    "dataset": "The global batch of 9 does not divide over 2 replicas",
     "batches": "worker 1 has another fit(batch_size=) than worker 0",
     "call": "worker 1 has another call than worker 0",
     "seed": "worker 1 has another random seed than worker 0",

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfopt.data.stages import reads_python
 from tfopt.distribute.model_parts import optimizers_of, require_built_parts
 from tfopt.errors import UserError
-from tfopt.keras_internals import build_by_shapes
+from tfopt.resume.variables import build_all
 
 _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
@@ -80,15 +80,7 @@ def build_variables(model: Any, element_spec: Any) -> None:
     A model without a call() must be built by ``build``.
     """
     if type(model).call is not keras.Model.call:
-        try:
-            build_by_shapes(model, element_spec)
-        except Exception as error:
-            raise UserError(
-                f"{type(model).__name__} cannot be built from the shapes of its data.",
-                expected="a model whose variables can be created before its first step",
-                received=f"{type(error).__name__}: {error}",
-                fix="fix Keras's error, or call the model on a batch in build()",
-            ) from error
+        build_all(model, element_spec)
     require_built_parts(model, "in build()")
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)

@@ -32,8 +32,8 @@ class Connection:
     def __init__(self, place: ClusterPlace, patience_s: float) -> None:
         self.place = place
         self.patience_s = patience_s
-        self._ps = _named("ps", place)
-        self._workers = _named("worker", place)
+        self._ps = place.tasks("ps")
+        self._workers = place.tasks("worker")
         wait_for({**self._ps, **self._workers}, patience_s, f"chief at {place.address}")
         self.strategy = _connected(place, patience_s)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
@@ -41,7 +41,7 @@ class Connection:
     def check(self) -> None:
         """Raise an error if a ps, and its weights, are lost."""
         for _ in range(_ATTEMPTS):
-            lost = unreachable(self._ps)
+            lost = [*unreachable(self._ps)]
             if not lost:
                 return
             time.sleep(1.0)
@@ -62,7 +62,7 @@ class Connection:
         """Return the error of a step, or that of the lost ps that caused it."""
         if not isinstance(error, tf.errors.OpError):
             return error
-        lost = unreachable(self._ps)
+        lost = [*unreachable(self._ps)]
         if not lost and isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
             # A restarted ps has lost its resources.
             tasks = {name: name.replace(" ", "/replica:0/task:") for name in self._ps}
@@ -108,10 +108,6 @@ class Connection:
 
         with suppress(Exception):
             in_time(_END_S, tidy)
-
-
-def _named(kind: str, place: ClusterPlace) -> dict[str, str]:
-    return {f"{kind} {index}": address for index, address in enumerate(place.cluster[kind])}
 
 
 def _end(name: str, word: str) -> None:

@@ -19,7 +19,7 @@ from tfopt.errors import UserError
 from tfopt.resume.identity import identity_of, require_same_training
 from tfopt.resume.peers import SingleWorker
 from tfopt.resume.store import Checkpoints, lock_folder
-from tfopt.resume.variables import Named, restore_values, values_of, variables_of
+from tfopt.resume.variables import NamedVariable, restore_values, values_of, variables_of
 
 _log = logging.getLogger("tfopt")
 _KEPT = 3
@@ -77,7 +77,7 @@ def copy(model: Any, other: Any) -> None:
         restore_values(target.variable, values_of(source.variable))
 
 
-def _variables(model: Any) -> list[Named]:
+def _variables(model: Any) -> list[NamedVariable]:
     """Return the variables without those of metrics, which every epoch resets."""
     of_metrics = {id(variable.value) for variable in model.metrics_variables}
     return [

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tfopt.distribute.launch.place import ClusterPlace
-from tfopt.distribute.roll_call import is_listening, listening
+from tfopt.distribute.roll_call import connection_error, listening
 from tfopt.errors import UserError
 
 _GONE_AFTER = 10  # failed connections in a row, after which the chief counts as lost
@@ -53,7 +53,7 @@ def _wait_for_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
             time.sleep(_PAUSE_S)
             return word
         time.sleep(_PAUSE_S)
-        listens = is_listening(chief)
+        listens = connection_error(chief) is None
         seen = seen or listens
         failures = 0 if listens else failures + 1
         # The chief itself may wait as long for the other tasks before it listens.

@@ -43,7 +43,6 @@ class Arrivals:
             with tf.control_dependencies([self._before]):
                 self._arrived.assign_add(1, read_value=False)
 
-    @property
     def staleness(self) -> Any:
         """Return how many steps came between reading the weights and applying the gradients."""
         if self._before is None:
@@ -100,7 +99,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
         return {
             "worker": tf.cast(worker, tf.int64),
             "examples": tf.cast(length, tf.int64),
-            "staleness": arrivals.staleness,
+            "staleness": arrivals.staleness(),
             "logs": {} if set(logs) == metric_names else _numbers(logs),
         }
 

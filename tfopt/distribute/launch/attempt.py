@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
@@ -26,7 +25,6 @@ from tfopt.errors import UserError
 # Isolated from the environment's Python settings.
 _BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
 _KILL_S = 5.0  # the wait for killed processes
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.1
 _LINES_S = 5.0  # the wait for the last lines of an ended task
 _RESTART_S = 5.0  # before a failed worker starts again: another task may be the cause
@@ -53,31 +51,6 @@ class Task:
             # With an empty value some versions of CUDA show all GPUs.
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
         return variables
-
-
-class Signals:
-    """A context that collects SIGINT, SIGTERM and SIGHUP for a loop to act on.
-
-    Signals that the process ignores (``nohup``, a shell's background) stay ignored.
-    """
-
-    def __init__(self) -> None:
-        self.heard: list[signal.Signals] = []
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Signals:
-        for number in _FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._hear)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            # None: a handler from outside Python, which cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard.append(signal.Signals(number))
 
 
 class LabeledLines(threading.Thread):
@@ -149,7 +122,8 @@ class Attempt:
 
     command: Sequence[str]
     grace: float
-    signals: Signals
+    signals: list[int]
+    """Those heard by the launcher, to be forwarded."""
     streams: tuple[IO[bytes], IO[bytes]]
     log: Callable[[str], None]
     restarts: Iterator[int]
@@ -210,8 +184,8 @@ class Attempt:
             self._kill()
 
     def _forward_signals(self) -> None:
-        while self.signals.heard:
-            number = self.signals.heard.pop(0)
+        while self.signals:
+            number = signal.Signals(self.signals.pop(0))
             if self._stopped_by is signal.SIGINT and number is signal.SIGINT:
                 self.log("interrupted twice: killing all tasks")
                 self._kill()

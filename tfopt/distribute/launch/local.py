@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfopt.distribute.launch.attempt import Attempt, Signals, Task, write_all
+from tfopt.distribute.launch.attempt import Attempt, Task, write_all
 from tfopt.distribute.launch.communication import (
     communication_variables,
     gpus_per_task,
@@ -27,7 +28,9 @@ from tfopt.distribute.launch.communication import (
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import JOINED, require_command
 from tfopt.errors import UserError, require_count
+from tfopt.subprocesses import handling
 
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PORTS = range(20000, 32000)  # below those of outgoing connections on Linux
 
 
@@ -79,8 +82,9 @@ def launch_here(
 
     for name, value in variables.items():
         log(f"{name}={value}")
+    signals: list[int] = []
     with (
-        Signals() as signals,
+        handling(lambda number, _: signals.append(number), *_FORWARDED),
         tempfile.TemporaryDirectory(prefix="tfopt-launch-") as marks,
     ):
         joined = Path(marks) / "joined"

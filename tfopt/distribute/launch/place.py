@@ -65,14 +65,18 @@ class ClusterPlace:
         """Return the name in errors and logs: ``worker 0``."""
         return f"{self.kind} {self.index}"
 
+    def tasks(self, *kinds: str) -> dict[str, str]:
+        """Return the address of each task of these kinds by its name."""
+        return {
+            f"{kind} {index}": address
+            for kind in kinds
+            for index, address in enumerate(self.cluster.get(kind, ()))
+        }
+
     @property
     def addresses(self) -> dict[str, str]:
         """Return the address of each worker by its name, the chief's first."""
-        return {
-            f"{kind} {index}": address
-            for kind in ("chief", "worker")
-            for index, address in enumerate(self.cluster.get(kind, ()))
-        }
+        return self.tasks("chief", "worker")
 
     @property
     def others(self) -> dict[str, str]:
@@ -90,7 +94,7 @@ def place_in_cluster(environment: Mapping[str, str] | None = None) -> ClusterPla
     """Return the place of this process by its environment variables; None outside a cluster.
 
     TF_CONFIG has precedence. Without it the tasks of an ``srun`` of several tasks are the workers,
-    with ports from TFOPT_PORT on, or from a number that depends on the job.
+    with ports that depend on the job.
     """
     variables = os.environ if environment is None else environment
     if variables.get("TF_CONFIG", "").strip() not in ("", "{}"):
@@ -201,15 +205,6 @@ def _check_blocks(given: Mapping[str, str], place: tuple[int, int], several: boo
 
 
 def _first_port(given: Mapping[str, str]) -> int:
-    if "TFOPT_PORT" in given:
-        port = _number(given["TFOPT_PORT"])
-        if port is None or not 1024 <= port < 65000:
-            raise UserError(
-                "Invalid TFOPT_PORT.",
-                expected="a number from 1024 to 64999",
-                received=repr(given["TFOPT_PORT"]),
-            )
-        return port
     # The same for all tasks of a job, different for two jobs on one node, and below the ports of
     # outgoing connections on Linux.
     job, step = given.get("SLURM_JOB_ID", ""), given.get("SLURM_STEP_ID", "")

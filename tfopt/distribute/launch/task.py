@@ -68,7 +68,7 @@ def _end_with(launcher: int) -> None:
 
 def _join_the_cluster() -> None:
     from tfopt.distribute.launch.communication import communication_variables
-    from tfopt.distribute.launch.place import place_in_cluster
+    from tfopt.distribute.launch.place import KINDS, host_and_port, place_in_cluster
     from tfopt.errors import UserError
 
     try:
@@ -79,8 +79,7 @@ def _join_the_cluster() -> None:
     if place is None:
         return
     os.environ["TF_CONFIG"] = place.tf_config
-    addresses = [address for kind in place.cluster.values() for address in kind]
-    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    hosts = [host_and_port(address)[0] for address in place.tasks(*KINDS).values()]
     os.environ.update(communication_variables(os.environ, ps="ps" in place.cluster, hosts=hosts))
 
 

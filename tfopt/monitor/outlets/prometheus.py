@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import Field
 from typing import Any
 
+from tfopt.data.sources.source import needs
 from tfopt.errors import UserError, within
 from tfopt.monitor.readings import GPU_METRICS, HOST_METRICS, Recording
 
@@ -93,7 +94,7 @@ def _family(name: str, description: str, values: Values) -> Iterator[Any]:
 @contextmanager
 def serving(recording: Callable[[], Recording], port: int, host: str = LOOPBACK) -> Iterator[int]:
     """Serve ``/metrics`` while the block runs, and yield the port (0 finds a free one)."""
-    client = require_client()
+    client = client_library()
     registry = client.CollectorRegistry()
     registry.register(NewestSample(recording))
     try:
@@ -121,17 +122,9 @@ def _end(server: Any, thread: threading.Thread) -> None:
     thread.join()
 
 
-def require_client() -> Any:
+def client_library() -> Any:
     """Return ``prometheus_client``; name the extra that installs it where it is missing."""
-    try:
-        import prometheus_client
-    except ImportError as error:
-        raise UserError(
-            "The Prometheus endpoint needs the package prometheus-client.",
-            received=str(error),
-            fix="pip install 'tfopt[monitor]'",
-        ) from error
-    return prometheus_client
+    return needs("prometheus_client", "The Prometheus endpoint", "monitor")
 
 
 def require_port(port: object) -> None:

@@ -39,7 +39,9 @@ def machine_table(
         if reading.throttled_by:
             throttled = f"GPU {place} is throttled by {', '.join(reading.throttled_by)}"
             parts.append(Text(throttled, style="bold red"))
-    table.add_row(_one_line(_host_name(newest.host)), *_host_cells(newest.host), "", "", "")
+    cores = newest.host.cpu_limit_cores
+    name = "host" if cores is None else f"host, {cores:g} cores"
+    table.add_row(_one_line(name), *_host_cells(newest.host), "", "", "")
     return Group(*parts, *((Text(""), findings_text(findings)) if findings else ()))
 
 
@@ -74,10 +76,6 @@ def _gpu_cells(gpu: GpuReading) -> Iterator[Text]:
     yield Text(f"{_whole(gpu.power_w)}/{_whole(gpu.power_limit_w)}")
     yield Text(_whole(gpu.temperature_c))
     yield Text(_whole(gpu.sm_clock_mhz), style="bold red" if gpu.throttled_by else "")
-
-
-def _host_name(host: HostReading) -> str:
-    return "host" if host.cpu_limit_cores is None else f"host, {host.cpu_limit_cores:g} cores"
 
 
 def _host_cells(host: HostReading) -> Iterator[Text]:
