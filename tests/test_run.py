@@ -243,6 +243,7 @@ def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
         ({"data": lambda: Data(train=(X, Y), test=(X, Y - 1))}, "label"),
         ({"build": lambda: WithoutCall()}, "not built"),
         ({"build": lambda: "model"}, "Keras 3 model"),
+        ({"compile": lambda: {"optimiser": "adam"}}, r"Sequential.compile\(\) does not take"),
         ({"build": lambda: None}, "Job.build\\(\\) must return a model"),
     ],
 )

@@ -7,6 +7,7 @@ outcome. Dtype policy, TF32 and strategy scope are restored, also after an excep
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -455,6 +456,15 @@ def _compile(run: Run, model: keras.Model) -> None:
     for transform in run.acting():
         arguments = transform.compile(run, arguments)
     _require_whole_executions(job.steps_per_epoch, arguments.get("steps_per_execution") or 1)
+    try:
+        inspect.signature(model.compile).bind(**arguments)
+    except TypeError as error:
+        raise UserError(
+            f"{type(model).__name__}.compile() does not take what this run passes.",
+            expected=f"the arguments {', '.join(arguments)}",
+            received=str(error),
+            fix="let a compile() of your own pass **kwargs on: super().compile(**kwargs)",
+        ) from error
     model.compile(**arguments)
     if job.restore is not None and run.keeps_optimizer:
         job.restore(model)

@@ -3,6 +3,7 @@
 import heapq
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 from digits import digit_net, small_digits
 from keras import layers
@@ -64,6 +66,12 @@ def served(trained, digits, tmp_path_factory):
         calibration=x,
         examples=test,
     )
+
+
+def test_a_saved_model_has_each_weight_once_and_no_optimizer(served, trained):
+    variables = tf.train.list_variables(str(served["saved_model"].path / "variables" / "variables"))
+    assert 0 <= sum(math.prod(shape) for _, shape in variables) - trained.count_params() < 20
+    assert not [name for name, _ in variables if "optimizer" in name]
 
 
 @pytest.mark.parametrize(("name", "precision"), NAMES)

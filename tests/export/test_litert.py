@@ -425,6 +425,19 @@ def test_bad_files_and_labels_are_refused():
             made.accuracy(ROWS, labels)
 
 
+def test_a_single_output_of_logits_is_right_on_the_label_s_side_of_zero(tmp_path):
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.set_weights([np.ones((1, 1)), np.full(1, -0.5)])
+    x = RNG.random((40, 1))
+    labels = x[:, 0] > 0.5  # all scores are below 0.5
+    for logits, expected in ((True, 1), (False, 1 - labels.mean())):
+        model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=logits))
+        made = quantize(model, precision="float16")
+        file = tfopt.export(model, tmp_path, formats="litert", examples=(x, labels)).files[0]
+        assert made.accuracy(x, labels) == pytest.approx(expected)
+        assert file.score == pytest.approx(expected)
+
+
 def test_operators_are_named_by_the_layer_that_they_are_of():
     keras.backend.clear_session()
     small, large = layers.Conv2D(16, 3), layers.Conv2D(16, 3)

@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfopt import Job, LearningRate, UserError, run
 from tfopt.job.rebuild import rebuild
@@ -166,6 +167,8 @@ def test_what_load_data_returns_is_the_training_and_the_test_part():
         found = parts(model, ((X, Y), (X[:40], Y[:40])))
         assert found.train[0] is X
         assert len(found.test[0]) == 40
+    train, test = (tf.data.Dataset.from_tensors((X[:n], Y[:n])) for n in (96, 40))
+    assert parts(sequential(), (train, test)).test is test
     # Two inputs and two targets are no test part.
     assert parts(two_inputs(), ((X, X), (Y, Y))).test is None
 

@@ -97,6 +97,7 @@ def test_the_compiled_optimizer_may_be_an_attribute_too_also_under_a_loss_scale(
     ("model", "word"),
     [
         (lambda: Opt.SGD(), "Keras 3 model"),
+        (lambda: "model.keras", r"load it: tfopt.load\(path\)"),
         (net, "needs a compiled model"),
         (lambda: compiled(optimizer=lambda: Opt.SGD(use_ema=True)), "use_ema would average"),
         (

@@ -158,6 +158,27 @@ def test_a_layer_that_does_not_compute_in_half_precision_stays_float32_and_is_na
     np.testing.assert_allclose(mixed(x), model(x), atol=0.2)
 
 
+class Penalty(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+def test_what_adds_a_penalty_to_the_loss_stays_float32_and_is_named():
+    penalised = keras.layers.Dense(4, activity_regularizer="l2", name="penalised")
+    layers = [penalised, Penalty(name="own"), keras.layers.Dense(4, name="hidden")]
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.warns(
+        RuntimeWarning, match="penalised \\(float32, for its activity regularizer\\), own"
+    ):
+        mixed = mixed_precision(model, "mixed_bfloat16")
+    assert [layer.compute_dtype for layer in mixed.layers[:3]] == ["float32", "float32", "bfloat16"]
+    x, y = X[:, 0], np.zeros((len(X), 1))
+    plain, half = (each.fit(x, y, verbose=0).history["loss"] for each in (model, mixed))
+    assert half == pytest.approx(plain, rel=0.05)
+
+
 class Subclassed(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -123,7 +123,7 @@ def test_blocks_are_layers_with_layers_inside():
         lambda: keras.Sequential(
             [
                 keras.Input((16,)),
-                keras.Sequential([L.GaussianNoise(0.1)]),
+                keras.Sequential([L.GaussianNoise(0.1), L.Normalization()]),
                 keras.Sequential([L.Embedding(4, 2), L.Flatten(), L.Reshape((16, 2))]),
                 keras.Sequential([L.GlobalAveragePooling1D(data_format="channels_first")]),
                 residual(2),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfopt
 from tfopt import UserError
@@ -107,6 +108,7 @@ def test_a_process_grows_by_about_the_estimate_and_remat_saves_memory(fresh_pyth
     ("arguments", "word"),
     [
         ((batch()[0],), "Invalid batch"),
+        ((tf.data.Dataset.from_tensors(batch()),), r"fix: of a dataset: next\(iter\(dataset\)\)"),
         (((batch(4)[0], batch(5)[1]),), "tuple of 4, 5 examples"),
         ((batch(), 0), "batch_size"),
     ],

@@ -142,13 +142,14 @@ def convert(served: Traced, *, sparse: bool = False) -> bytes:
 def save(served: Traced, folder: Path, owner: Any = None) -> Path:
     """Write a traced model as a SavedModel; return its folder.
 
-    ``owner`` is the model, if more than its variables must be saved, such as lookup tables.
+    ``owner`` is the model, if its lookup tables must be saved too: it would bring its optimizer.
     """
     import tensorflow as tf
 
     module = tf.Module()
-    # ``owner`` does not track the seeds of random layers.
-    module.kept = [*served.variables, owner]
+    inside = () if owner is None else tf.train.TrackableView(owner).descendants()
+    tables = [p for p in inside if isinstance(p, tf.saved_model.experimental.TrackableResource)]
+    module.kept = [*served.variables, *served.function.variables, *tables]
     try:
         tf.saved_model.save(module, str(folder), signatures=served.function)
     except AssertionError as error:

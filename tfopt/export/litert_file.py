@@ -275,18 +275,19 @@ class LitertPredictor:
         self._shapes = shapes
 
 
-def accuracy(scores: Array, labels: Array) -> float:
+def accuracy(scores: Array, labels: Array, threshold: float) -> float:
     """Return the share of right answers; see :func:`right_answers`."""
-    return float(np.mean(right_answers(scores, labels)))
+    return float(np.mean(right_answers(scores, labels, threshold)))
 
 
-def right_answers(scores: Array, labels: Array) -> Array:
+def right_answers(scores: Array, labels: Array, threshold: float) -> Array:
     """Return an array of whether predictions are right.
 
-    Labels are class numbers or one-hot rows; a single output is right on the label's side of 0.5.
+    Labels are class numbers or one-hot rows; a single output is right on the label's side of the
+    threshold.
     """
     single = scores.shape[-1] == 1
-    classes = scores[..., 0] > 0.5 if single else scores.argmax(-1)
+    classes = scores[..., 0] > threshold if single else scores.argmax(-1)
     if not single and labels.shape == scores.shape:
         labels = labels.argmax(-1)
     elif labels.shape == (*classes.shape, 1):

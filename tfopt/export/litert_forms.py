@@ -179,6 +179,7 @@ def _functions() -> Iterator[None]:
     """Replace functions that LiteRT does not support, or computes wrongly, in any precision."""
     import tensorflow as tf
 
+    arrays = array_functions()
     with (
         replaced(tf, einsum=_einsum(tf.einsum), roll=_roll(tf.roll)),
         replaced(tf.linalg, einsum=_einsum(tf.linalg.einsum)),
@@ -191,7 +192,8 @@ def _functions() -> Iterator[None]:
             separable_conv2d=_separable,
         ),
         replaced(tf.image, extract_patches=_extract_patches(tf.image.extract_patches)),
-        replaced(array_functions(), argmax=_place_of("argmax"), argmin=_place_of("argmin")),
+        replaced(arrays, argmax=_place_of("argmax"), argmin=_place_of("argmin")),
+        replaced(arrays, eye=_eye(arrays.eye)),
     ):
         yield
 
@@ -321,6 +323,20 @@ def _extract_patches(plain: Form) -> Form:
         return tf.nn.conv2d(images, each_once, stride, padding, dilations=rate)
 
     return extract_patches
+
+
+def _eye(plain: Form) -> Form:
+    """Make an identity matrix a constant: OpenVINO has no operator for its diagonal."""
+
+    def eye(*sizes: Any, dtype: Any = None, **named: Any) -> Any:
+        import keras
+        import tensorflow as tf
+
+        if not all(isinstance(size, int | None) for size in (*sizes, *named.values())):
+            return plain(*sizes, dtype=dtype, **named)
+        return tf.cast(np.eye(*sizes, **named), dtype or keras.config.floatx())
+
+    return eye
 
 
 def _place_of(name: str) -> Form:

@@ -116,6 +116,14 @@ def ranks_classes(model: keras.Model) -> bool:
     return bool(losses) and all(_function_name(loss) in _CLASS_LOSSES for loss in losses)
 
 
+def threshold_of(model: keras.Model) -> float:
+    """Return the value above which a single output is class 1: 0 where the loss takes logits."""
+    import keras
+
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
+    return 0.0 if losses and getattr(losses[0], "from_logits", False) else 0.5
+
+
 def _function_name(loss: Any) -> str:
     """Return the name of a loss's function, also of a partial one."""
     import keras

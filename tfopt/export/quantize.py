@@ -18,7 +18,7 @@ from tfopt.export.export import known_names, require_exportable, validate_settin
 from tfopt.export.formats.format import CALIBRATED, Precision
 from tfopt.export.formats.litert import LiteRT, left_float
 from tfopt.export.litert_file import LeftFloat, LitertPredictor, right_answers
-from tfopt.export.parity import Parity
+from tfopt.export.parity import Parity, threshold_of
 from tfopt.export.reference import ExportData
 from tfopt.files import prepare_folder, target_of, write_atomically
 from tfopt.job.parts import Artefact
@@ -38,6 +38,7 @@ class Quantized:
         parity: Its distance from the Keras model.
         outputs: Output names, in the order of the model's result.
         ports: The model's inputs, and the structure in which its ``call`` takes them.
+        threshold: The value above which a single output is class 1: 0 where the loss takes logits.
         notes: Changes of the model, and parts left in float.
         path: The path of the file; None if it was not written.
     """
@@ -47,6 +48,7 @@ class Quantized:
     parity: Parity
     outputs: tuple[str, ...]
     ports: Ports = field(repr=False, compare=False)
+    threshold: float
     notes: tuple[str, ...] = ()
     path: Path | None = None
 
@@ -93,7 +95,7 @@ class Quantized:
         right: list[bool] = []
         for inputs, labels in labelled_batches(x if y is None else (x, y), self.ports):
             scores = self.predict(self.ports.pack(inputs))[0]
-            right += right_answers(scores, labels).ravel().tolist()
+            right += right_answers(scores, labels, self.threshold).ravel().tolist()
         if not right:
             raise UserError("The examples are empty.", expected="at least one example with a label")
         return sum(right) / len(right)
@@ -180,6 +182,7 @@ def quantize(
         parity=file.parity,
         outputs=file.signature.outputs,
         ports=given.ports,
+        threshold=threshold_of(model),
         notes=(*exported.notes, *file.notes),
         path=None if target is None else write_atomically(target, content),
     )

@@ -19,7 +19,7 @@ from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import Array, Format, Graph, Graphs, Precision, Signature
 from tfopt.export.litert import convert, save, serve, trace
 from tfopt.export.litert_file import accuracy
-from tfopt.export.parity import ranks_classes
+from tfopt.export.parity import ranks_classes, threshold_of
 
 if TYPE_CHECKING:
     import keras
@@ -108,6 +108,7 @@ class Reference:
         failed: The errors of the other forms.
         expected: The model's outputs on the examples.
         classifier: Whether the model's loss is of classes.
+        threshold: The value above which a single output is class 1.
         notes: Changes for the conversion, and remarks on the data.
         variant: The change of the model before, such as remove_channels.
     """
@@ -117,6 +118,7 @@ class Reference:
     failed: dict[Graph, UserError]
     expected: Sequence[Array]
     classifier: bool
+    threshold: float
     notes: tuple[str, ...]
     variant: str = ""
 
@@ -127,7 +129,7 @@ class Reference:
             return None, None
         scores = np.asarray(outputs[0])
         if _are_classes(scores, labels):
-            return accuracy(scores, labels), "accuracy"
+            return accuracy(scores, labels, self.threshold), "accuracy"
         off = scores.reshape(labels.shape) - labels
         return float(np.abs(off).mean()), "mean absolute error"
 
@@ -188,6 +190,7 @@ def _make(
         failed=failed,
         expected=plain.predict(given.examples),
         classifier=ranks_classes(model),
+        threshold=threshold_of(model),
         notes=(*dict.fromkeys(notes), *given.notes),
     )
 

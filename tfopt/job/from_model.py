@@ -176,6 +176,8 @@ def _require_whole_configuration(metric: Any) -> None:
 
 def _is_train_and_test(data: Any, model: keras.Model) -> bool:
     """Return whether ``data`` is what load_data() returns, and not two inputs with two targets."""
+    if isinstance(data, tuple | list) and data and all(hasattr(x, "element_spec") for x in data):
+        return len(data) == 2
     pairs = [data, *data] if isinstance(data, tuple) else [data]
     is_pair_of_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
     return is_pair_of_pairs and len(getattr(model, "inputs", None) or [None]) == 1

@@ -75,9 +75,9 @@ class Job:
         Weights and compile configuration (optimizer with its state, loss, metrics, loss weights)
         carry over; the model itself is not changed. ``data`` is what ``fit`` takes (arrays as a
         tuple, a dataset, a PyDataset, a generator function), a :class:`Data` with a test part, or
-        what Keras's ``load_data()`` returns: ``((x, y), (x_test, y_test))``. Several inputs of a
-        subclassed model are a list: ``([a, b], y)``. ``settings`` are further fields of Job
-        (``epochs``, ``batch_size`` …).
+        what Keras's ``load_data()`` returns: ``((x, y), (x_test, y_test))``, or two datasets.
+        Several inputs of a subclassed model are a list: ``([a, b], y)``. ``settings`` are further
+        fields of Job (``epochs``, ``batch_size`` …).
 
         Example:
             job = Job.from_model(model, ((x, y), (x_test, y_test)), epochs=3)

@@ -10,6 +10,7 @@ import copy
 import gc
 import inspect
 import math
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -145,7 +146,8 @@ def require_keras3(model: Any) -> None:
 
     if isinstance(model, keras.Model):
         return
-    fix = "build the model with `import keras`"
+    is_path = isinstance(model, str | os.PathLike)
+    fix = "load it: tfopt.load(path)" if is_path else "build the model with `import keras`"
     if is_keras2(model):
         fix += (
             "; models of tf_keras can be pruned, clustered, made quantization-aware and stripped, "

@@ -116,13 +116,15 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
     import keras
     import tensorflow as tf
 
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if len(getattr(leaf, "shape", ()))]
-    lengths = {leaf.shape[0] for leaf in leaves}
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+    are_arrays = all(hasattr(leaf, "shape") for leaf in leaves)
+    lengths = {leaf.shape[0] for leaf in leaves if are_arrays and len(leaf.shape)}
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3 or len(lengths) != 1:
         raise UserError(
             "Invalid batch of training_memory().",
             expected="a tuple (x, y) or (x, y, sample_weight) of one number of examples",
             received=f"{type(batch).__name__} of {', '.join(map(str, lengths)) or 'no'} examples",
+            fix="of a dataset: next(iter(dataset))",
         )
     examples = batch_size or lengths.pop()
 

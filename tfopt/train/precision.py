@@ -68,12 +68,15 @@ def set_policies(layer: Any, policy: str, is_output: bool, tally: Tally) -> None
     if current not in PLAIN:
         tally.left.append(f"{layer.name} ({current})")
         return
-    if is_output or _is_of_keras(layer):
-        layer.dtype_policy = "float32" if is_output else policy
+    # Keras adds the penalty to the loss, which is float32, without a cast.
+    penalised = layer.activity_regularizer is not None and policy != "float32"
+    exact = is_output or penalised
+    if exact or _is_of_keras(layer):
+        layer.dtype_policy = "float32" if exact else policy
         # The inner layers of a wrapper or RNN compute the same output.
         inside = Tally()
         for inner in layers_inside(layer, recursive=False):
-            set_policies(inner, policy, is_output, inside)
+            set_policies(inner, policy, exact, inside)
         tally.left += inside.left
         tally.obstacles += inside.obstacles
     else:
@@ -87,6 +90,8 @@ def set_policies(layer: Any, policy: str, is_output: bool, tally: Tally) -> None
             return
     if is_output:
         tally.outputs.append(layer.name)
+    elif penalised:
+        tally.left.append(f"{layer.name} (float32, for its activity regularizer)")
     else:
         tally.changed += 1
 
@@ -150,14 +155,17 @@ def _obstacle(layer: Any, policy: str) -> str | None:
 
 
 def _is_traced(layer: Any, shape: Any) -> bool:
-    """Return whether a layer can be called on one input of this shape in its precision."""
+    """Return whether a layer can be called on one input of this shape in its precision.
+
+    What it adds to the loss has to be float32: see ``set_policies``.
+    """
     import tensorflow as tf
 
     try:
         tf.function(layer).get_concrete_function(tf.TensorSpec(shape, layer.compute_dtype))
     except Exception:
         return False
-    return True
+    return all(loss.dtype == "float32" for loss in layer.losses)
 
 
 def _output_layers(model: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from tfopt.errors import UserError
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import layers_inside
+from tfopt.keras_internals import given_as_trainable, layers_inside, layers_of
 
 if TYPE_CHECKING:
     import keras
@@ -119,13 +119,14 @@ def _assigns_kernels(layer: Any) -> bool:
 
 
 def _multiplies(layer: Any) -> bool:
-    """Return whether a layer has other weights than tables; augmentation and lookups have none."""
+    """Return whether a layer has trainable weights besides tables, which augmentation lacks."""
     import keras
 
-    parts = layers_inside(layer)
+    parts = layers_of(layer)
     embeddings = [part for part in parts if isinstance(part, keras.layers.Embedding)]
     tables = {id(weight) for embedding in embeddings for weight in embedding.weights}
-    return not tables.issuperset(map(id, layer.weights))
+    kernels = [variable for part in parts for variable in given_as_trainable(part)]
+    return not tables.issuperset(map(id, kernels))
 
 
 def _matching(model: Any, layers: Layers) -> list[Any]:

@@ -43,9 +43,10 @@ class OpenVino(Format):
         try:
             model = openvino.convert_model(str(graphs.forms[form]))
         except openvino.frontend.OpConversionFailure as error:
+            causes = [line[3:] for line in str(error).splitlines() if line.startswith("-- ")]
             raise UserError(
                 "OpenVINO has no operator for a part of this model.",
-                received=str(error).strip().splitlines()[-1][:400],
+                received="; ".join(causes)[:400] or first_line(error),
                 fix=operator_fix(re.findall(r"\w+", str(error))),
             ) from error
         openvino.save_model(
