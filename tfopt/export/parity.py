@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError, in_short, real
-from tfopt.export.batches import Array
 
 if TYPE_CHECKING:
     import keras
