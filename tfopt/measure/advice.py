@@ -76,7 +76,7 @@ def _out_of_prefixes(rows: Rows) -> Choice:
             against = row.against_previous
             if against and against.verdict == "inconclusive" and reason == in_words(against):
                 undecided.append(name)
-    judged = [_name(each.changed) for each, row in rows[1:] if row.status == "measured"]
+    judged = [_name(variant.changed) for variant, row in rows[1:] if row.status == "measured"]
     if undecided == judged and is_faster(before):
         # No link stands out alone: together they bring something.
         kept, undecided = list(last.chain.parts), []
@@ -117,7 +117,7 @@ def _out_of_ablation(rows: Rows) -> Choice:
 
 def _measured_as(chain: Chain, rows: Rows) -> VariantReport | None:
     """Return the row that measured exactly this chain, if one did."""
-    same = (row for each, row in rows if each.chain == chain and row.status == "measured")
+    same = (row for target, row in rows if target.chain == chain and row.status == "measured")
     return next(same, None)
 
 

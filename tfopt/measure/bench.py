@@ -166,7 +166,7 @@ class _Session:
         reference = self.rows[0]
         if not reference.alive:  # all of its processes have died
             return
-        if not any(each.turns for each in reference.alive):
+        if not any(candidate.turns for candidate in reference.alive):
             raise UserError(
                 "Not one round of turns fitted into the budget.",
                 expected="a budget for several turns of each process",
@@ -413,7 +413,7 @@ class _Session:
     def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
         started_s = time.monotonic() - self._began
         self._started = self._started or f"starting the processes took {started_s:.0f} s of it"
-        candidates = [each for row in rows for each in row.alive]
+        candidates = [process for row in rows for process in row.alive]
         names = ", ".join(row.variant.name for row in rows)
         take = partial(self._engine.take_rounds, candidates, doing=f"turns of {names}")
         done = take(_LEAST_ROUNDS, until=self._ends)
@@ -460,7 +460,7 @@ class _Session:
                     orders.append(Order(row.variant, self.plan.seed + n, row.trainings, task))
         at_once = self._engine.trainings_at_once
         train(orders, self._display, at_once=at_once, until=self._ends)
-        lacking = sum(each.seed not in {t.seed for t in each.to.done} for each in orders)
+        lacking = sum(order.seed not in {t.seed for t in order.to.done} for order in orders)
         for row in to_train:
             if row.trainings.tried:
                 row.trainings.add(map(without_file, trained_by(row, to_train).trainings.done))

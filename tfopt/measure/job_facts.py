@@ -153,5 +153,5 @@ def _has_accuracy(model: Any) -> bool:
     import keras
 
     given = keras.tree.flatten(compile_settings(model).get("metrics"))
-    names = (getattr(each, name, each) for each in given for name in ("name", "__name__"))
+    names = (getattr(metric, name, metric) for metric in given for name in ("name", "__name__"))
     return any(is_accuracy(name) for name in names if isinstance(name, str))

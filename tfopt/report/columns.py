@@ -115,14 +115,15 @@ def step_cell(variant: VariantReport) -> Cell:
 
 def peak_cell(variant: VariantReport, name: str) -> Cell:
     """Return the highest value over the processes, in MiB."""
-    known = [each for process in variant.processes if (each := getattr(process, name)) is not None]
+    values = (getattr(process, name) for process in variant.processes)
+    known = [value for value in values if value is not None]
     return figure(max(known), "") if known else absent(variant.processes[0].unavailable[name])
 
 
 def first_step_cell(variant: VariantReport) -> Cell:
     """Return the median first step that compiled, and that of programs from the compile cache."""
-    compiled = [each.first_step_s for each in variant.processes if each.new_programs != 0]
-    cached = [each.first_step_s for each in variant.processes if each.new_programs == 0]
+    compiled = [process.first_step_s for process in variant.processes if process.new_programs != 0]
+    cached = [process.first_step_s for process in variant.processes if process.new_programs == 0]
     texts = [fmt.quantity(statistics.median(values)) for values in (compiled, cached) if values]
     if not compiled:
         return Cell(texts[0], "from the cache")
@@ -175,7 +176,7 @@ def _final(training: Training) -> Cell:
 
 
 def _readings(training: Training) -> Cell:
-    read = (f"{each.steps:,}: {fmt.share(each.accuracy)}" for each in training.readings)
+    read = (f"{reading.steps:,}: {fmt.share(reading.accuracy)}" for reading in training.readings)
     return Cell("; ".join(read) or fmt.NOTHING)
 
 

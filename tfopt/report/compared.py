@@ -101,7 +101,7 @@ class SideBySide:
                 "comparison": line.comparison
                 and {**asdict(line.comparison), "verdict": line.comparison.verdict},
                 "why_not": line.why_not,
-                "differences": [asdict(each) for each in line.differences],
+                "differences": [asdict(difference) for difference in line.differences],
             }
             for line in self.lines
         ]
@@ -113,11 +113,15 @@ def view_of_both(found: SideBySide) -> View:
     """Return everything that was compared, formatted."""
     table = Table.of(_COLUMNS, ((_name(line), line) for line in found.lines))
     differences = [
-        *((each, "") for each in found.differences),
-        *((each, f"{line.name}: ") for line in found.lines for each in line.differences),
+        *((difference, "") for difference in found.differences),
+        *(
+            (difference, f"{line.name}: ")
+            for line in found.lines
+            for difference in line.differences
+        ),
     ]
     notes = (
-        *(f"What differs: {place}{each.told}" for each, place in differences),
+        *(f"What differs: {place}{difference.told}" for difference, place in differences),
         *(f"Not in both: {left.name}: {left.told}" for left in found.left_out),
         *found.notes,
     )

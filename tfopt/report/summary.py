@@ -37,7 +37,7 @@ def subject_of(report: BenchReport) -> VariantReport | None:
         is_shorter = found is not None and found is not report.reference
         return found if is_shorter else max(others, key=_ratio, default=None)
     fastest = [variant for variant in others if is_faster(variant)] or others
-    default = min(fastest, key=lambda each: (lost(each), _ratio(each)), default=None)
+    default = min(fastest, key=lambda variant: (lost(variant), _ratio(variant)), default=None)
     return recommended(report) or default
 
 
@@ -49,7 +49,9 @@ def _ratio(variant: VariantReport) -> float:
 def warning_of(report: BenchReport) -> str:
     """Return what a reader must know first: incomplete, rows that failed, lost quality."""
     warnings = [] if report.complete else ["Incomplete: the measurement stopped before its end."]
-    failed = [fmt.one_line(each.name) for each in report.variants if each.status == "failed"]
+    failed = [
+        fmt.one_line(variant.name) for variant in report.variants if variant.status == "failed"
+    ]
     if failed:
         warnings.append(f"Failed: {', '.join(failed)}.")
     losing = [

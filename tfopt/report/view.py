@@ -156,10 +156,14 @@ def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...
     plain = "what everything is compared with" if variant is report.reference else ""
     # One without effect gives its own words as the reason.
     told = dict.fromkeys(
-        fmt.clean(each or "") for each in (variant.reason, plain, *variant.changed)
+        fmt.clean(note or "") for note in (variant.reason, plain, *variant.changed)
     )
-    trainings = Table.of(TRAINING, ((f"seed {each.seed}", each) for each in variant.trainings))
-    processes = Table.of(PROCESS, ((f"{n}", each) for n, each in enumerate(variant.processes, 1)))
+    trainings = Table.of(
+        TRAINING, ((f"seed {training.seed}", training) for training in variant.trainings)
+    )
+    processes = Table.of(
+        PROCESS, ((f"{n}", process) for n, process in enumerate(variant.processes, 1))
+    )
     return Row(
         name=fmt.one_line(variant.name),
         cells=tuple(column.make(variant) for column in columns) if measured else (),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tfopt.errors import UserError, require_count, require_switch
+from tfopt.errors import UserError, require_count, require_one_of, require_switch
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
@@ -105,12 +105,7 @@ class Search:
 
     def __post_init__(self) -> None:
         require_budget(self.budget_s)
-        if self.objective not in OBJECTIVES:
-            raise UserError(
-                "`objective` is unknown.",
-                expected=", ".join(OBJECTIVES),
-                received=repr(self.objective),
-            )
+        require_one_of("objective", self.objective, OBJECTIVES)
         require_switch("exact", self.exact)
         require_switch("final", self.final)
         require_space(self.space or {})
@@ -144,7 +139,7 @@ class Search:
             if self.plain.racer.ready is None:
                 raise  # nothing was measured
             self.stopped = INTERRUPTED
-            self._judge([each for each in self.trials.values() if each.final])
+            self._judge([trial for trial in self.trials.values() if trial.final])
 
     # The job as it is.
 
@@ -217,10 +212,10 @@ class Search:
 
     def _note_starts(self, plain: Sequence[Candidate], others: Iterable[Candidate]) -> None:
         """Note how long those that started beside the job as it is would start alone."""
-        beside_s = statistics.fmean(each.start_s for each in plain)
-        for each in (*plain, *others):
-            if each.alive:
-                each.alone_s = each.start_s * self._alone_s / beside_s
+        beside_s = statistics.fmean(candidate.start_s for candidate in plain)
+        for candidate in (*plain, *others):
+            if candidate.alive:
+                candidate.alone_s = candidate.start_s * self._alone_s / beside_s
 
     def _taken(self, candidate: Candidate) -> float:
         """Return the memory or the energy that a process has taken."""
@@ -261,7 +256,7 @@ class Search:
 
     def _combinations(self) -> list[Changes]:
         """Return what may beat the best: pairs of the best single changes, then its neighbours."""
-        alone = [each for each in self.trials.values() if len(each.setting.alone()) == 1]
+        alone = [trial for trial in self.trials.values() if len(trial.setting.alone()) == 1]
         helped = sorted((t for t in alone if t.value < 1), key=lambda t: t.value)
         pairs = [
             pair
@@ -270,9 +265,9 @@ class Search:
         ]
         harms = [t.setting for t in alone if t.value > _HARMS or t.reason]
         near = [
-            each
-            for each in neighbours(self.best.setting, self._values)
-            if not any(harm in each.alone() for harm in harms)
+            setting
+            for setting in neighbours(self.best.setting, self._values)
+            if not any(harm in setting.alone() for harm in harms)
         ]
         gains = {t.setting: t.value for t in alone}
 
@@ -280,7 +275,7 @@ class Search:
             """Return the product of what the single changes brought."""
             return math.prod(gains.get(single, 1.0) for single in setting.alone())
 
-        new = dict.fromkeys(each for each in (*pairs, *near) if each not in self.trials)
+        new = dict.fromkeys(setting for setting in (*pairs, *near) if setting not in self.trials)
         return sorted(new, key=promise)[:_WAVE]
 
     def _sensible(self, settings: Iterable[Changes]) -> list[Changes]:
@@ -293,9 +288,9 @@ class Search:
 
         found = [s for s in settings if s.steps_per_execution is None or call_s(s) <= _LONG_CALL_S]
         # Another batch is fed by a pipeline already: that change beside it is no other chain.
-        tried = {repr(each.variant.chain) for each in self.trials.values()}
-        new = {repr(each.chain(self.facts)): each for each in reversed(found)}
-        return [each for chain, each in reversed(new.items()) if chain not in tried]
+        tried = {repr(trial.variant.chain) for trial in self.trials.values()}
+        new = {repr(setting.chain(self.facts)): setting for setting in reversed(found)}
+        return [setting for chain, setting in reversed(new.items()) if chain not in tried]
 
     def _race(self, settings: Sequence[Changes], what: str) -> int:
         """Race these with the best so far and the job as it is; return how many were started."""
@@ -342,12 +337,12 @@ class Search:
         begun = time.monotonic()
         admit = partial(self._engine.admit, until=until, ready_by=ready_by)
         started = admit(variants)
-        plain = [each for each in started[:1] if each.out != LATE]
-        for each in plain:
-            self._take(self.plain, each)
-            if each.alive:
+        plain = [candidate for candidate in started[:1] if candidate.out != LATE]
+        for candidate in plain:
+            self._take(self.plain, candidate)
+            if candidate.alive:
                 self._drop(self.plain)
-                self.plain.racer = each
+                self.plain.racer = candidate
         if len(started) == 1:  # there may be room now
             started += admit(variants[1:])
         candidates = started[1:]
@@ -391,32 +386,32 @@ class Search:
         first = self._engine.round
         until = math.inf
         for rounds, behind in zip(_RACE_ROUNDS, _BEHIND, strict=True):
-            racers = [each.racer for each in racing]
+            racers = [trial.racer for trial in racing]
             self._engine.take_rounds(racers, rounds, until=until, doing=f"racing {what}")
             until = ends
             self._require_plain()
-            racing = [each for each in racing if each.racer.alive]
+            racing = [trial for trial in racing if trial.racer.alive]
             if self.best not in racing:
                 self.best.value, self.best = math.inf, self.plain
             self._rate(racing, first)
-            leader = min(racing, key=lambda each: each.value)
-            for each in list(racing):
-                if each.value > behind * leader.value and each not in (self.plain, self.best):
-                    racing.remove(each)
-                    self._drop(each, leader)
+            leader = min(racing, key=lambda trial: trial.value)
+            for trial in list(racing):
+                if trial.value > behind * leader.value and trial not in (self.plain, self.best):
+                    racing.remove(trial)
+                    self._drop(trial, leader)
         if leader is not self.best and leader.value < _GAIN * self.best.value:
             if self.best is not self.plain:
                 self._drop(self.best)
             self.best = leader
             found = in_words(self.objective, leader.value)
             self._display.say(f"best so far: {leader.setting}, {found}")
-        for each in racing:
-            if each not in (self.plain, self.best):
-                self._drop(each, self.best)
+        for trial in racing:
+            if trial not in (self.plain, self.best):
+                self._drop(trial, self.best)
 
     def _rate(self, trials: Sequence[Trial], first: int) -> None:
         """Note the values of those that race, over the rounds since ``first`` that all were in."""
-        shared = shared_rounds(each.racer for each in trials)
+        shared = shared_rounds(trial.racer for trial in trials)
         rounds = [number for number in shared if number >= first]
         if not rounds:
             return
@@ -446,7 +441,7 @@ class Search:
         ranked = [t for t in ranked if t.value < 1]
         lost: list[Changes] = []
         for trial in ranked:
-            if any(each.trains_as(trial.setting) for each in lost):
+            if any(setting.trains_as(trial.setting) for setting in lost):
                 continue
             winner = self._as_good(trial)
             if winner is None:
@@ -454,9 +449,9 @@ class Search:
                 continue
             kin = [t for t in ranked if t is not trial and t.setting.trains_as(trial.setting)]
             rate = winner.setting.learning_rate
-            others = [self._trial(replace(each.setting, learning_rate=rate)) for each in kin[:1]]
-            for each in others:
-                each.trainings = winner.trainings  # it trains the same weights
+            others = [self._trial(replace(other.setting, learning_rate=rate)) for other in kin[:1]]
+            for other in others:
+                other.trainings = winner.trainings  # it trains the same weights
             return [winner, *others]
         return []
 
@@ -474,23 +469,23 @@ class Search:
             trial.lost = f"no time was left to train it whole; {self._longer()}"
             return None
         tried = [self._trial(replace(trial.setting, learning_rate=rate)) for rate in rates]
-        for each in tried:
-            each.value = trial.value  # its steps are the same
+        for other in tried:
+            other.value = trial.value  # its steps are the same
         self._train([self.plain, *tried], seeds=[0])
-        good = [each for each in tried if self._loses(each, _LOST_AT_ONCE) is None]
+        good = [other for other in tried if self._loses(other, _LOST_AT_ONCE) is None]
         # The seed that a rate was chosen by says too much good of it.
         first = 1 if len(good) > 1 and self.seeds > 1 else 0
-        for each in sorted(good, key=self._promise):
-            self._train([self.plain, each], seeds=list(range(1, self.seeds)))
-            each.lost = self._loses(each, 1, first) or ""
-            if not each.lost:
-                self.quality = self._quality(each, first)
+        for best in sorted(good, key=self._promise):
+            self._train([self.plain, best], seeds=list(range(1, self.seeds)))
+            best.lost = self._loses(best, 1, first) or ""
+            if not best.lost:
+                self.quality = self._quality(best, first)
                 for other in good:
-                    if other is not each:
+                    if other is not best:
                         other.lost = other.lost or "another learning rate was better"
-                return each
-        for each in tried:
-            each.lost = each.lost or self._loses(each, _LOST_AT_ONCE) or ""
+                return best
+        for other in tried:
+            other.lost = other.lost or self._loses(other, _LOST_AT_ONCE) or ""
         return None
 
     def _rates(self, trial: Trial) -> list[Rate | None]:
@@ -509,10 +504,10 @@ class Search:
     def _train(self, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
         readings = READINGS if self.objective == "time-to-accuracy" else 1
         orders = [
-            Order(each.variant, seed, each.trainings, TrainWhole(readings=readings))
+            Order(trial.variant, seed, trial.trainings, TrainWhole(readings=readings))
             for seed in seeds
-            for each in trials
-            if seed not in {done.seed for done in each.trainings.done}
+            for trial in trials
+            if seed not in {done.seed for done in trial.trainings.done}
         ]
         until = self._ends - self._final_s - self._trainings_s(1)
         at_once = self._engine.trainings_at_once
@@ -522,8 +517,8 @@ class Search:
     def _quality(self, trial: Trial, first: int = 0) -> Quality | str:
         """Compare the trainings of a trial and of the job as it is, from a seed on."""
         plain, own = (
-            replace(known, done=tuple(each for each in known.done if each.seed >= first))
-            for known in (self.plain.trainings, trial.trainings)
+            replace(side, done=tuple(made for made in side.done if made.seed >= first))
+            for side in (self.plain.trainings, trial.trainings)
         )
         return quality(plain, own, self.max_drop)
 
@@ -565,12 +560,12 @@ class Search:
         count = min(max(count, _LEAST_PROCESSES), _FINAL_PROCESSES)
         # One of each side after the other: time may end it.
         wanted = [copies(trial.variant, count) for trial in sides]
-        in_turn = [each for several in zip(*wanted, strict=True) for each in several]
+        in_turn = [variant for several in zip(*wanted, strict=True) for variant in several]
         started = self._engine.admit(in_turn, until=self._ends + _LATE_S / 2)
-        for trial, each in zip(itertools.cycle(sides), started):
-            trial.final.append(each)
-            self._take(trial, each)
-        taking = [each for trial in sides for each in trial.final]
+        for trial, candidate in zip(itertools.cycle(sides), started):
+            trial.final.append(candidate)
+            self._take(trial, candidate)
+        taking = [candidate for trial in sides for candidate in trial.final]
         # What has started is not given up for the seconds that its turns take.
         least_until = max(self._ends, time.monotonic()) + _LATE_S
         self._engine.take_rounds(taking, _LEAST_ROUNDS, until=least_until, doing="the final")
@@ -581,13 +576,13 @@ class Search:
     def _judge(self, sides: Sequence[Trial]) -> None:
         """Choose the fastest of the final that is certainly faster than the job as it is."""
         ends = [t for t in sides if t is not self.plain]
-        plain = [each for each in self.plain.final if each.alive]
+        plain = [candidate for candidate in self.plain.final if candidate.alive]
         if plain:
-            self._note_starts(plain, [each for trial in ends for each in trial.final])
+            self._note_starts(plain, [candidate for trial in ends for candidate in trial.final])
         for trial in ends:
             found = compared(self.plain.final, trial.final, self._value)
             if found is None:
-                left = [each.out for each in trial.final if each.out]
+                left = [candidate.out for candidate in trial.final if candidate.out]
                 trial.lost = left[0] if left else "no time or memory was left for its final"
                 continue
             trial.candidates, self.plain.candidates = trial.final, self.plain.final
