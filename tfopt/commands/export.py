@@ -60,7 +60,6 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_EXPORT,
         epilog=_EXPORT_EXAMPLES,
     )
-    export.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     _add_choices(export, "saved_model and litert, where they have the precision", "float32")
     export.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
     export.add_argument(
@@ -84,7 +83,6 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_OPTIMIZE,
         epilog=_OPTIMIZE_EXAMPLES,
     )
-    optimize.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     optimize.add_argument("--data", required=True, metavar="DATA", help=_DATA)
     optimize.add_argument(
         "--target",
@@ -108,25 +106,17 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --job: the transforms of this recipe file instead, each by itself",
     )
-    optimize.add_argument(
-        "--samples", type=int, default=1000, metavar="N", help="examples to score (default: 1000)"
-    )
-    optimize.add_argument(
-        "--batch-size",
-        type=int,
-        default=1,
-        dest="batch",
-        metavar="N",
-        help="examples in a call (default: 1)",
-    )
-    optimize.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)"
-    )
+    number = partial(optimize.add_argument, type=int, metavar="N")
+    number("--samples", default=1000, help="examples to score (default: 1000)")
+    number("--batch-size", default=1, dest="batch", help="examples in a call (default: 1)")
+    number("--threads", default=1, help="CPU threads (default: 1)")
     arguments.add_json(optimize)
     add_output(optimize, "NAME_optimized")
 
 
 def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str | None) -> None:
+    """Add the model, and the formats and precisions to choose from."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     parser.add_argument(
         "--formats",
         type=names,
