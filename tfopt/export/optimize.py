@@ -258,14 +258,7 @@ def optimize(
         times, finalists, broken = _times(rows, eligible, inputs, cores, repeats, gpu=on_gpu)
         rows = _judged(rows, times, finalists, target, max_drop)
         refused += broken
-        if not rows or rows[0].lost:
-            none = f"is within max_drop={max_drop:g}" if rows else "could be written"
-            raise UserError(
-                f"No file of {model.name!r} {none}.",
-                received="; ".join(f"{row.file.name}: {row.lost}" for row in rows)
-                or "; ".join(f"{file.name}: {file.reason}" for file in refused),
-                fix="raise max_drop, or allow other precisions" if rows else None,
-            )
+        _require_winner(model, rows, refused, max_drop)
         winner = _keep(rows[0].file, place)
     return Optimized(
         winner=winner,
@@ -498,6 +491,21 @@ def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array]) -> l
 
 
 # The verdict
+
+
+def _require_winner(
+    model: keras.Model, rows: Sequence[Candidate], refused: Sequence[Refused], max_drop: float
+) -> None:
+    """Raise with all reasons unless a file was written and loses no more than ``max_drop``."""
+    if rows and not rows[0].lost:
+        return
+    none = f"is within max_drop={max_drop:g}" if rows else "could be written"
+    raise UserError(
+        f"No file of {model.name!r} {none}.",
+        received="; ".join(f"{row.file.name}: {row.lost}" for row in rows)
+        or "; ".join(f"{file.name}: {file.reason}" for file in refused),
+        fix="raise max_drop, or allow other precisions" if rows else None,
+    )
 
 
 def _judged(

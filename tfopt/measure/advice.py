@@ -159,7 +159,7 @@ def _not_smaller(before: VariantReport, row: VariantReport) -> str | None:
 
 
 def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
-    """Return why links that are good each are not good together, or None.
+    """Return why links that are each good are not good together, or None.
 
     What is kept of prefixes for its speed must beat the job; what an ablation leaves must not fall
     behind the chain it came from. An interval that is too wide to tell speaks against neither.

@@ -65,7 +65,7 @@ class BenchPlan:
 
 
 def require_budget(budget_s: object) -> None:
-    """Refuse a budget that is no time, or has no room for a measurement."""
+    """Raise unless a budget is a time that is long enough for a measurement."""
     if not within(budget_s, LEAST_S, 1e9):
         raise UserError(
             "budget_s is too short for a measurement.",
@@ -77,7 +77,7 @@ def require_budget(budget_s: object) -> None:
 
 
 def require_max_drop(max_drop: object) -> None:
-    """Refuse a loss of accuracy that is no number of points."""
+    """Raise unless ``max_drop`` is a number of points."""
     if not within(max_drop, 0, 100):
         raise UserError(
             "max_drop is not a number of points.", expected="0 to 100", received=repr(max_drop)

@@ -36,7 +36,7 @@ _NOTED = """
 
 
 class NotComparable(UserError):
-    """Two measurements whose difference would not be that of the code."""
+    """Two measurements that differ by more than the code."""
 
 
 Named = tuple[str, BenchReport]
@@ -185,7 +185,7 @@ def variant_differences(a: VariantReport, b: VariantReport) -> tuple[Difference,
 
 
 def scaling(a: TimedProcess, b: TimedProcess) -> tuple[Difference, ...]:
-    """Return other batches or replicas, by which a comparison has to be read."""
+    """Return how batch and replicas differ, which a reader of the comparison must know."""
     return _differing(_scale(a), _scale(b))
 
 

@@ -125,7 +125,7 @@ def shared_rounds(candidates: Iterable[Candidate]) -> list[int]:
 def beside(
     reference: Sequence[Candidate], variant: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[Candidate], list[int]]:
-    """Return those of both sides that had turns beside each other, and the rounds all were in.
+    """Return the candidates of both sides that met, and the rounds that all of them were in.
 
     A process that started after the other side had ended is left out. All are empty where the
     sides never met.
@@ -144,7 +144,7 @@ def compared(
     variant: Sequence[Candidate],
     value: Callable[[Candidate, Iterable[int]], float] = Candidate.example_s,
 ) -> Comparison | None:
-    """Return the variant's time an example over the reference's, from the rounds all were in.
+    """Return the variant's time per example over the reference's, in the rounds of both.
 
     None where there are not two processes a side. ``value`` may be another time of a process.
     """
@@ -155,7 +155,7 @@ def compared(
 
 
 class Engine:
-    """The processes of one measurement; all are gone when this ends.
+    """The processes of one measurement; all end with it.
 
     Example:
         with Engine() as engine:
@@ -228,7 +228,7 @@ class Engine:
         return admitted
 
     def no_room(self) -> UserError:
-        """Return the error for a machine on which not two processes fit."""
+        """Return the error for a machine that has no memory for one more process."""
         free = available_memory()
         return UserError(
             "There is no memory for one more process beside the job as it is.",
@@ -327,7 +327,7 @@ class Engine:
         return rounds
 
     def left_s(self, candidates: Iterable[Candidate], rounds: int) -> float:
-        """Return what so many rounds of these take, by their turns so far."""
+        """Return the seconds that so many rounds will take, by the turns so far."""
         return rounds * sum(
             statistics.fmean(turn.lasted_s for turn in candidate.turns.values())
             if candidate.turns

@@ -55,7 +55,7 @@ _WORDS: Mapping[Bound, str] = {
 
 @dataclass(frozen=True)
 class StageTime:
-    """A stage: what a batch takes up to it, and how many cores that had work for meanwhile."""
+    """A stage: the time of a batch up to it, and how many cores were busy meanwhile."""
 
     words: str
     python: bool
@@ -81,7 +81,7 @@ def look_at_input(job: Job, chain: Chain, pipe: Connection) -> InputLook:
 
 @dataclass(frozen=True)
 class InputDiagnosis:
-    """What an input pipeline is bound by, and what to do; it prints as a table.
+    """What an input pipeline is bound by, and what to do; printed, a table.
 
     Attributes:
         resident: The time of the step on a batch that is there, of ``fit``'s.
@@ -156,7 +156,7 @@ def judged(
     remarks: tuple[str, ...],
     given: Chain,
 ) -> InputDiagnosis:
-    """Return what the measurements allow to say."""
+    """Return the diagnosis that the measurements support."""
     best, found = _best(tried), {way.name: comparison for way, comparison in tried}
     bound, stage = _bound(stages, fit_ms * (1 - resident.ratio))
     measured = any(isinstance(comparison, Comparison) for comparison in found.values())

@@ -71,7 +71,7 @@ class JobFacts:
 
     @property
     def rule(self) -> Rule | None:
-        """Return how its rate goes with the batch; None where that is not known."""
+        """Return how the learning rate scales with the batch; None if that is unknown."""
         return None if self.rate is None else RULES.get(self.optimizer)
 
     @property

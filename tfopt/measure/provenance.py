@@ -51,7 +51,7 @@ _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s]+@")
 
 
 def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return those that are set, in alphabetical order, without where programs are kept."""
+    """Return the variables that are set, sorted by name, without those of the compile cache."""
     secret = {
         name
         for name, value in variables.items()

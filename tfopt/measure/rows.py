@@ -106,7 +106,7 @@ def trained_by(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def _notes(variant: Target, notes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what the one transform that a variant adds said it did, or what each of all did."""
+    """Return the note of the one transform that a variant adds, else those of all."""
     if len(variant.changed) == 1 and variant.changed[0] in variant.chain.parts:
         note = notes.get(repr(variant.changed[0]), "")
         return (note,) if note else ()
@@ -177,7 +177,7 @@ def _quality(row: Row, plain: Trainings, max_drop: float, *, exact: bool) -> Qua
 
 
 def _scaling(row: Row, reference: Row) -> str | None:
-    """Return how to read the comparison with the reference, where that is not plain."""
+    """Return how batch and replicas differ from the reference's; None if they do not."""
     if row is reference or not row.processes or not reference.processes:
         return None
     changes = scaling(reference.processes[0], row.processes[0])

@@ -208,7 +208,7 @@ def _missed(trainings: Trainings, target: float) -> str | None:
 
 
 def served_accuracy(training: Training) -> tuple[str, float | None, str | None]:
-    """Return name, value and why there is none of the accuracy of what will be served.
+    """Return the name and value of the served model's accuracy, and why there is none.
 
     Of a file that was made for it, its own.
     """

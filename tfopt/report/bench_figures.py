@@ -117,7 +117,7 @@ def served_by(
 def sizes(
     reference: VariantReport, variant: VariantReport, serving: Footprints | None = None
 ) -> tuple[str, float, float] | None:
-    """Return what the two serve, or else save, with the KiB of the reference and the variant."""
+    """Return which of their files was sized, and its KiB for the reference and the variant."""
     served = served_by(reference, variant, serving)
     if served is not None and is_change(served[0].kib / served[1].kib):
         return "file", served[0].kib, served[1].kib

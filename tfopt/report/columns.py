@@ -22,7 +22,7 @@ _UNTRAINED = "it was not trained as a whole"
 
 
 def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """Return the columns, and what is to be said of them and of those that none could fill."""
+    """Return the columns, and notes on them and on those that have no figures."""
     shown, notes = [], []
     if target(report) is not None:
         notes.append(

@@ -24,7 +24,7 @@ Presence = Status | Literal["absent"]
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that two measurements do not share; ``blocks``: they cannot be compared by it."""
+    """Something that two measurements do not share; ``blocks``: it rules out a comparison."""
 
     what: str
     first: str
@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def told(self) -> str:
-        """Return it in one line."""
+        """Return the difference in one line."""
         return f"{self.what}: {self.first} against {self.second}"
 
 

@@ -153,7 +153,7 @@ def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> st
 
 
 def _served_words(report: BenchReport, subject: VariantReport) -> str:
-    """Return how much smaller it is, and how soon what is served answers where that is certain."""
+    """Return how much smaller the served file is, and how much faster where that is certain."""
     sides = report.reference, subject, report.serving
     found, served, parts = sizes(*sides), served_by(*sides), []
     if found is not None and is_change(found[1] / found[2]):

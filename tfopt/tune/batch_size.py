@@ -294,7 +294,7 @@ class BatchSizes:
 
     @property
     def fastest(self) -> int:
-        """Return the one with most examples a second, of those measured again where some were."""
+        """Return the batch with most examples per second, of those measured again if any were."""
         again = [trial for trial in self.tried if trial.passed and trial.processes]
         return max(again or self.tried, key=lambda trial: trial.examples_per_s).batch
 

@@ -67,7 +67,7 @@ _LOST_AT_ONCE = 2  # times what may be lost, with one seed
 
 @dataclass(eq=False)
 class Trial(Row):
-    """The row of a setting: with its process of the races, then with those of the final.
+    """A setting with its process in the races, then with those of the final.
 
     Attributes:
         value: The objective over that of the job as it is, in its last race.
@@ -169,7 +169,7 @@ class Search:
         self._values = narrowed(space_for(self.facts), self.space, exact=exact)
 
     def _require_plain(self) -> None:
-        """Refuse to go on where the job as it is has left."""
+        """Raise if the process of the job as it is has ended."""
         if self.plain.racer.out:
             raise UserError("The job as it is cannot be trained.", received=self.plain.racer.out)
 
@@ -279,7 +279,7 @@ class Search:
         return sorted(new, key=promise)[:_WAVE]
 
     def _sensible(self, settings: Iterable[Changes]) -> list[Changes]:
-        """Leave out what was tried, and calls of so many steps that more gain nothing."""
+        """Leave out settings that were tried, and more steps per call than can gain anything."""
         example_s = self.plain.racer.example_s()
 
         def call_s(setting: Changes) -> float:
@@ -320,7 +320,7 @@ class Search:
 
     @property
     def _final_s(self) -> float:
-        """Return about how long the least final takes; some start at once, none sooner than one."""
+        """Return about how long the smallest final takes, whose processes start side by side."""
         if not self.final:
             return 0.0
         count = 2 * _LEAST_PROCESSES
@@ -538,7 +538,7 @@ class Search:
         return f"a budget of about {longer_s} s trains it and the job as it is"
 
     def _promise(self, trial: Trial) -> float:
-        """Return what to minimize among learning rates: the steps to the accuracy, or its lack."""
+        """Return what the best learning rate minimizes: steps to the accuracy, or what it lacks."""
         first = trial.trainings.done[0]
         if self.objective != "time-to-accuracy":
             return -(first.test_accuracy or 0.0)

@@ -184,7 +184,7 @@ def _batches(own: int, examples: int) -> Iterator[int]:
 
 
 def _dividing(size: int, examples: int) -> int:
-    """Return a size near to this that divides the examples, a multiple of 8 before others."""
+    """Return a size near to this that divides the examples, preferably a multiple of 8."""
     near = range(math.ceil(size / _NEAR), math.floor(size * _NEAR) + 1)
     found = [batch for batch in near if examples % batch == 0]
     eights = [batch for batch in found if batch % 8 == 0]
