@@ -6,12 +6,7 @@ import statistics
 from dataclasses import replace
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import (
-    middle_training,
-    steps_to_target,
-    target,
-    training_s,
-)
+from tfopt.report.bench_figures import middle_training, steps_to_target, target, training_s
 from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.table import Cell, Column, absent, figure, speed, timed
 from tfopt.report.timed_process import TimedProcess

@@ -112,16 +112,10 @@ class SideBySide:
 def view_of_both(found: SideBySide) -> View:
     """Return everything that was compared, formatted."""
     table = Table.of(_COLUMNS, ((_name(line), line) for line in found.lines))
-    differences = [
-        *((difference, "") for difference in found.differences),
-        *(
-            (difference, f"{line.name}: ")
-            for line in found.lines
-            for difference in line.differences
-        ),
-    ]
+    everywhere = [("", found.differences)]
+    places = everywhere + [(f"{line.name}: ", line.differences) for line in found.lines]
     notes = (
-        *(f"What differs: {place}{difference.told}" for difference, place in differences),
+        *(f"What differs: {place}{one.told}" for place, several in places for one in several),
         *(f"Not in both: {left.name}: {left.told}" for left in found.left_out),
         *found.notes,
     )

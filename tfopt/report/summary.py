@@ -49,9 +49,7 @@ def _ratio(variant: VariantReport) -> float:
 def warning_of(report: BenchReport) -> str:
     """Return what a reader must know first: incomplete, rows that failed, lost quality."""
     warnings = [] if report.complete else ["Incomplete: the measurement stopped before its end."]
-    failed = [
-        fmt.one_line(variant.name) for variant in report.variants if variant.status == "failed"
-    ]
+    failed = [fmt.one_line(row.name) for row in report.variants if row.status == "failed"]
     if failed:
         warnings.append(f"Failed: {', '.join(failed)}.")
     losing = [
