@@ -18,7 +18,7 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.report.strict import Count
 from tfopt.train.attention import FusedAttention
 from tfopt.train.execution import Execution
-from tfopt.train.host_memory import KeepHostMemory
+from tfopt.train.kept_memory import KeepHostMemory
 from tfopt.train.learning_rate import LearningRate, Rule
 from tfopt.train.precision import MixedPrecision
 from tfopt.train.remat import Remat
