@@ -60,6 +60,7 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_EXPORT,
         epilog=_EXPORT_EXAMPLES,
     )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     _add_choices(parser, "saved_model and litert, where they have the precision", "float32")
     parser.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
     parser.add_argument(
@@ -87,6 +88,7 @@ def add_optimize(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_OPTIMIZE,
         epilog=_OPTIMIZE_EXAMPLES,
     )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     parser.add_argument("--data", required=True, metavar="DATA", help=_DATA)
     parser.add_argument(
         "--target",
@@ -119,8 +121,6 @@ def add_optimize(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str | None) -> None:
-    """Add the model, and the formats and precisions to choose from."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
     parser.add_argument(
         "--formats",
         type=names,
