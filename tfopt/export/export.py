@@ -245,7 +245,7 @@ def validate_settings(
 ) -> None:
     """Raise for invalid settings, whatever the model is."""
     require_count("samples", samples)
-    require_drop(max_drop)
+    require_drop(max_drop, optional=True)
     if calibration is None and (asked := [p for _, p in wanted if p in CALIBRATED]):
         raise UserError(
             f"Precision {asked[0]!r} needs calibration examples for its ranges.",

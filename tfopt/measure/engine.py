@@ -130,11 +130,10 @@ def beside(
     A process that started after the other side had ended is left out. All are empty where the
     sides never met.
     """
-    sides = [
-        set[int]().union(*(candidate.turns for candidate in side)) for side in (reference, variant)
-    ]
-    met = sides[0] & sides[1]
-    first, second = ([c for c in side if met & c.turns.keys()] for side in (reference, variant))
+    sides = reference, variant
+    rounds_of = [set[int]().union(*(candidate.turns for candidate in side)) for side in sides]
+    met = rounds_of[0] & rounds_of[1]
+    first, second = ([c for c in side if met & c.turns.keys()] for side in sides)
     rounds = shared_rounds([*first, *second]) if met else []
     return (first, second, rounds) if rounds else ([], [], [])
 

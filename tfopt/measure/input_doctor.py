@@ -227,10 +227,8 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
     found = tried(changes)
     helped = [
         way
-        for way, comparison in found
-        if way.pipeline is None
-        and isinstance(comparison, Comparison)
-        and comparison.ratio < _BRINGS
+        for way, gain in found
+        if way.pipeline is None and isinstance(gain, Comparison) and gain.ratio < _BRINGS
     ]
     if len(helped) > 1:
         found += tried([Changed(tuple(name for way in helped for name in way.changes))])

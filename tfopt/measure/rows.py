@@ -127,9 +127,7 @@ def row_report(
     found["quality"] = _quality(row, plain, max_drop, exact=exact)
     if row.status != "measured":
         found = dict.fromkeys(found, row.reason)
-    unavailable = {
-        name: comparison for name, comparison in found.items() if isinstance(comparison, str)
-    }
+    unavailable = {name: why for name, why in found.items() if isinstance(why, str)}
     variant, trainings = row.variant, row.trainings
     return VariantReport(
         name=variant.name,

@@ -156,9 +156,7 @@ def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
         epoch_steps=length,
         data=describe_data(ready.data),
         notes={repr(transform): effect.note for transform, effect in ready.effects},
-        idle=frozenset(
-            repr(transform) for transform in ready.run.chain.parts if ready.is_idle(transform)
-        ),
+        idle=frozenset(repr(part) for part in ready.run.chain.parts if ready.is_idle(part)),
         facts=facts_of(ready) if facts else None,
         shapes=ready.compiled_shapes,
     )

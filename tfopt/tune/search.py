@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any
 
 from tfopt.errors import UserError, require_count, require_one_of, require_switch
+from tfopt.export.parity import require_drop
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
-from tfopt.measure.bench_plan import require_budget, require_max_drop
+from tfopt.measure.bench_plan import require_budget
 from tfopt.measure.engine import LATE, Candidate, Engine, compared, copies, shared_rounds
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rows import Row
@@ -110,7 +111,7 @@ class Search:
         require_switch("final", self.final)
         require_space(self.space or {})
         require_count("seeds", self.seeds, minimum=0)
-        require_max_drop(self.max_drop)
+        require_drop(self.max_drop)
         self.trials: dict[Changes, Trial] = {}
         self.stopped = ""
         self.untried: list[Changes] = []
