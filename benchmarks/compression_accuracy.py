@@ -60,11 +60,11 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """Batches of a fine-tuning."""
+        """Return the number of batches of a fine-tuning."""
         return -(-len(self.train[0]) // BATCH) * int(self.options.fine_tuning_epochs)
 
     def _train_float(self) -> None:
-        """Trains the model that all rows begin with, once."""
+        """Train the model that all rows begin with, once."""
         trained = _place(self.options.folder, self.tool, self.net, self.seed).with_suffix(".npz")
         if trained.exists():
             with np.load(trained) as file:
@@ -75,13 +75,13 @@ class Work:
         np.savez(trained, *self.float.get_weights())
 
     def copy(self) -> Any:
-        """The float model once more, compiled for fine-tuning."""
+        """Return the float model once more, compiled for fine-tuning."""
         model = self._new()
         model.set_weights(self.float.get_weights())
         return self.compile(model)
 
     def compile(self, model: Any, epochs: int | None = None) -> Any:
-        """The model, ready to train so many epochs at a rate that falls to nothing."""
+        """Return the model, ready to train so many epochs at a rate that falls to nothing."""
         epochs = self.options.fine_tuning_epochs if epochs is None else epochs
         batches = -(-len(self.train[0]) // BATCH)
         schedule = self.keras.optimizers.schedules.CosineDecay(RATE, epochs * batches)
@@ -94,7 +94,7 @@ class Work:
         return model
 
     def fit(self, model: Any) -> Any:
-        """The model, trained for the epochs that it was compiled for."""
+        """Return the model, trained for the epochs that it was compiled for."""
         model.fit(*self.train, batch_size=BATCH, epochs=self.epochs, verbose=0)
         return model
 
@@ -105,7 +105,7 @@ class Work:
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
 
     def file(self, model: Any, *, int8: bool = False) -> bytes:
-        """A LiteRT file of a plain model by TensorFlow's converter, in float32 or int8."""
+        """Return a plain model's LiteRT file by TensorFlow's converter, in float32 or int8."""
         import tensorflow as tf
 
         with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ class Work:
         return content
 
     def int8_file(self, model: Any) -> bytes:
-        """A file in int8; of a quantization-aware model tfopt's is the stripped one's."""
+        """Return a file in int8; of a quantization-aware model tfopt's is the stripped one's."""
         if self.tool == "tfmot":
             import tensorflow as tf
 
@@ -152,7 +152,7 @@ def _data(name: str) -> tuple[Any, Any]:
 
 
 def pruned(work: Work, **how: Any) -> Any:
-    """80 % zeros, rising over the first half of the fine-tuning; or a pattern, at once."""
+    """Return a net with 80 % zeros, rising over half of the fine-tuning; or a pattern, at once."""
     import tfopt
 
     if work.tool == "tfmot" and how:
@@ -166,21 +166,21 @@ def pruned(work: Work, **how: Any) -> Any:
 
 
 def clustered(work: Work) -> Any:
-    """Sixteen values a kernel."""
+    """Return a net with sixteen values a kernel."""
     import tfopt
 
     return tfopt.strip(work.fit(tfopt.cluster(work.copy(), 16)))
 
 
 def aware(work: Work) -> Any:
-    """Quantization-aware training, as the LiteRT file it is for."""
+    """Return the LiteRT file of a quantization-aware training."""
     import tfopt
 
     return work.int8_file(work.fit(tfopt.quantize_aware(work.copy())))
 
 
 def half_the_channels(work: Work) -> Any:
-    """Half of each group's channels gone, learning from the float model."""
+    """Return a net with half of each group's channels, taught by the float model."""
     if work.tool == "tfmot":
         raise NotImplementedError("tfmot removes no channels")
     import keras
@@ -205,7 +205,7 @@ WAYS: dict[str, Way] = {
 
 
 def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
-    """A row for the float model, and one for each way; not for those that are there."""
+    """Yield a row for the float model and for each way, but for those that are there."""
     plain = work.file(work.float)
     if "float" not in there:
         yield _row(work, "float", work.accuracy(work.float), plain)
@@ -235,14 +235,11 @@ def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def _latency(plain: bytes, content: bytes) -> dict[str, float]:
-    from tfopt.export.model_footprint import footprint
+    """Return the latency of a file as a share of the float file's."""
+    from tfopt.export.model_footprint import compared
+    from tfopt.export.serving import ServingFile
 
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {}
-        for name, data in (("plain", plain), ("small", content)):
-            paths[name] = Path(folder) / f"{name}.tflite"
-            paths[name].write_bytes(data)
-        found = footprint(paths, turns=40).rows[1].latency
+    found = compared([ServingFile("plain", plain), ServingFile("small", content)]).rows[1].latency
     assert found is not None
     return {"ratio": found.ratio, "low": found.low, "high": found.high}
 
@@ -293,7 +290,7 @@ def main() -> None:
 
 
 def one(options: argparse.Namespace) -> None:
-    """The rows of one tool, net and seed, each written when it is there."""
+    """Make the rows of one tool, net and seed, each written when it is there."""
     tool, net, seed = options.one
     place = _place(options.folder, tool, net, seed)
     rows = _read(place) if place.exists() else []
@@ -325,31 +322,25 @@ def _place(folder: Path, tool: str, net: str, seed: object) -> Path:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean over the seeds: accuracy, points lost against float, times smaller."""
+    """Return means over the seeds: accuracy, points lost against float, times smaller."""
     found = []
-    keys = dict.fromkeys((row["net"], row["way"], row["tool"]) for row in rows)
-    for net, way, tool in keys:
-        mine = [row for row in rows if (row["net"], row["way"], row["tool"]) == (net, way, tool)]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["net"], row["way"], row["tool"]), []).append(row)
+    for (net, way, tool), mine in groups.items():
         line: dict[str, Any] = {"net": net, "way": way, "tool": tool, "seeds": len(mine)}
         failed = [row["failed"] for row in mine if "failed" in row]
         if failed:
             found.append({**line, "failed": failed[0]})
             continue
-        plain = {
-            row["seed"]: row
-            for row in rows
-            if (row["net"], row["way"], row["tool"]) == (net, "float", tool)
-        }
+        plain = {row["seed"]: row for row in groups[net, "float", tool]}
         lost = [100 * (plain[row["seed"]]["accuracy"] - row["accuracy"]) for row in mine]
         line["accuracy"] = float(np.mean([row["accuracy"] for row in mine]))
         line["points_lost"] = float(np.mean(lost))
         line["points_lost_each"] = lost
-        for size in ("kib", "gzip_kib"):
-            ratios = [plain[row["seed"]][size] / row[size] for row in mine]
+        for size in (size for size in ("kib", "gzip_kib", "int8_gzip_kib") if size in mine[0]):
+            ratios = [plain[row["seed"]][size.removeprefix("int8_")] / row[size] for row in mine]
             line[f"times_smaller_{size}"] = float(np.mean(ratios))
-        if "int8_gzip_kib" in mine[0]:
-            ratios = [plain[row["seed"]]["gzip_kib"] / row["int8_gzip_kib"] for row in mine]
-            line["times_smaller_int8_gzip_kib"] = float(np.mean(ratios))
         if "latency_of_float" in mine[0]:
             ratios = [row["latency_of_float"]["ratio"] for row in mine]
             line["latency_of_float"] = float(np.exp(np.mean(np.log(ratios))))

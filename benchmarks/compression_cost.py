@@ -53,7 +53,7 @@ HELD: dict[str, Callable[[Any], Any]] = {
 
 
 def compiled(library: Any, net: str, held: str) -> Any:
-    """A model of one Keras; tfmot's wrappers do not run under XLA, so neither does its twin."""
+    """Return a model of one Keras; as tfmot's wrappers do not run under XLA, neither does ours."""
     shape = (28, 28, 1)
     body = NETS[net](library.layers)
     model = library.Sequential([library.layers.InputLayer(shape), *body])
@@ -67,7 +67,7 @@ def compiled(library: Any, net: str, held: str) -> Any:
 
 
 def stepper(model: Any, batch: int, steps: int) -> Callable[[], float]:
-    """Trains so many steps on one resident batch; the mean time of a step."""
+    """Return a function that trains some steps on one resident batch, and their mean time."""
     import tensorflow as tf
 
     x = RNG.normal(size=(batch, 28, 28, 1)).astype("float32")

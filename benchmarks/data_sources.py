@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.dataframe
 import numpy as np
 import pandas as pd
 import psutil
@@ -95,27 +96,19 @@ def through_tfopt(source: Any) -> Any:
 
 def sources(folder: Path) -> dict[str, Callable[[], Any]]:
     """Return, by name, functions that make a dataset of one epoch."""
-    rows = {"label": "y", "stack": True}
+    rows, parquet = {"label": "y", "stack": True}, folder / "parquet"
     return {
-        "parquet": lambda: through_tfopt(Parquet(folder / "parquet", **rows)),
+        "parquet": lambda: through_tfopt(Parquet(parquet, **rows)),
         BY_PANDAS: lambda: by_pandas(folder),
         "arrow blocks by hand": lambda: by_arrow(folder),
         "tfrecord": lambda: through_tfopt(
-            TFRecord(folder / "tfrecord", label="y", features="x", examples=rows_in(folder))
+            TFRecord(
+                folder / "tfrecord", label="y", features="x", examples=Parquet(parquet).count()
+            )
         ),
-        "dask": lambda: through_tfopt(Dask(dask_frame(folder), **rows)),
+        "dask": lambda: through_tfopt(Dask(dask.dataframe.read_parquet(parquet), **rows)),
         "spark": lambda: through_tfopt(Spark(spark_frame(folder), **rows)),
     }
-
-
-def rows_in(folder: Path) -> int:
-    return Parquet(folder / "parquet").count()
-
-
-def dask_frame(folder: Path) -> Any:
-    import dask.dataframe
-
-    return dask.dataframe.read_parquet(folder / "parquet")
 
 
 def spark_frame(folder: Path) -> Any:
@@ -146,8 +139,6 @@ COMPARED = (
     ("dask", "parquet", True),
     ("spark", "parquet", True),
 )
-
-
 LARGE_FILES, LARGE_ROWS = 24, 1_300_000
 
 
@@ -221,13 +212,8 @@ def main() -> None:
         name: round(options.rows / (PANDAS_PART if name == BY_PANDAS else 1) / float(np.median(s)))
         for name, s in seconds.items()
     }
-    save_result(
-        "data_sources",
-        ratios,
-        examples_per_second=rates,
-        large_mib=large_mib,
-        grown_mib=peak,
-    )
+    figures = {"examples_per_second": rates, "large_mib": large_mib, "grown_mib": peak}
+    save_result("data_sources", ratios, **figures)
 
 
 if __name__ == "__main__":

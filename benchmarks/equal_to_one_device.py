@@ -44,7 +44,7 @@ Cell = SimpleNamespace
 
 
 def cells() -> list[Cell]:
-    """Combinations in which each pair of settings occurs."""
+    """Return combinations in which each pair of settings occurs."""
     combinations = AllPairs(list(SETTINGS.values()))
     return [Cell(**dict(zip(SETTINGS, values, strict=True))) for values in combinations]
 
@@ -68,7 +68,7 @@ def optimizer(cell: Cell) -> Any:
 
 
 def built(cell: Cell, **compiled: Any) -> Any:
-    """A net for the cell's data, with weights that depend on nothing before it."""
+    """Return a net for the cell's data, with weights that depend on nothing before it."""
     import keras
 
     keras.utils.set_random_seed(7)
@@ -94,7 +94,7 @@ def built(cell: Cell, **compiled: Any) -> Any:
 
 
 def trained(model: Any, cell: Cell) -> list[np.ndarray]:
-    """The weights after training on the cell's data, in its order."""
+    """Return the weights after training on the cell's data, in its order."""
     rng = np.random.default_rng(0)
     examples = 163 if cell.data == "uneven" else 160
     how: dict[str, Any] = {}
@@ -118,7 +118,7 @@ Weights = list[np.ndarray]
 
 
 def under(chosen: list[Cell], scope: Callable[[], Any]) -> Iterator[Weights | str]:
-    """What each cell trains under a scope, or the error that it ends in."""
+    """Yield what each cell trains under a scope, or the error that it ends in."""
     with scope():
         models = [
             built(cell, jit_compile=cell.jit_compile, steps_per_execution=cell.steps_per_execution)
@@ -134,7 +134,7 @@ def under(chosen: list[Cell], scope: Callable[[], Any]) -> Iterator[Weights | st
 
 
 def row_of(cell: Cell, plain: Weights, ours: Weights | str) -> dict[str, Any]:
-    """A cell with the largest difference of a weight, or with why it could not be trained."""
+    """Return a cell with the largest difference of a weight, or why it could not be trained."""
     row: dict[str, Any] = dict(vars(cell))
     if isinstance(ours, str):
         return {**row, "failed": ours}
@@ -144,7 +144,7 @@ def row_of(cell: Cell, plain: Weights, ours: Weights | str) -> dict[str, Any]:
 
 
 def largest_gaps(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The largest difference of a weight in each precision; what is no number is the largest."""
+    """Return the largest difference of a weight in each precision; NaN is the largest."""
     gaps: dict[str, list[float]] = {precision: [0.0] for precision in TOLERANCE}
     for row in rows:
         gaps[row["precision"]].append(row.get("gap", 0.0))

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +25,7 @@ from tfopt import Execution, MixedPrecision, Place, chain
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job.references import resolve_job
 from tfopt.job.transform import Transform
-from tfopt.measure.engine import Engine
+from tfopt.measure.engine import Candidate, Engine
 from tfopt.measure.targets import Target
 from tfopt.monitor.readings import GPU_METRICS
 from tfopt.report.timed_process import TimedProcess
@@ -242,24 +242,15 @@ def largest_batch(day: Day, subject: str) -> None:
     day.keep(**json.loads(found.to_json()))
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """A process that was timed alone; None with its reason. ``notes`` are its transforms' own."""
-
-    process: TimedProcess | None
-    reason: str
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-
-def _timed(job: str, arguments: Mapping[str, Any], transform: Transform, day: Day) -> _Timed:
+def _timed(
+    job: str, arguments: Mapping[str, Any], transform: Transform, day: Day
+) -> tuple[TimedProcess | None, Candidate]:
     """Time a job under a transform in a process that has the machine to itself."""
     variant = Target(repr(transform), job, chain(transform), arguments)
     with Engine(turn_s=0.1 if day.rehearse else 0.25) as engine:
         (candidate,) = engine.admit([variant])
         engine.take_rounds([candidate], 2 if day.rehearse else 12)
-    process = candidate.timed() if candidate.turns else None
-    notes = candidate.ready.notes if candidate.ready else {}
-    return _Timed(process, candidate.out, notes)
+    return candidate.timed() if candidate.turns else None, candidate
 
 
 # 5: tune
@@ -321,12 +312,12 @@ def memory(day: Day) -> None:
         for name, way in list(ways.items())[: 1 if day.rehearse else None]:
             with prepared(resolve_job(subject.job, arguments), way) as ready:
                 told = tfopt.training_memory(ready.model, first_batch(ready), batch)
-            timed = _timed(subject.job, arguments, way, day)
+            process, candidate = _timed(subject.job, arguments, way, day)
             row = {"job": subject.job, "arguments": arguments, "setting": name}
-            row.update(estimate=asdict(told), measured_over_estimate=None, reason=timed.reason)
-            if timed.process is not None:
-                peak = timed.process.gpu_peak_mib
-                row.update(gpu_peak_mib=peak, host_peak_mib=timed.process.host_peak_mib)
+            row.update(estimate=asdict(told), measured_over_estimate=None, reason=candidate.out)
+            if process is not None:
+                peak = process.gpu_peak_mib
+                row.update(gpu_peak_mib=peak, host_peak_mib=process.host_peak_mib)
                 row["measured_over_estimate"] = None if peak is None else peak / told.peak_mib
             rows.append(row)
             day.keep(rows=rows)
@@ -339,12 +330,12 @@ def monitoring(day: Day) -> None:
     """List what NVML tells here, and the energy of an example."""
     own = _subject(day, "resnet50")
     arguments = own.at(max(own.batch // 2, 1))
-    timed = _timed(own.job, arguments, PRECISIONS["mixed_bfloat16"], day)
+    process, candidate = _timed(own.job, arguments, PRECISIONS["mixed_bfloat16"], day)
     energy = {"job": own.job, "arguments": arguments, "setting": "mixed_bfloat16"}
-    energy.update(energy_per_example_j=None, reason=timed.reason)
-    if timed.process is not None:
-        energy["energy_per_example_j"] = timed.process.energy_per_example_j
-        energy["gpus"] = [asdict(gpu) for gpu in timed.process.gpus]
+    energy.update(energy_per_example_j=None, reason=candidate.out)
+    if process is not None:
+        energy["energy_per_example_j"] = process.energy_per_example_j
+        energy["gpus"] = [asdict(gpu) for gpu in process.gpus]
     day.keep(energy=energy)
     from tfopt.monitor.sampler import sampling
     from tfopt.run import prepared
@@ -422,12 +413,12 @@ def placement(day: Day) -> None:
     arguments = {**CNN_MNIST.arguments, "batch_size": 32}
     ways: dict[str, Any] = {}
     for name, part in list(parts.items())[: 1 if day.rehearse else None]:
-        timed = _timed(CNN_MNIST.job, arguments, part, day)
-        ways[name] = {"did": timed.notes.get(repr(part)), "reason": timed.reason}
-        if timed.process is not None:
-            own = timed.process
-            used = [gpu.name for gpu in own.gpus]
-            ways[name].update(gpu_peak_mib=own.gpu_peak_mib, gpus_used=used)
+        process, candidate = _timed(CNN_MNIST.job, arguments, part, day)
+        notes = candidate.ready.notes if candidate.ready else {}
+        ways[name] = {"did": notes.get(repr(part)), "reason": candidate.out}
+        if process is not None:
+            used = [gpu.name for gpu in process.gpus]
+            ways[name].update(gpu_peak_mib=process.gpu_peak_mib, gpus_used=used)
         day.keep(ways=ways)
     import tensorflow as tf
 

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
+from keras import layers
 
 import tfopt
 from benchmarks.paired import save_figures
@@ -47,17 +50,12 @@ class Fault:
 
 
 def _images(count: int = 2048) -> Any:
-    import tensorflow as tf
-
     random = np.random.default_rng(0)
     x = random.random((count, PIXELS, PIXELS, 3), dtype="float32")
     return tf.data.Dataset.from_tensor_slices((x, np.arange(count) % 10))
 
 
 def _model(width: int) -> Any:
-    import keras
-
-    layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((PIXELS, PIXELS, 3)),
@@ -69,8 +67,6 @@ def _model(width: int) -> Any:
 
 
 def _python(x: Any, y: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     given = tf.numpy_function(lambda each: (_busy(), each)[1], [x], tf.float32)
     given.set_shape(x.shape)
     return given, y
@@ -81,8 +77,6 @@ def _busy() -> int:
 
 
 def _heavy(x: Any, y: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     for _ in range(60):
         x = tf.sin(x) + 0.1
     return x, y
@@ -90,8 +84,6 @@ def _heavy(x: Any, y: Any) -> tuple[Any, Any]:
 
 def _tiny(x: Any, y: Any) -> tuple[Any, Any]:
     """Do much that costs little: what is called for each example is what costs."""
-    import tensorflow as tf
-
     mean = tf.reduce_mean(x, axis=[0, 1])
     for _ in range(40):
         mean = mean * 0.5 + 0.1
@@ -99,8 +91,6 @@ def _tiny(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _augmented(x: Any, y: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     for _ in range(30):
         x = tf.image.random_brightness(x, 0.1) + tf.random.normal(tf.shape(x)) * 0.01
     return x, y
@@ -114,8 +104,6 @@ def _waiting(dataset: Any, us: int = _WAIT_US) -> Any:
 
 def _records(kind: str, shards: int = 4, each: int = 256) -> list[str]:
     """Return TFRecord files of examples, written the first time."""
-    import tensorflow as tf
-
     folder = FILES / kind
     names = [str(folder / f"{number}.tfrecord") for number in range(shards)]
     if not folder.exists():
@@ -130,8 +118,6 @@ def _records(kind: str, shards: int = 4, each: int = 256) -> list[str]:
 
 
 def _record(kind: str, random: Any) -> bytes:
-    import tensorflow as tf
-
     if kind in ("jpeg", "png"):
         side = 256 if kind == "jpeg" else 192
         image = random.integers(0, 255, (side, side, 3), dtype="uint8")
@@ -143,16 +129,12 @@ def _record(kind: str, random: Any) -> bytes:
 
 
 def _raw(record: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     size = PIXELS * PIXELS * 3 * 4
     values = tf.io.decode_raw(tf.strings.substr(record, 0, size), tf.float32)
     return tf.reshape(values, (PIXELS, PIXELS, 3)), tf.constant(1, tf.int64)
 
 
 def _decode(record: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     image = tf.io.decode_image(record, channels=3, expand_animations=False)
     image.set_shape((None, None, 3))
     small = tf.image.resize(image, (PIXELS, PIXELS)) / 255.0
@@ -165,8 +147,6 @@ def _fed(dataset: Any) -> Any:
 
 
 def _read(us: int = 0) -> Callable[[Any], Any]:
-    import tensorflow as tf
-
     def read(name: Any) -> Any:
         dataset = tf.data.TFRecordDataset(name)
         return _waiting(dataset, us) if us else dataset
@@ -175,14 +155,10 @@ def _read(us: int = 0) -> Callable[[Any], Any]:
 
 
 def _files(kind: str) -> Any:
-    import tensorflow as tf
-
     return tf.data.Dataset.from_tensor_slices(_records(kind))
 
 
 def _one_slow_shard() -> Any:
-    import tensorflow as tf
-
     names = _records("raw")
 
     def read(name: Any) -> Any:
@@ -193,8 +169,6 @@ def _one_slow_shard() -> Any:
 
 
 def _csv() -> Any:
-    import tensorflow as tf
-
     path = FILES / "lines.csv"
     if not path.exists():
         FILES.mkdir(parents=True, exist_ok=True)
@@ -209,8 +183,6 @@ def _csv() -> Any:
 
 
 def _generator() -> Any:
-    import tensorflow as tf
-
     x, y = np.zeros((PIXELS, PIXELS, 3), "float32"), 1
 
     def examples() -> Any:
@@ -231,8 +203,6 @@ def _batches() -> Any:
 
 
 def _pydataset() -> Any:
-    import keras
-
     class Slow(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
         @property
         def num_batches(self) -> int:
@@ -307,8 +277,6 @@ PLANTED = {
 
 
 def _gzip() -> Any:
-    import tensorflow as tf
-
     return tf.data.TFRecordDataset(_records("gzip"), "GZIP")
 
 
@@ -332,8 +300,6 @@ HEALTHY: dict[str, Callable[[], Any]] = {
 
 def job(name: str) -> tfopt.Job:
     """Return the training of one of the pipelines; a healthy one's step takes longer."""
-    import keras
-
     healthy = name in HEALTHY
     made = HEALTHY[name] if healthy else PLANTED[name].make
     return tfopt.Job(

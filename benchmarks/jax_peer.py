@@ -15,12 +15,7 @@ from benchmarks.peer_process import BATCHES, turns
 
 
 def train(
-    pipe: Connection,
-    net: str,
-    sizes: dict[str, Any],
-    batch_size: int,
-    rehearse: bool,
-    **_: Any,
+    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, rehearse: bool, **_: Any
 ) -> None:
     """Train a net until the parent ends this process."""
     device = jax.local_devices()[0]

@@ -40,7 +40,7 @@ LIMIT_S = 300.0  # of a training with all its restarts
 
 
 def train(kind: str, folder: str) -> None:
-    """One training that goes on from ``folder``, and prints what came out of it."""
+    """Train and go on from ``folder``, and print what came out of it."""
     keras.utils.set_random_seed(7)
 
     class Pace(keras.callbacks.Callback):
@@ -60,7 +60,7 @@ def train(kind: str, folder: str) -> None:
 
 
 def digest(model: Any) -> str:
-    """Of everything that training changes in a model."""
+    """Return a hash of everything that training changes in a model."""
     whole = hashlib.sha256()
     for variable in [*model.variables, *model.optimizer.variables]:
         whole.update(variable.numpy().tobytes())
@@ -68,7 +68,7 @@ def digest(model: Any) -> str:
 
 
 def arrays(rows: int = 192) -> tuple[Any, Any]:
-    """Examples that take more than one epoch to learn."""
+    """Return examples that take more than one epoch to learn."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(rows, 6)).astype("float32")
     return x, np.sin(x.sum(axis=1, keepdims=True)).astype("float32")

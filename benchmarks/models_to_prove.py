@@ -118,17 +118,6 @@ class Adds(L.Layer):
         return x
 
 
-class Changes(L.Layer):
-    """A layer that is a function of its inputs."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def call(self, x: Any) -> Any:
-        return self.function(x)
-
-
 class Sampling(L.Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -312,27 +301,19 @@ def of_batches(batches: Any) -> Made:
     return made(net(), None, SCE, fit={"x": batches, "batch_size": None})
 
 
-def fixed_batches() -> Any:
-    return tf.data.Dataset.from_tensor_slices((X, CLASSES)).batch(16, drop_remainder=True)
-
-
 # Where faults of the user's go
 
 
-def added(loss: Callable[[Any], Any], **how: Any) -> Made:
-    return made(net(3, "softmax", Adds(loss)), **how)
-
-
 def changed(function: Callable[[Any], Any]) -> Made:
-    return made(net(3, "softmax", Changes(function)))
+    return made(net(3, "softmax", L.Lambda(function)))
 
 
-def added_mean(**how: Any) -> Made:
-    return added(lambda x: ops.mean(ops.square(x)), **how)
+def added_mean() -> Made:
+    return made(net(3, "softmax", Adds(lambda x: ops.mean(ops.square(x)))))
 
 
 def added_sum() -> Made:
-    return added(lambda x: ops.sum(ops.square(x)))
+    return made(net(3, "softmax", Adds(lambda x: ops.sum(ops.square(x)))))
 
 
 def own_sum() -> Made:
@@ -423,7 +404,9 @@ RIGHT = table(
     own_compute_loss_with_a_deviation=lambda: made(
         OwnComputeLoss([keras.Input((D,)), L.Dense(8, "tanh"), L.Dense(3, "softmax")])
     ),
-    a_dataset_of_fixed_batches=lambda: of_batches(fixed_batches()),
+    a_dataset_of_fixed_batches=lambda: of_batches(
+        tf.data.Dataset.from_tensor_slices((X, CLASSES)).batch(16, drop_remainder=True)
+    ),
     a_pydataset=lambda: of_batches(Items()),
     a_generator=lambda: of_batches(Items()[n] for n in range(4)),
     run_eagerly=lambda: made(net(), run_eagerly=True),

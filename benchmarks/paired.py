@@ -37,7 +37,7 @@ class Ratio:
 
 
 def paired_ratio(name: str, tried: list[float], reference: list[float]) -> Ratio:
-    """How large ``tried`` is against ``reference``, pair by pair."""
+    """Return how large ``tried`` is against ``reference``, pair by pair."""
     ratios = np.asarray(tried) / np.asarray(reference)
     draws = np.random.default_rng(0).choice(ratios, size=(10_000, len(ratios)))
     low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
@@ -52,14 +52,14 @@ def command_line() -> str:
 
 
 def save_result(name: str, ratios: list[Ratio], **details: Any) -> Path:
-    """Writes a dated JSON result with the environment it comes from, and prints the ratios."""
+    """Write a dated JSON result with the environment it comes from; print the ratios."""
     for ratio in ratios:
         print(ratio)
     return save_figures(name, ratios=[asdict(ratio) for ratio in ratios], **details)
 
 
 def save_figures(name: str, **figures: Any) -> Path:
-    """Writes a dated JSON result with the environment it comes from, and prints its path."""
+    """Write a dated JSON result with the environment it comes from; print its path."""
     today = datetime.now(UTC).date().isoformat()
     RESULTS.mkdir(exist_ok=True)
     content = {

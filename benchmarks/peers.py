@@ -306,11 +306,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(
                 "This machine has no GPU to compare on.", received=why_no_gpu(), fix=fix
             )
-        today, folder = (
-            datetime.now(UTC).date().isoformat(),
-            prepare_folder(options.output or "peers"),
-        )
-        path = folder / f"{today}-peers-{net.net}.json"
+        today, folder = datetime.now(UTC).date().isoformat(), options.output or "peers"
+        path = prepare_folder(folder) / f"{today}-peers-{net.net}.json"
         given = " ".join(sys.argv[1:] if arguments is None else arguments)
         command = f"python -m benchmarks.peers {given}"
         content = {"benchmark": "peers", "date": today, "command": command, "net": asdict(net)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
 
 # Smallest first, so that the first results come soon.
 _NAMES = """
@@ -19,13 +22,13 @@ ARCHITECTURES = _NAMES.split()
 _SMALLEST = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
 
 
-def _mlp(layers: Any, keras: Any) -> Any:
+def mlp() -> Any:
     i = keras.Input((20,))
     h = layers.Dropout(0.2)(layers.Dense(64, activation="relu")(i))
     return i, layers.Dense(3, activation="softmax")(h)
 
 
-def _cnn(layers: Any, keras: Any) -> Any:
+def cnn() -> Any:
     i = keras.Input((28, 28, 1))
     h = layers.MaxPooling2D()(layers.Conv2D(16, 3, activation="relu")(i))
     h = layers.MaxPooling2D()(layers.Conv2D(32, 3, activation="relu")(h))
@@ -33,7 +36,7 @@ def _cnn(layers: Any, keras: Any) -> Any:
     return i, layers.Dense(10, activation="softmax")(h)
 
 
-def _depthwise(layers: Any, keras: Any) -> Any:
+def depthwise() -> Any:
     i = keras.Input((32, 32, 3))
     h = layers.Rescaling(2.0, -1.0)(i)
     h = layers.Conv2D(16, 3, strides=2, padding="same")(h)
@@ -45,20 +48,20 @@ def _depthwise(layers: Any, keras: Any) -> Any:
     return i, layers.Dense(10)(layers.GlobalAveragePooling2D()(h))
 
 
-def _conv1d(layers: Any, keras: Any) -> Any:
+def conv1d() -> Any:
     i = keras.Input((64, 4))
     h = layers.Conv1D(16, 5, padding="causal", activation="relu")(i)
     h = layers.SeparableConv1D(24, 3, activation="silu")(h)
     return i, layers.Dense(2)(layers.GlobalMaxPooling1D()(h))
 
 
-def _conv3d(layers: Any, keras: Any) -> Any:
+def conv3d() -> Any:
     i = keras.Input((8, 16, 16, 1))
     h = layers.MaxPooling3D()(layers.Conv3D(8, 3, padding="same", activation="relu")(i))
     return i, layers.Dense(4, activation="softmax")(layers.GlobalAveragePooling3D()(h))
 
 
-def _unet(layers: Any, keras: Any) -> Any:
+def unet() -> Any:
     i = keras.Input((32, 32, 3))
     skip = layers.Conv2D(8, 3, padding="same", activation="relu")(i)
     h = layers.Conv2D(16, 3, padding="same", activation="relu")(layers.MaxPooling2D()(skip))
@@ -67,26 +70,26 @@ def _unet(layers: Any, keras: Any) -> Any:
     return i, layers.Conv2D(1, 1, activation="sigmoid")(h)
 
 
-def _upsampled(layers: Any, keras: Any) -> Any:
+def upsampled() -> Any:
     i = keras.Input((16, 16, 3))
     h = layers.LeakyReLU()(layers.GroupNormalization(4)(layers.Conv2D(16, 3, padding="same")(i)))
     h = layers.UpSampling2D(interpolation="bilinear")(h)
     return i, layers.Conv2D(3, 3, padding="same", activation="tanh")(h)
 
 
-def _lstm(layers: Any, keras: Any) -> Any:
+def lstm() -> Any:
     i = keras.Input((24, 6))
     h = layers.LSTM(16)(layers.LSTM(16, return_sequences=True)(i))
     return i, layers.Dense(1)(h)
 
 
-def _bidirectional(layers: Any, keras: Any) -> Any:
+def bidirectional_gru() -> Any:
     i = keras.Input((20,), dtype="int32")
     h = layers.Bidirectional(layers.GRU(12))(layers.Embedding(100, 16, mask_zero=True)(i))
     return i, layers.Dense(1, activation="sigmoid")(h)
 
 
-def _transformer(layers: Any, keras: Any) -> Any:
+def transformer() -> Any:
     i = keras.Input((32,), dtype="int32")
     h = layers.Embedding(100, 64)(i)
     for _ in range(2):
@@ -96,7 +99,7 @@ def _transformer(layers: Any, keras: Any) -> Any:
     return i, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling1D()(h))
 
 
-def _two_inputs(layers: Any, keras: Any) -> Any:
+def two_inputs() -> Any:
     image, table = keras.Input((16, 16, 3), name="image"), keras.Input((5,), name="table")
     seen = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="relu")(image))
     known = layers.Dense(8, activation="elu")(layers.Normalization(mean=0.5, variance=0.1)(table))
@@ -108,7 +111,7 @@ def _two_inputs(layers: Any, keras: Any) -> Any:
     return [image, table], outputs
 
 
-def _residual(layers: Any, keras: Any) -> Any:
+def residual() -> Any:
     i = keras.Input((32, 32, 3))
     h = layers.Conv2D(16, 3, padding="same")(i)
     for _ in range(3):
@@ -117,29 +120,18 @@ def _residual(layers: Any, keras: Any) -> Any:
     return i, layers.Dense(10)(layers.GlobalAveragePooling2D()(h))
 
 
-NETS: dict[str, Callable[[Any, Any], Any]] = {
-    "mlp": _mlp,
-    "cnn": _cnn,
-    "depthwise": _depthwise,
-    "conv1d": _conv1d,
-    "conv3d": _conv3d,
-    "unet": _unet,
-    "upsampled": _upsampled,
-    "lstm": _lstm,
-    "bidirectional_gru": _bidirectional,
-    "transformer": _transformer,
-    "two_inputs": _two_inputs,
-    "residual": _residual,
-}
+_OWN = (
+    *(mlp, cnn, depthwise, conv1d, conv3d, unet, upsampled),
+    *(lstm, bidirectional_gru, transformer, two_inputs, residual),
+)
+NETS = {function.__name__: function for function in _OWN}
 
 
 def net(name: str) -> tuple[Any, Any]:
     """Return a net and 64 examples for it: one of the above, or an architecture of Keras's."""
-    import keras
-
     keras.utils.set_random_seed(0)
     if name in NETS:
-        model = keras.Model(*NETS[name](keras.layers, keras), name=name)
+        model = keras.Model(*NETS[name](), name=name)
     else:
         size = _SMALLEST.get(name, 32)
         model = getattr(keras.applications, name)(
@@ -157,8 +149,6 @@ def _keep_the_scale(model: Any) -> None:
     Some architectures begin with others, by which what comes out of thirty layers is too small for
     integers: of such a net nothing can be said.
     """
-    import numpy as np
-
     draw = np.random.default_rng(2)
     for layer in model._flatten_layers():
         for kernel in (each for each in layer._trainable_variables if len(each.shape) in (2, 4)):
@@ -183,28 +173,21 @@ def examples(model: Any, count: int = 64) -> Any:
 
     It lies between 0 and 1, or 0 and 255 for a model that scales such pixels itself.
     """
-    import numpy as np
-
     draw, most = np.random.default_rng(1), 255 if _takes_pixels(model) else 1
-    made = []
-    for each in model.inputs:
-        shape = (count, *each.shape[1:])
-        words = "int" in each.dtype
-        made.append(draw.integers(0, 100, shape) if words else most * draw.random(shape))
-    columns = [
-        a.astype("int32" if "int" in each.dtype else "float32")
-        for a, each in zip(made, model.inputs, strict=True)
-    ]
+    columns: list[Any] = []
+    for port in model.inputs:
+        shape = (count, *port.shape[1:])
+        if "int" in port.dtype:
+            columns.append(draw.integers(0, 100, shape).astype("int32"))
+        else:
+            columns.append((most * draw.random(shape)).astype("float32"))
     return columns if len(columns) > 1 else columns[0]
 
 
 def _takes_pixels(model: Any) -> bool:
     """Return whether a model begins by dividing what comes in, or by taking a large mean off it."""
-    import keras
-    import numpy as np
-
     return any(
-        (isinstance(layer, keras.layers.Rescaling) and np.max(layer.scale) < 0.1)
-        or (isinstance(layer, keras.layers.Normalization) and np.max(layer.mean) > 1)
+        (isinstance(layer, layers.Rescaling) and np.max(layer.scale) < 0.1)
+        or (isinstance(layer, layers.Normalization) and np.max(layer.mean) > 1)
         for layer in model._flatten_layers()
     )

@@ -95,15 +95,6 @@ def in_a_fresh_process(name: str, count: int) -> dict[str, Any]:
     return rows
 
 
-def in_words(rows: dict[str, Any]) -> str:
-    """Return one line of the table."""
-    cells = []
-    for name, row in rows.items():
-        if isinstance(row, dict):
-            cells.append(f"{name} {row.get('relative_error', next(iter(row)))}")
-    return ", ".join(cells) or str(rows)
-
-
 COLUMNS = (
     *("saved_model_float32", "litert_float32", "onnx_float32", "openvino_float32"),
     *("litert_int8", "onnx_int8", "openvino_int8", "litert_dynamic", "onnx_dynamic"),
@@ -145,7 +136,7 @@ def main() -> None:
             print(f"{name}: not done in {_MOST_SECONDS} s, left out", flush=True)
             continue
         nets[name] = rows
-        print(name, in_words(rows), flush=True)
+        print(name, rows, flush=True)
         nets = {name: nets[name] for name in (*NETS, *ARCHITECTURES) if name in nets}
         save_figures("serving_table", nets=nets)
         path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")

@@ -47,12 +47,7 @@ class Told(Way):
 
 
 def train(
-    pipe: Connection,
-    net: str,
-    sizes: dict[str, Any],
-    batch_size: int,
-    rehearse: bool,
-    chain: str,
+    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, rehearse: bool, chain: str
 ) -> None:
     """Train a net until the parent ends this process."""
     compiled = {"optimizer": nets.OPTIMIZERS[net], "loss": "sparse_categorical_crossentropy"}

@@ -102,12 +102,7 @@ class Encoder(nn.Module):
 
 
 def train(
-    pipe: Connection,
-    net: str,
-    sizes: dict[str, Any],
-    batch_size: int,
-    rehearse: bool,
-    **_: Any,
+    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, rehearse: bool, **_: Any
 ) -> None:
     """Train a net until the parent ends this process."""
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -41,8 +41,8 @@ from .train.attention import fused_attention as fused_attention
 from .train.compile_cache import compile_cache as compile_cache
 from .train.execution import Execution as Execution
 from .train.execution import execution as execution
-from .train.host_memory import KeepHostMemory as KeepHostMemory
-from .train.host_memory import keep_host_memory as keep_host_memory
+from .train.kept_memory import KeepHostMemory as KeepHostMemory
+from .train.kept_memory import keep_host_memory as keep_host_memory
 from .train.learning_rate import LearningRate as LearningRate
 from .train.learning_rate import scaled_learning_rate as scaled_learning_rate
 from .train.memory_estimate import training_memory as training_memory

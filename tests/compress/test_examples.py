@@ -8,7 +8,6 @@ from in_batches import Batches
 from tfopt import UserError
 from tfopt.compress.examples import labelled_batches, take_inputs
 from tfopt.compress.model_graph import Port, Ports
-from tfopt.export.parity import compare
 
 X = np.arange(40, dtype="float64").reshape(20, 2)
 Y = np.arange(20)
@@ -104,31 +103,3 @@ def test_batches_of_different_lengths_are_refused_where_they_are_needed_together
 def test_what_holds_no_examples_is_refused(source, words):
     with pytest.raises(UserError, match=words):
         take_inputs(source, PORTS, 3)
-
-
-def test_parity_judges_classes_by_rank_and_others_by_distance():
-    scores = np.array([[0.6, 0.4], [0.3, 0.7], [0.55, 0.45], [0.9, 0.1]])
-    turned = scores.copy()
-    turned[2] = [0.45, 0.55]
-    parity = compare([scores], [turned])
-    assert (parity.measure, parity.argmax_agreement, parity.lost) == (
-        "argmax_agreement",
-        0.75,
-        0.25,
-    )
-    assert parity.max_abs_error == pytest.approx(0.1)
-    assert parity.failure(20)
-    assert parity.failure(25) is None
-
-    logits = compare([scores * 5], [turned * 5])
-    assert logits.measure == "relative_error"
-    assert compare([scores * 5], [turned * 5], classifier=True).measure == "argmax_agreement"
-    assert compare([np.ones((4, 1))], [np.ones((4, 1))]).argmax_agreement is None
-
-
-def test_parity_refuses_noise_whatever_class_is_on_top():
-    scores = np.array([[0.6, 0.4], [0.7, 0.3]])
-    parity = compare([scores], [scores + np.array([3.0, 2.0])])
-    assert parity.argmax_agreement == 1
-    assert parity.failure(5)
-    assert compare([scores], [scores * np.nan]).failure(5)

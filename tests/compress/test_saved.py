@@ -106,3 +106,13 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
     nearest = re.escape(f"did you mean {path}?")
     with pytest.raises(UserError, match=rf"modle.keras does not exist.(.|\n)*{nearest}"):
         tfopt.prune(path.with_name("modle.keras"), 0.5)
+
+
+@pytest.mark.parametrize("given", [None, "x", keras.Model])
+@pytest.mark.parametrize(
+    "report", [tfopt.compress.pruning_report, tfopt.compress.clustering_report]
+)
+def test_what_is_no_model_is_refused(report, given):
+    for function in (tfopt.strip, tfopt.compress.hold, report):
+        with pytest.raises(UserError, match=r"must be a Keras 3 model|x does not exist"):
+            function(given)

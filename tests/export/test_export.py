@@ -442,6 +442,13 @@ def test_the_parts_of_data_are_calibrated_and_compared_on():
     np.testing.assert_array_equal(given.calibration[0], x + 1)
     np.testing.assert_array_equal(given.examples[0], x)
     np.testing.assert_array_equal(given.labels, y)
+    two = keras.Input((4,))
+    heads = keras.Model(two, [layers.Dense(3)(two), layers.Dense(1)(two)])
+    unscored = ExportData.read(heads, None, (x, [y, y]), 8)
+    assert unscored.labels is None
+    assert unscored.notes == (
+        "no score: the examples have no labels, or labels of several outputs",
+    )
     with pytest.raises(UserError, match="labels are not numbers"):
         ExportData.read(small(), None, (x[:2], np.array(["a", "b"])), 8)
     with pytest.raises(UserError, match="no test part"):

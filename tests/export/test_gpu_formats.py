@@ -109,10 +109,3 @@ def test_without_a_gpu_nothing_is_measured_on_the_cpu_in_its_place(model, tmp_pa
         "saved_model: TensorFlow would compute on the CPU: it sees no GPU" in caught.value.received
     )
     assert not (tmp_path / "out").exists()
-
-
-def test_formats_for_gpus_are_tried_for_gpus_alone():
-    on_gpu = {name for name, each in FORMATS.items() if "gpu" in each.devices}
-    assert on_gpu == {"saved_model", "saved_model_xla", "onnx_cuda", "tensorrt"}
-    on_cpu = {name for name, each in FORMATS.items() if "cpu" in each.devices}
-    assert on_gpu & on_cpu == {"saved_model"}

@@ -282,8 +282,9 @@ def test_the_fastest_are_measured_again_in_fresh_processes(processes):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"target": "latency"}, "Unknown target"),
+        ({"target": "latency"}, "Invalid target"),
         ({"max_drop": -1}, "not a number of points"),
+        ({"max_drop": None}, "not a number of points"),
         ({"formats": ["tflite"]}, "Unknown format"),
         ({"formats": ["saved_model"], "precision": ["int8"]}, "No format supports"),
         ({"formats": ["tensorrt"], "target": "gpu-latency"}, r"tfopt\[tensorrt\]"),

@@ -57,27 +57,20 @@ def plain():
     return run(job(epochs=3))
 
 
-@pytest.mark.parametrize("precision", ["int8", "dynamic"])
-def test_every_precision_gives_a_measured_file(precision, plain):
-    run = run_of(Quantize(precision), Data(TRAIN, TEST))
-    Quantize(precision).finish(run, plain.model)
+@pytest.mark.parametrize(("precision", "wrap"), [("int8", tuple), ("dynamic", dataset)])
+def test_every_precision_gives_a_file_measured_on_every_kind_of_data(precision, wrap, plain):
+    transform = Quantize(precision, 150)
+    run = run_of(transform, Data(wrap(TRAIN), wrap(TEST)))
+    transform.finish(run, plain.model)
     (artefact,), effect = run.files, effect_of(run)
     assert artefact.filename == f"model_{precision}.tflite"
     assert artefact.metrics["kib"] == len(artefact.content) / 1024
     assert artefact.metrics["argmax_agreement"] > 0.97
-    assert abs(artefact.metrics["test_accuracy"] - plain.evaluation["accuracy"]) < 0.01
-    assert effect.acted
-    assert "on 256 examples" in effect.note
-
-
-@pytest.mark.parametrize("wrap", [tuple, dataset])
-def test_every_kind_of_data_is_read(wrap):
-    run = run_of(Quantize("int8", 150, max_drop=100), Data(wrap(TRAIN), wrap(TEST)))
-    Quantize("int8", 150, max_drop=100).finish(run, build())
-    (artefact,) = run.files
-    assert "on 150 examples" in effect_of(run).note
     (scores,) = LitertPredictor(artefact.content)([TEST[0]])
     assert artefact.metrics["test_accuracy"] == accuracy(scores, TEST[1], 0.5)
+    assert abs(artefact.metrics["test_accuracy"] - plain.evaluation["accuracy"]) < 0.01
+    assert effect.acted
+    assert "on 150 examples" in effect.note
 
 
 @pytest.mark.parametrize(

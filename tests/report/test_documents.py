@@ -1,4 +1,4 @@
-"""Reports read and shown: refusals by name, and texts that stay texts in each form."""
+"""A report as a page, as Markdown and in a terminal: what each shows, and texts that stay texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tfopt.report.html import as_html
-from tfopt.report.markdown import as_markdown
+from tfopt.report.markdown import as_markdown, code, escape
 from tfopt.report.statistics import Comparison
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
@@ -123,6 +123,36 @@ def test_markdown_has_no_markup_of_a_text_and_a_row_each(request, which, markdow
     assert [row[0] for row in figures[1:]] == [
         row.name.replace("@", "@\u200b") for row in view.table.rows
     ]
+
+
+def test_markdown_quotes_a_warning_and_keeps_nothing_then(lossy):
+    markdown = as_markdown(view_of(lossy))
+    lost = "Quality is lost, not recommended: chains up to + Prune (-1.20 points)."
+    assert f"> **{lost}**" in markdown
+    assert "Keep" not in markdown
+
+
+def test_escape_leaves_plain_words_alone():
+    plain = "steps_per_execution=16, 10 % (a-b) + c."
+    assert escape(plain) == plain
+    assert escape("<b> & @x|y\nz") == "&lt;b&gt; &amp; @&#8203;x\\|y<br>z"
+
+
+@pytest.mark.parametrize("text", ["a", "a`b", "``", "`a", "a```b`", "a|b", "<b>"])
+def test_code_is_shown_as_it_is(text, markdown_of):
+    parsed = markdown_of(f"- {code(text)}")
+    assert parsed.text.strip() == text
+    assert [tag for tag, _ in parsed.tags] == ["ul", "li", "code"]
+
+
+def test_the_last_lines_are_what_to_do(cpu, rough_bench):
+    *_, keep, brought = shown(cpu, 400).rstrip().splitlines()
+    assert keep.strip() == f"Keep for its speed: {cpu.recommendation.keep}"
+    assert brought.split(maxsplit=1) == ["Brought:", cpu.recommendation.brought]
+    measured = replace(cpu.recommendation, brought="")  # of which the headline says it
+    told = shown(replace(cpu, recommendation=measured), 400).rstrip().splitlines()[-1]
+    assert told.split(maxsplit=1) == ["Brought:", view_of(cpu).headline]
+    assert shown(rough_bench, 400).rstrip().splitlines()[-1] == view_of(rough_bench).headline
 
 
 @pytest.mark.parametrize("width", [40, 200])

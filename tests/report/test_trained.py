@@ -59,18 +59,9 @@ def test_the_headline_is_of_the_first_time_that_its_interval_can_tell(trained):
 @pytest.mark.parametrize(
     ("ends", "told"),
     [
-        (
-            (0.9, 0.7, 1.1),
-            "it trains 1.1 times as fast (0.91 to 1.4), too wide to",
-        ),
-        (
-            (1.2, 1.1, 1.3),
-            "it trains 1.2 times slower (1.1 to 1.3) to the same accuracy (+0.12",
-        ),
-        (
-            (1.0, 0.99, 1.01),
-            "it trains 1.00 times as fast (0.990 to 1.01), which is",
-        ),
+        ((0.9, 0.7, 1.1), "it trains 1.1 times as fast (0.91 to 1.4), too wide to"),
+        ((1.2, 1.1, 1.3), "it trains 1.2 times slower (1.1 to 1.3) to the same accuracy (+0.12"),
+        ((1.0, 0.99, 1.01), "it trains 1.00 times as fast (0.990 to 1.01), which is"),
     ],
 )
 def test_what_is_kept_for_its_size_is_not_called_faster(trained, ends, told):

@@ -305,7 +305,7 @@ def test_interrupted_it_returns_what_is_certain_by_then(tune, machine, after):
     ("given", "words"),
     [
         ({"budget_s": 1}, "budget_s is too short"),
-        ({"objective": "speed"}, "`objective` is unknown"),
+        ({"objective": "speed"}, "Invalid objective"),
         ({"space": {"batchsize": [1]}}, "did you mean batch_size?"),
         ({"space": {"batch_size": 64}}, "are not a list"),
         ({"space": {"batch_size": ["big"]}}, "batch_size does not fit"),

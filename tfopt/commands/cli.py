@@ -13,7 +13,7 @@ from tfopt.commands.batch_size import add_batch_size
 from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
 from tfopt.commands.doctor import add_doctor
-from tfopt.commands.export import add_export
+from tfopt.commands.export import add_export, add_optimize
 from tfopt.commands.hardware import add_hardware
 from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.monitor import add_monitor
@@ -28,6 +28,7 @@ _COMMANDS = (
     add_compare,
     add_report,
     add_export,
+    add_optimize,
     add_batch_size,
     add_hardware,
     add_doctor,

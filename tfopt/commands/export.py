@@ -50,8 +50,8 @@ _DATA = (
 
 
 def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add both commands to ``tfopt``."""
-    export = arguments.add_command(
+    """Add ``tfopt export``."""
+    parser = arguments.add_command(
         commands,
         common,
         "export",
@@ -60,22 +60,26 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_EXPORT,
         epilog=_EXPORT_EXAMPLES,
     )
-    export.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
-    _add_choices(export, "saved_model and litert, where they have the precision", "float32")
-    export.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
-    export.add_argument(
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
+    _add_choices(parser, "saved_model and litert, where they have the precision", "float32")
+    parser.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
+    parser.add_argument(
         "--examples", metavar="DATA", help=f"to compare the files with the model on: {_DATA}"
     )
-    export.add_argument(
+    parser.add_argument(
         "--max-drop",
         type=points,
         metavar="POINTS",
         help="how much a file may lose, in percent of changed classes or of a relative error "
         "(default: 0.1 for float32, 1 for float16, 10 for the others)",
     )
-    arguments.add_json(export)
-    add_output(export, "NAME_served")
-    optimize = arguments.add_command(
+    arguments.add_json(parser)
+    add_output(parser, "NAME_served")
+
+
+def add_optimize(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``tfopt optimize``."""
+    parser = arguments.add_command(
         commands,
         common,
         "optimize",
@@ -84,46 +88,36 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_OPTIMIZE,
         epilog=_OPTIMIZE_EXAMPLES,
     )
-    optimize.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
-    optimize.add_argument("--data", required=True, metavar="DATA", help=_DATA)
-    optimize.add_argument(
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .keras file")
+    parser.add_argument("--data", required=True, metavar="DATA", help=_DATA)
+    parser.add_argument(
         "--target",
         choices=("cpu-latency", "gpu-latency", "size"),
         default="cpu-latency",
         help="what to minimize (default: cpu-latency)",
     )
     arguments.add_max_drop(
-        optimize, "points of accuracy, or percent of the mean absolute error, that may be lost"
+        parser, "points of accuracy, or percent of the mean absolute error, that may be lost"
     )
-    _add_choices(optimize, "all that are installed", None)
-    optimize.add_argument(
+    _add_choices(parser, "all that are installed", None)
+    parser.add_argument(
         "--job",
         metavar="MODULE:NAME",
         help="how to train the model further: also tries it with a third of its channels removed, "
         "and trained for integers",
     )
-    optimize.add_argument(
+    parser.add_argument(
         "--chain",
         type=Path,
         metavar="FILE",
         help="with --job: the transforms of this recipe file instead, each by itself",
     )
-    optimize.add_argument(
-        "--samples", type=int, default=1000, metavar="N", help="examples to score (default: 1000)"
-    )
-    optimize.add_argument(
-        "--batch-size",
-        type=int,
-        default=1,
-        dest="batch",
-        metavar="N",
-        help="examples in a call (default: 1)",
-    )
-    optimize.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)"
-    )
-    arguments.add_json(optimize)
-    add_output(optimize, "NAME_optimized")
+    number = partial(parser.add_argument, type=int, metavar="N")
+    number("--samples", default=1000, help="examples to score (default: 1000)")
+    number("--batch-size", default=1, dest="batch", help="examples in a call (default: 1)")
+    number("--threads", default=1, help="CPU threads (default: 1)")
+    arguments.add_json(parser)
+    add_output(parser, "NAME_optimized")
 
 
 def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str | None) -> None:

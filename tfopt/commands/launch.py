@@ -66,44 +66,20 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_DESCRIPTION,
         epilog=_CODES,
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="number of workers")
-    parser.add_argument(
-        "--ps", type=int, default=0, metavar="M", help="number of parameter servers (default: 0)"
-    )
-    parser.add_argument(
-        "--data-workers",
-        type=int,
-        metavar="D",
-        help="number of processes that prepare batches for Pipeline(service=...); no COMMAND",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        metavar="P",
-        help="with --data-workers: its port (default: a free one)",
-    )
-    parser.add_argument("--host", help="with --data-workers: the name of this host for others")
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="R",
-        help="how often to start the job again, after a failure or exit code 75 (default: 0)",
-    )
-    parser.add_argument(
-        "--gpus-per-worker",
-        type=int,
-        metavar="G",
-        help="visible GPUs for each worker (default: all, shared out evenly)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=duration,
-        default=30.0,
-        metavar="TIME",
-        help="time for a task to save and end (default: 30s)",
-    )
+    add = parser.add_argument
+    number = partial(add, type=int)
+    number("--workers", metavar="N", help="number of workers")
+    number("--ps", default=0, metavar="M", help="number of parameter servers (default: 0)")
+    text = "number of processes that prepare batches for Pipeline(service=...); no COMMAND"
+    number("--data-workers", metavar="D", help=text)
+    text = "with --data-workers: its port (default: a free one)"
+    number("--port", default=0, metavar="P", help=text)
+    add("--host", help="with --data-workers: the name of this host for others")
+    _add_restarts(parser, ", after a failure or exit code 75")
+    text = "visible GPUs for each worker (default: all, shared out evenly)"
+    number("--gpus-per-worker", metavar="G", help=text)
+    text = "time for a task to save and end (default: 30s)"
+    add("--grace", type=duration, default=30.0, metavar="TIME", help=text)
     # argparse would take a command without its dashes for another kind of launcher.
     plain: Callable[[str], NoReturn] = parser.error
 
@@ -173,15 +149,14 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
     shared = "how much of that may be shared memory (default: 8Gi)"
     quantity("--shared-memory", default="8Gi", help=shared)
     add("--claim", metavar="NAME:/PATH", help="a volume claim for checkpoints, and its mount path")
-    add(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="R",
-        help="how often to start the job again after a failure (default: 0)",
-    )
+    _add_restarts(parser, " after a failure")
     _add_grace(parser, "time for a pod to save and end (default: 2m)")
     _add_output(parser)
+
+
+def _add_restarts(parser: argparse.ArgumentParser, when: str) -> None:
+    text = f"how often to start the job again{when} (default: 0)"
+    parser.add_argument("--restarts", type=int, default=0, metavar="R", help=text)
 
 
 def _add_grace(parser: argparse.ArgumentParser, text: str) -> None:

@@ -149,9 +149,9 @@ def _print_tables(sampler: Sampler, samples: Iterator[Sample]) -> None:
     printed: set[tuple[str, int | None]] = set()
     for sample in samples:
         recording = sampler.recording(sample.at_s - _WINDOW_S)
-        found = [each for each in findings(recording) if each.severity != "not judged"]
-        new = [each for each in found if (each.rule, each.gpu) not in printed]
-        printed.update((each.rule, each.gpu) for each in new)
+        found = [finding for finding in findings(recording) if finding.severity != "not judged"]
+        new = [finding for finding in found if (finding.rule, finding.gpu) not in printed]
+        printed.update((finding.rule, finding.gpu) for finding in new)
         # Rich would end the command with an error where the reader has gone away.
         with console.capture() as captured:
             console.print(machine_table(recording, _title(), new))

@@ -99,7 +99,7 @@ def setting_values(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not SETTING=VALUES: batch_size=64,128")
-    return name, [_value(each.strip()) for each in values.split(",") if each.strip()]
+    return name, [_value(value.strip()) for value in values.split(",") if value.strip()]
 
 
 def _value(text: str) -> Any:

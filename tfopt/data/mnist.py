@@ -9,7 +9,7 @@ from importlib.resources import as_file, files
 from typing import Any, Literal, get_args
 
 from tfopt.data.sources.tfds import prepared_parts
-from tfopt.errors import UserError
+from tfopt.errors import require_one_of
 from tfopt.job.parts import Data
 
 Source = Literal["auto", "tfds", "embedded", "synthetic"]
@@ -24,8 +24,7 @@ def load_mnist(source: Source = "auto") -> Data:
             are 20,000 of its images; "auto" is the first of these two that exists; "synthetic"
             is drawn squares, not real data.
     """
-    if source not in SOURCES:
-        raise UserError("Unknown source of MNIST.", expected=", ".join(SOURCES), received=source)
+    require_one_of("source of MNIST", source, SOURCES)
     if source == "synthetic":
         parts = _drawn(2_000, seed=0), _drawn(1_000, seed=1)
         return _data("synthetic MNIST", "drawn squares, not real data", *parts)

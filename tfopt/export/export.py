@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.model_graph import Port
+from tfopt.compress.model_graph import Array, Port
 from tfopt.compress.strip import apply_final, awareness_of
 from tfopt.errors import UserError, require_count
 from tfopt.export.batches import run_all
 from tfopt.export.formats.format import (
     CALIBRATED,
     PRECISIONS,
-    Array,
     Format,
     Graph,
     Graphs,
@@ -251,7 +250,7 @@ def validate_settings(
 ) -> None:
     """Raise for invalid settings, whatever the model is."""
     require_count("samples", samples)
-    require_drop(max_drop)
+    require_drop(max_drop, optional=True)
     if calibration is None and (asked := [p for _, p in wanted if p in CALIBRATED]):
         raise UserError(
             f"Precision {asked[0]!r} needs calibration examples for its ranges.",

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError, first_line
-from tfopt.export.batches import Array, run_all
+from tfopt.export.batches import run_all
 from tfopt.export.quiet import quiet
 from tfopt.job.cgroup import usable_cores
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tfopt.compress.model_graph import Array
 from tfopt.data.sources.open import open_part, open_source
-from tfopt.errors import UserError, first_line, in_short, require_count
+from tfopt.errors import UserError, first_line, in_short, require_count, require_one_of
 from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
 from tfopt.export.export import (
@@ -33,7 +34,7 @@ from tfopt.export.export import (
     write_facts,
     write_files,
 )
-from tfopt.export.formats.format import PRECISIONS, Array, Format, Precision, Runner
+from tfopt.export.formats.format import PRECISIONS, Format, Precision, Runner
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.model_footprint import against, in_turns, timed_turn
 from tfopt.export.parity import require_drop
@@ -235,46 +236,35 @@ def optimize(
         limit = None if given.labels is None else _ANY_LOSS
         tried = write_files(reference, wanted, work, child, limit)
         results = list(_reported(tried, progress))
-        files = [file for file in results if isinstance(file, ExportedFile)]
         if target == "size":
             progress("litert_mixed: four bits in single kernels, then in several")
-            files += _mixed(reference, files, work, child, score, max_drop)
+            results += _mixed(reference, results, work, child, score, max_drop)
         for name, make in variants.items():
-            (work / name).mkdir()
             progress(f"{name}: building the model")
             try:
-                other = make_reference(make(model), given, work / name, wanted)
+                other = _variant(reference, name, make(model), work, wanted)
             except UserError as error:
                 notes = (*notes, f"{name}: not tried: {error.what} {error.received or ''}")
                 continue
-            # Compared with the outputs of the original model.
-            other = replace(other, expected=reference.expected, variant=name)
             tried = write_files(other, wanted, work, child, _ANY_LOSS)
             results += _reported(tried, progress)
-        files += [e for e in results if isinstance(e, ExportedFile) and e.variant]
         child.end()  # files are measured in separate processes
+        files = [file for file in results if isinstance(file, ExportedFile)]
         refused = [*missing, *(file for file in results if isinstance(file, Refused))]
         rows = [Candidate(file, _drop(file, score)) for file in files]
         inputs = [padded(a[:1], reference.graphs.signature.batch or size) for a in given.examples]
         eligible = {row.file.name for row in rows if not _too_far(row, max_drop)}
-        if target == "size":
-            eligible = set()  # latency does not decide
+        eligible = eligible if target != "size" else set()  # where latency does not decide
         progress(f"measuring {len(rows)} files in turns")
         times, finalists, broken = _times(rows, eligible, inputs, cores, repeats, gpu=on_gpu)
         rows = _judged(rows, times, finalists, target, max_drop)
-        if not rows or rows[0].lost:
-            none = f"is within max_drop={max_drop:g}" if rows else "could be written"
-            raise UserError(
-                f"No file of {model.name!r} {none}.",
-                received="; ".join(f"{r.file.name}: {r.lost}" for r in rows)
-                or "; ".join(why_refused((*refused, *broken))),
-                fix="raise max_drop, or allow other precisions" if rows else None,
-            )
+        refused += broken
+        _require_winner(model, rows, refused, max_drop)
         winner = _keep(rows[0].file, place)
     return Optimized(
         winner=winner,
         candidates=(replace(rows[0], file=winner), *rows[1:]),
-        refused=(*refused, *broken),
+        refused=tuple(refused),
         target=target,
         max_drop=max_drop,
         score=score,
@@ -295,9 +285,22 @@ def _reported(
         yield file
 
 
+def _variant(
+    reference: Reference,
+    name: str,
+    model: keras.Model,
+    work: Path,
+    wanted: Sequence[tuple[Format, Precision]],
+) -> Reference:
+    """Return the forms of a changed model, compared with the outputs of the original one."""
+    (work / name).mkdir()
+    made = make_reference(model, reference.given, work / name, wanted)
+    return replace(made, expected=reference.expected, variant=name)
+
+
 def _mixed(
     reference: Reference,
-    files: Sequence[ExportedFile],
+    results: Sequence[ExportedFile | Refused],
     work: Path,
     child: Child,
     score: float | None,
@@ -308,19 +311,17 @@ def _mixed(
     def within(file: ExportedFile) -> bool:
         return not _too_far(Candidate(file, _drop(file, score)), max_drop)
 
-    whole = [file for file in files if file.name == "litert_int8"]
-    if not whole:
-        return []
-    mixed = fewer_bits(reference, work, child, within)
-    if mixed is None or mixed.kib >= whole[0].kib:
-        return []
-    write_facts(mixed)
-    return [mixed]
+    for whole in results:
+        if isinstance(whole, ExportedFile) and whole.name == "litert_int8":
+            mixed = fewer_bits(reference, work, child, within)
+            if mixed is not None and mixed.kib < whole.kib:
+                write_facts(mixed)
+                return [mixed]
+    return []
 
 
 def _require(target: object, max_drop: object, variants: object) -> None:
-    if target not in TARGETS:
-        raise UserError("Unknown target.", expected=", ".join(TARGETS), received=in_short(target))
+    require_one_of("target", target, TARGETS)
     require_drop(max_drop)
     if not isinstance(variants, Mapping) or not all(
         isinstance(name, str) and name.isidentifier() and callable(make)
@@ -491,6 +492,21 @@ def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array]) -> l
 
 
 # The verdict
+
+
+def _require_winner(
+    model: keras.Model, rows: Sequence[Candidate], refused: Sequence[Refused], max_drop: float
+) -> None:
+    """Raise with all reasons unless a file was written and loses no more than ``max_drop``."""
+    if rows and not rows[0].lost:
+        return
+    none = f"is within max_drop={max_drop:g}" if rows else "could be written"
+    raise UserError(
+        f"No file of {model.name!r} {none}.",
+        received="; ".join(f"{row.file.name}: {row.lost}" for row in rows)
+        or "; ".join(why_refused(refused)),
+        fix="raise max_drop, or allow other precisions" if rows else None,
+    )
 
 
 def _judged(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError, in_short, real
-from tfopt.export.batches import Array
 
 if TYPE_CHECKING:
     import keras
@@ -64,13 +64,13 @@ class Parity:
         return f"{error}, the same largest output in {agree}, on {examples}"
 
 
-def require_drop(max_drop: object) -> None:
-    """Raise unless ``max_drop`` is a number of points, or None."""
+def require_drop(max_drop: object, *, optional: bool = False) -> None:
+    """Raise unless ``max_drop`` is a number of points, or None if it is ``optional``."""
     points = real(max_drop)
-    if max_drop is not None and (points is None or not 0 <= points <= 100):
+    if (points is None or not 0 <= points <= 100) and not (optional and max_drop is None):
         raise UserError(
             "max_drop is not a number of points.",
-            expected="0 <= max_drop <= 100, or None",
+            expected=f"0 <= max_drop <= 100{', or None' if optional else ''}",
             received=in_short(max_drop),
         )
 

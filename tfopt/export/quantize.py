@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.examples import columns_of, is_stream, labelled_batches, never_ends
-from tfopt.compress.model_graph import Ports, ports_of, require_numbers
+from tfopt.compress.model_graph import Array, Ports, ports_of, require_numbers
 from tfopt.errors import CannotCombine, UserError, keep_plain
-from tfopt.export.batches import Array
 from tfopt.export.export import known_names, require_exportable, validate_settings, write_all
 from tfopt.export.formats.format import CALIBRATED, Precision
 from tfopt.export.formats.litert import LiteRT, left_float

@@ -13,10 +13,10 @@ import numpy as np
 
 from tfopt.compress.examples import evenly, first_inputs, take_inputs, take_labelled
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
-from tfopt.compress.model_graph import Ports, ports_of, require_numbers
+from tfopt.compress.model_graph import Array, Ports, ports_of, require_numbers
 from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, first_line
-from tfopt.export.formats.format import Array, Format, Graph, Graphs, Precision, Signature
+from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Signature
 from tfopt.export.litert import convert, save, serve, trace
 from tfopt.export.litert_file import accuracy
 from tfopt.export.parity import ranks_classes, threshold_of

@@ -13,7 +13,7 @@ from tfopt.job.transform import Transform
 
 ROSTER = {
     "place": "tfopt.train.placement:Place",
-    "keep_host_memory": "tfopt.train.host_memory:KeepHostMemory",
+    "keep_host_memory": "tfopt.train.kept_memory:KeepHostMemory",
     "mixed_precision": "tfopt.train.precision:MixedPrecision",
     "distribute": "tfopt.distribute.replicas:Distribute",
     "pipeline": "tfopt.data.pipeline:Pipeline",

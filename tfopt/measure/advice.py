@@ -76,7 +76,7 @@ def _out_of_prefixes(rows: Rows) -> Choice:
             against = row.against_previous
             if against and against.verdict == "inconclusive" and reason == in_words(against):
                 undecided.append(name)
-    judged = [_name(each.changed) for each, row in rows[1:] if row.status == "measured"]
+    judged = [_name(variant.changed) for variant, row in rows[1:] if row.status == "measured"]
     if undecided == judged and is_faster(before):
         # No link stands out alone: together they bring something.
         kept, undecided = list(last.chain.parts), []
@@ -117,7 +117,7 @@ def _out_of_ablation(rows: Rows) -> Choice:
 
 def _measured_as(chain: Chain, rows: Rows) -> VariantReport | None:
     """Return the row that measured exactly this chain, if one did."""
-    same = (row for each, row in rows if each.chain == chain and row.status == "measured")
+    same = (row for target, row in rows if target.chain == chain and row.status == "measured")
     return next(same, None)
 
 
@@ -159,7 +159,7 @@ def _not_smaller(before: VariantReport, row: VariantReport) -> str | None:
 
 
 def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
-    """Return why links that are good each are not good together, or None.
+    """Return why links that are each good are not good together, or None.
 
     What is kept of prefixes for its speed must beat the job; what an ablation leaves must not fall
     behind the chain it came from. An interval that is too wide to tell speaks against neither.

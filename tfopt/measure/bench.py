@@ -166,7 +166,7 @@ class _Session:
         reference = self.rows[0]
         if not reference.alive:  # all of its processes have died
             return
-        if not any(each.turns for each in reference.alive):
+        if not any(candidate.turns for candidate in reference.alive):
             raise UserError(
                 "Not one round of turns fitted into the budget.",
                 expected="a budget for several turns of each process",
@@ -254,7 +254,7 @@ class _Session:
 
     @cached_property
     def _plain(self) -> Row:
-        """Return the job under no chain, which a loss of accuracy is one from."""
+        """Return the job without a chain, against which a loss of accuracy counts."""
         first = self.rows[0].variant
         if not first.chain.parts:
             return self.rows[0]
@@ -277,7 +277,7 @@ class _Session:
             self._start_ablation()
 
     def _start_prefixes(self) -> None:
-        """Add a row for each link; one that is refused or fails is in none of those after it."""
+        """Add a row for each link; later rows leave out a link that is refused or fails."""
         target, tuned = self.plan.targets[0], self.plan.tuned_parts
         parts = target.chain.parts
         waiting = [(TUNED, parts[:tuned])] if tuned else []
@@ -302,7 +302,7 @@ class _Session:
                     break
 
     def _name_what_acts(self, row: Row) -> None:
-        """Leave out of a row what changes nothing in it; what acts only now belongs to its link.
+        """Drop from a row what changes nothing in it; what acts only now counts as its link.
 
         A rate that follows the batch, for instance, acts from the link on that changes the batch.
         """
@@ -336,7 +336,7 @@ class _Session:
         self.rows = [whole, *self._admit(variants), *(row for row in tried if row not in acting)]
 
     def _admit(self, variants: Sequence[Target], *, skip_if_idle: bool = False) -> list[Row]:
-        """Return a row with a process for each variant; those before make room where it lacks."""
+        """Return a row with a process for each variant; earlier ones end where memory is short."""
         rows: list[Row] = []
         while len(rows) < len(variants):
             waiting = variants[len(rows) :]
@@ -355,7 +355,7 @@ class _Session:
     # Turns.
 
     def _take_turns(self, rows: Sequence[Row], *, reserve: float = 0.0) -> None:
-        """Give turns to the reference and these rows, in groups where memory holds not all."""
+        """Give turns to the reference and these rows, in groups where memory cannot hold all."""
         reference, left, before = self.rows[0], list(rows), list[Row]()
         processes, beside = self._fitting(len(rows), self._wanted())
         while True:
@@ -413,7 +413,7 @@ class _Session:
     def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
         started_s = time.monotonic() - self._began
         self._started = self._started or f"starting the processes took {started_s:.0f} s of it"
-        candidates = [each for row in rows for each in row.alive]
+        candidates = [process for row in rows for process in row.alive]
         names = ", ".join(row.variant.name for row in rows)
         take = partial(self._engine.take_rounds, candidates, doing=f"turns of {names}")
         done = take(_LEAST_ROUNDS, until=self._ends)
@@ -429,7 +429,7 @@ class _Session:
     # Trainings.
 
     def _to_train(self, rows: Sequence[Row]) -> list[Row]:
-        """Return what is trained whole: everything, or what trains other weights and the job."""
+        """Return the rows to train whole: all, or those that train other weights and the job."""
         if not self.plan.seeds:
             return []
         lossy = [row for row in rows if not row.variant.exact]
@@ -441,7 +441,7 @@ class _Session:
         return [row for row in chosen if not row.trainings.tried]
 
     def _trainings_s(self, rows: Sequence[Row]) -> float:
-        """Return about how long the whole trainings take, several at a time, by the turns."""
+        """Return an estimate of how long the whole trainings take, several at a time."""
         each_s = [
             row.ready.build_s + row.processes[0].training_s(row.ready.steps or 0)
             for row in self._to_train(rows)
@@ -460,7 +460,7 @@ class _Session:
                     orders.append(Order(row.variant, self.plan.seed + n, row.trainings, task))
         at_once = self._engine.trainings_at_once
         train(orders, self._display, at_once=at_once, until=self._ends)
-        lacking = sum(each.seed not in {t.seed for t in each.to.done} for each in orders)
+        lacking = sum(order.seed not in {t.seed for t in order.to.done} for order in orders)
         for row in to_train:
             if row.trainings.tried:
                 row.trainings.add(map(without_file, trained_by(row, to_train).trainings.done))
@@ -522,14 +522,14 @@ def compare_served(
 
 
 def leave_files(folder: Path, made: Path) -> None:
-    """Copy a variant's files into ``kept`` in a folder, in the place of all that was there."""
+    """Replace what is in the folder's ``kept`` by a variant's files."""
     shutil.rmtree(folder / _FILES, ignore_errors=True)
     if made.exists():
         shutil.copytree(made, folder / _FILES)
 
 
 def _names(sign: str, parts: Sequence[Transform]) -> list[str]:
-    """Return a name for each; where a transform is there twice, numbered."""
+    """Return a name for each transform, numbered where one is there twice."""
     kinds = [type(part).__name__ for part in parts]
     numbers = (f" {kinds[: n + 1].count(kind)}" for n, kind in enumerate(kinds))
     return [

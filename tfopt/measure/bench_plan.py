@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfopt.errors import UserError, require_count, within
+from tfopt.export.parity import require_drop
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import MAX_DROP
 from tfopt.report.bench_report import Kind
@@ -44,7 +45,7 @@ class BenchPlan:
     def __post_init__(self) -> None:
         require_budget(self.budget_s)
         require_count("seeds", self.seeds, minimum=0)
-        require_max_drop(self.max_drop)
+        require_drop(self.max_drop)
         links = len(self.targets[0].chain.parts)
         if self.kind == "ablation" and links < 2:
             raise UserError(
@@ -65,7 +66,7 @@ class BenchPlan:
 
 
 def require_budget(budget_s: object) -> None:
-    """Refuse a budget that is no time, or has no room for a measurement."""
+    """Raise unless a budget is a time that is long enough for a measurement."""
     if not within(budget_s, LEAST_S, 1e9):
         raise UserError(
             "budget_s is too short for a measurement.",
@@ -73,12 +74,4 @@ def require_budget(budget_s: object) -> None:
             received=repr(budget_s),
             fix=f"give budget_s={LEAST_S:g} or more; a number alone is seconds, and for a command "
             "5m is five minutes",
-        )
-
-
-def require_max_drop(max_drop: object) -> None:
-    """Refuse a loss of accuracy that is no number of points."""
-    if not within(max_drop, 0, 100):
-        raise UserError(
-            "max_drop is not a number of points.", expected="0 to 100", received=repr(max_drop)
         )

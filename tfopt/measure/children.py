@@ -257,7 +257,7 @@ _settings: dict[str, dict[str, str]] = {}
 
 
 def _starter(settings: Mapping[str, str]) -> Starter:
-    """Return the running starter with these settings; another one in another environment."""
+    """Return the starter with these settings; a new one if the environment has changed."""
     environment, key = {**_DEFAULTS, **os.environ, **settings}, frozenset(settings.items())
     found = _starters.get(key)
     if found is not None and (found.environment != environment or not found.is_alive):

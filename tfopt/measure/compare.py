@@ -36,7 +36,7 @@ _NOTED = """
 
 
 class NotComparable(UserError):
-    """Two measurements whose difference would not be that of the code."""
+    """Two measurements that differ by more than the code."""
 
 
 Named = tuple[str, BenchReport]
@@ -64,7 +64,7 @@ def compare_two(first: Named, second: Named) -> SideBySide:
             fix="measure the new state, or give one file",
         )
     found = differences(one, other)
-    if stopping := [each.told for each in found if each.blocks]:
+    if stopping := [difference.told for difference in found if difference.blocks]:
         raise NotComparable(
             f"{a} and {b} are not comparable.",
             expected="the same machine, versions, data and way of measuring",
@@ -74,7 +74,7 @@ def compare_two(first: Named, second: Named) -> SideBySide:
     notes = [NOT_IN_THE_INTERVAL]
     if other.created < one.created:
         notes.append(f"{b} is older than {a}: are they swapped?")
-    names = dict.fromkeys(each.name for each in (*one.variants, *other.variants))
+    names = dict.fromkeys(variant.name for variant in (*one.variants, *other.variants))
     pairs = [(one.variant(name), other.variant(name)) for name in names]
     beside = _beside(_side(a, one), _side(b, other), pairs, _apart)
     return replace(beside, differences=found, notes=tuple(notes))
@@ -103,26 +103,29 @@ def _beside(
     lines, left_out = [], []
     for a, b in pairs:
         reasons = []
-        for side, each in ((first, a), (second, b)):
-            if each is None or each.status != "measured":
-                why = (
-                    f"{each.status.replace('_', ' ')}: {each.reason}" if each else "no such variant"
-                )
+        for side, variant in ((first, a), (second, b)):
+            if variant is None or variant.status != "measured":
+                why = "no such variant"
+                if variant is not None:
+                    why = f"{variant.status.replace('_', ' ')}: {variant.reason}"
                 reasons.append(f"{side.name}: {fmt.one_line(why)}")
         if a is not None and b is not None and not reasons:
             lines.append(line(a, b))
             continue
-        (name, *_) = (fmt.one_line(each.name) for each in (b, a) if each is not None)
-        found: list[Presence] = ["absent" if each is None else each.status for each in (a, b)]
-        left_out.append(LeftOut(name, found[0], found[1], "; ".join(reasons)))
+        (name, *_) = (fmt.one_line(variant.name) for variant in (b, a) if variant is not None)
+        left_out.append(LeftOut(name, _presence(a), _presence(b), "; ".join(reasons)))
     return SideBySide(first, second, (), tuple(lines), tuple(left_out), ())
+
+
+def _presence(variant: VariantReport | None) -> Presence:
+    return "absent" if variant is None else variant.status
 
 
 def _apart(a: VariantReport, b: VariantReport) -> Line:
     """Compare two measurements."""
     differing, why_not = variant_differences(a, b), None
-    first, second = ([process.example_ms for process in each.processes] for each in (a, b))
-    if stopping := [each.told for each in differing if each.blocks]:
+    first, second = ([process.example_ms for process in variant.processes] for variant in (a, b))
+    if stopping := [difference.told for difference in differing if difference.blocks]:
         why_not = f"not comparable: {'; '.join(stopping)}"
     elif min(len(first), len(second)) < LEAST:
         why_not = f"{len(first)} and {len(second)} processes: no interval"
@@ -132,7 +135,7 @@ def _apart(a: VariantReport, b: VariantReport) -> Line:
 
 def _in_turns(a: VariantReport, b: VariantReport) -> Line:
     """Take the comparison that the report itself makes; nothing that differs stops it."""
-    differing = tuple(replace(each, blocks=False) for each in variant_differences(a, b))
+    differing = tuple(replace(difference, blocks=False) for difference in variant_differences(a, b))
     found, why_not = b.against_reference, b.unavailable.get("against_reference")
     return Line(fmt.one_line(b.name), a, b, found, why_not, differing)
 
@@ -182,7 +185,7 @@ def variant_differences(a: VariantReport, b: VariantReport) -> tuple[Difference,
 
 
 def scaling(a: TimedProcess, b: TimedProcess) -> tuple[Difference, ...]:
-    """Return other batches or replicas, by which a comparison has to be read."""
+    """Return how batch and replicas differ, which a reader of the comparison must know."""
     return _differing(_scale(a), _scale(b))
 
 

@@ -119,20 +119,21 @@ class Candidate:
 
 def shared_rounds(candidates: Iterable[Candidate]) -> list[int]:
     """Return the rounds in which all of these had a turn."""
-    return sorted(set.intersection(*(set(each.turns) for each in candidates)))
+    return sorted(set.intersection(*(set(candidate.turns) for candidate in candidates)))
 
 
 def beside(
     reference: Sequence[Candidate], variant: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[Candidate], list[int]]:
-    """Return those of both sides that had turns beside each other, and the rounds all were in.
+    """Return the candidates of both sides that met, and the rounds that all of them were in.
 
     A process that started after the other side had ended is left out. All are empty where the
     sides never met.
     """
-    sides = [set[int]().union(*(each.turns for each in side)) for side in (reference, variant)]
-    met = sides[0] & sides[1]
-    first, second = ([c for c in side if met & c.turns.keys()] for side in (reference, variant))
+    sides = reference, variant
+    rounds_of = [set[int]().union(*(candidate.turns for candidate in side)) for side in sides]
+    met = rounds_of[0] & rounds_of[1]
+    first, second = ([c for c in side if met & c.turns.keys()] for side in sides)
     rounds = shared_rounds([*first, *second]) if met else []
     return (first, second, rounds) if rounds else ([], [], [])
 
@@ -142,18 +143,18 @@ def compared(
     variant: Sequence[Candidate],
     value: Callable[[Candidate, Iterable[int]], float] = Candidate.example_s,
 ) -> Comparison | None:
-    """Return the variant's time an example over the reference's, from the rounds all were in.
+    """Return the variant's time per example over the reference's, in the rounds of both.
 
     None where there are not two processes a side. ``value`` may be another time of a process.
     """
     *sides, rounds = beside(reference, variant)
     if min(map(len, sides)) < LEAST:
         return None
-    return compare(*([value(each, rounds) for each in side] for side in sides))
+    return compare(*([value(candidate, rounds) for candidate in side] for side in sides))
 
 
 class Engine:
-    """The processes of one measurement; all are gone when this ends.
+    """The processes of one measurement; all end with it.
 
     Example:
         with Engine() as engine:
@@ -211,12 +212,12 @@ class Engine:
             while waiting and len(starting) < at_once and time.monotonic() < until:
                 if self._candidates and self._room(needed_mib) < len(starting) + 1:
                     break
-                each = waiting.pop(0)
-                self._candidates.append(each)
-                way = each.variant.way or task.way
-                each.began = time.monotonic()
-                each.child = Child(each.variant, replace(task, way=way))
-                starting.append(each)
+                candidate = waiting.pop(0)
+                self._candidates.append(candidate)
+                way = candidate.variant.way or task.way
+                candidate.began = time.monotonic()
+                candidate.child = Child(candidate.variant, replace(task, way=way))
+                starting.append(candidate)
             if not starting:
                 break
             first = starting.pop(0)
@@ -226,7 +227,7 @@ class Engine:
         return admitted
 
     def no_room(self) -> UserError:
-        """Return the error for a machine on which not two processes fit."""
+        """Return the error for a machine that has no memory for one more process."""
         free = available_memory()
         return UserError(
             "There is no memory for one more process beside the job as it is.",
@@ -262,15 +263,15 @@ class Engine:
 
     def _needed_mib(self, candidates: Iterable[Candidate]) -> float:
         """Return what one more process may take, if it grows as large as one of these."""
-        return _GROWS * max((each.held_mib for each in candidates), default=0.0)
+        return _GROWS * max((candidate.held_mib for candidate in candidates), default=0.0)
 
     def _room(self, needed_mib: float) -> float:
         """Return how many more processes of that size fit beside those that are there."""
         free_mib = available_memory().available_bytes * _USABLE / MIB
         fit = free_mib / needed_mib if needed_mib else math.inf
         if self._gpu_mib > 0:
-            free = [each.free_mib for each in visible_gpus()]
-            fit = min([fit, *(each / (_GROWS * self._gpu_mib) for each in free)])
+            free = [gpu.free_mib for gpu in visible_gpus()]
+            fit = min([fit, *(mib / (_GROWS * self._gpu_mib) for mib in free)])
         return min(fit, _MOST)
 
     @property
@@ -289,7 +290,7 @@ class Engine:
 
     @property
     def _alive(self) -> list[Candidate]:
-        return [each for each in self._candidates if each.alive]
+        return [candidate for candidate in self._candidates if candidate.alive]
 
     # Turns.
 
@@ -308,29 +309,29 @@ class Engine:
         """
         if time.monotonic() >= until:
             return 0
-        for each in candidates:
-            if each.alive and not each.turns:
-                self._turn(each)
+        for candidate in candidates:
+            if candidate.alive and not candidate.turns:
+                self._turn(candidate)
         for number in range(rounds):
-            alive = [each for each in candidates if each.alive]
+            alive = [candidate for candidate in candidates if candidate.alive]
             if not alive or time.monotonic() >= until:
                 return number
             self.display.doing(doing)
             self._random.shuffle(alive)
-            for each in alive:
-                turn = self._turn(each)
+            for candidate in alive:
+                turn = self._turn(candidate)
                 if turn is not None:
-                    each.turns[self.round] = turn
+                    candidate.turns[self.round] = turn
             self.round += 1
         return rounds
 
     def left_s(self, candidates: Iterable[Candidate], rounds: int) -> float:
-        """Return what so many rounds of these take, by their turns so far."""
+        """Return the seconds that so many rounds will take, by the turns so far."""
         return rounds * sum(
-            statistics.fmean(turn.lasted_s for turn in each.turns.values())
-            if each.turns
+            statistics.fmean(turn.lasted_s for turn in candidate.turns.values())
+            if candidate.turns
             else self.turn_s
-            for each in candidates
+            for candidate in candidates
         )
 
     def _turn(self, candidate: Candidate) -> Turn | None:
@@ -362,14 +363,14 @@ class Engine:
 
     def dismiss(self, candidates: Iterable[Candidate]) -> None:
         """End candidates; what was measured of them stays."""
-        for each in candidates:
-            if each.child is not None:
-                each.child.end()
-                each.child = None
+        for candidate in candidates:
+            if candidate.child is not None:
+                candidate.child.end()
+                candidate.child = None
 
 
 def _used_mib() -> float:
-    return max((each.total_mib - each.free_mib for each in visible_gpus()), default=0.0)
+    return max((gpu.total_mib - gpu.free_mib for gpu in visible_gpus()), default=0.0)
 
 
 def copies(variant: Target, count: int) -> list[Target]:

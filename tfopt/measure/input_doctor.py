@@ -55,7 +55,7 @@ _WORDS: Mapping[Bound, str] = {
 
 @dataclass(frozen=True)
 class StageTime:
-    """A stage: what a batch takes up to it, and how many cores that had work for meanwhile."""
+    """A stage: the time of a batch up to it, and how many cores were busy meanwhile."""
 
     words: str
     python: bool
@@ -75,13 +75,13 @@ def look_at_input(job: Job, chain: Chain, pipe: Connection) -> InputLook:
     """Prepare the job as for a training, and return what there is to measure of its input."""
     with prepared(job, chain, endless=True) as ready:
         stages = stages_in(ready)
-        drains = [Drained(n, each.words, each.python) for n, each in enumerate(stages)]
+        drains = [Drained(n, stage.words, stage.python) for n, stage in enumerate(stages)]
         return drains, list(_changes(ready)), list(_remarks(stages, ready))
 
 
 @dataclass(frozen=True)
 class InputDiagnosis:
-    """What an input pipeline is bound by, and what to do; it prints as a table.
+    """What an input pipeline is bound by, and what to do; printed, a table.
 
     Attributes:
         resident: The time of the step on a batch that is there, of ``fit``'s.
@@ -113,11 +113,11 @@ class InputDiagnosis:
         else:
             at = f", in {self.stage}" if self.stage else ""
             lines.append(f"What binds it is {_WORDS[self.bound]}{at}.")
-        width = max((len(each.words) for each in self.stages), default=0)
-        for each, adds in zip(self.stages, _added_ms(self.stages), strict=True):
+        width = max((len(stage.words) for stage in self.stages), default=0)
+        for stage, adds in zip(self.stages, _added_ms(self.stages), strict=True):
             lines.append(
-                f"  {each.words:{width}}  {each.ms:8.3g} ms a batch up to here, "
-                f"{adds:8.3g} more, {each.cores:.1f} cores"
+                f"  {stage.words:{width}}  {stage.ms:8.3g} ms a batch up to here, "
+                f"{adds:8.3g} more, {stage.cores:.1f} cores"
             )
         for name, found in self.tried.items():
             lines.append(f"  with {name}: {found if isinstance(found, str) else in_words(found)}")
@@ -156,10 +156,10 @@ def judged(
     remarks: tuple[str, ...],
     given: Chain,
 ) -> InputDiagnosis:
-    """Return what the measurements allow to say."""
-    best, found = _best(tried), {way.name: each for way, each in tried}
+    """Return the diagnosis that the measurements support."""
+    best, found = _best(tried), {way.name: comparison for way, comparison in tried}
     bound, stage = _bound(stages, fit_ms * (1 - resident.ratio))
-    measured = any(isinstance(each, Comparison) for each in found.values())
+    measured = any(isinstance(comparison, Comparison) for comparison in found.values())
     borne = measured and best is None and bound != "handing over"
     # On a few cores a step is slower beside any input at all, which is no fault of the input: made
     # ahead, or to be borne, it keeps up.
@@ -169,7 +169,7 @@ def judged(
         bound, stage, best = "nothing", None, None
     remedy, chain = best.changes if best else (), given
     if best and best.pipeline is not None:  # in the place of its own
-        others = [each for each in given.parts if not isinstance(each, Pipeline)]
+        others = [part for part in given.parts if not isinstance(part, Pipeline)]
         chain = Chain((*others, best.pipeline))
     return InputDiagnosis(fit_ms, resident, stages, found, remarks, bound, stage, remedy, chain)
 
@@ -186,8 +186,8 @@ def _bound(stages: Sequence[StageTime], waits_ms: float) -> tuple[Bound, str | N
 
 def _added_ms(stages: Sequence[StageTime]) -> list[float]:
     """Return what each stage takes beyond those before it."""
-    before = accumulate((each.ms for each in stages), max, initial=0.0)
-    return [max(each.ms - so_far, 0.0) for each, so_far in zip(stages, before, strict=False)]
+    before = accumulate((stage.ms for stage in stages), max, initial=0.0)
+    return [max(stage.ms - so_far, 0.0) for stage, so_far in zip(stages, before, strict=False)]
 
 
 def _best(tried: Tried) -> Changed | None:
@@ -227,18 +227,18 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
     found = tried(changes)
     helped = [
         way
-        for way, each in found
-        if way.pipeline is None and isinstance(each, Comparison) and each.ratio < _BRINGS
+        for way, gain in found
+        if way.pipeline is None and isinstance(gain, Comparison) and gain.ratio < _BRINGS
     ]
     if len(helped) > 1:
         found += tried([Changed(tuple(name for way in helped for name in way.changes))])
     return judged(
-        fit_ms=statistics.median(_batch_ms(each) for each in fits if each.turns),
+        fit_ms=statistics.median(_batch_ms(candidate) for candidate in fits if candidate.turns),
         resident=resident,
         stages=tuple(
             StageTime(drain.words, drain.python, _batch_ms(own), round(statistics.median(busy), 2))
-            for drain, each in zip(drains, drained, strict=True)
-            for own in each
+            for drain, candidates in zip(drains, drained, strict=True)
+            for own in candidates
             if (busy := [turn.processor_s / turn.lasted_s for turn in own.turns.values()])
         ),
         tried=found,
@@ -271,7 +271,7 @@ def _batch_ms(candidate: Candidate) -> float:
 
 
 def _why_not(candidates: Sequence[Candidate]) -> str:
-    reasons = (each.out for each in candidates if each.out)
+    reasons = (candidate.out for candidate in candidates if candidate.out)
     return next(reasons, "there is no memory for two processes of it")
 
 
@@ -279,7 +279,7 @@ def _changes(ready: Prepared) -> Iterator[Changed]:
     """Yield the ways to ``fit`` under each change that can be made."""
     train, facts = ready.examples["train"], facts_of(ready)
     parts = ready.run.chain.parts
-    given = next((each for each in parts if isinstance(each, Pipeline)), None)
+    given = next((part for part in parts if isinstance(part, Pipeline)), None)
     if given is None and train.kind == "dataset":
         yield from (Changed((name,)) for name in applicable(train.given))
     else:

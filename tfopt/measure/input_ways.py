@@ -50,7 +50,7 @@ class Resident(Way):
             step = model.train_step
 
             def train_step(data: Any) -> Any:
-                values = [each.value() for each in held]
+                values = [variable.value() for variable in held]
                 return step(tf.nest.pack_sequence_as(batch, values, expand_composites=True))
 
             model.train_step = train_step

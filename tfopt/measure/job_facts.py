@@ -71,7 +71,7 @@ class JobFacts:
 
     @property
     def rule(self) -> Rule | None:
-        """Return how its rate goes with the batch; None where that is not known."""
+        """Return how the learning rate scales with the batch; None if that is unknown."""
         return None if self.rate is None else RULES.get(self.optimizer)
 
     @property
@@ -153,5 +153,5 @@ def _has_accuracy(model: Any) -> bool:
     import keras
 
     given = keras.tree.flatten(compile_settings(model).get("metrics"))
-    names = (getattr(each, name, each) for each in given for name in ("name", "__name__"))
+    names = (getattr(metric, name, metric) for metric in given for name in ("name", "__name__"))
     return any(is_accuracy(name) for name in names if isinstance(name, str))

@@ -68,14 +68,16 @@ def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
 
 def _state(gpu: SampledGpu, readings: Sequence[GpuReading]) -> GpuState:
     def over(metric: str, sum_up: Callable[[list[float]], float]) -> float | None:
-        known = [v for each in readings if (v := getattr(each, metric)) is not None]
+        known = [v for reading in readings if (v := getattr(reading, metric)) is not None]
         return round(sum_up(known), 1) if known else None
 
-    counted = [each.energy_j for each in readings]
+    counted = [reading.energy_j for reading in readings]
     first, last = (counted[0], counted[-1]) if counted else (None, None)
     grew = first is not None and last is not None and last > first
     # Every reason that was seen in any sample, in the order of the first time.
-    reasons = dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ())
+    reasons = dict.fromkeys(
+        reason for reading in readings for reason in reading.clock_reasons or ()
+    )
     return GpuState(
         uuid=gpu.uuid,
         name=gpu.name,

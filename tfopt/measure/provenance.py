@@ -18,7 +18,7 @@ import psutil
 
 import tfopt
 from tfopt.files import text_of
-from tfopt.job.cgroup import cpu_quota, memory_limit_gib, usable_cores
+from tfopt.job.cgroup import cpu_flags, cpu_quota, memory_limit_gib, usable_cores
 from tfopt.monitor.nvml import driver_version, gpu_memories, newest_cuda
 from tfopt.report.bench_report import Provenance
 from tfopt.train.compile_cache import without_cache
@@ -51,7 +51,7 @@ _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s]+@")
 
 
 def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return those that are set, in alphabetical order, without where programs are kept."""
+    """Return the variables that are set, sorted by name, without those of the compile cache."""
     secret = {
         name
         for name, value in variables.items()
@@ -78,9 +78,9 @@ def package_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     nvidia = {
-        name.lower(): each.version
-        for each in distributions()
-        if (name := each.metadata["Name"] or "").lower().startswith("nvidia-")
+        name.lower(): package.version
+        for package in distributions()
+        if (name := package.metadata["Name"] or "").lower().startswith("nvidia-")
     }
     return {**found, **dict(sorted(nvidia.items()))}
 
@@ -91,31 +91,17 @@ _MATTERS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "fphp", "i8mm", "neon"
 
 def cpu_model() -> str:
     """Return the processor's name, as the system has it."""
-    return _cpu_field("model name") or platform.processor() or "unknown"
-
-
-def cpu_flags() -> tuple[str, ...]:
-    """Return the flags that change what a kernel can do; empty where the system lists none."""
-    flags = (_cpu_field("flags") or _cpu_field("Features")).split()
-    return tuple(sorted(flag for flag in set(flags) if flag.startswith(_MATTERS)))
-
-
-def _cpu_field(name: str) -> str:
-    """Return a field of the first processor in /proc/cpuinfo."""
-    for line in text_of(Path("/proc/cpuinfo")).splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return ""
+    named = re.search(r"^model name\s*: (.+)", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
+    return named[1] if named else platform.processor() or "unknown"
 
 
 def read_provenance() -> Provenance:
     """Return the provenance of what this process, and the workers it starts, measure."""
-    gpus = gpu_memories()
+    gpus, flags = gpu_memories(), set(cpu_flags().split())
     return Provenance(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_model(),
-        cpu_flags=cpu_flags(),
+        cpu_flags=tuple(sorted(flag for flag in flags if flag.startswith(_MATTERS))),
         cpu_count=usable_cores(),
         cpu_limit=cpu_quota(),
         memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),

@@ -59,19 +59,20 @@ class Row:
         """End its processes; a row without turns is not measured."""
         engine.dismiss(self.candidates)
         if self.status == "measured" and not self.processes:
-            lost = [each.out for each in self.candidates if each.out]
+            lost = [candidate.out for candidate in self.candidates if candidate.out]
             self.status = "failed" if lost else "interrupted"
             self.reason = lost[0] if lost else "stopped before it was measured"
 
     @property
     def alive(self) -> list[Candidate]:
         """Return its processes that take turns."""
-        return [each for each in self.candidates if each.alive]
+        return [candidate for candidate in self.candidates if candidate.alive]
 
     @property
     def ready(self) -> Ready | None:
         """Return what its first process said of itself."""
-        return next((each.ready for each in self.candidates if each.ready is not None), None)
+        said = (candidate.ready for candidate in self.candidates)
+        return next((ready for ready in said if ready is not None), None)
 
     @property
     def data(self) -> str:
@@ -81,7 +82,7 @@ class Row:
     @property
     def processes(self) -> list[TimedProcess]:
         """Return what was measured of those that had turns."""
-        return [each.timed() for each in self.candidates if each.turns]
+        return [candidate.timed() for candidate in self.candidates if candidate.turns]
 
     def compared(self, reference: Row) -> Comparison | None:
         """Return the time of an example as a share of the reference's."""
@@ -105,7 +106,7 @@ def trained_by(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def _notes(variant: Target, notes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what the one transform that a variant adds said it did, or what each of all did."""
+    """Return the note of the one transform that a variant adds, else those of all."""
     if len(variant.changed) == 1 and variant.changed[0] in variant.chain.parts:
         note = notes.get(repr(variant.changed[0]), "")
         return (note,) if note else ()
@@ -126,7 +127,7 @@ def row_report(
     found["quality"] = _quality(row, plain, max_drop, exact=exact)
     if row.status != "measured":
         found = dict.fromkeys(found, row.reason)
-    unavailable = {name: each for name, each in found.items() if isinstance(each, str)}
+    unavailable = {name: why for name, why in found.items() if isinstance(why, str)}
     variant, trainings = row.variant, row.trainings
     return VariantReport(
         name=variant.name,
@@ -153,7 +154,7 @@ def _timings(row: Row, reference: Row) -> dict[str, Comparison | str]:
     found: dict[str, Comparison | str] = dict.fromkeys(COMPARED, _NOT_TRAINED)
     if reference.trainings.done and row.trainings.tried:
         *sides, rounds = beside(reference.candidates, row.candidates)
-        timed = [[each.timed(rounds) for each in side] for side in sides]
+        timed = [[candidate.timed(rounds) for candidate in side] for side in sides]
         found = compare_trainings(reference.trainings, row.trainings, timed)
     return {**found, "against_reference": row.compared(reference) or TOO_FEW}
 
@@ -174,8 +175,9 @@ def _quality(row: Row, plain: Trainings, max_drop: float, *, exact: bool) -> Qua
 
 
 def _scaling(row: Row, reference: Row) -> str | None:
-    """Return how to read the comparison with the reference, where that is not plain."""
+    """Return how batch and replicas differ from the reference's; None if they do not."""
     if row is reference or not row.processes or not reference.processes:
         return None
-    told = scaling(reference.processes[0], row.processes[0])
-    return "; ".join(f"{each.what} {each.second} instead of {each.first}" for each in told) or None
+    changes = scaling(reference.processes[0], row.processes[0])
+    told = [f"{change.what} {change.second} instead of {change.first}" for change in changes]
+    return "; ".join(told) or None

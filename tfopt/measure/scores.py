@@ -89,7 +89,7 @@ class _Scores:
         if not self._within_s or not self._between_s:
             return 0.0
         execution_s = statistics.median(self._within_s)
-        ends_s = sum(max(each - execution_s, 0.0) for each in self._between_s)
+        ends_s = sum(max(seconds - execution_s, 0.0) for seconds in self._between_s)
         return round(ends_s / (sum(self._within_s) + sum(self._between_s)), 4)
 
     def callback(self) -> Any:
@@ -134,7 +134,7 @@ class _Scores:
         if self._ready.data.test is None:
             return
         metrics, begun = self._ready.model.metrics, time.perf_counter()
-        kept = [(each, each.numpy()) for metric in metrics for each in metric.variables]
+        kept = [(variable, variable.numpy()) for metric in metrics for variable in metric.variables]
         accuracy = worst_accuracy(self._ready.evaluate(batches=_BATCHES))
         for variable, value in kept:
             variable.assign(value)

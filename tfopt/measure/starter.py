@@ -55,8 +55,8 @@ def serve(socket_number: int) -> None:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for each in (control, woken, wakes):
-                each.close()
+            for end in (control, woken, wakes):
+                end.close()
             _become_child(numbers[0], message.decode())
         with suppress(OSError):  # whoever is first, this process or the child
             os.setpgid(pid, pid)

@@ -104,7 +104,7 @@ def _main_module() -> str:
 def resolve_target(
     text: str, arguments: Mapping[str, Any], *, trust_functions: bool = False
 ) -> Target:
-    """Return the target of a word on the command line; ``arguments`` go before a file's own."""
+    """Return the target that a word on the command line names; ``arguments`` override a file's."""
     if text.endswith(".toml") or Path(text).is_file():
         return _of_file(text, arguments, trust_functions)
     if ":" in text:

@@ -61,7 +61,7 @@ class Trainings:
 
     def add(self, trainings: Iterable[Training]) -> None:
         """Add trainings with seeds that it does not have yet."""
-        by_seed = {each.seed: each for each in (*trainings, *self.done)}
+        by_seed = {training.seed: training for training in (*trainings, *self.done)}
         self.done = tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
@@ -164,9 +164,12 @@ def compare_trainings(
         if min(map(len, timed)) < LEAST:
             return TOO_FEW
         # Now and then tf.data waits at the end of an epoch: the share is that of all trainings.
-        shares = [[each.epoch_end_share for each in own] for own in trained]
+        shares = [[training.epoch_end_share for training in own] for own in trained]
         first, second = (
-            [[one.training_s(steps(each), statistics.fmean(ends)) for each in own] for one in side]
+            [
+                [one.training_s(steps(training), statistics.fmean(ends)) for training in own]
+                for one in side
+            ]
             for side, own, ends in zip(timed, trained, shares, strict=True)
         )
         return compare_crossed(first, second, [[1 / (1 - e) for e in ends] for ends in shares])
@@ -192,20 +195,20 @@ def compare_trainings(
 
 
 def _missed(trainings: Trainings, target: float) -> str | None:
-    for each in trainings.done:
-        if each.steps_to(target) is None:
-            best = max((reading.accuracy for reading in each.readings), default=None)
+    for training in trainings.done:
+        if training.steps_to(target) is None:
+            best = max((reading.accuracy for reading in training.readings), default=None)
             if best is None:
                 return "no test accuracy was read"
             return (
-                f"with seed {each.seed} it did not reach {fmt.share(target)}, the lowest last "
+                f"with seed {training.seed} it did not reach {fmt.share(target)}, the lowest last "
                 f"reading of the reference; the best was {fmt.share(best)}"
             )
     return None
 
 
 def served_accuracy(training: Training) -> tuple[str, float | None, str | None]:
-    """Return name, value and why there is none of the accuracy of what will be served.
+    """Return the name and value of the served model's accuracy, and why there is none.
 
     Of a file that was made for it, its own.
     """

@@ -140,8 +140,8 @@ def _without_keras_callbacks(job: Job) -> Job:
     They act at the ends of epochs, which are not counted.
     """
     made = [make() for make in job.callbacks]
-    own = [each for each in made if not type(each).__module__.startswith("keras.")]
-    return job.with_(callbacks=tuple((lambda each=each: each) for each in own))
+    own = [callback for callback in made if not type(callback).__module__.startswith("keras.")]
+    return job.with_(callbacks=tuple((lambda made=callback: made) for callback in own))
 
 
 def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
@@ -156,7 +156,7 @@ def _ready(ready: Prepared, build_s: float, *, facts: bool) -> Ready:
         epoch_steps=length,
         data=describe_data(ready.data),
         notes={repr(transform): effect.note for transform, effect in ready.effects},
-        idle=frozenset(repr(each) for each in ready.run.chain.parts if ready.is_idle(each)),
+        idle=frozenset(repr(part) for part in ready.run.chain.parts if ready.is_idle(part)),
         facts=facts_of(ready) if facts else None,
         shapes=ready.compiled_shapes,
     )

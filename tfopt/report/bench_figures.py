@@ -28,8 +28,8 @@ def lost(variant: VariantReport) -> bool:
 
 def decisive(variant: VariantReport) -> tuple[str, Comparison] | None:
     """Return the first comparison of ``TIMES`` that tells, with its name; else the first."""
-    found = [(name, each) for name in TIMES if (each := getattr(variant, name)) is not None]
-    telling = [each for each in found if each[1].verdict != "inconclusive"]
+    found = [(name, time) for name in TIMES if (time := getattr(variant, name)) is not None]
+    telling = [pair for pair in found if pair[1].verdict != "inconclusive"]
     return next(iter(telling or found), None)
 
 
@@ -43,7 +43,7 @@ def recommended(report: BenchReport) -> VariantReport | None:
     """Return the variant under the chain to keep; None where that is the job as it is."""
     keep = report.recommendation.keep if report.recommendation is not None else None
     # A chain may be measured again at the end, under another name: that is the later one.
-    own = (each for each in reversed(report.measured) if each.chain == keep != PLAIN)
+    own = (variant for variant in reversed(report.measured) if variant.chain == keep != PLAIN)
     return next(own, None)
 
 
@@ -57,7 +57,7 @@ def kept(report: BenchReport) -> VariantReport | None:
     better = is_faster(own) or _is_smaller(report, own)
     if report.asked.kind == "ablation":
         found = [decisive(variant) for variant in report.measured]
-        better = better or any(each is not None and each[1].verdict == "slower" for each in found)
+        better = better or any(pair is not None and pair[1].verdict == "slower" for pair in found)
     return own if better else None
 
 
@@ -100,8 +100,8 @@ def training_s(variant: VariantReport, steps: Sequence[float]) -> float | None:
     """Return the median time of trainings of so many steps; None without any."""
     if not steps or not variant.processes:
         return None
-    share = statistics.fmean(each.epoch_end_share for each in variant.trainings)
-    times = (each.training_s(count, share) for each in variant.processes for count in steps)
+    share = statistics.fmean(training.epoch_end_share for training in variant.trainings)
+    times = (process.training_s(count, share) for process in variant.processes for count in steps)
     return statistics.median(times)
 
 
@@ -117,14 +117,14 @@ def served_by(
 def sizes(
     reference: VariantReport, variant: VariantReport, serving: Footprints | None = None
 ) -> tuple[str, float, float] | None:
-    """Return what the two serve, or else save, with the KiB of the reference and the variant."""
+    """Return which of their files was sized, and its KiB for the reference and the variant."""
     served = served_by(reference, variant, serving)
     if served is not None and is_change(served[0].kib / served[1].kib):
         return "file", served[0].kib, served[1].kib
     if served is not None:
         # Zeros take as much room as other weights until the file is compressed.
         return "gzipped file", served[0].gzip_kib, served[1].gzip_kib
-    before, after = (middle_training(each, "artefact_kib") for each in (reference, variant))
+    before, after = (middle_training(row, "artefact_kib") for row in (reference, variant))
     if after is not None and (before is None or is_change(before / after)):
         label, before = "file", before or middle_training(reference, "model_kib")
     else:

@@ -297,9 +297,8 @@ def read_bench_report(path: str | Path) -> BenchReport:
     path = Path(path)
     file = path / NAME if path.is_dir() else path
     if not file.exists():
-        below = (
-            [str(each.parent) for each in sorted(path.glob(f"*/{NAME}"))] if path != file else []
-        )
+        inside = sorted(path.glob(f"*/{NAME}")) if path.is_dir() else []
+        below = [str(report.parent) for report in inside]
         raise DamagedReport(
             f"{file} does not exist.",
             expected=f"a {NAME}, or the folder of `tfopt bench` or `tfopt tune`, which holds "

@@ -6,12 +6,7 @@ import statistics
 from dataclasses import replace
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import (
-    middle_training,
-    steps_to_target,
-    target,
-    training_s,
-)
+from tfopt.report.bench_figures import middle_training, steps_to_target, target, training_s
 from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.table import Cell, Column, absent, figure, speed, timed
 from tfopt.report.timed_process import TimedProcess
@@ -22,7 +17,7 @@ _UNTRAINED = "it was not trained as a whole"
 
 
 def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """Return the columns, and what is to be said of them and of those that none could fill."""
+    """Return the columns, and notes on them and on those that have no figures."""
     shown, notes = [], []
     if target(report) is not None:
         notes.append(
@@ -115,14 +110,15 @@ def step_cell(variant: VariantReport) -> Cell:
 
 def peak_cell(variant: VariantReport, name: str) -> Cell:
     """Return the highest value over the processes, in MiB."""
-    known = [each for process in variant.processes if (each := getattr(process, name)) is not None]
+    values = (getattr(process, name) for process in variant.processes)
+    known = [value for value in values if value is not None]
     return figure(max(known), "") if known else absent(variant.processes[0].unavailable[name])
 
 
 def first_step_cell(variant: VariantReport) -> Cell:
     """Return the median first step that compiled, and that of programs from the compile cache."""
-    compiled = [each.first_step_s for each in variant.processes if each.new_programs != 0]
-    cached = [each.first_step_s for each in variant.processes if each.new_programs == 0]
+    compiled = [process.first_step_s for process in variant.processes if process.new_programs != 0]
+    cached = [process.first_step_s for process in variant.processes if process.new_programs == 0]
     texts = [fmt.quantity(statistics.median(values)) for values in (compiled, cached) if values]
     if not compiled:
         return Cell(texts[0], "from the cache")
@@ -175,7 +171,7 @@ def _final(training: Training) -> Cell:
 
 
 def _readings(training: Training) -> Cell:
-    read = (f"{each.steps:,}: {fmt.share(each.accuracy)}" for each in training.readings)
+    read = (f"{reading.steps:,}: {fmt.share(reading.accuracy)}" for reading in training.readings)
     return Cell("; ".join(read) or fmt.NOTHING)
 
 

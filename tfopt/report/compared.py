@@ -24,7 +24,7 @@ Presence = Status | Literal["absent"]
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that two measurements do not share; ``blocks``: they cannot be compared by it."""
+    """Something that two measurements do not share; ``blocks``: it rules out a comparison."""
 
     what: str
     first: str
@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def told(self) -> str:
-        """Return it in one line."""
+        """Return the difference in one line."""
         return f"{self.what}: {self.first} against {self.second}"
 
 
@@ -101,7 +101,7 @@ class SideBySide:
                 "comparison": line.comparison
                 and {**asdict(line.comparison), "verdict": line.comparison.verdict},
                 "why_not": line.why_not,
-                "differences": [asdict(each) for each in line.differences],
+                "differences": [asdict(difference) for difference in line.differences],
             }
             for line in self.lines
         ]
@@ -112,12 +112,10 @@ class SideBySide:
 def view_of_both(found: SideBySide) -> View:
     """Return everything that was compared, formatted."""
     table = Table.of(_COLUMNS, ((_name(line), line) for line in found.lines))
-    differences = [
-        *((each, "") for each in found.differences),
-        *((each, f"{line.name}: ") for line in found.lines for each in line.differences),
-    ]
+    everywhere = [("", found.differences)]
+    places = everywhere + [(f"{line.name}: ", line.differences) for line in found.lines]
     notes = (
-        *(f"What differs: {place}{each.told}" for each, place in differences),
+        *(f"What differs: {place}{one.told}" for place, several in places for one in several),
         *(f"Not in both: {left.name}: {left.told}" for left in found.left_out),
         *found.notes,
     )

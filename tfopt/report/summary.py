@@ -37,7 +37,7 @@ def subject_of(report: BenchReport) -> VariantReport | None:
         is_shorter = found is not None and found is not report.reference
         return found if is_shorter else max(others, key=_ratio, default=None)
     fastest = [variant for variant in others if is_faster(variant)] or others
-    default = min(fastest, key=lambda each: (lost(each), _ratio(each)), default=None)
+    default = min(fastest, key=lambda variant: (lost(variant), _ratio(variant)), default=None)
     return recommended(report) or default
 
 
@@ -49,7 +49,7 @@ def _ratio(variant: VariantReport) -> float:
 def warning_of(report: BenchReport) -> str:
     """Return what a reader must know first: incomplete, rows that failed, lost quality."""
     warnings = [] if report.complete else ["Incomplete: the measurement stopped before its end."]
-    failed = [fmt.one_line(each.name) for each in report.variants if each.status == "failed"]
+    failed = [fmt.one_line(row.name) for row in report.variants if row.status == "failed"]
     if failed:
         warnings.append(f"Failed: {', '.join(failed)}.")
     losing = [
@@ -151,7 +151,7 @@ def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> st
 
 
 def _served_words(report: BenchReport, subject: VariantReport) -> str:
-    """Return how much smaller it is, and how soon what is served answers where that is certain."""
+    """Return how much smaller the served file is, and how much faster where that is certain."""
     sides = report.reference, subject, report.serving
     found, served, parts = sizes(*sides), served_by(*sides), []
     if found is not None and is_change(found[1] / found[2]):

@@ -174,5 +174,5 @@ class Table:
 
 
 def is_change(ratio: float) -> bool:
-    """Return whether a ratio of two figures is worth a word."""
+    """Return whether a ratio of two figures is worth mentioning."""
     return abs(ratio - 1) > _LEAST_CHANGE

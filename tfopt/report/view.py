@@ -155,22 +155,20 @@ def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...
     measured = variant.status == "measured"
     plain = "what everything is compared with" if variant is report.reference else ""
     # One without effect gives its own words as the reason.
-    told = dict.fromkeys(
-        fmt.clean(each or "") for each in (variant.reason, plain, *variant.changed)
-    )
-    trainings = Table.of(TRAINING, ((f"seed {each.seed}", each) for each in variant.trainings))
-    processes = Table.of(PROCESS, ((f"{n}", each) for n, each in enumerate(variant.processes, 1)))
+    notes = (variant.reason or "", plain, *variant.changed)
+    seeds = ((f"seed {training.seed}", training) for training in variant.trainings)
+    numbered = ((f"{n}", process) for n, process in enumerate(variant.processes, 1))
     return Row(
         name=fmt.one_line(variant.name),
         cells=tuple(column.make(variant) for column in columns) if measured else (),
         status=variant.status,
         kept=variant is kept(report),
-        story=tuple(filter(None, told)),
+        story=tuple(filter(None, dict.fromkeys(map(fmt.clean, notes)))),
         flags=_flags(variant),
         transform=fmt.one_line(variant.transform or ""),
         chain=fmt.one_line(variant.chain),
         facts=_facts(variant),
-        tables=(trainings, processes),
+        tables=(Table.of(TRAINING, seeds), Table.of(PROCESS, numbered)),
     )
 
 

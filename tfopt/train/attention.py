@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, require_one_of
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
@@ -347,8 +347,8 @@ def _remove(model: Any) -> None:
 
 
 def _check_padding(padding: object) -> None:
-    if padding not in (None, "right"):
-        raise UserError("Invalid padding.", expected='None or "right"', received=repr(padding))
+    if padding is not None:
+        require_one_of("padding", padding, ("right",))
 
 
 def _attention_layers(model: Any) -> list[Any]:

@@ -65,7 +65,7 @@ def module(
     """Return a StableHLO module of one call, and of a transposition of each result."""
     given, found = ", ".join(map(str, operands)), ", ".join(map(str, results))
     returned = ", ".join(str(result.in_memory) for result in results)
-    heading = ", ".join(f"%operand{number}: {each}" for number, each in enumerate(operands))
+    heading = ", ".join(f"%operand{number}: {operand}" for number, operand in enumerate(operands))
     names = ", ".join(f"%operand{number}" for number in range(len(operands)))
     settings = config.replace('"', r"\22")
     lines = [
@@ -88,6 +88,6 @@ def module(
 def _layouts(arrays: Sequence[TensorType]) -> str:
     """Return the axes of each array from the innermost to the outermost."""
     layouts = (
-        f"dense<{[*reversed(each.axes)]}> : tensor<{len(each.axes)}xindex>" for each in arrays
+        f"dense<{[*reversed(array.axes)]}> : tensor<{len(array.axes)}xindex>" for array in arrays
     )
     return f"[{', '.join(layouts)}]"

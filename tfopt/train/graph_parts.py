@@ -86,11 +86,8 @@ def _part(device: str, nodes: Sequence[Any], used: set[int]) -> Step:
     """
     produced = [id(tensor) for node in nodes for tensor in node.outputs]
     needed = {id(tensor) for node in nodes for tensor in node.input_tensors}.difference(produced)
-    operations = [node.operation for node in nodes]
-    of_layers = [
-        layers_of(operation) for operation in operations if isinstance(operation, keras.Layer)
-    ]
-    losses_of = [getattr(layer, LOSSES) for group in of_layers for layer in group]
+    outer = [node.operation for node in nodes if isinstance(node.operation, keras.Layer)]
+    losses_of = [getattr(layer, LOSSES) for called in outer for layer in layers_of(called)]
 
     def run(values: Values, operation_fn: Any) -> None:
         taken = {key: values[key] for key in needed}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-from tfopt.errors import UserError, keep_plain, require_count, within
+from tfopt.errors import UserError, keep_plain, require_count, require_one_of, within
 from tfopt.job.parts import Facts
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import learning_rate_of
 
 Rule = Literal["linear", "sqrt"]
-_RULES = ("linear", "sqrt")
+_RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rule) -> float:
@@ -32,12 +32,7 @@ def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rul
     """
     require_count("scaled_learning_rate(tuned_batch)", tuned_batch)
     require_count("scaled_learning_rate(batch)", batch)
-    if rule not in _RULES:
-        raise UserError(
-            "Unknown rule of scaled_learning_rate().",
-            expected='"linear" (SGD) or "sqrt" (Adam and the like)',
-            received=repr(rule),
-        )
+    require_one_of("rule", rule, _RULES)
     ratio = batch / tuned_batch
     return rate * (ratio if rule == "linear" else math.sqrt(ratio))
 
@@ -67,16 +62,15 @@ class LearningRate(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        if self.peak is None or isinstance(self.peak, str):
-            if self.peak not in (*_RULES, None):
-                expected = 'a rate above 0, "linear", "sqrt" or None'
-                raise _invalid("peak", expected, self.peak)
-        elif not within(self.peak, 0, math.inf) or not self.peak:
-            raise _invalid("peak", "a finite number above 0", self.peak)
+        if isinstance(self.peak, str):
+            require_one_of("LearningRate.peak", self.peak, _RULES)
+        elif self.peak is not None and not (within(self.peak, 0, math.inf) and self.peak):
+            expected = 'a finite rate above 0, "linear", "sqrt" or None'
+            raise _invalid("peak", expected, self.peak)
         if not within(self.warmup, 0, 1):
             raise _invalid("warmup", "a fraction of the training, 0 <= warmup < 1", self.warmup)
-        if self.decay not in (None, "cosine"):
-            raise _invalid("decay", '"cosine" or None', self.decay)
+        if self.decay is not None:
+            require_one_of("LearningRate.decay", self.decay, ("cosine",))
 
     def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
         import keras

@@ -81,8 +81,8 @@ def set_policies(layer: Any, policy: str, is_output: bool, tally: Tally) -> None
         tally.obstacles += inside.obstacles
     else:
         before = _plain_policies(layer)
-        for each, _ in before:
-            each.dtype_policy = policy
+        for inner, _ in before:
+            inner.dtype_policy = policy
         obstacle = _obstacle(layer, policy)
         if obstacle is not None:
             _restore(before)
@@ -104,8 +104,8 @@ def _is_of_keras(layer: Any) -> bool:
 
 def _plain_policies(layer: Any) -> list[tuple[Any, Any]]:
     """Return a layer and those in it that have a plain policy, each with its policy."""
-    policies = [(each, each.dtype_policy) for each in layers_of(layer)]
-    return [(each, policy) for each, policy in policies if policy.name in PLAIN]
+    policies = [(inner, inner.dtype_policy) for inner in layers_of(layer)]
+    return [(inner, policy) for inner, policy in policies if policy.name in PLAIN]
 
 
 def _restore(policies: list[tuple[Any, Any]]) -> None:
@@ -136,8 +136,8 @@ def _obstacle(layer: Any, policy: str) -> str | None:
                 in_float32["config"]["dtype"] = "float32"
                 shape = (config.get("build_config") or {}).get("input_shape")
                 made, plain = (
-                    keras.saving.deserialize_keras_object(each, safe_mode=False)
-                    for each in (config, in_float32)
+                    keras.saving.deserialize_keras_object(form, safe_mode=False)
+                    for form in (config, in_float32)
                 )
         except Exception:
             return f"does not build in {policy}"

@@ -31,7 +31,7 @@ _LOOKS_EVERY_S = 0.02
 def look_at_job(job: Job, chain: Chain, pipe: Connection) -> JobFacts:
     """Return the facts of a job, whose own batch may be too large to train; refuse a fixed one."""
     with prepared(job, chain, endless=True) as ready:
-        shapes = [each.shape for each in getattr(ready.model, "inputs", None) or ()]
+        shapes = [tensor.shape for tensor in getattr(ready.model, "inputs", None) or ()]
         fixed = {shape[0] for shape in shapes if shape and shape[0] is not None}
         if fixed:
             raise UserError(

@@ -104,7 +104,7 @@ def find_batch_size(
 
 def _sizes(facts: JobFacts, at_most: int | None) -> range:
     """Return the sizes that may be tried."""
-    most = min(each for each in (at_most, facts.examples, _ENDLESS) if each is not None)
+    most = min(limit for limit in (at_most, facts.examples, _ENDLESS) if limit is not None)
     unit = math.lcm(_MULTIPLE if most >= _MULTIPLE else 1, facts.replicas * facts.accumulate)
     if most < unit:
         raise UserError(
@@ -147,12 +147,12 @@ class _Search:
 
     @property
     def passed(self) -> list[Tried]:
-        return [each for each in self.tried.values() if each.passed]
+        return [trial for trial in self.tried.values() if trial.passed]
 
     def find(self, sizes: Sequence[int]) -> None:
         """Try sizes until the largest is known."""
         while time.monotonic() < self.ends_s:
-            passed = {each.batch for each in self.passed}
+            passed = {trial.batch for trial in self.passed}
             size = next_size(sizes, self.facts.batch_size, passed, self.tried.keys() - passed)
             if size is None:
                 return
@@ -170,8 +170,8 @@ class _Search:
 
     def race(self) -> None:
         """Measure the largest and the fastest again, where memory has room for both at once."""
-        largest = max(self.passed, key=lambda each: each.batch, default=None)
-        fastest = max(self.passed, key=lambda each: each.examples_per_s, default=None)
+        largest = max(self.passed, key=lambda trial: trial.batch, default=None)
+        fastest = max(self.passed, key=lambda trial: trial.examples_per_s, default=None)
         if largest is None or fastest is None or largest is fastest:
             return
         sides = largest.batch, fastest.batch
@@ -185,7 +185,7 @@ class _Search:
         self.comparison = compared(*raced)
         if self.comparison is not None:
             for size, own in zip(sides, raced, strict=True):
-                step_ms = 1000 * size * sum(each.example_s() for each in own) / len(own)
+                step_ms = 1000 * size * sum(candidate.example_s() for candidate in own) / len(own)
                 self.tried[size] = replace(self.tried[size], step_ms=step_ms, processes=len(own))
 
     def _variant(self, size: int) -> Target:
@@ -196,7 +196,7 @@ class _Search:
         limit_mib = self.way.limit_mib
         tried = tuple(self.tried[size] for size in sorted(self.tried))
         if not self.passed:
-            reasons = [f"{each.batch:,}: {each.reason}" for each in tried]
+            reasons = [f"{trial.batch:,}: {trial.reason}" for trial in tried]
             raise UserError(
                 "No batch was found that trains.",
                 expected=f"one at least, within {limit_mib:,.0f} MiB" if limit_mib else None,
@@ -290,19 +290,19 @@ class BatchSizes:
     @property
     def largest(self) -> int:
         """Return the largest batch that trained."""
-        return max(each.batch for each in self.tried if each.passed)
+        return max(trial.batch for trial in self.tried if trial.passed)
 
     @property
     def fastest(self) -> int:
-        """Return the one with most examples a second, of those measured again where some were."""
-        again = [each for each in self.tried if each.passed and each.processes]
-        return max(again or self.tried, key=lambda each: each.examples_per_s).batch
+        """Return the batch with most examples per second, of those measured again if any were."""
+        again = [trial for trial in self.tried if trial.passed and trial.processes]
+        return max(again or self.tried, key=lambda trial: trial.examples_per_s).batch
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what there is to say about it, a sentence each."""
-        failed = [each for each in self.tried if not each.passed]
-        above = [each.batch for each in failed if each.batch > self.largest]
+        failed = [trial for trial in self.tried if not trial.passed]
+        above = [trial.batch for trial in failed if trial.batch > self.largest]
         beyond = f"{min(above):,} does not" if above else "none larger was tried"
         lines = [f"The largest batch tried that trains is {self.largest:,}; {beyond}."]
         lines += [f"{t.batch:,} failed: {(t.reason or '').rstrip('.')}." for t in failed]
@@ -334,7 +334,7 @@ class BatchSizes:
     def _speed(self) -> str:
         if self.fastest == self.largest:
             return "It is the fastest as well."
-        (fastest,) = (each for each in self.tried if each.batch == self.fastest)
+        (fastest,) = (trial for trial in self.tried if trial.batch == self.fastest)
         words = f"The fastest is {fastest.batch:,}, with {fastest.examples_per_s:,.0f} examples/s"
         if self.comparison is None:
             return f"{words}, measured once: no difference from the largest is certain."

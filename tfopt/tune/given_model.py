@@ -93,8 +93,8 @@ def _own_parts(model: keras.Model) -> list[tuple[str, str]]:
     config = model.get_compile_config() or {}
     parts = [model, *layers_of(model), model.optimizer, model.loss]
     parts += keras.tree.flatten(config.get("metrics") or [])
-    own = [each if callable(each) and hasattr(each, "__name__") else type(each) for each in parts]
-    notebook = sorted({each.__name__ for each in own if each.__module__ == "__main__"})
+    own = [part if callable(part) and hasattr(part, "__name__") else type(part) for part in parts]
+    notebook = sorted({kind.__name__ for kind in own if kind.__module__ == "__main__"})
     if notebook:
         raise UserError(
             "The model has classes or functions that are made in this notebook or script.",
@@ -102,7 +102,7 @@ def _own_parts(model: keras.Model) -> list[tuple[str, str]]:
             received=", ".join(notebook),
             fix="move them into a module, and import them from there",
         )
-    names = {(each.__module__, each.__name__) for each in own}
+    names = {(kind.__module__, kind.__name__) for kind in own}
     return sorted(name for name in names if name[0].partition(".")[0] not in _LIBRARIES)
 
 

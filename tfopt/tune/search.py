@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tfopt.errors import UserError, require_count, require_switch
+from tfopt.errors import UserError, require_count, require_one_of, require_switch
+from tfopt.export.parity import require_drop
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
-from tfopt.measure.bench_plan import require_budget, require_max_drop
+from tfopt.measure.bench_plan import require_budget
 from tfopt.measure.engine import LATE, Candidate, Engine, compared, copies, shared_rounds
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rows import Row
@@ -67,7 +68,7 @@ _LOST_AT_ONCE = 2  # times what may be lost, with one seed
 
 @dataclass(eq=False)
 class Trial(Row):
-    """The row of a setting: with its process of the races, then with those of the final.
+    """A setting with its process in the races, then with those of the final.
 
     Attributes:
         value: The objective over that of the job as it is, in its last race.
@@ -105,17 +106,12 @@ class Search:
 
     def __post_init__(self) -> None:
         require_budget(self.budget_s)
-        if self.objective not in OBJECTIVES:
-            raise UserError(
-                "`objective` is unknown.",
-                expected=", ".join(OBJECTIVES),
-                received=repr(self.objective),
-            )
+        require_one_of("objective", self.objective, OBJECTIVES)
         require_switch("exact", self.exact)
         require_switch("final", self.final)
         require_space(self.space or {})
         require_count("seeds", self.seeds, minimum=0)
-        require_max_drop(self.max_drop)
+        require_drop(self.max_drop)
         self.trials: dict[Changes, Trial] = {}
         self.stopped = ""
         self.untried: list[Changes] = []
@@ -144,7 +140,7 @@ class Search:
             if self.plain.racer.ready is None:
                 raise  # nothing was measured
             self.stopped = INTERRUPTED
-            self._judge([each for each in self.trials.values() if each.final])
+            self._judge([trial for trial in self.trials.values() if trial.final])
 
     # The job as it is.
 
@@ -174,7 +170,7 @@ class Search:
         self._values = narrowed(space_for(self.facts), self.space, exact=exact)
 
     def _require_plain(self) -> None:
-        """Refuse to go on where the job as it is has left."""
+        """Raise if the process of the job as it is has ended."""
         if self.plain.racer.out:
             raise UserError("The job as it is cannot be trained.", received=self.plain.racer.out)
 
@@ -217,10 +213,10 @@ class Search:
 
     def _note_starts(self, plain: Sequence[Candidate], others: Iterable[Candidate]) -> None:
         """Note how long those that started beside the job as it is would start alone."""
-        beside_s = statistics.fmean(each.start_s for each in plain)
-        for each in (*plain, *others):
-            if each.alive:
-                each.alone_s = each.start_s * self._alone_s / beside_s
+        beside_s = statistics.fmean(candidate.start_s for candidate in plain)
+        for candidate in (*plain, *others):
+            if candidate.alive:
+                candidate.alone_s = candidate.start_s * self._alone_s / beside_s
 
     def _taken(self, candidate: Candidate) -> float:
         """Return the memory or the energy that a process has taken."""
@@ -261,7 +257,7 @@ class Search:
 
     def _combinations(self) -> list[Changes]:
         """Return what may beat the best: pairs of the best single changes, then its neighbours."""
-        alone = [each for each in self.trials.values() if len(each.setting.alone()) == 1]
+        alone = [trial for trial in self.trials.values() if len(trial.setting.alone()) == 1]
         helped = sorted((t for t in alone if t.value < 1), key=lambda t: t.value)
         pairs = [
             pair
@@ -270,9 +266,9 @@ class Search:
         ]
         harms = [t.setting for t in alone if t.value > _HARMS or t.reason]
         near = [
-            each
-            for each in neighbours(self.best.setting, self._values)
-            if not any(harm in each.alone() for harm in harms)
+            setting
+            for setting in neighbours(self.best.setting, self._values)
+            if not any(harm in setting.alone() for harm in harms)
         ]
         gains = {t.setting: t.value for t in alone}
 
@@ -280,11 +276,11 @@ class Search:
             """Return the product of what the single changes brought."""
             return math.prod(gains.get(single, 1.0) for single in setting.alone())
 
-        new = dict.fromkeys(each for each in (*pairs, *near) if each not in self.trials)
+        new = dict.fromkeys(setting for setting in (*pairs, *near) if setting not in self.trials)
         return sorted(new, key=promise)[:_WAVE]
 
     def _sensible(self, settings: Iterable[Changes]) -> list[Changes]:
-        """Leave out what was tried, and calls of so many steps that more gain nothing."""
+        """Leave out settings that were tried, and more steps per call than can gain anything."""
         example_s = self.plain.racer.example_s()
 
         def call_s(setting: Changes) -> float:
@@ -293,9 +289,9 @@ class Search:
 
         found = [s for s in settings if s.steps_per_execution is None or call_s(s) <= _LONG_CALL_S]
         # Another batch is fed by a pipeline already: that change beside it is no other chain.
-        tried = {repr(each.variant.chain) for each in self.trials.values()}
-        new = {repr(each.chain(self.facts)): each for each in reversed(found)}
-        return [each for chain, each in reversed(new.items()) if chain not in tried]
+        tried = {repr(trial.variant.chain) for trial in self.trials.values()}
+        new = {repr(setting.chain(self.facts)): setting for setting in reversed(found)}
+        return [setting for chain, setting in reversed(new.items()) if chain not in tried]
 
     def _race(self, settings: Sequence[Changes], what: str) -> int:
         """Race these with the best so far and the job as it is; return how many were started."""
@@ -325,7 +321,7 @@ class Search:
 
     @property
     def _final_s(self) -> float:
-        """Return about how long the least final takes; some start at once, none sooner than one."""
+        """Return about how long the smallest final takes, whose processes start side by side."""
         if not self.final:
             return 0.0
         count = 2 * _LEAST_PROCESSES
@@ -342,12 +338,12 @@ class Search:
         begun = time.monotonic()
         admit = partial(self._engine.admit, until=until, ready_by=ready_by)
         started = admit(variants)
-        plain = [each for each in started[:1] if each.out != LATE]
-        for each in plain:
-            self._take(self.plain, each)
-            if each.alive:
+        plain = [candidate for candidate in started[:1] if candidate.out != LATE]
+        for candidate in plain:
+            self._take(self.plain, candidate)
+            if candidate.alive:
                 self._drop(self.plain)
-                self.plain.racer = each
+                self.plain.racer = candidate
         if len(started) == 1:  # there may be room now
             started += admit(variants[1:])
         candidates = started[1:]
@@ -391,32 +387,32 @@ class Search:
         first = self._engine.round
         until = math.inf
         for rounds, behind in zip(_RACE_ROUNDS, _BEHIND, strict=True):
-            racers = [each.racer for each in racing]
+            racers = [trial.racer for trial in racing]
             self._engine.take_rounds(racers, rounds, until=until, doing=f"racing {what}")
             until = ends
             self._require_plain()
-            racing = [each for each in racing if each.racer.alive]
+            racing = [trial for trial in racing if trial.racer.alive]
             if self.best not in racing:
                 self.best.value, self.best = math.inf, self.plain
             self._rate(racing, first)
-            leader = min(racing, key=lambda each: each.value)
-            for each in list(racing):
-                if each.value > behind * leader.value and each not in (self.plain, self.best):
-                    racing.remove(each)
-                    self._drop(each, leader)
+            leader = min(racing, key=lambda trial: trial.value)
+            for trial in list(racing):
+                if trial.value > behind * leader.value and trial not in (self.plain, self.best):
+                    racing.remove(trial)
+                    self._drop(trial, leader)
         if leader is not self.best and leader.value < _GAIN * self.best.value:
             if self.best is not self.plain:
                 self._drop(self.best)
             self.best = leader
             found = in_words(self.objective, leader.value)
             self._display.say(f"best so far: {leader.setting}, {found}")
-        for each in racing:
-            if each not in (self.plain, self.best):
-                self._drop(each, self.best)
+        for trial in racing:
+            if trial not in (self.plain, self.best):
+                self._drop(trial, self.best)
 
     def _rate(self, trials: Sequence[Trial], first: int) -> None:
         """Note the values of those that race, over the rounds since ``first`` that all were in."""
-        shared = shared_rounds(each.racer for each in trials)
+        shared = shared_rounds(trial.racer for trial in trials)
         rounds = [number for number in shared if number >= first]
         if not rounds:
             return
@@ -446,7 +442,7 @@ class Search:
         ranked = [t for t in ranked if t.value < 1]
         lost: list[Changes] = []
         for trial in ranked:
-            if any(each.trains_as(trial.setting) for each in lost):
+            if any(setting.trains_as(trial.setting) for setting in lost):
                 continue
             winner = self._as_good(trial)
             if winner is None:
@@ -454,9 +450,9 @@ class Search:
                 continue
             kin = [t for t in ranked if t is not trial and t.setting.trains_as(trial.setting)]
             rate = winner.setting.learning_rate
-            others = [self._trial(replace(each.setting, learning_rate=rate)) for each in kin[:1]]
-            for each in others:
-                each.trainings = winner.trainings  # it trains the same weights
+            others = [self._trial(replace(other.setting, learning_rate=rate)) for other in kin[:1]]
+            for other in others:
+                other.trainings = winner.trainings  # it trains the same weights
             return [winner, *others]
         return []
 
@@ -474,23 +470,23 @@ class Search:
             trial.lost = f"no time was left to train it whole; {self._longer()}"
             return None
         tried = [self._trial(replace(trial.setting, learning_rate=rate)) for rate in rates]
-        for each in tried:
-            each.value = trial.value  # its steps are the same
+        for other in tried:
+            other.value = trial.value  # its steps are the same
         self._train([self.plain, *tried], seeds=[0])
-        good = [each for each in tried if self._loses(each, _LOST_AT_ONCE) is None]
+        good = [other for other in tried if self._loses(other, _LOST_AT_ONCE) is None]
         # The seed that a rate was chosen by says too much good of it.
         first = 1 if len(good) > 1 and self.seeds > 1 else 0
-        for each in sorted(good, key=self._promise):
-            self._train([self.plain, each], seeds=list(range(1, self.seeds)))
-            each.lost = self._loses(each, 1, first) or ""
-            if not each.lost:
-                self.quality = self._quality(each, first)
+        for best in sorted(good, key=self._promise):
+            self._train([self.plain, best], seeds=list(range(1, self.seeds)))
+            best.lost = self._loses(best, 1, first) or ""
+            if not best.lost:
+                self.quality = self._quality(best, first)
                 for other in good:
-                    if other is not each:
+                    if other is not best:
                         other.lost = other.lost or "another learning rate was better"
-                return each
-        for each in tried:
-            each.lost = each.lost or self._loses(each, _LOST_AT_ONCE) or ""
+                return best
+        for other in tried:
+            other.lost = other.lost or self._loses(other, _LOST_AT_ONCE) or ""
         return None
 
     def _rates(self, trial: Trial) -> list[Rate | None]:
@@ -509,10 +505,10 @@ class Search:
     def _train(self, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
         readings = READINGS if self.objective == "time-to-accuracy" else 1
         orders = [
-            Order(each.variant, seed, each.trainings, TrainWhole(readings=readings))
+            Order(trial.variant, seed, trial.trainings, TrainWhole(readings=readings))
             for seed in seeds
-            for each in trials
-            if seed not in {done.seed for done in each.trainings.done}
+            for trial in trials
+            if seed not in {done.seed for done in trial.trainings.done}
         ]
         until = self._ends - self._final_s - self._trainings_s(1)
         at_once = self._engine.trainings_at_once
@@ -522,8 +518,8 @@ class Search:
     def _quality(self, trial: Trial, first: int = 0) -> Quality | str:
         """Compare the trainings of a trial and of the job as it is, from a seed on."""
         plain, own = (
-            replace(known, done=tuple(each for each in known.done if each.seed >= first))
-            for known in (self.plain.trainings, trial.trainings)
+            replace(side, done=tuple(made for made in side.done if made.seed >= first))
+            for side in (self.plain.trainings, trial.trainings)
         )
         return quality(plain, own, self.max_drop)
 
@@ -543,7 +539,7 @@ class Search:
         return f"a budget of about {longer_s} s trains it and the job as it is"
 
     def _promise(self, trial: Trial) -> float:
-        """Return what to minimize among learning rates: the steps to the accuracy, or its lack."""
+        """Return what the best learning rate minimizes: steps to the accuracy, or what it lacks."""
         first = trial.trainings.done[0]
         if self.objective != "time-to-accuracy":
             return -(first.test_accuracy or 0.0)
@@ -565,12 +561,12 @@ class Search:
         count = min(max(count, _LEAST_PROCESSES), _FINAL_PROCESSES)
         # One of each side after the other: time may end it.
         wanted = [copies(trial.variant, count) for trial in sides]
-        in_turn = [each for several in zip(*wanted, strict=True) for each in several]
+        in_turn = [variant for several in zip(*wanted, strict=True) for variant in several]
         started = self._engine.admit(in_turn, until=self._ends + _LATE_S / 2)
-        for trial, each in zip(itertools.cycle(sides), started):
-            trial.final.append(each)
-            self._take(trial, each)
-        taking = [each for trial in sides for each in trial.final]
+        for trial, candidate in zip(itertools.cycle(sides), started):
+            trial.final.append(candidate)
+            self._take(trial, candidate)
+        taking = [candidate for trial in sides for candidate in trial.final]
         # What has started is not given up for the seconds that its turns take.
         least_until = max(self._ends, time.monotonic()) + _LATE_S
         self._engine.take_rounds(taking, _LEAST_ROUNDS, until=least_until, doing="the final")
@@ -581,13 +577,13 @@ class Search:
     def _judge(self, sides: Sequence[Trial]) -> None:
         """Choose the fastest of the final that is certainly faster than the job as it is."""
         ends = [t for t in sides if t is not self.plain]
-        plain = [each for each in self.plain.final if each.alive]
+        plain = [candidate for candidate in self.plain.final if candidate.alive]
         if plain:
-            self._note_starts(plain, [each for trial in ends for each in trial.final])
+            self._note_starts(plain, [candidate for trial in ends for candidate in trial.final])
         for trial in ends:
             found = compared(self.plain.final, trial.final, self._value)
             if found is None:
-                left = [each.out for each in trial.final if each.out]
+                left = [candidate.out for candidate in trial.final if candidate.out]
                 trial.lost = left[0] if left else "no time or memory was left for its final"
                 continue
             trial.candidates, self.plain.candidates = trial.final, self.plain.final

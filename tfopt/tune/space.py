@@ -18,7 +18,7 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.report.strict import Count
 from tfopt.train.attention import FusedAttention
 from tfopt.train.execution import Execution
-from tfopt.train.host_memory import KeepHostMemory
+from tfopt.train.kept_memory import KeepHostMemory
 from tfopt.train.learning_rate import LearningRate, Rule
 from tfopt.train.precision import MixedPrecision
 from tfopt.train.remat import Remat
@@ -184,11 +184,11 @@ def _batches(own: int, examples: int) -> Iterator[int]:
 
 
 def _dividing(size: int, examples: int) -> int:
-    """Return a size near to this that divides the examples, a multiple of 8 before others."""
+    """Return a size near to this that divides the examples, preferably a multiple of 8."""
     near = range(math.ceil(size / _NEAR), math.floor(size * _NEAR) + 1)
-    found = [each for each in near if examples % each == 0]
-    eights = [each for each in found if each % 8 == 0]
-    return min(eights or found or [size], key=lambda each: abs(math.log(each / size)))
+    found = [batch for batch in near if examples % batch == 0]
+    eights = [batch for batch in found if batch % 8 == 0]
+    return min(eights or found or [size], key=lambda batch: abs(math.log(batch / size)))
 
 
 def narrowed(
@@ -236,7 +236,9 @@ def require_space(asked: Mapping[str, Sequence[Any]]) -> None:
 def singles(space: Mapping[str, Sequence[Any]]) -> list[Changes]:
     """Return every single change of the job, one of each field first: time may end the list."""
     axes = [[Changes(**{axis: v}) for v in _middle_first(vs)] for axis, vs in space.items()]
-    return [each for turn in itertools.zip_longest(*axes) for each in turn if each is not None]
+    return [
+        change for turn in itertools.zip_longest(*axes) for change in turn if change is not None
+    ]
 
 
 def _middle_first(values: Sequence[Any]) -> list[Any]:

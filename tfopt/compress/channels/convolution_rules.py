@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.channels.elementwise_rules import after_activation
-from tfopt.compress.channels.labels import Analysis, Array, Call, Flow, Role
+from tfopt.compress.channels.labels import Analysis, Call, Flow, Role
+from tfopt.compress.model_graph import Array
 
 
 def channel_axis(layer: Any, rank: int) -> int:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tfopt.compress.kernels import Matches
+from tfopt.compress.model_graph import Array
 
-Array = np.ndarray[Any, Any]
 Shape = tuple[int | None, ...]
 NONE = -1
 """No removable channel: inputs, and outputs of unknown layers."""

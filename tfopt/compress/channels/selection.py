@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from tfopt.compress.channels.labels import Analysis, Array, ChannelBlock, Cut
+from tfopt.compress.channels.labels import Analysis, ChannelBlock, Cut
 from tfopt.compress.float_copy import outside_strategies
+from tfopt.compress.model_graph import Array
 from tfopt.data.feeding import evaluation_input
 from tfopt.data.fit_data import INFINITE, examples_of
 from tfopt.errors import UserError, first_line

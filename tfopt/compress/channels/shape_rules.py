@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.channels.convolution_rules import channel_axis
-from tfopt.compress.channels.labels import Analysis, Array, Call, Flow, Kept, Shape
+from tfopt.compress.channels.labels import Analysis, Call, Flow, Kept, Shape
+from tfopt.compress.model_graph import Array
 
 
 def _spatial(analysis: Analysis, call: Call) -> list[Flow]:

@@ -208,7 +208,7 @@ def epoch_numbers(seed: int) -> Any:
     """Return a dataset of one number an epoch, which depends on ``seed`` and the epoch alone.
 
     ``Dataset.random`` would mix in the global seed, and a Python generator would slow down every
-    later step: see ``tfopt/train/host_memory.py``.
+    later step: see ``tfopt/train/kept_memory.py``.
     """
     import tensorflow as tf
 

@@ -12,16 +12,15 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from tfopt.compress.model_graph import Port
+from tfopt.compress.model_graph import Array, Port
 from tfopt.data.stages import PYTHON_OPERATIONS
 from tfopt.errors import UserError
 from tfopt.export.batches import padded
 
-Array = np.ndarray[Any, Any]
 Precision = Literal[
     "float32", "float16", "int8", "int16", "dynamic", "weight_only", "int4", "mixed"
 ]
@@ -71,6 +70,10 @@ class Signature:
     def answer(self, outputs: str) -> str:
         """Return, in code, the one output of a dict of them, or the dict of several."""
         return f'{outputs}["{self.outputs[0]}"]' if len(self.outputs) == 1 else outputs
+
+    def unpacked(self, outputs: str) -> str:
+        """Return, in code, ``y`` as the one output of a list of them, or as the list of several."""
+        return f"{'(y,)' if len(self.outputs) == 1 else 'y'} = {outputs}"
 
     def names(self) -> str:
         """Return the names of the outputs as a list in code."""

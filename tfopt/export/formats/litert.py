@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import (
     CALIBRATED,
-    Array,
     Format,
     Graph,
     Graphs,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError
 from tfopt.export.formats.format import (
-    Array,
     Format,
     Graph,
     Graphs,
@@ -81,12 +81,12 @@ class Onnx(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file."""
-        one = "(y,)" if len(signature.outputs) == 1 else "y"
-        return (
-            "import onnxruntime\n"
-            f'session = onnxruntime.InferenceSession("{path}")\n'
-            f"{one} = session.run({signature.names()}, {signature.by_name()})"
-        )
+        call = f"session.run({signature.names()}, {signature.by_name()})"
+        return f"{self.opening(path)}\n{signature.unpacked(call)}"
+
+    def opening(self, path: str) -> str:
+        """Return lines that open the file as ``session``."""
+        return f'import onnxruntime\nsession = onnxruntime.InferenceSession("{path}")'
 
 
 def converted(saved_model: Path) -> Path:

@@ -67,13 +67,11 @@ class OnnxCuda(Onnx):
             )
         return session
 
-    def code(self, path: str, signature: Signature) -> str:
-        """Return lines that run the file on the GPU, or fail."""
-        one = "(y,)" if len(signature.outputs) == 1 else "y"
+    def opening(self, path: str) -> str:
+        """Return lines that open the file on the GPU as ``session``, or fail."""
         return (
             "import onnxruntime\n"
             "onnxruntime.preload_dlls()  # CUDA and cuDNN, where pip installed them\n"
             f'session = onnxruntime.InferenceSession("{path}", providers=["{self.provider}"])\n'
-            f'assert session.get_providers()[0] == "{self.provider}"  # else it is the CPU\n'
-            f"{one} = session.run({signature.names()}, {signature.by_name()})"
+            f'assert session.get_providers()[0] == "{self.provider}"  # else it is the CPU'
         )

@@ -9,17 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError
-from tfopt.export.formats.format import (
-    Array,
-    Device,
-    Format,
-    Graph,
-    Graphs,
-    Precision,
-    Runner,
-    Signature,
-)
+from tfopt.export.formats.format import Device, Format, Graph, Graphs, Precision, Runner, Signature
 
 
 class SavedModel(Format):

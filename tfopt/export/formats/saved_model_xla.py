@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError
-from tfopt.export.formats.format import Array, Graph, Graphs, Precision, Runner, Signature
+from tfopt.export.formats.format import Graph, Graphs, Precision, Runner, Signature
 from tfopt.export.formats.saved_model import SavedModel
 
 _LACKING = "Detected unsupported operations"
