@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -78,6 +79,26 @@ class Shared:
                 self._count -= 1
                 if not self._count:
                     self._stack.close()
+
+
+def named_arguments(model: Any, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call of a model's method by name, with its defaults.
+
+    Those of a class's own ``**kwargs``, as KerasHub's ``fit`` has, are among them. Where it takes
+    ``*args``, they have the names of Keras's method.
+    """
+    import keras
+
+    signature = inspect.signature(getattr(type(model), name))
+    if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+        signature = inspect.signature(getattr(keras.Model, name))
+    bound = signature.bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(list(bound.arguments.items())[1:])
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(parameter.name)
+    return arguments
 
 
 class Hooks:

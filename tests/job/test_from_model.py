@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt import Job, LearningRate, UserError, run
+from tfopt.hooks import named_arguments
 from tfopt.job.rebuild import rebuild
 from tfopt.run import prepared
 
@@ -171,6 +172,41 @@ def test_what_load_data_returns_is_the_training_and_the_test_part():
     assert parts(sequential(), (train, test)).test is test
     # Two inputs and two targets are no test part.
     assert parts(two_inputs(), ((X, X), (Y, Y))).test is None
+
+
+@keras.saving.register_keras_serializable("test_from_model")
+class Task(keras.Sequential):
+    """A model with methods as KerasHub's tasks have them."""
+
+    def compile(self, optimizer="auto", loss="auto", **kwargs):
+        super().compile("sgd" if optimizer == "auto" else optimizer, loss, **kwargs)
+
+    def fit(self, x=None, y=None, **kwargs):
+        return super().fit(x, y, **kwargs)
+
+
+@keras.saving.register_keras_serializable("test_from_model")
+class Distiller(Task):
+    def compile(self, optimizer, alpha, **kwargs):
+        super().compile(optimizer, **kwargs)
+
+    def fit(self, *args, **kwargs):
+        return super().fit(*args, **kwargs)
+
+
+def test_methods_that_pass_their_arguments_on_train_as_keras_own():
+    losses = []
+    for kind in (Task, keras.Sequential):
+        keras.utils.set_random_seed(1)
+        model = compiled(kind([keras.Input((6,)), keras.layers.Dense(2)]))
+        losses += run(Job.from_model(model, (X, Y), epochs=2)).history["loss"]
+    np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-5)
+
+    model = Distiller([keras.Input((6,)), keras.layers.Dense(2)])
+    model.compile("sgd", 0.1, loss=own_loss)
+    with pytest.raises(UserError, match=r"Distiller.compile\(\) takes alpha, which cannot be read"):
+        Job.from_model(model, (X, Y))
+    assert named_arguments(model, "fit", X, Y, epochs=3)["epochs"] == 3
 
 
 def test_losses_weights_and_metrics_of_two_outputs_carry_over():

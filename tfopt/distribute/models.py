@@ -32,7 +32,7 @@ from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.distribute.worker_files import redirect_callbacks, save_on_chief
 from tfopt.distribute.workers import coordinated
 from tfopt.errors import UserError
-from tfopt.hooks import Shared, replaced
+from tfopt.hooks import Shared, named_arguments, replaced
 from tfopt.keras_internals import BUILD, dataset_of, stored
 from tfopt.report.format import few
 from tfopt.resume.peers import exchange_of
@@ -96,20 +96,19 @@ class DistributedModel:
         with _numbers():
             if name.endswith("_on_batch"):
                 return plain(*args, **kwargs)
-            bound = inspect.signature(plain).bind(*args, **kwargs)
-            bound.apply_defaults()
+            arguments = named_arguments(self._model, name, *args, **kwargs)
             workers: AbstractContextManager[None] = nullcontext()
             if self.exchange is not None:
-                workers = coordinated(self.exchange, name, self._model, bound.arguments)
+                workers = coordinated(self.exchange, name, self._model, arguments)
             with workers:
                 if name == "fit":
-                    self._check_divisible(bound.arguments)
+                    self._check_divisible(arguments)
                 if self.exchange is not None:
-                    self._prepare_for_workers(bound.arguments)
+                    self._prepare_for_workers(arguments)
                 is_unproven = self.settings.verify and self.proof is None and self._model.compiled
                 if name == "fit" and is_unproven:
-                    self.proof = prove(self.step, bound.arguments)
-                return plain(*bound.args, **bound.kwargs)
+                    self.proof = prove(self.step, arguments)
+                return plain(**arguments)
 
     def _prepare_for_workers(self, arguments: dict[str, Any]) -> None:
         """Adapt the datasets and callbacks of a call to several workers."""

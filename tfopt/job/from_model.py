@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 
 def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a Job that trains copies of a compiled model; see Job.from_model."""
-    import keras
-
     build = blueprint(model)
     compile_arguments = compile_factory(model)
-    if type(model).compile is not keras.Model.compile:
-        raise UserError(
-            f"{type(model).__name__} overrides compile(), so its arguments cannot be read.",
-            expected="Keras's own compile()",
-            fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
-        )
+    _require_plain_compile(type(model))
     build()  # raises now, not in the middle of a run
     if isinstance(data, Data):
         parts = data
@@ -44,6 +37,21 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
         restore=state_of(model),
         **{"name": model.name, **settings},
     )
+
+
+def _require_plain_compile(kind: type[keras.Model]) -> None:
+    """Raise if ``compile()`` of a class takes what Keras's own does not, which is not kept."""
+    import keras
+
+    plain, own = (inspect.signature(each.compile).parameters for each in (keras.Model, kind))
+    # A KerasHub task has defaults of its own, and **kwargs.
+    further = [p.name for p in own.values() if p.name not in plain and p.kind != p.VAR_KEYWORD]
+    if further:
+        raise UserError(
+            f"{kind.__name__}.compile() takes {', '.join(further)}, which cannot be read back.",
+            expected="the arguments of Keras's own compile()",
+            fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
+        )
 
 
 def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:

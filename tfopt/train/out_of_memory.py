@@ -8,7 +8,6 @@ ResourceExhaustedErrors too.
 from __future__ import annotations
 
 import errno
-import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.data.stages import batch_size_of
 from tfopt.errors import UserError, first_line
-from tfopt.hooks import Hooks, Scope
+from tfopt.hooks import Hooks, Scope, named_arguments
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.train.memory_estimate import TrainingMemory, training_memory
 
@@ -125,12 +124,12 @@ class FitWatcher:
         self.model, fit = model, model.fit
 
         def watched_fit(*args: Any, **kwargs: Any) -> Any:
-            arguments = inspect.signature(fit).bind(*args, **kwargs).arguments
-            self.arguments = {"batch_size": batch_size, **arguments}
+            arguments = named_arguments(model, "fit", *args, **kwargs)
+            self.arguments = {**arguments, "batch_size": arguments.get("batch_size") or batch_size}
             self.phase = "the start of fit(), before its first step"
             own = arguments.get("callbacks") or []
             others = own if isinstance(own, list | tuple) else [own]
-            result = fit(**{**arguments, "callbacks": [*others, self._counter()]})
+            result = fit(**arguments | {"callbacks": [*others, self._counter()]})
             self.phase = "code after fit()"
             return result
 
