@@ -201,6 +201,35 @@ def one_layer():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="only")])
 
 
+@keras.saving.register_keras_serializable("test_precision")
+class Task(keras.Model):
+    """A class that makes its head for a model that is given, as KerasHub's tasks do."""
+
+    def __init__(self, backbone, **kwargs):
+        outputs = keras.layers.Dense(2, name="head")(backbone.output)
+        super().__init__(backbone.input, outputs, **kwargs)
+        self.backbone = backbone
+
+    def get_config(self):
+        backbone = keras.saving.serialize_keras_object(self.backbone)
+        return {"name": self.name, "backbone": backbone}
+
+    @classmethod
+    def from_config(cls, config):
+        backbone = keras.saving.deserialize_keras_object(config["backbone"])
+        return cls(**{**config, "backbone": backbone})
+
+
+def test_a_model_that_a_class_is_given_follows_and_the_rest_is_as_the_class_makes_it():
+    inputs = keras.Input((6,))
+    task = Task(keras.Model(inputs, keras.layers.Dense(4, "relu")(inputs)))
+    half, effect = rebuilt(MixedPrecision("mixed_bfloat16"), task)
+    assert half.backbone.layers[1].compute_dtype == "bfloat16"
+    assert half.layers[-1].compute_dtype == "float32"
+    np.testing.assert_allclose(half(X[:, 0]), task(X[:, 0]), atol=0.05)
+    assert effect.note == "1 layer in mixed_bfloat16; the other layers as Task makes them"
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

@@ -351,26 +351,35 @@ def _validate(policy: object) -> None:
 
 def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]:
     """Return the model to go on with, what was done, and whether classes could not follow."""
+    import keras
+
     require_built_keras3(model)
     tally = Tally()
     # A global policy at the time of building shows in the layers only.
     present = {layer.dtype_policy.name for layer in layers_of(model)}
     if policy == "float32" and present == {policy}:
         return model, Effect(False, "the model is float32 already"), False
-    creator = rebuilder(model, None)
-    if creator is not None:
-        note = f"{creator} creates its layers itself, and its output layers are not known: set "
-        return model, Effect(False, f"{note}dtype={policy!r} on the inner layers there"), True
+    creator, parts = rebuilder(model, None), [model]
+    note = f"{creator} creates its layers itself, and its output layers are not known: set "
+    unchanged = model, Effect(False, f"{note}dtype={policy!r} on the inner layers there"), True
+    if creator is not None:  # its configuration may hold models, as a KerasHub task its backbone
+        inside = layers_inside(model, recursive=False)
+        parts = [layer for layer in inside if isinstance(layer, keras.Model)]
+        if not parts:
+            return unchanged
     try:
         with ONE_AT_A_TIME:
             before = _plain_policies(model)
             try:
-                set_policies(model, policy, True, tally)
+                for part in parts:
+                    set_policies(part, policy, creator is None, tally)
                 build = blueprint(model)
             finally:
                 _restore(before)
         retyped = build()
     except UserError as error:
+        if creator:
+            return unchanged
         raise UserError(
             f"{model.name!r} cannot be rebuilt under {policy}.",
             expected="layers that round-trip through get_config() and from_config()",
@@ -378,6 +387,8 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]
             fix=f"keras.config.set_dtype_policy({policy!r}), build the model anew, and call its "
             "set_weights(model.get_weights())",
         ) from error
+    if creator and all(layer.dtype_policy.name != policy for layer in layers_of(retyped)):
+        return unchanged
     if retyped.dtype_policy.name != policy:
         # Sequential and Functional models do not serialise their policy, by which compile()
         # decides on loss scaling.
@@ -385,7 +396,8 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]
     if not tally.changed:
         effect = Effect(False, f"nothing was changed: {tally.note(policy)}")
         return model, effect, bool(tally.obstacles)
-    return retyped, Effect(True, tally.note(policy)), bool(tally.obstacles)
+    own = f"; the other layers as {creator} makes them" if creator else ""
+    return retyped, Effect(True, tally.note(policy) + own), bool(tally.obstacles)
 
 
 def _not_rebuilt(model: keras.Model) -> Iterator[str]:
