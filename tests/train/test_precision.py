@@ -206,8 +206,8 @@ class Task(keras.Model):
     """A class that makes its head for a model that is given, as KerasHub's tasks do."""
 
     def __init__(self, backbone, **kwargs):
-        outputs = keras.layers.Dense(2, name="head")(backbone.output)
-        super().__init__(backbone.input, outputs, **kwargs)
+        inputs = keras.Input((6,))
+        super().__init__(inputs, keras.layers.Dense(2, name="head")(backbone(inputs)), **kwargs)
         self.backbone = backbone
 
     def get_config(self):
