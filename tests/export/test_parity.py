@@ -1,4 +1,4 @@
-"""A file's distance from its model: what decides, and what is said of it."""
+"""Parity of a file with its model: which figure decides, and how the note words it."""
 
 import numpy as np
 import pytest

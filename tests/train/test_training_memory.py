@@ -108,6 +108,7 @@ def test_a_process_grows_by_about_the_estimate_and_remat_saves_memory(fresh_pyth
     ("arguments", "word"),
     [
         ((batch()[0],), "Invalid batch"),
+        ((object(),), "received: object of no examples"),
         ((tf.data.Dataset.from_tensors(batch()),), r"fix: of a dataset: next\(iter\(dataset\)\)"),
         (((batch(4)[0], batch(5)[1]),), "tuple of 4, 5 examples"),
         ((batch(), 0), "batch_size"),
