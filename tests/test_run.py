@@ -218,6 +218,42 @@ def test_so_it_is_under_transforms_and_for_a_sequential_one():
         assert np.isfinite(outcome.evaluation["loss"]), transform
 
 
+class Adversaries(keras.Model):
+    """Trains two models by optimizers of their own, as a GAN; it has no call()."""
+
+    def __init__(self):
+        super().__init__()
+        self.both = [classifier(), classifier()]
+
+    def compile(self, optimizers, loss_fn):
+        super().compile()
+        self.optimizers, self.loss_fn = optimizers, loss_fn
+
+    def train_step(self, data):
+        losses = {}
+        for number, (model, optimizer) in enumerate(zip(self.both, self.optimizers, strict=True)):
+            with tf.GradientTape() as tape:
+                losses[f"loss_{number}"] = loss = self.loss_fn(data[1], model(data[0]))
+            weights = model.trainable_weights
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return losses
+
+
+def test_a_model_that_only_trains_others_by_a_compile_of_its_own_is_a_job():
+    def arguments():
+        optimizers = [keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.0)]
+        return {"optimizers": optimizers, "loss_fn": keras.losses.SparseCategoricalCrossentropy()}
+
+    job = a_job(build=Adversaries, data=lambda: Data(train=(X, Y)), compile=arguments)
+    outcome = run(job, Prune(0.5))
+    first, fixed = outcome.model.both
+    assert (first.layers[0].kernel.numpy() == 0).mean() == 0.5
+    np.testing.assert_array_equal(fixed.layers[0].bias, [0, 0])
+    assert first.layers[0].bias.numpy().any()
+    with pytest.raises(UserError, match=r"Adversaries.compile\(\) does not take(.|\n)*kwargs"):
+        run(job, tfopt.LearningRate(0.1))
+
+
 def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
     def changing():
         keras.config.set_dtype_policy("mixed_bfloat16")

@@ -19,8 +19,11 @@ from typing import Any
 
 Put = Callable[[Any, str, Any], None]
 
-# Global state of a running call: its context (``training``), and the autocast dtype.
+# Global state of a running call: its context (``training``), and the autocast dtype; of what is
+# shared in a configuration
 _CALL, _AUTOCAST = "current_call_ctx", "autocast_scope"
+_SHARED_CONFIGS = "shared_objects/id_to_config_map"  # while it serialises
+_SHARED_OBJECTS = "shared_objects/id_to_obj_map"  # while it makes objects of that
 
 # Methods and attributes that tfopt replaces on an object.
 ATTENTION = "_compute_attention"  # of an attention layer: the weighted values of its heads
@@ -42,7 +45,7 @@ DIRECT_ASSIGN = "_direct_assign"  # of a variable: ``assign`` outside of scopes
 # Functions of tfopt, and the private names without which they do not work.
 NEEDED_BY = """
 every function that takes a model: _flatten_layers
-prune, cluster, quantize_aware: _kernel_constraint _trainable_variables id_to_config_map
+prune, cluster, quantize_aware: _kernel_constraint _trainable_variables id_to_obj_map
 quantize_aware: _moments _track_trackable _tracker _untrack_variable
 quantize_aware, remat: autocast_scope current_call_ctx
 export, fused_attention: _compute_attention
@@ -54,6 +57,7 @@ remat, split, distribute, train_asynchronously: _value
 split, distribute: _apply_weight_decay _losses
 split: _run_through_graph
 fused_attention: _compute_attention_mask _return_attention_scores
+mixed_precision, export, remove_channels, Job.from_model: id_to_config_map id_to_obj_map
 execution, resume, tune, Job.from_model: _compile_config
 accumulate: _accumulated_gradients _variables
 accumulate, train_asynchronously: _trainable_variables
@@ -121,8 +125,18 @@ def without_autocast() -> Any:
 
 
 def is_saving() -> bool:
-    """Return whether Keras is serialising a model."""
-    return _global_state().get_global_attribute("shared_objects/id_to_config_map") is not None
+    """Return whether Keras is serialising a model for a file."""
+    return _global_state().get_global_attribute(_SHARED_OBJECTS) is not None
+
+
+def sharing_configs() -> Any:
+    """Return a context in which Keras marks what it serialises twice, as in a file."""
+    return in_call_state({_SHARED_CONFIGS: {}})
+
+
+def sharing_objects() -> Any:
+    """Return a context in which Keras makes what was marked once, as from a file."""
+    return in_call_state({_SHARED_OBJECTS: {}})
 
 
 def array_functions() -> ModuleType:

@@ -366,13 +366,15 @@ def _not_returned(name: str, received: str, fix: str) -> UserError:
 
 
 def _build(run: Run, train: Examples) -> keras.Model:
-    from tfopt.job.rebuild import require_built_keras3
+    from tfopt.job.rebuild import has_weights, require_built_keras3, require_keras3
 
     model = run.job.build()
     if model is None:
         raise _not_returned("build", "None", "end it with `return model`")
     build_by(model, train)
-    require_built_keras3(model)
+    require_keras3(model)
+    if not has_weights(model):
+        require_built_keras3(model)
     for transform in run.acting():
         model = transform.rebuild(run, model)
     return model
@@ -452,7 +454,6 @@ def _compile(run: Run, model: keras.Model) -> None:
 
     job = run.job
     arguments = _compile_arguments(job)
-    arguments.setdefault("optimizer", "rmsprop")
     for transform in run.acting():
         arguments = transform.compile(run, arguments)
     _require_whole_executions(job.steps_per_epoch, arguments.get("steps_per_execution") or 1)

@@ -118,6 +118,23 @@ def test_convolutions_over_sequences_or_with_gaps_leave_the_integers_at_the_ends
     assert made.parity.relative_error < 0.1
 
 
+def test_a_decoder_of_leaky_layers_and_a_largest_value_are_computed_with_integers():
+    x = keras.Input((8, 8, 2))
+    h = layers.LeakyReLU(0.3)(layers.Conv2D(4, 3, strides=2, padding="same")(x))
+    h = layers.Conv2D(4, 3, padding="same", activation="leaky_relu")(layers.UpSampling2D((2, 3))(h))
+    row = layers.UpSampling1D(2)(layers.Reshape((12, 32))(h))
+    h = layers.Concatenate()([layers.GlobalMaxPooling2D()(h), layers.GlobalMaxPooling1D()(row)])
+    examples = RNG.normal(size=(32, 8, 8, 2))
+    made = quantize(keras.Model(x, h), calibration=examples)
+    assert made.fully_integer
+    codes = op_codes(made.content)
+    assert codes.count("QUANTIZE") == codes.count("DEQUANTIZE") == 1
+    assert made.parity.relative_error < 0.05
+    plain = quantize(keras.Model(x, h), precision="float32", examples=examples)
+    assert plain.parity.relative_error < 1e-5
+    assert plain.notes == ()
+
+
 def test_an_operator_left_in_float_is_reported():
     x = keras.Input((12, 6))
     h = keras.ops.sin(layers.MultiHeadAttention(2, 4, name="attention")(x, x))
@@ -248,6 +265,30 @@ def test_a_subclassed_model_needs_examples_and_its_file_takes_their_structure():
         np.testing.assert_array_equal(made.predict(given)[0], got)
     with pytest.raises(UserError, match=r"The inputs of .* are unknown"):
         quantize(model, precision="dynamic")
+
+
+class Holder(keras.Model):
+    def __init__(self, net, **kwargs):
+        super().__init__(**kwargs)
+        self.net = net
+
+    def call(self, x):
+        return self.net(x)
+
+    def get_config(self):
+        return {"net": keras.saving.serialize_keras_object(self.net)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config["net"]))
+
+
+def test_a_subclassed_model_is_rebuilt_in_float32_for_its_file():
+    x = RNG.random((16, 4)).astype("float32")
+    model = Holder(keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(3)]))
+    model(x)
+    made = quantize(tfopt.mixed_precision(model, "mixed_bfloat16"), calibration=x)
+    np.testing.assert_allclose(made.predict(x)[0], model.predict(x, verbose=0), atol=0.05)
 
 
 def test_inputs_of_a_subclassed_model_are_named_as_in_its_dict(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt import Job, LearningRate, UserError, run
+from tfopt import Job, LearningRate, UserError, mixed_precision, run
 from tfopt.hooks import named_arguments
 from tfopt.job.rebuild import rebuild
 from tfopt.run import prepared
@@ -61,6 +61,23 @@ class NoConfig(keras.Model):
         return self.out(x)
 
 
+class Weighted(keras.layers.Layer):
+    """Makes objects for its configuration each time."""
+
+    def __init__(self, strengths=(), **kwargs):
+        super().__init__(**kwargs)
+        self.strengths = strengths
+
+    def get_config(self):
+        penalties = [keras.regularizers.serialize(keras.regularizers.L2(s)) for s in self.strengths]
+        return {**super().get_config(), "penalties": penalties}
+
+    @classmethod
+    def from_config(cls, config):
+        penalties = map(keras.regularizers.deserialize, config.pop("penalties"))
+        return cls([round(float(penalty.l2), 1) for penalty in penalties], **config)
+
+
 class Tied(keras.layers.Layer):
     """Scores by the kernel of another layer, which it holds."""
 
@@ -82,6 +99,15 @@ class Tied(keras.layers.Layer):
 
 def own_loss(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
+class Parted(Tied):
+    """Makes a layer of its own where Keras would give it the shared one."""
+
+    @classmethod
+    def from_config(cls, config):
+        table = {**config["table"], "shared_object_id": None}
+        return super().from_config({**config, "table": table})
 
 
 def sequential():
@@ -242,9 +268,12 @@ def test_what_cannot_be_rebuilt_unbuilt_uncompiled_and_keras_2_models_are_refuse
     with pytest.raises(UserError, match="has 0 weights and its copy 4; call it once on a batch"):
         Job.from_model(half_built, (X, Y))
     tokens, table = keras.Input((4,), dtype="int32"), keras.layers.Embedding(9, 3)
-    tied = compiled(keras.Model(tokens, Tied(table)(table(tokens))))
-    with pytest.raises(UserError, match="has 1 weights and its copy 2; a layer that is an attr"):
-        Job.from_model(tied, (X, Y))
+    parted = compiled(keras.Model(tokens, Parted(table)(table(tokens))))
+    with (
+        warnings.catch_warnings(action="ignore"),  # Keras says that the copy is not built
+        pytest.raises(UserError, match="has 1 weights and its copy 2; a layer that is an attr"),
+    ):
+        Job.from_model(parted, (X, Y))
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     unbuilt.compile("sgd", "mse")
     with pytest.raises(UserError, match="not built"):
@@ -256,6 +285,22 @@ def test_what_cannot_be_rebuilt_unbuilt_uncompiled_and_keras_2_models_are_refuse
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
     with pytest.raises(UserError, match=r"from tf_keras(.|\n)*TFLiteConverter.from_keras_model"):
         Job.from_model(model, (X, Y))
+
+
+def test_a_layer_that_another_one_holds_stays_one_layer():
+    tokens, table = keras.Input((4,), dtype="int32"), keras.layers.Embedding(9, 3)
+    tied = compiled(keras.Model(tokens, Tied(table)(table(tokens))))
+    for copy in (rebuild(tied), mixed_precision(tied, "mixed_bfloat16")):
+        assert len(copy.weights) == 1
+        assert copy.layers[2].table is copy.layers[1]
+        np.testing.assert_array_equal(copy.weights[0], tied.weights[0])
+
+
+def test_objects_that_a_configuration_makes_and_drops_are_not_shared():
+    """Keras marks objects by their address, which the next one may have again."""
+    strengths = [n / 10 for n in range(50)]
+    model = keras.Sequential([keras.Input((6,)), Weighted(strengths)])
+    assert rebuild(model).layers[0].strengths == strengths
 
 
 def test_adapted_preprocessing_layers_carry_their_state():

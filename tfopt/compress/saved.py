@@ -51,7 +51,8 @@ def read_model(path: str | os.PathLike[str]) -> Any:
             f"{file} is not a saved Keras 3 model.",
             expected=expected,
             received="another kind of file, or a damaged one",
-            fix="save the model: model.save('model.keras')",
+            fix="save the model: model.save('model.keras'); an .h5 file is read by "
+            "keras.models.load_model(path), one of weights by model.load_weights(path)",
         )
     try:
         return keras.models.load_model(file)

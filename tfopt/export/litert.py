@@ -193,7 +193,8 @@ def _not_traceable(name: str, error: Exception) -> UserError:
     return UserError(
         f"The model {name!r} cannot be turned into a TensorFlow graph.",
         received=first_line(error),
-        fix="let call() use keras.ops or TensorFlow only, and accept training=False",
+        fix="let call() use keras.ops or TensorFlow only, and accept training=False; a tuple of "
+        "examples is (inputs, targets): two inputs of a call() are ((a, b), targets)",
     )
 
 

@@ -6,6 +6,7 @@ time, such as the shift of a roll, leave a function unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -55,9 +56,10 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:
-            # Forms without intermediate values much larger than their results
-            around.enter_context(replaced(tf.nn, selu=_selu))
+            # Of operators with integer kernels, and without values much larger than the results
+            around.enter_context(replaced(tf.nn, selu=_selu, leaky_relu=_leaky_relu))
             around.enter_context(replaced(tf.math, softplus=_softplus))
+            around.enter_context(replaced(tf, repeat=_repeat(tf.repeat)))
         yield
 
 
@@ -134,12 +136,24 @@ def _pooled(layer: Any, inputs: Any) -> Any:
     return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
 
 
+def _largest(layer: Any, inputs: Any) -> Any:
+    """Pool by one window: the largest value of an axis has no integer kernel."""
+    import tensorflow as tf
+
+    *axes, channels = inputs.shape[1:]
+    values = tf.reshape(inputs, [-1, math.prod(axes), 1, channels])
+    largest = tf.nn.max_pool2d(values, [math.prod(axes), 1], 1, "VALID")
+    return tf.reshape(largest, [-1, *([1] * len(axes) if layer.keepdims else []), channels])
+
+
 _STATIC_FORMS: dict[str, Form] = {
     "Dense": _dense,
     "Flatten": _reshaped,
     "Reshape": _reshaped,
     "MaxPooling3D": _pooled,
     "AveragePooling3D": _pooled,
+    "GlobalMaxPooling1D": _largest,
+    "GlobalMaxPooling2D": _largest,
 }
 
 
@@ -212,11 +226,32 @@ def _softplus(features: Any, name: str | None = None) -> Any:
     return tf.nn.relu(features) + beyond
 
 
+def _leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
+    import tensorflow as tf
+
+    return tf.nn.relu(features) - alpha * _depth(features)
+
+
 def _depth(x: Any) -> Any:
     """Return ``relu(-x)``; Neg has no integer kernel."""
     import tensorflow as tf
 
     return tf.nn.relu(x * -1.0)
+
+
+def _repeat(plain: Form) -> Form:
+    """Repeat rows, as in UpSampling2D, by looking them up."""
+
+    def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
+        import tensorflow as tf
+
+        values = tf.convert_to_tensor(input)
+        length = None if axis is None else values.shape[axis]
+        if length is None or not isinstance(repeats, int):
+            return plain(input, repeats, axis, name)
+        return tf.gather(values, np.repeat(np.arange(length), repeats), axis=axis)
+
+    return repeat
 
 
 def _roll(plain: Form) -> Form:

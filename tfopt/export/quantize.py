@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import call
 from pathlib import Path
@@ -169,6 +169,8 @@ def quantize(
     if getattr(model, "inputs", None):
         require_numbers(model, ports_of(model))
     given = ExportData.read(model, calibration, examples, samples)
+    if examples is not None:
+        given = replace(given, labels=None, notes=())  # scores are asked for by accuracy()
     if max_drop is None and calibration is None and examples is None:
         max_drop = 100.0  # no file is rejected by noise
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:

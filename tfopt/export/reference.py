@@ -200,7 +200,7 @@ def _write_form(model: keras.Model, ports: Ports, form: Graph, path: Path) -> tu
     if form != "plain":
         require_numbers(model, ports)
     copy, notes = convertible_copy(model, unrolled=form != "plain")
-    own = ports if copy is model else ports_of(copy, ports.structure)
+    own = ports_of(copy) if getattr(copy, "inputs", None) else ports
     if form == "plain":
         save(trace(copy, own), path, owner=copy)
     elif form == "unrolled":

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, first_line
-from tfopt.keras_internals import layers_inside, layers_of
+from tfopt.keras_internals import layers_inside, layers_of, sharing_configs, sharing_objects
 
 if TYPE_CHECKING:
     import keras
@@ -85,8 +85,21 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
 
     require_built_keras3(model)
     name, layers = model.name, layers_of(model)
-    with ONE_AT_A_TIME, _translate_errors(name), custom_objects(layers) as custom:
+    with (
+        ONE_AT_A_TIME,
+        _translate_errors(name),
+        custom_objects(layers) as custom,
+        sharing_configs(),
+    ):
         serialized = {**keras.saving.serialize_keras_object(model), "compile_config": None}
+    shared = set(map(id, layers))
+
+    def keep_shared_layers(part: Any) -> None:
+        # Keras marks by address, which what a get_config() makes and drops may have one by one.
+        if isinstance(part, dict) and part.get("shared_object_id") not in shared:
+            part.pop("shared_object_id", None)
+
+    keras.tree.traverse(keep_shared_layers, serialized)
     own_weights = model.get_weights()
     # Neither ``trainable`` nor a vocabulary needs to be in a configuration.
     trainable = [bool(layer.trainable) for layer in layers]
@@ -94,7 +107,7 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
 
     def build(edit: ConfigEdit | None = None, weights: Any = None) -> keras.Model:
         config: Any = copy.deepcopy(serialized)  # Keras changes what it deserialises
-        with keras.saving.custom_object_scope(custom):
+        with keras.saving.custom_object_scope(custom), sharing_objects():
             config = config if edit is None else edit(config)
             with _translate_errors(name):
                 rebuilt = keras.saving.deserialize_keras_object(config, safe_mode=False)

@@ -75,7 +75,7 @@ class LearningRate(Transform):
     def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
         import keras
 
-        optimizer = keras.optimizers.get(arguments["optimizer"])
+        optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
         # A LossScaleOptimizer has the rate in its inner optimizer.
         own = learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer))
         if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):

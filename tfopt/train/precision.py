@@ -314,7 +314,8 @@ class MixedPrecision(Transform):
         if (choose_policy()[0] if self.policy == "auto" else self.policy) != "mixed_float16":
             return arguments
         run.note("dynamic loss scaling", acted=False)  # only the retyped layers count
-        return {**arguments, "optimizer": _with_loss_scaling(arguments["optimizer"])}
+        optimizer = arguments.get("optimizer", "rmsprop")
+        return {**arguments, "optimizer": _with_loss_scaling(optimizer)}
 
 
 def _with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
