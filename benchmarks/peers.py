@@ -35,7 +35,7 @@ from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.recipe_file import chain_to_toml, read_recipe
 from tfopt.job.transform import Chain
 from tfopt.measure.children import Child, Lost, visible_gpus
-from tfopt.measure.engine import Candidate, Engine, shared_rounds
+from tfopt.measure.engine import LATE, Candidate, Engine, shared_rounds
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, Turn
@@ -215,7 +215,8 @@ def _make_ready(candidate: Candidate, net: Net, ready_by: float) -> None:
         candidate.ready = child.receive(ready_by - time.monotonic())
         child.stop()
     except Lost as lost:
-        candidate.out, candidate.status = str(lost), lost.status
+        candidate.out = LATE if time.monotonic() >= ready_by else str(lost)
+        candidate.status = lost.status
         child.end()
 
 
