@@ -148,6 +148,11 @@ def layers_inside(layer: Any, *, recursive: bool = True) -> list[Any]:
     return list(layer._flatten_layers(include_self=False, recursive=recursive))
 
 
+def without_scaling(optimizer: Any) -> Any:
+    """Return the optimizer inside a LossScaleOptimizer, or any other optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def learning_rate_of(optimizer: Any) -> Any:
     """Return an optimizer's schedule, function or variable of the learning rate."""
     return optimizer._learning_rate
@@ -307,13 +312,13 @@ def names_without_decay(optimizer: Any) -> list[str]:
 
 def update_each_copy(put: Put, undo: ExitStack, optimizer: Any) -> None:
     """Make an optimizer update the local copies of a replica, as on one device."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    for target in filter(None, (optimizer, inner)):
+    inner = without_scaling(optimizer)
+    for target in dict.fromkeys((optimizer, inner)):
         kind = type(target)
         undo.callback(object.__setattr__, target, "__class__", kind)
         local = type(kind.__name__, (kind, _on_one_device()), {})
         object.__setattr__(target, "__class__", local)
-    if inner is not None:
+    if inner is not optimizer:
         put(optimizer, "_tf_apply", optimizer._common_apply)
 
 

@@ -16,7 +16,7 @@ from tfopt.errors import UserError, hashable, require_count
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import WEIGHT_DECAY, auto_jit_compile, store
+from tfopt.keras_internals import WEIGHT_DECAY, auto_jit_compile, store, without_scaling
 from tfopt.report.format import count
 from tfopt.train.memory_estimate import bytes_of
 from tfopt.train.out_of_memory import room_on
@@ -229,7 +229,7 @@ class _SplitHooks(Hooks):
 
     def _place_updates(self, optimizer: Any) -> None:
         """Make the optimizer create its variables and update on the device of the weight."""
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = without_scaling(optimizer)
         if inner is None:  # compiled without an optimizer, for evaluate()
             return
         for name in ("add_variable_from_reference", "update_step"):
