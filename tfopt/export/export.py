@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.compress.examples import run_all
 from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.model_graph import Array, Port
 from tfopt.compress.strip import apply_final, awareness_of
 from tfopt.errors import UserError, require_count
-from tfopt.export.batches import run_all
 from tfopt.export.formats.format import (
     CALIBRATED,
     PRECISIONS,

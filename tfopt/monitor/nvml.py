@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-MIB = 1024 * 1024
+from tfopt.data.host_memory import MIB
+
 _PROHIBITED = 2
 
 _Answer = TypeVar("_Answer")

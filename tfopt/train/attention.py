@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,11 +17,17 @@ from tfopt.errors import UserError, require_one_of
 from tfopt.hooks import Hooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import ATTENTION, ATTENTION_MASK, asks_for_scores, layers_of, scale_of
+from tfopt.keras_internals import (
+    ATTENTION,
+    ATTENTION_MASK,
+    asks_for_scores,
+    layers_inside,
+    layers_of,
+    scale_of,
+)
 from tfopt.report.format import count
 from tfopt.train.fused_call import MASKED, FusedCall, fused
 from tfopt.train.precision import gpu_capabilities
-from tfopt.train.projections import merge_examples
 
 if TYPE_CHECKING:
     import keras
@@ -196,7 +203,7 @@ class FusedLayer:
         self._keras_attention = getattr(layer, ATTENTION)
         self._keras_mask = getattr(layer, ATTENTION_MASK)
         hooks.replace(layer, ATTENTION, partial(self._attention))
-        merge_examples(layer, hooks)
+        _merge_examples(layer, hooks)
         own_call = type(layer).call not in [kind.call for kind in _kinds()]  # may use the mask
         if padding == "right" and not own_call and not layer.get_config().get("sliding_window"):
             hooks.replace(layer, ATTENTION_MASK, partial(self._mask))
@@ -417,3 +424,40 @@ class FusedAttention(Transform):
             acted, note = replaced.summary()
             run.note(note, acted=acted)
             _remove(model)
+
+
+def _merge_examples(attention: Any, hooks: Hooks) -> None:
+    """Make an attention layer project all tokens of a batch by one matrix product.
+
+    Keras multiplies example by example. The gradient of a kernel is then one product for each
+    example, rounded to half precision, and a sum over them: three times the memory traffic.
+    """
+    for layer in layers_inside(attention):
+        if _is_projection(layer):
+            hooks.replace(layer, "call", partial(_merged, layer.call))
+
+
+def _is_projection(layer: Any) -> bool:
+    """Return whether a layer computes the same for each example and token, and keeps their axes."""
+    import keras
+
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return False
+    inputs, _, rest = layer.equation.partition(",")
+    kernel, _, outputs = rest.partition("->")
+    examples_and_tokens = inputs[:2]
+    return outputs[:2] == examples_and_tokens and not set(examples_and_tokens) & {
+        *kernel,
+        *(layer.bias_axes or ""),
+    }
+
+
+def _merged(project: Callable[..., Any], inputs: Any, *given: Any, **named: Any) -> Any:
+    import keras
+
+    batch, tokens, *features = inputs.shape
+    if None in (batch, tokens, *features):
+        return project(inputs, *given, **named)
+    merged = keras.ops.reshape(inputs, (1, batch * tokens, *features))
+    outputs = project(merged, *given, **named)
+    return keras.ops.reshape(outputs, (batch, tokens, *outputs.shape[2:]))

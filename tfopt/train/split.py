@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+from tfopt.data.host_memory import MIB
 from tfopt.errors import UserError, hashable, require_count
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
@@ -24,7 +25,6 @@ from tfopt.train.out_of_memory import room_on
 if TYPE_CHECKING:
     import keras
 
-_MIB = 1024**2
 _XLA = "jit_compile=True compiles by XLA, which runs a step on one device"
 _NAME = "_split"  # in vars(model), where Keras does not track it
 
@@ -113,10 +113,10 @@ def _plan(model: Any, names: Sequence[str] | None, batch_size: int) -> tuple[Dev
     for device, (start, end) in zip(devices, pairwise(_cuts(taken, len(devices))), strict=True):
         room, words = room_on(device)
         for place in range(start, end):
-            if room is not None and (weights[place] + gradients[place]) / _MIB > room:
+            if room is not None and (weights[place] + gradients[place]) / MIB > room:
                 name = leaves[place].name
                 raise _cannot(model, f"weights and gradients of {name!r} are more than {words}")
-        sizes = sum(weights[start:end]) / _MIB, sum(activations[start:end]) / _MIB
+        sizes = sum(weights[start:end]) / MIB, sum(activations[start:end]) / MIB
         parts.append(DevicePart(device, tuple(leaves[start:end]), *sizes))
     return tuple(parts)
 
