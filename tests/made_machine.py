@@ -23,7 +23,7 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.scores import Trained, TrainWhole
 from tfopt.measure.turn_taking import Ready, Turn
 from tfopt.monitor.nvml import GpuMemory
-from tfopt.report.serving import Footprint, Footprints
+from tfopt.report.footprints import Footprint, Footprints
 from tfopt.report.training import Reading
 from tfopt.tune.at_batch import look_at_job
 

@@ -360,7 +360,7 @@ def write_files(
         place = target / folder_name(kind.name, precision, reference.variant)
         limit = _DROPS.get(precision, _DROP) if max_drop is None else max_drop
         try:
-            yield _write_file(reference, kind, precision, place, child, limit)
+            yield _compared_file(reference, kind, precision, place, child, limit)
         except (UserError, ChildEnded, RuntimeError) as error:
             reason = one_line(error)
             if place.exists():
@@ -373,7 +373,7 @@ class _ExceedsMaxDrop(UserError):
     """A file whose outputs differ too much from the model's."""
 
 
-def _write_file(
+def _compared_file(
     reference: Reference,
     kind: Format,
     precision: Precision,

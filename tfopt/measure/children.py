@@ -35,7 +35,7 @@ _MEANWHILE_S = 5.0
 _LONGEST_MESSAGE = 1 << 16
 
 
-Task = Callable[[Job, Chain, Connection], Any]
+JobTask = Callable[[Job, Chain, Connection], Any]
 """Work on a job in a child process: picklable, with a pipe to the parent."""
 
 
@@ -54,7 +54,7 @@ class JobProcess:
     module sets variables that TensorFlow reads then, from another one that was given them.
     """
 
-    def __init__(self, target: Target, task: Task, *, seed: int | None = None) -> None:
+    def __init__(self, target: Target, task: JobTask, *, seed: int | None = None) -> None:
         self._spec: dict[str, Any] = {
             "job": target.job,
             "arguments": dict(target.arguments),
@@ -140,7 +140,7 @@ class JobProcess:
         return how_it_ended(self._starter.ended.get(self.pid), text)
 
 
-def carried_out(target: Target, task: Task, *, timeout_s: float = 24 * 3600.0) -> Any:
+def carried_out(target: Target, task: JobTask, *, timeout_s: float = 24 * 3600.0) -> Any:
     """Carry a task out in a new process, and return its result.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfopt.data.sources.images import Encoded
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import ReadOrder, Source
 from tfopt.errors import UserError, first_line, require_count
 
 
@@ -56,7 +56,7 @@ class ImageFolder(Source):
         for path in self.files():
             yield Encoded(path, Path(path).read_bytes(), self.channels)
 
-    def batches(self, batch_size: int, reading: Reading) -> Any:
+    def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         images = self._read(shuffle=reading.shuffle, seed=reading.seed)
         return images.batch(batch_size, drop_remainder=reading.drop_remainder)
 
