@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from compression_nets import NETS
+from figures import save_figures
 from make_embedded_mnist import read_mnist
-from paired import save_figures
 from tfopt.data.mnist import load_mnist
 from tfopt.export.litert_file import LitertPredictor
 from tfopt.export.parity import right_answers
