@@ -219,6 +219,9 @@ def test_why_no_gpu_names_the_cause(played, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert "CUDA_VISIBLE_DEVICES hides" in nvml.why_no_gpu()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    played(gpu(0) + "0 0 nvmlDeviceGetHandleByIndex_v2 !4\n")
+    assert "Insufficient Permissions" in nvml.why_no_gpu()
+    assert nvml.listed_uuids() == []
     played("")
     assert "lists none" in nvml.why_no_gpu()
     assert nvml.gpu_memories() == []

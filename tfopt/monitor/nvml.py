@@ -173,8 +173,8 @@ def device_facts() -> list[DeviceFacts]:
 
 
 def listed_uuids() -> list[str]:
-    """Return the UUIDs of all GPUs of the driver, also hidden ones; none without a driver."""
-    return _in_session(lambda nvml: [gpu.uuid for gpu in listed_gpus(nvml)]) or []
+    """Return the UUIDs of all GPUs that this process may use, also hidden ones."""
+    return _in_session(lambda nvml: [g.uuid for g in listed_gpus(nvml) if not g.forbidden]) or []
 
 
 def driver_version() -> str | None:
