@@ -218,9 +218,21 @@ def functional_inside(sequential: Any) -> Any:
     return sequential._functional
 
 
-def nodes_by_depth(functional: Any) -> dict[int, list[Any]]:
-    """Return the nodes of a graph by depth; the highest depth runs first."""
-    return functional._nodes_by_depth  # type: ignore[no-any-return]
+def graph_of(model: Any) -> Any:
+    """Return the Functional model that computes a model's call; None where that is its own."""
+    import keras
+
+    if isinstance(model, keras.Sequential):
+        return functional_inside(model)
+    caller = next(base for base in type(model).__mro__ if "call" in vars(base))
+    is_functional = caller.__module__.startswith("keras.") and caller.__name__ == "Functional"
+    return model if is_functional else None
+
+
+def nodes_of(functional: Any) -> list[Any]:
+    """Return the nodes of a graph in the order in which Keras runs them, its inputs first."""
+    by_depth = sorted(functional._nodes_by_depth.items(), reverse=True)
+    return [node for _, nodes in by_depth for node in nodes]
 
 
 def asks_for_scores(attention: Any) -> bool:

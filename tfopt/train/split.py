@@ -17,7 +17,13 @@ from tfopt.errors import UserError, hashable, require_count
 from tfopt.hooks import Hooks, replaced
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import WEIGHT_DECAY, auto_jit_compile, store, without_scaling
+from tfopt.keras_internals import (
+    WEIGHT_DECAY,
+    auto_jit_compile,
+    graph_of,
+    store,
+    without_scaling,
+)
 from tfopt.report.format import count
 from tfopt.train.memory_estimate import bytes_of
 from tfopt.train.out_of_memory import room_on
@@ -147,8 +153,6 @@ def _logical(kind: str) -> list[str]:
 
 
 def _graph(model: Any) -> Any:
-    from tfopt.compress.channels.label_graph import graph_of
-
     graph = graph_of(model)
     if graph is None:
         raise _cannot(model, "it is a subclassed model, without a graph of its layers")
