@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tfopt.errors import UserError, require_one_of
-from tfopt.hooks import Hooks
+from tfopt.hooks import Hooks, ModelHooks
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import (
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfopt")
 Padding = Literal["right"] | None
-_NAME = "_fused_attention"  # in vars(model), where Keras does not track it
 
 
 def dot_product_attention(
@@ -255,8 +254,10 @@ class FusedLayer:
         return self._keras_attention(query, key, value, attention_mask, training, *scores, **named)
 
 
-class FusedLayers(Hooks):
+class FusedLayers(ModelHooks):
     """The layers of a model whose attention is fused, and the reasons of the others."""
+
+    attribute = "_fused_attention"
 
     def __init__(self, layers: list[Any], earlier: FusedLayers | None) -> None:
         super().__init__()
@@ -285,12 +286,6 @@ class FusedLayers(Hooks):
         parts = [f"attention fused in {count(done, 'layer')}"] if done else []
         parts += [f"{name} as Keras computes it: {reason}" for name, reason in left.items()]
         return done > 0, "; ".join(parts)
-
-
-def fused_layers(model: Any) -> FusedLayers | None:
-    """Return the hooks that ``fused_attention`` has set on a model, if any."""
-    replaced: FusedLayers | None = vars(model).get(_NAME)
-    return replaced
 
 
 def fused_attention(model: keras.Model, *, padding: Padding = None) -> keras.Model:
@@ -334,23 +329,16 @@ def _attach(model: Any, padding: Padding) -> str | None:
     layers = _attention_layers(model)
     if not layers:
         return "it has no attention layer of Keras's"
-    found = FusedLayers(layers, fused_layers(model))
+    found = FusedLayers(layers, FusedLayers.of(model))
     card = card_refusal()
     if card is not None or not found.supported:
         reasons = [f"{name}: {reason}" for name, reason in found.left.items()]
         return "; ".join([*reasons, *([card] if card else [])])
-    _remove(model)
+    FusedLayers.take_off(model)
     found.attach(padding)
-    vars(model)[_NAME] = found
+    found.put_on(model)
     forget_compiled_steps(model)
     return None
-
-
-def _remove(model: Any) -> None:
-    replaced = vars(model).pop(_NAME, None)
-    if replaced is not None:
-        replaced.remove()
-        forget_compiled_steps(model)
 
 
 def _check_padding(padding: object) -> None:
@@ -419,11 +407,12 @@ class FusedAttention(Transform):
             run.note(f"no attention is fused: {reason}", acted=False)
 
     def finish(self, run: Run, model: Any) -> None:
-        replaced = fused_layers(model)
+        replaced = FusedLayers.of(model)
         if replaced is not None:
             acted, note = replaced.summary()
             run.note(note, acted=acted)
-            _remove(model)
+            FusedLayers.take_off(model)
+            forget_compiled_steps(model)
 
 
 def _merge_examples(attention: Any, hooks: Hooks) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.host_memory import MIB
 from tfopt.errors import UserError, hashable, require_count
-from tfopt.hooks import Hooks, replaced
+from tfopt.hooks import ModelHooks, replaced
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import keras
 
 _XLA = "jit_compile=True compiles by XLA, which runs a step on one device"
-_NAME = "_split"  # in vars(model), where Keras does not track it
 
 
 def split(
@@ -69,11 +68,9 @@ def split(
     plan = None
     if devices is None or len(devices):
         plan = _plan(model, devices, require_count("split(batch_size)", batch_size))
-    before = vars(model).pop(_NAME, None)
-    if before is not None:
-        before.remove()
+    _SplitHooks.take_off(model)
     if plan is not None:
-        vars(model)[_NAME] = _SplitHooks(model, plan)
+        _SplitHooks(model, plan).put_on(model)
     forget_compiled_steps(model)
     return model
 
@@ -97,7 +94,7 @@ class DevicePart:
 
 def device_parts(model: Any) -> tuple[DevicePart, ...]:
     """Return the parts of a split model; empty for any other model."""
-    placed: _SplitHooks | None = vars(model).get(_NAME)
+    placed = _SplitHooks.of(model)
     return () if placed is None else placed.parts
 
 
@@ -197,8 +194,10 @@ def _cuts(sizes: Sequence[int], parts: int) -> tuple[int, ...]:
     return best[len(sizes)][1]
 
 
-class _SplitHooks(Hooks):
+class _SplitHooks(ModelHooks):
     """The hooks of a split model and its optimizers."""
+
+    attribute = "_split"
 
     def __init__(self, model: Any, parts: tuple[DevicePart, ...]) -> None:
         from tfopt.train.graph_parts import run_on
