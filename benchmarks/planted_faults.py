@@ -26,7 +26,7 @@ import tensorflow as tf
 
 import models_to_prove as models
 import tfopt
-from paired import save_figures
+from figures import save_figures
 from tfopt.distribute import losses, step
 from tfopt.distribute.models import distributed
 from tfopt.distribute.verify import verify

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paired import save_figures
+from figures import save_figures
 from serving_nets import net
 
 MNIST, MOBILENET = "cnn", "depthwise"

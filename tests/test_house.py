@@ -78,7 +78,6 @@ def test_a_file_loads_tensorflow_when_imported_only_where_it_works_inside_a_step
         "resume/callback.py",
         "resume/keeper.py",
         "train/accumulate.py",
-        "train/call_state.py",
         "train/graph_parts.py",
         "train/recompute.py",
     }

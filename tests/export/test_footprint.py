@@ -10,7 +10,7 @@ from keras import layers
 import tfopt
 from tfopt.errors import UserError
 from tfopt.export.model_footprint import against, footprint
-from tfopt.report.serving import flops_in_words
+from tfopt.report.footprints import flops_in_words
 
 X = np.random.default_rng(0).random((40, 8, 8, 1), dtype="float32")
 

@@ -19,7 +19,7 @@ from tfopt.compress.awareness import (
     is_hooked,
 )
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.integers.plan import Point, plan
+from tfopt.compress.integers.rounded_places import Point, plan
 from tfopt.compress.kernels import Layers, compile_pattern, find_sites, matcher
 from tfopt.compress.model_graph import find, ports_of, require_numbers
 from tfopt.compress.reports import ZEROS_MEANT, count_zeros

@@ -18,7 +18,7 @@ from typing import Any
 from tfopt.data.fit_data import Arrays, Batches
 from tfopt.data.host_memory import MIB, require_fits
 from tfopt.data.plan import Plan
-from tfopt.data.signature import batch_length, spec_bytes, value_bytes, yields_nothing
+from tfopt.data.signature import batch_length, evenly, spec_bytes, value_bytes, yields_nothing
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 
@@ -160,10 +160,9 @@ def cache_origin(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) 
 
 def _digest(source: Arrays) -> str:
     """Return a checksum of evenly spaced rows of the arrays."""
-    import numpy as np
     import tensorflow as tf
 
-    rows = np.unique(np.linspace(0, source.examples - 1, 256).astype(int))
+    rows = evenly(source.examples, 256)
     digest = hashlib.sha256()
     for leaf in tf.nest.flatten(source.structure):
         values = leaf.numpy()[rows] if hasattr(leaf, "numpy") else leaf[rows]

@@ -30,7 +30,7 @@ from tfopt.data.signature import (
     tuples_for_lists,
     yields_nothing,
 )
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import ReadOrder, Source
 from tfopt.data.stages import examples_batched
 from tfopt.errors import UserError
 
@@ -342,7 +342,7 @@ class DatasetExamples(Examples):
 
 
 def source_batches(
-    source: Source, batch_size: int, reading: Reading, *, whole: bool = True
+    source: Source, batch_size: int, reading: ReadOrder, *, whole: bool = True
 ) -> Batches:
     """Return the batches of a source of files or tables.
 
@@ -368,7 +368,7 @@ class SourceExamples(Examples):
     keeps_batches = False
 
     def read(self, orders: int | None = None) -> Batches:
-        return source_batches(self.given, DEFAULT_BATCH, Reading())
+        return source_batches(self.given, DEFAULT_BATCH, ReadOrder())
 
     def steps(self, batch: int | None) -> int:
         return math.ceil(int(self.given.count()) / (batch or DEFAULT_BATCH))

@@ -30,8 +30,8 @@ from tfopt.data.fit_data import (
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.service import served
-from tfopt.data.sources.source import Reading, Source
-from tfopt.data.sources.table import epoch_numbers
+from tfopt.data.sources.source import ReadOrder, Source
+from tfopt.data.sources.table_source import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cgroup import usable_cores
 
@@ -102,7 +102,7 @@ class _Flow:
         self.notes.append(f"read from {type(source).__name__}")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
-        reading = Reading(
+        reading = ReadOrder(
             shuffle=shuffle,
             buffer=plan.options.buffer,
             seed=self.seed,

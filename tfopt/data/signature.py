@@ -171,6 +171,11 @@ def value_bytes(element: Any) -> int:
     return total
 
 
+def evenly(total: int, count: int) -> Any:
+    """Return up to ``count`` evenly spaced indices below ``total``."""
+    return np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
+
+
 def holds_objects(array: Any) -> bool:
     """Return whether an array holds Python objects other than strings."""
     is_object = getattr(array, "dtype", None) == np.dtype(object)

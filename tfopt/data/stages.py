@@ -190,7 +190,7 @@ def _operations(node: Any) -> set[str]:
     return set().union(*map(operations_of, graphs))
 
 
-def graph_of(dataset: Any) -> Any:
+def dataset_graph(dataset: Any) -> Any:
     """Return the graph of a dataset, with the arrays in it."""
     import tensorflow as tf
 

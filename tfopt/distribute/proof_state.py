@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 
 from tfopt.distribute.model_parts import metrics_of, optimizer_variables, optimizers_of
 from tfopt.hooks import putting, replaced
-from tfopt.keras_internals import stored
+from tfopt.keras_internals import stored, without_scaling
 from tfopt.resume.variables import (
     capture_host,
     restore_host,
@@ -52,8 +52,8 @@ class SavedState:
         for metric in metrics_of(self._model):  # also those that a custom ``metrics`` leaves out
             self._save(metric.variables)
         for outer in optimizers_of(self._model).values():
-            for optimizer in (outer, getattr(outer, "inner_optimizer", None)):
-                if optimizer is not None and not optimizer.built:
+            for optimizer in dict.fromkeys((outer, without_scaling(outer))):
+                if not optimizer.built:
                     self._save_once_built(optimizer)
 
     def before(self, variable: Any) -> Any:

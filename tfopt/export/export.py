@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.compress.examples import run_all
 from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.model_graph import Array, Port
 from tfopt.compress.strip import apply_final, awareness_of
 from tfopt.errors import UserError, require_count
-from tfopt.export.batches import run_all
 from tfopt.export.formats.format import (
     CALIBRATED,
     PRECISIONS,
@@ -360,7 +360,7 @@ def write_files(
         place = target / folder_name(kind.name, precision, reference.variant)
         limit = _DROPS.get(precision, _DROP) if max_drop is None else max_drop
         try:
-            yield _write_file(reference, kind, precision, place, child, limit)
+            yield _compared_file(reference, kind, precision, place, child, limit)
         except (UserError, ChildEnded, RuntimeError) as error:
             reason = one_line(error)
             if place.exists():
@@ -373,7 +373,7 @@ class _ExceedsMaxDrop(UserError):
     """A file whose outputs differ too much from the model's."""
 
 
-def _write_file(
+def _compared_file(
     reference: Reference,
     kind: Format,
     precision: Precision,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.compress.examples import run_all
 from tfopt.compress.model_graph import Array, Ports, output_names
 from tfopt.errors import UserError, first_line
-from tfopt.export.batches import run_all
 from tfopt.export.formats.format import operator_fix
 from tfopt.export.litert_forms import litert_forms
 from tfopt.export.quiet import quiet

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tfopt.compress.examples import padded
 from tfopt.compress.model_graph import Array
 from tfopt.data.sources.open import open_part, open_source
 from tfopt.errors import UserError, first_line, in_short, require_count, require_one_of
-from tfopt.export.batches import padded
 from tfopt.export.bits import fewer_bits
 from tfopt.export.export import (
     ExportedFile,

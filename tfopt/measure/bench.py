@@ -37,7 +37,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import KEPT, Asked, BenchReport, VariantReport
 from tfopt.report.documents import Report
-from tfopt.report.serving import Footprints
+from tfopt.report.footprints import Footprints
 from tfopt.report.statistics import LEAST
 
 REFERENCE, PLAIN_JOB, WHOLE, TUNED = "baseline", "plain job", "whole chain", "+ tuned"

@@ -63,7 +63,7 @@ class StageTime:
     cores: float
 
 
-Tried = list[tuple[Changed, Comparison | str]]
+TriedChanges = list[tuple[Changed, Comparison | str]]
 """Changes to the input: the time of ``fit`` under them over that without, or why not."""
 
 
@@ -152,7 +152,7 @@ def judged(
     fit_ms: float,
     resident: Comparison,
     stages: tuple[StageTime, ...],
-    tried: Tried,
+    tried: TriedChanges,
     remarks: tuple[str, ...],
     given: Chain,
 ) -> InputDiagnosis:
@@ -190,7 +190,7 @@ def _added_ms(stages: Sequence[StageTime]) -> list[float]:
     return [max(stage.ms - so_far, 0.0) for stage, so_far in zip(stages, before, strict=False)]
 
 
-def _best(tried: Tried) -> Changed | None:
+def _best(tried: TriedChanges) -> Changed | None:
     """Return the change that is shown to bring most; fewer changes where they bring as much."""
     certain = [
         (way, found.ratio)
@@ -211,7 +211,7 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
     def processes(way: AsItIs | Resident | Drained | Changed, count: int) -> list[Target]:
         return copies(replace(target, name=way.name, way=way), count)
 
-    def tried(ways: Sequence[Changed]) -> Tried:
+    def tried(ways: Sequence[Changed]) -> TriedChanges:
         found = _beside(engine, fits, [processes(way, _COPIES) for way in ways])
         return [
             (way, compared(fits, own) or _why_not(own))

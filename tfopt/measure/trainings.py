@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfopt.export.serving import ServingFile
-from tfopt.measure.children import Child, Lost
+from tfopt.measure.children import JobProcess, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
 from tfopt.measure.targets import Target
@@ -83,7 +83,7 @@ def train(
     None begins that would not end before ``until``, by the longest of its variant so far. Of a
     variant that failed no further training begins. Returns the seconds of the longest.
     """
-    waiting, running = list(orders), list[tuple[Order, Child, float]]()
+    waiting, running = list(orders), list[tuple[Order, JobProcess, float]]()
     longest_s: dict[str, float] = {}
     done = 0
     try:
@@ -95,7 +95,7 @@ def train(
                     break
                 order = waiting.pop(0)
                 if order.to.reason is None:
-                    child = Child(order.variant, order.task, seed=order.seed)
+                    child = JobProcess(order.variant, order.task, seed=order.seed)
                     running.append((order, child, now))
             if not running:
                 break
@@ -114,7 +114,7 @@ def train(
     return max(longest_s.values(), default=0.0)
 
 
-def _note(order: Order, child: Child) -> None:
+def _note(order: Order, child: JobProcess) -> None:
     try:
         trained: Trained = child.receive(_LONGEST_S)
     except Lost as lost:

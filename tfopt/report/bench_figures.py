@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from tfopt.report.bench_report import PLAIN, BenchReport, VariantReport, is_time
-from tfopt.report.serving import Footprint, Footprints
+from tfopt.report.footprints import Footprint, Footprints
 from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change
 from tfopt.report.training import lowest_final_accuracy

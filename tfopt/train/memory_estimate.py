@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.data.host_memory import MIB
 from tfopt.errors import UserError, require_count
 from tfopt.hooks import replaced
 from tfopt.job.rebuild import require_built_keras3, require_compiled
@@ -23,8 +24,6 @@ from tfopt.report.format import table
 
 if TYPE_CHECKING:
     import keras
-
-_MIB = 1024**2
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,12 @@ def training_memory(
     parameters, slots = bytes_of(model.variables), bytes_of(model.optimizer.variables)
     return TrainingMemory(
         batch_size=examples,
-        parameters_mib=parameters / _MIB,
-        optimizer_mib=slots / _MIB,
-        input_mib=taken / _MIB,
-        gradients_mib=gradients / _MIB,
-        activations_mib=(most - of_results) / _MIB,
-        peak_mib=(parameters + slots + taken + max(most, gradients)) / _MIB,
+        parameters_mib=parameters / MIB,
+        optimizer_mib=slots / MIB,
+        input_mib=taken / MIB,
+        gradients_mib=gradients / MIB,
+        activations_mib=(most - of_results) / MIB,
+        peak_mib=(parameters + slots + taken + max(most, gradients)) / MIB,
     )
 
 
