@@ -19,7 +19,7 @@ from tfopt.measure.scores import TrainWhole, worst_accuracy
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import Order, Trainings, compare_trainings, quality, train
 from tfopt.report.training import Reading
-from tfopt.run import prepared
+from tfopt.run import Prepared, prepared
 
 SAMPLES = 960
 
@@ -44,6 +44,18 @@ def test_the_score_is_read_ten_times_at_equal_examples(transforms, steps, readin
     assert tenths == sorted(set(tenths))
     assert found.readings[-1].examples == 2 * SAMPLES
     assert found.readings[-1].accuracy == found.test_accuracy
+
+
+def test_without_an_accuracy_it_is_evaluated_no_more_often(monkeypatch):
+    evaluate, calls = Prepared.evaluate, []
+    monkeypatch.setattr(
+        Prepared, "evaluate", lambda *own, **given: calls.append(given) or evaluate(*own, **given)
+    )
+    job = toy_jobs.job(samples=SAMPLES)
+    settings = {key: value for key, value in job.compile().items() if key != "metrics"}
+    bare = job.with_(compile=lambda: settings)
+    assert TrainWhole()(bare, chain(), None).training.readings == ()
+    assert len(calls) == 10  # nine times on some batches, and on all at the end
 
 
 def test_reading_leaves_weights_and_metrics_as_they_are():
