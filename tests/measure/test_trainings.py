@@ -188,6 +188,13 @@ def test_whole_trainings_are_first_step_steps_and_ends_of_epochs():
     trained, calm = timed(5.0)
     firsts = [replace(each, first_step_s=1.0 + n) for n, each in enumerate(calm)]
     assert half_width(compared(CLEAR, (trained, firsts), "whole")) > 10 * half_width(found)
+    # Programs from the compile cache are no part of what a training that compiles takes.
+    told = {k: v for k, v in calm[0].unavailable.items() if k != "new_programs"}
+    from_cache = {"first_step_s": 0.1, "new_programs": 0, "unavailable": told}
+    cached = [replace(each, **from_cache) for each in calm]
+    mixed = compared(CLEAR, (trained, [calm[0], *cached[1:]]), "whole")
+    assert (mixed.ratio, mixed.high) == pytest.approx((found.ratio, found.high))
+    assert compared(CLEAR, (trained, cached), "whole").ratio < 0.9 * found.ratio
     # Twice the batch: as long a step, half the steps.
     half = compared(CLEAR, timed(10.0, steps=250), "whole")
     assert half.ratio == pytest.approx(seconds(10, 250) / seconds(10, 500), rel=0.01)
