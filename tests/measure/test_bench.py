@@ -166,7 +166,7 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_said(measured, machine):
     assert machine.now - began < 80
     machine.slowness = lambda: 700.0  # a step takes two seconds
     notes = " ".join(measured(kind="single", budget_s=60.0).notes)
-    assert "was over after 2 rounds of turns: starting the processes took 5 s of it" in notes
+    assert "was over after 2 rounds of turns: starting the processes took 5 s." in notes
     machine.slowness = lambda: 5000.0
     with pytest.raises(UserError, match="Not one round of turns fitted into"):
         measured(FAST, budget_s=60.0)

@@ -413,7 +413,7 @@ class _Session:
 
     def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
         started_s = time.monotonic() - self._began
-        self._started = self._started or f"starting the processes took {started_s:.0f} s of it"
+        self._started = self._started or f"starting the processes took {started_s:.0f} s"
         candidates = [process for row in rows for process in row.alive]
         names = ", ".join(row.variant.name for row in rows)
         take = partial(self._engine.take_rounds, candidates, doing=f"turns of {names}")
@@ -422,8 +422,7 @@ class _Session:
         if done < _LEAST_ROUNDS or started_s > self.plan.budget_s:
             self._notes.append(
                 f"The budget of {self.plan.budget_s:g} s was over after "
-                f"{fmt.count(done, 'round')} of turns: {self._started}. A larger one has room for "
-                "more, and narrower intervals."
+                f"{fmt.count(done, 'round')} of turns: {self._started}."
             )
         left_s = self._ends - time.monotonic()
         left_s -= self._trainings_s(self._measured()) + reserve * self.plan.budget_s
