@@ -299,7 +299,15 @@ def _as_fit_casts(leaf: Any) -> Any:
     if isinstance(leaf, tf.Tensor):
         floating, cast = leaf.dtype.is_floating, tf.cast
     else:
-        leaf = np.asarray(leaf)
+        given, leaf = type(leaf).__name__, np.asarray(leaf)
+        if not leaf.ndim:  # NumPy takes what it cannot read as one object
+            raise UserError(
+                f"A {given} cannot be cut into batches.",
+                expected="NumPy arrays, tensors or data frames",
+                received=given,
+                fix="give a tf.data.Dataset, as tf.data.Dataset.from_tensor_slices((x, y))"
+                ".batch(32), or a dense array",
+            )
         floating, cast = np.issubdtype(leaf.dtype, np.floating), np.ndarray.astype
     different = floating and keras.backend.standardize_dtype(leaf.dtype) != keras.config.floatx()
     return cast(leaf, keras.config.floatx()) if different else leaf

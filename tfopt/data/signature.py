@@ -61,7 +61,9 @@ def check_leaves(arrays: Iterable[tuple[str, Any]], owner: str) -> None:
                 expected="arrays or tensors, in tuples and dicts, whose first dimension counts the "
                 "examples",
                 received=f"{type(leaf).__name__}: {leaf!r:.60}",
-                fix="convert it with np.asarray(...)",
+                fix="convert it with np.asarray(...)"
+                if shape is None
+                else "yield whole batches, and not one example after the other",
             )
         if holds_objects(leaf):
             raise UserError(

@@ -31,7 +31,6 @@ from tfopt.job.rebuild import require_built_keras3, require_finite_weights
 # Below this share, zeros are untrained biases.
 _SPARSE = 0.1
 _GIGA = 1e9
-_NOT_COUNTED = "whose weights, zeros and FLOP are not counted"
 # Operations that TensorFlow's profiler does not count, with the bodies of loops and branches
 _UNPROFILED = frozenset(
     {"Einsum", "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
@@ -86,15 +85,14 @@ def _read(name: str, model: Any) -> ServingFile:
     from tfopt.compress.saved import as_model
 
     if isinstance(model, Quantized):
-        note = f"a file in {model.precision}, {_NOT_COUNTED}"
-        return ServingFile(name, model.content, notes=(note,))
+        return ServingFile(name, model.content, notes=(f"a file in {model.precision}",))
     if isinstance(model, str | os.PathLike):
         path = Path(model).expanduser()
         if path.suffix == ".keras":
             return _of_keras(name, as_model(path))
         if path.suffix != ".tflite" or not path.is_file():
             raise _no_model(name, str(path))
-        file = ServingFile(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
+        file = ServingFile(name, path.read_bytes())
         try:
             one_inference(file.content, 1)
         except (UserError, RuntimeError) as error:

@@ -23,7 +23,7 @@ from tfopt.export.serving import ServingFile
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain, Transform, as_chain
 from tfopt.measure.advice import Choice, choose, recommend
-from tfopt.measure.bench_plan import QUICK_S, BenchPlan
+from tfopt.measure.bench_plan import LATE_S, QUICK_S, BenchPlan
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine, copies
@@ -110,7 +110,8 @@ def measure(
             "package.module:job": each process makes it anew.
         chain: A chain, or one transform; None measures the job alone.
         arguments: Keyword arguments of that function.
-        budget_s: The seconds it may take; whole trainings that have begun are finished.
+        budget_s: The seconds it may take; whole trainings that have begun are finished, and
+            processes that have started take five rounds of turns if those take 10 s at most.
         whole: Train every variant whole, for its accuracy and the time to it; False trains only
             what trains other weights, for its accuracy.
         seeds: Whole trainings of a variant.
@@ -412,15 +413,16 @@ class _Session:
 
     def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
         started_s = time.monotonic() - self._began
-        self._started = self._started or f"starting the processes took {started_s:.0f} s of it"
+        self._started = self._started or f"starting the processes took {started_s:.0f} s"
         candidates = [process for row in rows for process in row.alive]
         names = ", ".join(row.variant.name for row in rows)
         take = partial(self._engine.take_rounds, candidates, doing=f"turns of {names}")
-        done = take(_LEAST_ROUNDS, until=self._ends)
-        if done < _LEAST_ROUNDS:
+        # What has started is not given up for the seconds that its turns take.
+        done = take(_LEAST_ROUNDS, until=max(self._ends, time.monotonic() + LATE_S))
+        if done < _LEAST_ROUNDS or started_s > self.plan.budget_s:
             self._notes.append(
-                f"{fmt.count(done, 'round')} of {_LEAST_ROUNDS} or more fitted into the budget: "
-                f"{self._started}, and a round is long."
+                f"The budget of {self.plan.budget_s:g} s was over after "
+                f"{fmt.count(done, 'round')} of turns: {self._started}."
             )
         left_s = self._ends - time.monotonic()
         left_s -= self._trainings_s(self._measured()) + reserve * self.plan.budget_s

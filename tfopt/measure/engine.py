@@ -214,6 +214,8 @@ class Engine:
                 if self._candidates and self._room(needed_mib) < len(starting) + 1:
                     break
                 candidate = waiting.pop(0)
+                if not starting:  # the first of all waits until TensorFlow has loaded
+                    self.display.doing(f"starting {candidate.variant.name}")
                 self._candidates.append(candidate)
                 way = candidate.variant.way or task.way
                 candidate.began = time.monotonic()

@@ -24,7 +24,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import LEAST, Comparison, compare_crossed, compare_pairs, students_t
 from tfopt.report.strict import Status
-from tfopt.report.timed_process import TimedProcess
+from tfopt.report.timed_process import TimedProcess, as_compiled
 from tfopt.report.training import Training, lowest_final_accuracy
 
 MAX_DROP = 0.5
@@ -168,7 +168,7 @@ def compare_trainings(
         first, second = (
             [
                 [one.training_s(steps(training), statistics.fmean(ends)) for training in own]
-                for one in side
+                for one in as_compiled(side)
             ]
             for side, own, ends in zip(timed, trained, shares, strict=True)
         )

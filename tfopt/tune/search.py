@@ -21,7 +21,7 @@ from tfopt.export.parity import require_drop
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.transform import Chain
 from tfopt.measure.bench import REFERENCE
-from tfopt.measure.bench_plan import require_budget
+from tfopt.measure.bench_plan import LATE_S, require_budget
 from tfopt.measure.engine import LATE, Candidate, Engine, compared, copies, shared_rounds
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.rows import Row
@@ -47,7 +47,6 @@ from tfopt.tune.space import (
 INTERRUPTED = "it was interrupted"
 _FINAL_PROCESSES = 5
 _LEAST_PROCESSES = 4  # a side; with a runner-up too
-_LATE_S = 10.0  # that a final may be over the budget, for its least processes and rounds
 _LEAST_ROUNDS, _FINAL_ROUNDS, _MOST_FINAL_ROUNDS = 4, 6, 30
 _RACE_ROUNDS = (3, 3, 3)
 _BEHIND = (1.3, 1.2, 1.15)  # of the best's value, after so many rounds: out of the race
@@ -562,13 +561,13 @@ class Search:
         # One of each side after the other: time may end it.
         wanted = [copies(trial.variant, count) for trial in sides]
         in_turn = [variant for several in zip(*wanted, strict=True) for variant in several]
-        started = self._engine.admit(in_turn, until=self._ends + _LATE_S / 2)
+        started = self._engine.admit(in_turn, until=self._ends + LATE_S / 2)
         for trial, candidate in zip(itertools.cycle(sides), started):
             trial.final.append(candidate)
             self._take(trial, candidate)
         taking = [candidate for trial in sides for candidate in trial.final]
         # What has started is not given up for the seconds that its turns take.
-        least_until = max(self._ends, time.monotonic()) + _LATE_S
+        least_until = max(self._ends, time.monotonic()) + LATE_S
         self._engine.take_rounds(taking, _LEAST_ROUNDS, until=least_until, doing="the final")
         more = _MOST_FINAL_ROUNDS - _LEAST_ROUNDS
         self._engine.take_rounds(taking, more, until=self._ends, doing="the final")

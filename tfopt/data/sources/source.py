@@ -139,7 +139,7 @@ def require_features(owner: str, known: Iterable[str], asked: Iterable[str]) -> 
 def arranged(values: dict[str, Any], label: str | None, features: Any) -> Any:
     """Return x, or (x, y), of features by name; without ``features`` x has all but the label."""
     if isinstance(features, str):
-        x: Any = values[features]
+        x = values[features]
     else:
         x = {name: values[name] for name in features or values if name != label}
     return x if label is None else (x, values[label])
