@@ -51,10 +51,9 @@ class SavedState:
         self._save([named.variable for named in variables_of(self._model)])
         for metric in metrics_of(self._model):  # also those that a custom ``metrics`` leaves out
             self._save(metric.variables)
-        for outer in optimizers_of(self._model).values():
-            for optimizer in (outer, getattr(outer, "inner_optimizer", None)):
-                if optimizer is not None and not optimizer.built:
-                    self._save_once_built(optimizer)
+        for optimizer in optimizers_of(self._model).values():
+            if not optimizer.built:
+                self._save_once_built(optimizer)
 
     def before(self, variable: Any) -> Any:
         """Return the saved first copy of a variable; None if it was not saved."""
