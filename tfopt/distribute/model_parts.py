@@ -86,10 +86,3 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer and of the one inside a LossScaleOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [*optimizer.variables, *(inner.variables if inner is not None else [])]
-
-
-def counts_by_example(metric: Any) -> bool:
-    """Return whether a metric is Keras's, whose state is a sum over the examples."""
-    function = internals.function_of(metric)
-    parts = [type(metric), *([function] if function is not None else [])]
-    return all(part.__module__.startswith("keras.src.") for part in parts)

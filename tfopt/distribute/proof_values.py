@@ -48,21 +48,19 @@ class Difference:
         group: The value's group.
         by: The largest difference of an element.
         of: The value's largest update.
-        excess: ``by`` over what rounding explains.
     """
 
     name: str
     group: str
     by: float
     of: float
-    excess: float
 
     def __str__(self) -> str:
         return f"{self.name} by {self.by:.1e} of {self.of:.1e}"
 
 
 def differences(one: Values, other: Values, noisy: Values, tolerance: float) -> list[Difference]:
-    """Return the values of two runs that differ by more than rounding, the largest excess first.
+    """Return the values of two runs that differ by more than rounding, the clearest first.
 
     Args:
         one: The values on one device.
@@ -81,18 +79,8 @@ def differences(one: Values, other: Values, noisy: Values, tolerance: float) -> 
         if key in noisy:
             allowed += _NOISE * _gap(noisy[key].update, value.update)
         if by > allowed:
-            found.append(Difference(value.name, value.group, by, update, by / allowed))
-    return sorted(found, key=lambda difference: -difference.excess)
-
-
-def has_trained(values: Values) -> bool:
-    """Return whether a run has changed a weight or a variable of an optimizer."""
-    largest = _largest_updates(values)
-    return any(
-        update > 0
-        for group, update in largest.items()
-        if group != "weights" and not group.startswith("log ")
-    )
+            found.append((by / allowed, Difference(value.name, value.group, by, update)))
+    return [difference for _, difference in sorted(found, key=lambda pair: -pair[0])]
 
 
 def as_array(value: Any) -> Any:

@@ -14,20 +14,23 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.distribute.model_parts import (
-    metrics_of,
-    optimizer_variables,
-    optimizers_of,
-    unsynchronized,
+from tfopt.distribute.model_parts import optimizer_variables, optimizers_of, overrides
+from tfopt.distribute.proof_conditions import (
+    compile_once,
+    equal_rows_drawn,
+    metrics_of_one_device,
+    moving_statistics,
+    retrace_functions,
+    without_tensor_float_32,
 )
 from tfopt.distribute.proof_data import (
     ProofBatches,
@@ -35,27 +38,18 @@ from tfopt.distribute.proof_data import (
     broadcast_batches,
     read_batches,
 )
-from tfopt.distribute.proof_state import (
-    SavedState,
-    compile_once,
-    equal_rows_drawn,
-    retrace_functions,
-    without_tensor_float_32,
-)
+from tfopt.distribute.proof_state import SavedState
 from tfopt.distribute.proof_values import (
     Difference,
     Value,
     Values,
     as_array,
     differences,
-    has_trained,
 )
 from tfopt.distribute.step import Step
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
-from tfopt.hooks import replaced
 from tfopt.keras_internals import BUILD, LOGS_OF_EPOCH, layers_of, stored
-from tfopt.report.format import few
 from tfopt.resume.variables import restore_values, values_of
 
 _LOG = logging.getLogger("tfopt")
@@ -224,29 +218,31 @@ class _Runs:
         """Compare one device with the replicas, and return the verdict."""
         steps = len(self.batches.all)
         with (
-            _moving_statistics(self.model) as reasons,
+            moving_statistics(self.model) as reasons,
             without_tensor_float_32(),
             retrace_functions(),
             equal_rows_drawn() as drawn,
         ):
-            differ, doubts = self._compare()
+            differ, doubt = self._compare()
+        if differ and not doubt:
+            largest = "; ".join(map(str, differ[:3]))
+            return Verdict("different", largest, _causes(differ), steps=steps)
         if drawn:
             reasons.append(_RANDOM)
-        largest, causes = "; ".join(map(str, differ[:3])), _causes(differ)
-        if differ and not doubts:
-            return Verdict("different", largest, causes, steps=steps)
-        if doubts or reasons:
-            return Verdict("inconclusive", largest, causes, reasons + doubts, not doubts, steps)
+        if doubt:
+            reasons.append(doubt)
+        if reasons:
+            return Verdict("inconclusive", reasons=reasons, is_rest_equal=not doubt, steps=steps)
         return Verdict("equal", steps=steps)
 
-    def _compare(self) -> tuple[list[Difference], list[str]]:
-        """Return the differences, and the doubts: reasons why the runs prove nothing."""
+    def _compare(self) -> tuple[list[Difference], str]:
+        """Return the differences, and why the runs prove nothing, if they do not."""
         on_one, on_all = self._one_device(), self._all_replicas()
         try:
             one = self._run(on_one)
         except Exception as error:
             self._run(on_all)  # fails as well if the error is that of the step
-            return [], [f"one device fails ({type(error).__name__}: {first_line(error)})"]
+            return [], f"one device fails ({type(error).__name__}: {first_line(error)})"
         replicas = self._run(on_all)
         noisy: Values = {}
         differ = differences(one, replicas, noisy, self.tolerance)
@@ -256,10 +252,8 @@ class _Runs:
         if differ:
             again = self._run(self._one_device(), is_seed_other=True)
             if differences(one, again, noisy, self.tolerance):
-                return differ, ["the results depend on the seed"]
-        elif not has_trained(one):
-            return [], [f"no weight moved in {len(self.batches.all)} steps"]
-        return differ, []
+                return differ, "the results depend on the seed"
+        return differ, ""
 
     def _one_device(self) -> _Side:
         train = self._on_iterator(self.model.train_step)
@@ -283,11 +277,13 @@ class _Runs:
             self.state.change_seeds()
         begin = _changed_weights(self.model, change) if change else {}
         values: dict[str, Value] = {}
-        with _as_on_one_device(self.model) if side.is_one else ExitStack():
+        with metrics_of_one_device(self.model) if side.is_one else ExitStack():
             self.model.reset_metrics()
             data = iter(side.data)
             for number in range(1, len(self.batches.all) + 1):
-                logs = getattr(self.model, LOGS_OF_EPOCH)(side.train(data))
+                logs = side.train(data)
+                if overrides(self.model, "train_step"):  # its logs may be of one replica
+                    logs = getattr(self.model, LOGS_OF_EPOCH)(logs)
                 values |= _logs_of_step(logs, number)
             return values | self._variables(begin, side.is_one)
 
@@ -325,39 +321,6 @@ def _causes(differ: Sequence[Difference]) -> str:
     if not groups:
         return _CAUSES_OF_LOGS
     return _CAUSES_OF_WEIGHTS if groups == {"weights"} else _CAUSES_OF_GRADIENTS
-
-
-@contextmanager
-def _moving_statistics(model: Any) -> Iterator[list[str]]:
-    """Let unsynchronized normalization layers use their moving statistics; yield the reason."""
-    layers = unsynchronized(model)
-    with ExitStack() as undo:
-        for layer in layers:
-
-            def call(
-                inputs: Any, training: Any = None, mask: Any = None, _of: Any = layer.call
-            ) -> Any:
-                return _of(inputs, training=False, mask=mask)
-
-            undo.enter_context(replaced(layer, call=call))
-        names = few([repr(layer.name) for layer in layers])
-        reason = (
-            f"{names} normalize the examples of each replica separately "
-            "(BatchNormalization without synchronized=True)"
-        )
-        yield [reason] if layers else []
-
-
-@contextmanager
-def _as_on_one_device(model: Any) -> Iterator[None]:
-    """Let metrics read their first copy, in place of the sum of all copies."""
-    variables = [variable for metric in metrics_of(model) for variable in metric.variables]
-    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-    with ExitStack() as undo:
-        for value in map(stored, variables):
-            if hasattr(value, "_aggregation"):
-                undo.enter_context(replaced(value, _aggregation=first))
-        yield
 
 
 def _changed_weights(model: Any, share: float) -> dict[int, Any]:
