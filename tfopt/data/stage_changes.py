@@ -87,8 +87,8 @@ def applicable(dataset: Any) -> tuple[str, ...]:
 def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) -> Any:
     """Return the pipeline with these changes.
 
-    ``sample`` limits a cache to so many elements, which it repeats: a measurement needs no whole
-    epoch.
+    ``sample`` is the number of elements that a cache holds and repeats, since a measurement needs
+    no whole epoch.
     """
     if set(changes) - {"prefetch"}:
         dataset = _rebuilt(dataset, changes, sample)

@@ -130,7 +130,7 @@ class Optimized:
         return replace(table, notes=(*notes, *self.notes))
 
     def _in_words(self) -> tuple[str, list[str]]:
-        """Return the winner, and what else is to be said."""
+        """Return the title, and the lines below the table."""
         again = "" if self.target == "size" else "; the fastest in three processes each"
         how = f"Calls of {count(self.batch, 'example')}, {count(self.threads, 'thread')}"
         lines = [f"{how}, in interleaved turns{again}."]
@@ -237,7 +237,9 @@ def optimize(
         rows = [candidate(file) for file in results if isinstance(file, ExportedFile)]
         # Latency does not decide for "size".
         eligible = {row.file.name for row in rows if not row.lost and target != "size"}
-        inputs = [padded(a[:1], reference.graphs.signature.batch or size) for a in given.examples]
+        inputs = [
+            padded(array[:1], reference.graphs.signature.batch or size) for array in given.examples
+        ]
         progress(f"measuring {len(rows)} files in turns")
         calls = Calls(inputs, cores, repeats, on_gpu)
         measured = measure_files([row.file for row in rows], eligible, calls)
@@ -344,15 +346,15 @@ def _wanted(
     for file_format in (FORMATS[name] for name in names):
         if device not in file_format.devices:
             continue
-        kinds = [p for p in file_format.precisions if p in asked]
+        kinds = [kind for kind in file_format.precisions if kind in asked]
         try:
             file_format.require()
         except UserError as error:
             if formats is not None:
                 raise
-            missing += [Refused(file_format.name, p, error.fix or error.what) for p in kinds]
+            missing += [Refused(file_format.name, kind, error.fix or error.what) for kind in kinds]
         else:
-            wanted += [(file_format, p) for p in kinds]
+            wanted += [(file_format, kind) for kind in kinds]
     if not wanted:
         raise UserError(
             "No format supports these precisions.",

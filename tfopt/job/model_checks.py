@@ -62,7 +62,7 @@ def require_weights(model: Any) -> None:
     """Raise unless ``model`` is a Keras 3 model whose weights exist and are finite."""
     require_keras3(model)
     if not has_weights(model):
-        require_built_keras3(model)
+        raise _not_built(model)
     require_finite_weights(model)
 
 
@@ -70,13 +70,17 @@ def require_built_keras3(model: Any) -> None:
     """Raise unless ``model`` is a built Keras 3 model."""
     require_keras3(model)
     if not model.built:
-        raise UserError(
-            f"The model {model.name!r} is not built.",
-            expected="a model whose input shape is known",
-            received=f"{type(model).__name__} with built=False",
-            fix="add keras.Input(...) as its first layer, or call it once on a batch; if it only "
-            "trains other models, pass those",
-        )
+        raise _not_built(model)
+
+
+def _not_built(model: keras.Model) -> UserError:
+    return UserError(
+        f"The model {model.name!r} is not built.",
+        expected="a model whose input shape is known",
+        received=f"{type(model).__name__} with built=False",
+        fix="add keras.Input(...) as its first layer, or call it once on a batch; if it only "
+        "trains other models, pass those",
+    )
 
 
 def require_finite_weights(model: keras.Model) -> None:
