@@ -23,12 +23,8 @@ from tfopt.compress.weight_clusters import WeightClusters
 from tfopt.compress.weight_mask import WeightMask
 from tfopt.errors import UserError, first_line
 from tfopt.files import keras_file
-from tfopt.job.rebuild import (
-    ONE_AT_A_TIME,
-    forget_compiled_steps,
-    has_weights,
-    models_around,
-)
+from tfopt.job.compiled_steps import ONE_AT_A_TIME, forget_compiled_steps, models_around
+from tfopt.job.model_checks import has_weights
 
 __all__ = ["CompressedModel", "WeightClusters", "WeightMask", "as_model", "read_model"]
 

@@ -119,7 +119,7 @@ def _require_same(path: Path, beside: Path, origin: dict[str, Any]) -> None:
 def cache_size(
     source: Arrays | Batches, examples: int | None, dataset: Any, *, per_example: bool
 ) -> CacheSize:
-    """Return the size of so many examples as elements of ``dataset``, single or in batches."""
+    """Return the size of ``examples`` examples as elements of ``dataset``, single or in batches."""
     if examples is None:
         return CacheSize(None, f"a {getattr(source, 'kind', 'source')} of unknown length")
     size, basis = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"

@@ -204,44 +204,6 @@ def _not_readable(data: Any, fix: str | None) -> UserError:
     )
 
 
-def describe_data(data: Data) -> str:
-    """Return a job's data in words, with length and shapes as far as they are known."""
-    return f"{data.summary} ({examples_of(data.train).extent()})"
-
-
-def batch_shapes(data: Any, batch: int) -> str:
-    """Return the shapes of a batch of examples in words: "float32[32x28x28x1], int64[32]"."""
-    spec = getattr(data, "element_spec", None)
-    if spec is None:
-        examples = examples_of(data)
-        if not isinstance(examples, ArrayExamples):
-            return f"{batch} examples"
-        spec = examples.structure
-    return _shapes(spec, first=1, lead=(batch,))
-
-
-def vary_in_shape(data: Any) -> bool:
-    """Return whether the batches of a dataset differ in more than their number of examples."""
-    import tensorflow as tf
-
-    leaves_of_batch = tf.nest.flatten(getattr(data, "element_spec", ()))
-    shapes = [leaf.shape for leaf in leaves_of_batch if hasattr(leaf, "shape")]
-    return any(shape.rank is None or None in shape[1:] for shape in shapes)
-
-
-def _shapes(structure: Any, *, first: int, lead: tuple[int, ...] = ()) -> str:
-    import tensorflow as tf
-
-    def shape(leaf: Any) -> str:
-        if not hasattr(leaf, "shape"):
-            return type(leaf).__name__
-        given = (*lead, *leaf.shape[first:])
-        sizes = "x".join("?" if size is None else str(size) for size in given)
-        return f"{tf.as_dtype(leaf.dtype).name}[{sizes}]"
-
-    return ", ".join(shape(leaf) for leaf in tf.nest.flatten(structure))
-
-
 class ArrayExamples(Examples):
     """Arrays: x, (x, y) or (x, y, sample_weight), each possibly nested."""
 
@@ -491,7 +453,7 @@ def _epoch(data: Any, count: int, order: Any, signature: Any) -> Iterator[Any]:
 
 
 def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, None, None]:
-    """Yield the batches in order, fetched by so many threads."""
+    """Yield the batches in order, fetched by ``workers`` threads."""
     if workers == 1:
         yield from (data[number] for number in numbers)
     else:
@@ -502,3 +464,44 @@ def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:
     import tensorflow as tf
 
     return tf.data.Dataset.from_generator(epoch, output_signature=signature)
+
+
+# In words
+
+
+def describe_data(data: Data) -> str:
+    """Return a job's data in words, with length and shapes as far as they are known."""
+    return f"{data.summary} ({examples_of(data.train).extent()})"
+
+
+def batch_shapes(data: Any, batch: int) -> str:
+    """Return the shapes of a batch of examples in words: "float32[32x28x28x1], int64[32]"."""
+    spec = getattr(data, "element_spec", None)
+    if spec is None:
+        examples = examples_of(data)
+        if not isinstance(examples, ArrayExamples):
+            return f"{batch} examples"
+        spec = examples.structure
+    return _shapes(spec, first=1, lead=(batch,))
+
+
+def vary_in_shape(data: Any) -> bool:
+    """Return whether the batches of a dataset differ in more than their number of examples."""
+    import tensorflow as tf
+
+    leaves_of_batch = tf.nest.flatten(getattr(data, "element_spec", ()))
+    shapes = [leaf.shape for leaf in leaves_of_batch if hasattr(leaf, "shape")]
+    return any(shape.rank is None or None in shape[1:] for shape in shapes)
+
+
+def _shapes(structure: Any, *, first: int, lead: tuple[int, ...] = ()) -> str:
+    import tensorflow as tf
+
+    def shape(leaf: Any) -> str:
+        if not hasattr(leaf, "shape"):
+            return type(leaf).__name__
+        given = (*lead, *leaf.shape[first:])
+        sizes = "x".join("?" if size is None else str(size) for size in given)
+        return f"{tf.as_dtype(leaf.dtype).name}[{sizes}]"
+
+    return ", ".join(shape(leaf) for leaf in tf.nest.flatten(structure))

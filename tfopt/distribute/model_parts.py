@@ -87,10 +87,3 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer and of the one inside a LossScaleOptimizer."""
     inner = internals.without_scaling(optimizer)
     return [*optimizer.variables, *(inner.variables if inner is not optimizer else [])]
-
-
-def counts_by_example(metric: Any) -> bool:
-    """Return whether a metric is Keras's, whose state is a sum over the examples."""
-    function = internals.function_of(metric)
-    parts = [type(metric), *([function] if function is not None else [])]
-    return all(part.__module__.startswith("keras.src.") for part in parts)

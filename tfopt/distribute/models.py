@@ -92,7 +92,7 @@ class DistributedModel:
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the model's class, with workers coordinated and ``fit`` verified."""
-        plain = functools.partial(getattr(type(self._model), name), self._model)
+        plain = functools.partial(self.plain, name)
         with _numbers():
             if name.endswith("_on_batch"):
                 return plain(*args, **kwargs)

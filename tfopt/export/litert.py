@@ -24,7 +24,7 @@ from tfopt.export.litert_forms import litert_forms
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 from tfopt.hooks import Hooks
-from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.job.compiled_steps import ONE_AT_A_TIME
 from tfopt.keras_internals import layers_of
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from tfopt.export.litert import Traced, convert, serve, trace
 from tfopt.export.litert_file import LitertPredictor
 from tfopt.export.quantize import Quantized
 from tfopt.export.quiet import quiet
+from tfopt.job.model_checks import require_built_keras3, require_finite_weights
 from tfopt.job.parts import Artefact
-from tfopt.job.rebuild import require_built_keras3, require_finite_weights
 
 # Below this share, zeros are untrained biases.
 _SPARSE = 0.1

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt import keras_internals as internals
 from tfopt.errors import UserError
+from tfopt.job.model_checks import require_compiled
 from tfopt.job.parts import Data
-from tfopt.job.rebuild import blueprint, require_compiled
+from tfopt.job.rebuild import blueprint
 
 if TYPE_CHECKING:
     import keras

@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from tfopt.data.pipeline import Pipeline
-from tfopt.data.stages import CHANGES, Stage, applicable
+from tfopt.data.stage_changes import CHANGES, applicable
+from tfopt.data.stages import Stage
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain

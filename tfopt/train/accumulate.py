@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.rebuild import require_compiled
+from tfopt.job.model_checks import require_compiled
 from tfopt.job.transform import Chain, Run, Transform
 from tfopt.keras_internals import add_gradient_accumulators, learning_rate_of, without_scaling
 

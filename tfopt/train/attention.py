@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tfopt.errors import UserError, require_one_of
 from tfopt.hooks import Hooks, ModelHooks
-from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.job.compiled_steps import forget_compiled_steps
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import (
     ATTENTION,

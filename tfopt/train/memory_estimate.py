@@ -18,7 +18,7 @@ import numpy as np
 from tfopt.data.host_memory import MIB
 from tfopt.errors import UserError, require_count
 from tfopt.hooks import replaced
-from tfopt.job.rebuild import require_built_keras3, require_compiled
+from tfopt.job.model_checks import require_built_keras3, require_compiled
 from tfopt.keras_internals import build_by_shapes
 from tfopt.report.format import table
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.compress.kernels import rebuilder
 from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.cgroup import cpu_flags
+from tfopt.job.compiled_steps import ONE_AT_A_TIME
 from tfopt.job.from_model import compile_factory, state_of
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.parts import Effect
 from tfopt.job.plain_values import did_you_mean
-from tfopt.job.rebuild import ONE_AT_A_TIME, blueprint, custom_objects, require_built_keras3
+from tfopt.job.rebuild import blueprint, custom_objects
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import layers_inside, layers_of, nodes_of
 from tfopt.report.format import count

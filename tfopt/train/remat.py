@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tfopt.compress.kernels import Layers, compile_pattern, matcher
 from tfopt.errors import UserError
 from tfopt.hooks import ModelHooks
-from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.job.compiled_steps import forget_compiled_steps
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import given_as_trainable, layers_inside, layers_of
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tfopt.data.host_memory import MIB
 from tfopt.errors import UserError, hashable, require_count
 from tfopt.hooks import ModelHooks, replaced
-from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.job.compiled_steps import forget_compiled_steps
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import (
     WEIGHT_DECAY,
