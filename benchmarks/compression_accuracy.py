@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from compression_nets import NETS
+from figures import save_figures
 from make_embedded_mnist import read_mnist
-from paired import save_figures
 from tfopt.data.mnist import load_mnist
-from tfopt.export.litert_file import LitertPredictor, accuracy
+from tfopt.export.litert_file import LitertPredictor
+from tfopt.export.parity import right_answers
 from tfopt.files import write_atomically
 
 BATCH, RATE = 64, 1e-3
@@ -101,7 +102,7 @@ class Work:
     def accuracy(self, model: Any) -> float:
         if isinstance(model, bytes):
             x, y = self.test
-            return accuracy(LitertPredictor(model)([x])[0], y)
+            return float(right_answers(LitertPredictor(model)([x])[0], y, 0.5).mean())
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
 
     def file(self, model: Any, *, int8: bool = False) -> bytes:

@@ -2,7 +2,7 @@
 
 ``python benchmarks/compression_cost.py`` builds each net plain, pruned to 80 %, with 16
 clusters and quantization-aware, in Keras 3 through tfopt and in tf_keras through tfmot, and lets
-all train some steps in turn, many times. A ratio is of two neighbours in time. The bars are 1.05
+all train some steps in turn, many times. The bars are 1.05
 for pruning, 1.25 for clustering and 1.35 for quantization-aware training, each at or below tfmot's.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -18,7 +19,8 @@ import numpy as np
 import tf_keras
 
 import tfopt
-from paired import Ratio, paired_ratio, save_result
+from figures import save_figures
+from tfopt.export.model_footprint import against, in_turns
 
 RNG = np.random.default_rng(0)
 CLASSES = 10
@@ -66,7 +68,7 @@ def compiled(library: Any, net: str, held: str) -> Any:
     return model
 
 
-def stepper(model: Any, batch: int, steps: int) -> Callable[[], float]:
+def stepper(model: Any, batch: int, steps: int) -> Callable[[], list[float]]:
     """Return a function that trains some steps on one resident batch, and their mean time."""
     import tensorflow as tf
 
@@ -76,36 +78,32 @@ def stepper(model: Any, batch: int, steps: int) -> Callable[[], float]:
     train = model.make_train_function()
     train = model.train_function if train is None else train
 
-    def run() -> float:
+    def run() -> list[float]:
         begun = time.perf_counter()
         for _ in range(steps):
             train(data)
         # Reading a weight waits for the last step.
         model.layers[-1].get_weights()
-        return (time.perf_counter() - begun) / steps
+        return [(time.perf_counter() - begun) / steps]
 
     run()  # traces
     return run
 
 
-def measure(net: str, options: argparse.Namespace) -> tuple[list[Ratio], dict[str, list[float]]]:
+def measure(net: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Return how long each way takes beside the plain net of its library, and the seconds."""
     runs = {
         f"{name} {held}": stepper(compiled(library, net, held), options.batch, options.steps)
         for name, library in (("tfopt", keras), ("tfmot", tf_keras))
         for held in HELD
     }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(runs)
-    for _ in range(options.rounds):
-        RNG.shuffle(order)
-        for name in order:
-            times[name].append(runs[name]())
-    ratios = [
-        paired_ratio(f"{net}: {name} / plain", times[name], times[f"{name.split()[0]} plain"])
-        for name in runs
+    turns = in_turns(runs, options.rounds)
+    ratios = {
+        f"{net}: {name} / plain": asdict(against(turns[f"{name.split()[0]} plain"], own))
+        for name, own in turns.items()
         if not name.endswith("plain")
-    ]
-    return ratios, {f"{net}: {name}": values for name, values in times.items()}
+    }
+    return ratios, {f"{net}: {name}": [time for (time,) in own] for name, own in turns.items()}
 
 
 def main() -> None:
@@ -114,12 +112,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of one stretch")
     parser.add_argument("--batch", type=int, default=128)
     options = parser.parse_args()
-    ratios, times = [], {}
+    ratios, times = {}, {}
     for net in NETS:
         found, taken = measure(net, options)
-        ratios += found
+        ratios |= found
         times.update(taken)
-    save_result("compression_cost", ratios, step_s=times)
+    for name, ratio in ratios.items():
+        print(name, ratio)
+    save_figures("compression_cost", ratios=ratios, step_s=times)
 
 
 if __name__ == "__main__":

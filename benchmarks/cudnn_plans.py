@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.paired import save_figures
+from benchmarks.figures import save_figures
 from benchmarks.peers import ROOT
 from tfopt.hooks import replaced
 from tfopt.train import attention

@@ -2,7 +2,7 @@
 
 ``python benchmarks/data_sources.py`` makes 1,000,000 rows of 12 numbers, stores them as Parquet and
 as TFRecord, and reads whole epochs in batches of 256. In each round the two sources of a comparison
-are read back to back, in random order, and the figure is the median ratio of their seconds. Finally
+are read back to back, in random order, and the figure is the ratio of their seconds. Finally
 it reads 2 GiB of shuffled Parquet and prints the growth in memory.
 """
 
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 import tfopt
-from paired import paired_ratio, save_result
+from figures import save_figures
 from tfopt.data import Dask, Parquet, Spark, TFRecord
 from tfopt.measure.memory import peak_host_mib
+from tfopt.report.statistics import compare_pairs
 
 BATCH = 256
 NUMBERS = [f"f{i}" for i in range(12)]
@@ -204,16 +206,18 @@ def main() -> None:
         large_mib = write_large(folder / "large")
         peak = peak_in_a_fresh_process(folder / "large")
         print(f"{large_mib:.0f} MiB read, the process grew by {peak:.0f} MiB")
-    ratios = []
+    ratios = {}
     for (tried, reference, after_first), times in pairs.items():
         name = f"seconds of {tried} / {reference}" + (", after the first batch" * after_first)
-        ratios.append(paired_ratio(name, *map(list, zip(*times, strict=True))))
+        own, other = zip(*times, strict=True)
+        ratios[name] = asdict(compare_pairs(other, own))
+        print(name, ratios[name])
     rates = {
         name: round(options.rows / (PANDAS_PART if name == BY_PANDAS else 1) / float(np.median(s)))
         for name, s in seconds.items()
     }
     figures = {"examples_per_second": rates, "large_mib": large_mib, "grown_mib": peak}
-    save_result("data_sources", ratios, **figures)
+    save_figures("data_sources", ratios=ratios, **figures)
 
 
 if __name__ == "__main__":

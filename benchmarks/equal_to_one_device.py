@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from allpairspy import AllPairs
 
-from paired import save_figures
+from figures import save_figures
 
 BATCH, EPOCHS, CLASSES = 16, 2, 3
 SETTINGS: dict[str, list[Any]] = {

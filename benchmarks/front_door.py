@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from figures import save_figures
 from neighbour import neighbour
-from paired import save_figures
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import read_bench_report
 from tfopt.report.summary import headline_of

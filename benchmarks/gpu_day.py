@@ -37,6 +37,7 @@ from tfopt.job.references import resolve_function
 from tfopt.measure.provenance import read_provenance
 from tfopt.monitor.nvml import gpu_memories, why_no_gpu
 from tfopt.recipes.flags import FAILED, Parser, add_debug, add_output, exit_code_of
+from tfopt.subprocesses import how_it_ended, last_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -45,7 +46,6 @@ DONE, BROKEN, TIMED_OUT, BEGUN = "done", "failed", "timed out", "begun"
 SOURCES = ("gpu_*.py", "*peer*.py", "jobs.py", "nets.py")
 # What a step is left to end in by itself, before and after it is asked to.
 GRACE_S = 10.0
-_LAST_LINES, _LAST_LETTERS = 5, 800
 _LOOK_THEMSELVES = (":doctor", ":peers")  # TensorFlow takes seconds to load
 _CHILD = "from benchmarks.gpu_day import one_step; one_step()"
 
@@ -260,12 +260,12 @@ def _variables(rehearse: bool, folder: str) -> dict[str, str]:
 
 def _unended(code: int | None, log: Path, limit_s: float) -> dict[str, Any]:
     """Return how a step ended that could not tell it itself."""
-    words = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-    told = f"its last words: {' | '.join(words)[-_LAST_LETTERS:] or 'none'}"
+    output = log.read_text(encoding="utf-8", errors="replace")
     if code is None:
-        return {"status": TIMED_OUT, "reason": f"not done within {limit_s:g} s; {told}"}
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return {"status": BROKEN, "reason": f"its process ended without a result: {how}; {told}"}
+        words = last_lines(output) or "none"
+        reason = f"not done within {limit_s:g} s; its last output: {words}"
+        return {"status": TIMED_OUT, "reason": reason}
+    return {"status": BROKEN, "reason": how_it_ended(code, output)}
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
@@ -362,8 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 told = ended.get(step.name, "")
                 print(f"{step.name:18} {step.limit_s:5g} s  {told:9}  {step.answers}")
             return 0
-        memories = gpu_memories()
-        if not options.rehearse and (isinstance(memories, str) or not memories):
+        if not options.rehearse and not gpu_memories():
             raise UserError(
                 "This machine has no GPU to spend a day on.",
                 expected="a GPU that NVIDIA's driver lists",

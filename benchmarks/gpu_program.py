@@ -17,7 +17,7 @@ from typing import Any
 
 import tfopt
 from benchmarks import nets
-from benchmarks.paired import save_figures
+from benchmarks.figures import save_figures
 from benchmarks.peers import ROOT, net_of
 from tfopt.hooks import replaced
 from tfopt.train import attention

@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfopt
-from benchmarks.paired import save_figures
+from benchmarks.figures import save_figures
 from tfopt.measure.input_doctor import InputDiagnosis, diagnose_input
 from tfopt.measure.targets import Target
 

@@ -267,7 +267,7 @@ def main() -> None:
     if asked.train:
         train(*asked.train)
         return
-    from paired import save_figures
+    from figures import save_figures
 
     rng, rows = random.Random(asked.seed), {}
     with tempfile.TemporaryDirectory() as scratch:

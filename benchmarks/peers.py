@@ -34,14 +34,15 @@ from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.recipe_file import chain_to_toml, read_recipe
 from tfopt.job.transform import Chain
-from tfopt.measure.children import Child, Lost, visible_gpus
-from tfopt.measure.engine import Candidate, Engine, shared_rounds
+from tfopt.measure.children import JobProcess, Lost
+from tfopt.measure.engine import LATE, Candidate, Engine, shared_rounds
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, Turn
-from tfopt.monitor.nvml import why_no_gpu
+from tfopt.monitor.nvml import gpu_memories, why_no_gpu
 from tfopt.recipes.flags import Parser, add_chain, add_debug, add_output, exit_code_of, names
 from tfopt.report.statistics import LEAST, compare_pairs
+from tfopt.subprocesses import SHARING, how_it_ended
 
 ROOT = Path(__file__).resolve().parent.parent
 KERAS, CHAIN, PYTORCH = "Keras", "the chain", "PyTorch"
@@ -62,8 +63,6 @@ SIZES: dict[str, dict[str, int]] = {
 _TINY = {"blocks": 1, "width": 32, "heads": 2, "tokens": 16, "vocabulary": 100, "pixels": 32}
 _BATCHES = {"resnet50": 256, "bert": 32, "vit": 128}
 _ROUNDS, _ROUNDS_AT_ONCE, _TURN_S, _FOR_TURNS_S = 20, 5, 0.25, 30.0
-_LAST_LINES = 5
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 _CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")  # empty ones: first steps are first steps
 _FOR_JAX = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
@@ -119,7 +118,7 @@ def sides(peers: Sequence[str], tuned: Chain = TUNED, flags: Sequence[str] = ())
     ]
 
 
-class Peer(Child):
+class Peer(JobProcess):
     """The process of a side; the engine gives it turns as it does its own."""
 
     def __init__(self, side: Side, net: Net, python: str, log: Path) -> None:
@@ -136,7 +135,7 @@ class Peer(Child):
                 stdout=words,
                 stderr=words,
                 cwd=ROOT,
-                env={**_QUIET, **os.environ, **caches, **side.variables, **hidden},
+                env={**SHARING, **os.environ, **caches, **side.variables, **hidden},
                 start_new_session=True,
             )
         self.pid, self._pipe = self._process.pid, Connection(ours.detach())
@@ -152,9 +151,8 @@ class Peer(Child):
                 raise Lost(f"it did not answer within {timeout_s:.0f} s")
             kind, value = self._pipe.recv()
         except (EOFError, ConnectionError):
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            words = " | ".join(lines[-_LAST_LINES:]) or "none"
-            raise Lost(f"its process ended without a result; its last output: {words}") from None
+            words = self._log.read_text(encoding="utf-8", errors="replace")
+            raise Lost(how_it_ended(None, words)) from None
         if kind in ("refused", "failed"):
             raise Lost(value, kind)
         if kind == "facts":
@@ -215,7 +213,8 @@ def _make_ready(candidate: Candidate, net: Net, ready_by: float) -> None:
         candidate.ready = child.receive(ready_by - time.monotonic())
         child.stop()
     except Lost as lost:
-        candidate.out, candidate.status = str(lost), lost.status
+        candidate.out = LATE if time.monotonic() >= ready_by else str(lost)
+        candidate.status = lost.status
         child.end()
 
 
@@ -301,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         net = net_of(options.net, options.blocks, options.batch, rehearse=options.rehearse)
         tuned = read_recipe(options.chain).chain if options.chain else TUNED
         compared = sides(options.peers, tuned, options.xla_flags)
-        if not options.rehearse and not visible_gpus():
+        if not options.rehearse and not gpu_memories():
             fix = "--rehearse trains tiny nets on the CPU"
             raise UserError(
                 "This machine has no GPU to compare on.", received=why_no_gpu(), fix=fix

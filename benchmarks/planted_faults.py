@@ -26,8 +26,8 @@ import tensorflow as tf
 
 import models_to_prove as models
 import tfopt
-from paired import save_figures
-from tfopt.distribute import losses, step
+from figures import save_figures
+from tfopt.distribute import losses, metrics, step
 from tfopt.distribute.models import distributed
 from tfopt.distribute.verify import verify
 from tfopt.distribute.whole_batch import Shard
@@ -98,9 +98,9 @@ PATCHES: dict[str, tuple[str, Patch]] = {
     "sample weights left out": ("sample_weights", (losses, "terms", _unweighted)),
     "a loss of the local batch": ("several_outputs", (losses, "all_reduce_sum", _local)),
     "a whole gradient on each replica": ("a_sum_clipped", (step, "divide_gradient", _local)),
-    "an example lost": ("metrics_of_regression", (step, "drop_padding", _a_row_less)),
+    "an example lost": ("metrics_of_regression", (metrics, "drop_padding", _a_row_less)),
     "rows of one replica": ("contrastive_loss", (losses, "gather_rows", _local)),
-    "rows of one replica in a metric": ("a_metric_of_its_own", (step, "gather_rows", _local)),
+    "rows of one replica in a metric": ("a_metric_of_its_own", (metrics, "gather_rows", _local)),
     "moving averages not updated": ("averages_of_weights", (step.Step, "_sum_of", _not_summed)),
 }
 

@@ -15,8 +15,8 @@ import random
 import statistics
 import time
 
+from figures import save_figures
 from neighbour import neighbour
-from paired import save_figures
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Engine, copies, shared_rounds
 from tfopt.measure.targets import Target

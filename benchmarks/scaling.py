@@ -16,7 +16,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from paired import save_figures
+from figures import save_figures
 from tfopt import Distribute, chain
 from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies

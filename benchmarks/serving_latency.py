@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paired import save_figures
+from figures import save_figures
 from serving_nets import net
 
 MNIST, MOBILENET = "cnn", "depthwise"
@@ -34,8 +34,8 @@ def measured(name: str, turns: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfopt
+    from tfopt.export.latency import turn_of
     from tfopt.export.model_footprint import against, in_turns, timed_turn
-    from tfopt.export.optimize import turn_of
     from tfopt.subprocesses import Child
 
     model, x = net(name)
@@ -77,7 +77,7 @@ def measured(name: str, turns: int) -> dict[str, Any]:
 
 def in_fresh_processes(first: Any, second: Any, inputs: list[Any]) -> Any:
     """Return the time of the first file as a share of the second's, process by process."""
-    from tfopt.export.optimize import turn_of
+    from tfopt.export.latency import turn_of
     from tfopt.report.statistics import compare_pairs
     from tfopt.subprocesses import Child
 

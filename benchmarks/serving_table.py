@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from paired import RESULTS, save_figures
+from figures import RESULTS, save_figures
 from serving_nets import ARCHITECTURES, NETS, net
 
 FORMATS = ("saved_model", "litert", "onnx", "openvino")

@@ -15,7 +15,7 @@ from tfopt.errors import UserError
 from tfopt.job.recipe_file import chain_from_toml
 from tfopt.measure.turn_taking import TakeTurns, Way
 from tfopt.run import Prepared
-from tfopt.train.attention import fused_layers
+from tfopt.train.attention import FusedLayers
 
 _EPOCH = 32  # batches
 
@@ -40,7 +40,7 @@ class Told(Way):
 
     def processor_s(self) -> float:
         """Tell what has become of attention, which shows when the step is traced."""
-        found = fused_layers(self.models[0])
+        found = FusedLayers.of(self.models[0])
         if found is not None:
             self.pipe.send(("facts", {"attention": found.summary()[1]}))
         return 0.0

@@ -20,8 +20,8 @@ import statistics
 import time
 from typing import Any
 
+from figures import RESULTS, save_figures
 from neighbour import neighbour
-from paired import RESULTS, save_figures
 from tfopt.commands.tune import setting_values
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
 from tfopt.job.transform import Chain

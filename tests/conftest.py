@@ -38,7 +38,7 @@ def signals_are_heard():
 def leftovers_are_frozen():
     """Keep what is alive after a module's tests out of every later look through all objects.
 
-    Garbage collection takes them, and so does ``tfopt.job.rebuild.models_around``: in a process that
+    Garbage collection takes them, and so does ``tfopt.job.compiled_steps.models_around``: in a process that
     has run a thousand tests that was most of the time.
     """
     gc.freeze()

@@ -23,7 +23,7 @@ from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.scores import Trained, TrainWhole
 from tfopt.measure.turn_taking import Ready, Turn
 from tfopt.monitor.nvml import GpuMemory
-from tfopt.report.serving import Footprint, Footprints
+from tfopt.report.footprints import Footprint, Footprints
 from tfopt.report.training import Reading
 from tfopt.tune.at_batch import look_at_job
 
@@ -51,7 +51,10 @@ FACTS = JobFacts(
     tested=True,
 )
 DATA = "toy (10,000 examples)"
-MODULES = ("measure.engine", "measure.bench", "measure.trainings", "tune.search", "tune.batch_size")
+MODULES = (
+    "measure.engine", "measure.bench", "measure.trainings",
+    "tune.search", "tune.time_left", "tune.batch_size",
+)  # fmt: skip
 FILE = {"artefact": "model_int8.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
 
 
@@ -83,10 +86,10 @@ class Machine:
         self.children = []
         monkeypatch.setitem(sys.modules, "toy", SimpleNamespace(job=None))
         given = {
-            "Child": partial(MadeChild, self),
+            "JobProcess": partial(MadeChild, self),
             "time": SimpleNamespace(monotonic=lambda: self.now),
             "usable_cores": lambda: 2,
-            "visible_gpus": self._gpus,
+            "gpu_memories": self._gpus,
             "available_memory": self._memory,
             "_own_mib": lambda pid: self.each_mib,
         }
@@ -94,7 +97,9 @@ class Machine:
             module = import_module(f"tfopt.{name}")
             for attribute in given.keys() & vars(module).keys():
                 monkeypatch.setattr(module, attribute, given[attribute])
-        monkeypatch.setattr(import_module("tfopt.measure.children"), "Child", given["Child"])
+        monkeypatch.setattr(
+            import_module("tfopt.measure.children"), "JobProcess", given["JobProcess"]
+        )
 
     def _memory(self):
         held = self.each_mib * len(self.alive)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfopt
 from tfopt import Data, Execution, Job, Prune, UserError, chain, run
 from tfopt.job import Artefact, Transform
+from tfopt.run import prepared
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -360,6 +361,13 @@ def test_mistakes_beyond_the_first_batch_are_refused():
         run(late("y", 7))
     assert "label 7" in str(caught.value)
     assert "from 0 to 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(("steps", "examples", "last"), [(2, 32, 16), (None, 40, 8)])
+def test_an_epoch_has_the_examples_of_its_steps(steps, examples, last):
+    data = lambda: Data(train=(np.zeros((40, 6), "float32"), np.zeros(40, "int64")))  # noqa: E731
+    with prepared(a_job(data=data, batch_size=16, steps_per_epoch=steps)) as ready:
+        assert (ready.epoch_examples, ready.last_batch) == (examples, last)
 
 
 @pytest.mark.parametrize(

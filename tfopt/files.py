@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -55,6 +56,23 @@ def nearest_path(path: Path) -> str:
     missing = path.relative_to(folder).parts[0]
     similar = get_close_matches(missing, os.listdir(folder), n=1)
     return f"did you mean {folder / similar[0]}?" if similar else f"look in {folder.resolve()}"
+
+
+def keras_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a .keras file; refuse what is none."""
+    file = Path(path).expanduser()
+    expected = "a .keras file, as model.save('model.keras') writes it"
+    if not file.exists():
+        raise UserError(f"{file} does not exist.", expected=expected, fix=nearest_path(file))
+    if not file.is_file() or not zipfile.is_zipfile(file):
+        raise UserError(
+            f"{file} is not a saved Keras 3 model.",
+            expected=expected,
+            received="another kind of file, or a damaged one",
+            fix="save the model: model.save('model.keras'); an .h5 file is read by "
+            "keras.models.load_model(path), one of weights by model.load_weights(path)",
+        )
+    return file
 
 
 def target_of(path: object) -> Path:

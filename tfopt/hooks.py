@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, update_wrapper
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 Entered = TypeVar("Entered", covariant=True)
 
@@ -115,6 +115,29 @@ class Hooks:
     def remove(self) -> None:
         """Restore all instances."""
         self._undo.close()
+
+
+class ModelHooks(Hooks):
+    """Hooks that stay with a model, in an ``attribute`` that Keras does not track."""
+
+    attribute: ClassVar[str]
+
+    @classmethod
+    def of(cls, model: Any) -> Self | None:
+        """Return the hooks of this class that a model has, if any."""
+        hooks: Self | None = vars(model).get(cls.attribute)
+        return hooks
+
+    def put_on(self, model: Any) -> None:
+        """Keep these with the model."""
+        vars(model)[self.attribute] = self
+
+    @classmethod
+    def take_off(cls, model: Any) -> None:
+        """Remove the hooks of this class that a model has, if any."""
+        hooks: Self | None = vars(model).pop(cls.attribute, None)
+        if hooks is not None:
+            hooks.remove()
 
 
 def _replace(undo: ExitStack, target: Any, name: str, value: Any) -> None:

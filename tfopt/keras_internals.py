@@ -162,6 +162,11 @@ def layers_inside(layer: Any, *, recursive: bool = True) -> list[Any]:
     return list(layer._flatten_layers(include_self=False, recursive=recursive))
 
 
+def without_scaling(optimizer: Any) -> Any:
+    """Return the optimizer inside a LossScaleOptimizer, or any other optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def learning_rate_of(optimizer: Any) -> Any:
     """Return an optimizer's schedule, function or variable of the learning rate."""
     return optimizer._learning_rate
@@ -227,9 +232,21 @@ def functional_inside(sequential: Any) -> Any:
     return sequential._functional
 
 
-def nodes_by_depth(functional: Any) -> dict[int, list[Any]]:
-    """Return the nodes of a graph by depth; the highest depth runs first."""
-    return functional._nodes_by_depth  # type: ignore[no-any-return]
+def graph_of(model: Any) -> Any:
+    """Return the Functional model that computes a model's call; None where that is its own."""
+    import keras
+
+    if isinstance(model, keras.Sequential):
+        return functional_inside(model)
+    caller = next(base for base in type(model).__mro__ if "call" in vars(base))
+    is_functional = caller.__module__.startswith("keras.") and caller.__name__ == "Functional"
+    return model if is_functional else None
+
+
+def nodes_of(functional: Any) -> list[Any]:
+    """Return the nodes of a graph in the order in which Keras runs them, its inputs first."""
+    by_depth = sorted(functional._nodes_by_depth.items(), reverse=True)
+    return [node for _, nodes in by_depth for node in nodes]
 
 
 def asks_for_scores(attention: Any) -> bool:
@@ -321,13 +338,13 @@ def names_without_decay(optimizer: Any) -> list[str]:
 
 def update_each_copy(put: Put, undo: ExitStack, optimizer: Any) -> None:
     """Make an optimizer update the local copies of a replica, as on one device."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    for target in filter(None, (optimizer, inner)):
+    inner = without_scaling(optimizer)
+    for target in dict.fromkeys((optimizer, inner)):
         kind = type(target)
         undo.callback(object.__setattr__, target, "__class__", kind)
         local = type(kind.__name__, (kind, _on_one_device()), {})
         object.__setattr__(target, "__class__", local)
-    if inner is not None:
+    if inner is not optimizer:
         put(optimizer, "_tf_apply", optimizer._common_apply)
 
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     import keras
 
 _log = logging.getLogger("tfopt")
+ENDLESS = 1_000_000  # epochs of a training that a callback ends
+_EVALUATION_BATCH = 256
+_BATCHES_THAT_FIT = 8  # of the training's size, without activations for gradients
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,9 +134,6 @@ def require_job(job: object, caller: str = "run") -> None:
     raise UserError(f"{caller}() takes a job.", expected="a tfopt.Job", received=repr(job), fix=fix)
 
 
-ENDLESS = 1_000_000  # epochs of a training that a callback ends
-
-
 @contextmanager
 def prepared(
     job: Job, chain: Transform | None = None, *, endless: bool = False
@@ -208,19 +208,15 @@ class Prepared:
             return None
         train, most = self.examples["train"], steps * batch
         alone = None if train.keeps_batches else train.steps(1)
-        return alone if alone is not None and most - alone < batch else most
+        return alone if alone is not None and 0 <= most - alone < batch else most
 
     @property
     def last_batch(self) -> int | None:
         """Return the examples of an epoch's last batch, which may be smaller; None if unknown."""
-        examples, steps, batch = (
-            self.epoch_examples,
-            self.facts.steps_per_epoch,
-            self.facts.batch_size,
-        )
-        if examples is None or steps is None or batch is None:
+        examples, steps = self.epoch_examples, self.facts.steps_per_epoch
+        if examples is None or steps is None or self.facts.batch_size is None:
             return None
-        return min(examples - (steps - 1) * batch, batch)
+        return examples - (steps - 1) * self.facts.batch_size
 
     @property
     def compiled_shapes(self) -> tuple[str, ...]:
@@ -239,20 +235,7 @@ class Prepared:
     ) -> Outcome:
         """Train, take the steps after ``fit``, and evaluate on the test part."""
         run = self.run
-        shapes = self.compiled_shapes
-        if shapes and vary_in_shape(self.train_input):
-            _log.warning(
-                "XLA compiles the step again for each new shape, and batches are %s. Pad them to "
-                "one length or a few, or compile with jit_compile=False.",
-                shapes[0],
-            )
-        elif len(shapes) > 1:
-            _log.warning(
-                "XLA compiles the step a second time at the end of the first epoch: batches are "
-                "%s and the last one %s. A batch size that divides the examples, or "
-                "PipelineOptions(drop_remainder=True), avoids it.",
-                *shapes,
-            )
+        self._warn_of_shapes()
         history = self.train(callbacks=callbacks, verbose=verbose)
         for transform in run.acting(sorted(run.chain.parts, key=_finishes)):
             transform.finish(run, self.model)
@@ -267,6 +250,23 @@ class Prepared:
             run.data,
         )
 
+    def _warn_of_shapes(self) -> None:
+        """Warn of batches of several shapes, for each of which XLA compiles the step."""
+        shapes = self.compiled_shapes
+        if shapes and vary_in_shape(self.train_input):
+            _log.warning(
+                "XLA compiles the step again for each new shape, and batches are %s. Pad them to "
+                "one length or a few, or compile with jit_compile=False.",
+                shapes[0],
+            )
+        elif len(shapes) > 1:
+            _log.warning(
+                "XLA compiles the step a second time at the end of the first epoch: batches are "
+                "%s and the last one %s. A batch size that divides the examples, or "
+                "PipelineOptions(drop_remainder=True), avoids it.",
+                *shapes,
+            )
+
     def train(
         self,
         *,
@@ -276,19 +276,18 @@ class Prepared:
         verbose: int = 0,
     ) -> keras.callbacks.History:
         """Train, with the callbacks of the job and the chain before ``callbacks``."""
-        run = self.run
+        run, facts = self.run, self.run.facts
         own = [make() for make in run.job.callbacks]
         own += [callback for transform in run.acting() for callback in transform.callbacks(run)]
+        validation = self.examples.get("validation") if validate else None
         with translate_fit_errors(run.data.train, run.data.validation):
             history = self.model.fit(
-                **examples_of(self.train_input).fit_arguments(run.facts.batch_size),
+                **examples_of(self.train_input).fit_arguments(facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
                 shuffle=not hasattr(self.train_input, "element_spec"),
                 epochs=epochs or run.job.epochs,
                 steps_per_epoch=run.job.steps_per_epoch,
-                validation_data=readable(self.examples.get("validation"), run.facts.batch_size)
-                if validate
-                else None,
+                validation_data=readable(validation, facts.batch_size),
                 callbacks=[*own, *callbacks],
                 verbose=verbose,
             )
@@ -310,14 +309,9 @@ class Prepared:
 
     @cached_property
     def _test_input(self) -> Any:
-        # Without activations for gradients, several training batches fit into memory.
         trained = self.facts.batch_size or DEFAULT_BATCH
         batch = max(trained, min(_EVALUATION_BATCH, trained * _BATCHES_THAT_FIT))
         return evaluation_input(self.examples["test"], batch - batch % self.facts.replicas)
-
-
-_EVALUATION_BATCH = 256
-_BATCHES_THAT_FIT = 8
 
 
 def _finishes(transform: Transform) -> int:
@@ -366,7 +360,7 @@ def _not_returned(name: str, received: str, fix: str) -> UserError:
 
 
 def _build(run: Run, train: Examples) -> keras.Model:
-    from tfopt.job.rebuild import has_weights, require_built_keras3, require_keras3
+    from tfopt.job.model_checks import has_weights, require_built_keras3, require_keras3
 
     model = run.job.build()
     if model is None:
@@ -397,9 +391,11 @@ def _classes(model: keras.Model, loss: Any) -> int | None:
     """Return the number of classes if labels are class indices; else None."""
     import keras
 
-    sparse = loss in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
-    sparse = sparse or isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
-    sparse = sparse or loss is keras.losses.sparse_categorical_crossentropy
+    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or loss in (
+        "sparse_categorical_crossentropy",
+        "SparseCategoricalCrossentropy",
+        keras.losses.sparse_categorical_crossentropy,
+    )
     # A subclassed model has no output shape.
     shape = getattr(model, "output_shape", None)
     return int(shape[-1]) if sparse and isinstance(shape, tuple) and shape[-1] else None

@@ -24,14 +24,11 @@ from tfopt.errors import UserError, first_line
 
 Result = TypeVar("Result")
 _LIMIT_S = 1800.0
-_ENVIRONMENT = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    # Several of these processes and the user's own share one GPU.
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # Turns the telemetry of NNCF and OpenVINO off.
-    "CI": "true",
-    "NNCF_CI": "1",
-}
+# Several of these processes and the user's own share one GPU.
+SHARING = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+# CI turns the telemetry of NNCF and OpenVINO off.
+_FOR_ENGINES = {**SHARING, "CI": "true", "NNCF_CI": "1"}
+_LAST_LINES, _LAST_LETTERS = 5, 600
 
 
 def in_time(limit_s: float, work: Callable[[], Result]) -> Result:
@@ -80,6 +77,27 @@ def signals_as_interrupt(*numbers: int) -> AbstractContextManager[None]:
     return handling(interrupt, *numbers)
 
 
+def last_lines(output: str) -> str:
+    """Return the last lines of a process's output in one line."""
+    words = " | ".join(line.strip() for line in output.strip().splitlines()[-_LAST_LINES:])
+    return words[-_LAST_LETTERS:]
+
+
+def how_it_ended(code: int | None, output: str) -> str:
+    """Return how a process ended without a result; ``code`` is None where that is not known.
+
+    Example:
+        >>> how_it_ended(1, "no such file")
+        'the process ended without a result: exit code 1; its last output: no such file'
+    """
+    how = "" if code is None else f": exit code {code}"
+    if code is not None and code < 0:
+        how = f": killed by {signal.Signals(-code).name}"
+        how += " (the system may have run out of memory)" * (code == -signal.SIGKILL)
+    words = last_lines(output) or "none"
+    return f"the process ended without a result{how}; its last output: {words}"
+
+
 class ChildEnded(RuntimeError):
     """The child process ended or timed out before it returned a result."""
 
@@ -97,7 +115,7 @@ class Child:
     """
 
     def __init__(self, *, gpu: bool = False, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = dict(_ENVIRONMENT if environment is None else environment)
+        self._environment = dict(_FOR_ENGINES if environment is None else environment)
         if not gpu:
             self._environment["CUDA_VISIBLE_DEVICES"] = "-1"
         self._process: subprocess.Popen[bytes] | None = None
@@ -140,7 +158,13 @@ class Child:
                     break
                 yield answer
         except (EOFError, OSError):
-            raise ChildEnded(self._how_it_ended()) from None
+            assert self._process is not None
+            assert self._log is not None
+            code = self._process.wait()
+            self._log.seek(0)
+            raise ChildEnded(
+                how_it_ended(code, self._log.read().decode(errors="replace"))
+            ) from None
         if kind == "user_error":
             raise UserError(answer.pop("what"), **answer)
         if kind == "failed":
@@ -174,18 +198,6 @@ class Child:
                 env=os.environ | self._environment | path,
                 start_new_session=True,
             )
-
-    def _how_it_ended(self) -> str:
-        assert self._process is not None
-        assert self._log is not None
-        code = self._process.wait()
-        if code == -signal.SIGKILL:
-            return "the process was killed (SIGKILL): the machine ran out of memory, most likely"
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        words = " | ".join(line.strip() for line in lines[-3:])
-        return f"the process ended with {how}" + (f": {words[-600:]}" if words else "")
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_a_step_leaves_a_dated_file(carried_out):
     ("name", "status", "reason"),
     [
         ("fails", "failed", "The matrix is not square.\n  received: 2 by 3"),
-        ("crashes", "failed", "killed by SIGABRT; its last words: a kernel went wrong"),
+        ("crashes", "failed", "killed by SIGABRT; its last output: a kernel went wrong"),
     ],
 )
 def test_how_a_step_ended_is_in_its_file(carried_out, name, status, reason):
@@ -148,7 +148,7 @@ def test_steps_are_chosen_by_name_in_their_own_order(gpu_day):
 
 
 def test_without_a_gpu_it_refuses(gpu_day, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(gpu_day, "gpu_memories", lambda: "NVML: no library")
+    monkeypatch.setattr(gpu_day, "gpu_memories", list)
     assert gpu_day.main(["--output", str(tmp_path / "day")]) == 2
     assert "fix: --rehearse" in capsys.readouterr().err
     assert not (tmp_path / "day").exists()

@@ -123,7 +123,7 @@ def test_tfopts_side_speaks_the_same_protocol(load, net):
 
 def test_without_a_gpu_it_refuses(load, monkeypatch, tmp_path, capsys):
     peers = load("peers")
-    monkeypatch.setattr(peers, "visible_gpus", list)
+    monkeypatch.setattr(peers, "gpu_memories", list)
     assert peers.main(["--output", str(tmp_path / "peers")]) == 2
     assert "fix: --rehearse" in capsys.readouterr().err
     assert not (tmp_path / "peers").exists()

@@ -102,10 +102,15 @@ def test_an_error_names_the_flags_of_its_command():
         (["launch", "--data-workers", "2", "--", "true"], "no training beside it"),
         (["report", "nowhere.json"], "nowhere.json"),
         (["report", "cut.json"], "cut.json"),
+        (["export", "no.keras"], "no.keras does not exist"),
+        (["optimize", "cut.json", "--data", "a.npz"], "cut.json is not a saved Keras 3 model"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
+    # A file that cannot be read is no reason to load TensorFlow.
+    monkeypatch.setitem(sys.modules, "tfopt.export.export", None)
+    monkeypatch.setitem(sys.modules, "tfopt.export.optimize", None)
     chain = "tfopt = 1\n[[chain]]\ntransform ="
     Path("typo.toml").write_text(f'{chain} "prune"\nsparsety = 0.5\n')
     Path("jobless.toml").write_text(f'{chain} "place"\n')

@@ -1,4 +1,4 @@
-"""Cluster as a transform: validated when made, scheduled by the run, verified after it."""
+"""Cluster as a transform: scheduled by the run, verified after it."""
 
 import keras
 import numpy as np
@@ -15,8 +15,7 @@ from dense_nets import (
     zeros_of,
 )
 
-from tfopt import Cluster, Data, Job, Prune, chain, run
-from tfopt.errors import CannotCombine, UserError
+from tfopt import Cluster, Data, Job, run
 
 
 def values(outcome):
@@ -63,25 +62,3 @@ def test_a_training_cut_short_says_so():
     outcome = run(a_job(), Cluster(6), callbacks=[StopAtOnce()])
     assert "ended before its clusters were formed" in outcome.effects[0][1].note
     assert min(values(outcome)) > 6
-
-
-@pytest.mark.parametrize("parts", [(Prune(0.5), Cluster()), (Cluster(), Prune(0.5))], ids=repr)
-def test_masks_and_clusters_are_not_held_at_once(parts):
-    with pytest.raises(CannotCombine, match="both constrain the weights") as caught:
-        chain(*parts)
-    assert "Prune" in str(caught.value)
-    assert "Cluster" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"clusters": 1},
-        {"begin": 1.5},
-        {"layers": "("},
-    ],
-    ids=repr,
-)
-def test_a_bad_setting_fails_when_made(settings):
-    with pytest.raises(UserError):
-        Cluster(**settings)

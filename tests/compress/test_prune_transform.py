@@ -1,4 +1,4 @@
-"""Prune as a transform: validated when made, scheduled by the run, verified after it."""
+"""Prune as a transform: scheduled by the run, verified after it."""
 
 import keras
 import numpy as np
@@ -76,24 +76,6 @@ def test_fractions_become_steps_of_the_run(prune, steps, expected):
 def test_a_training_of_unknown_length_is_refused(transform):
     with pytest.raises(UserError, match="the length of the training"):
         transform.attach(run_of(transform), keras.Sequential())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"sparsity": 0.5, "schedule": "cubic"},
-        {"sparsity": 0.5, "schedule": "constant", "initial_sparsity": 0.2},
-        {"sparsity": 0.5, "begin": 0.8, "end": 0.2},
-        {"sparsity": 0.5, "frequency": 0},
-        {"sparsity": 0.5, "layers": 3},
-        {"sparsity": 0.5, "pattern": "2:4"},
-        {"sparsity": 0.5, "across": "model", "pattern": "2:4", "schedule": "constant"},
-    ],
-    ids=repr,
-)
-def test_a_bad_setting_fails_when_made(settings):
-    with pytest.raises(UserError):
-        Prune(**settings)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from digits import small_digits
 from int8_kernels import int8_kernels
 
-from tfopt import Data, Job, UserError, chain, run
+from tfopt import Data, Job, chain, run
 from tfopt.compress.prune import Prune
 from tfopt.compress.quantize_aware import QuantizeAware
 
@@ -60,19 +60,6 @@ def test_the_file_is_measured_and_the_model_is_plain_again():
 def test_layers_not_chosen_are_told():
     outcome = run(job().with_(epochs=1), QuantizeAware(layers="^conv", freeze_batchnorm=None))
     assert "left alone: " in outcome.effects[0][1].note
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"precision": "int3"}, "int8"),
-        ({"begin": 1.5}, "begin"),
-        ({"freeze_batchnorm": -1}, "freeze_batchnorm"),
-    ],
-)
-def test_bad_settings_are_refused_when_they_are_written(settings, words):
-    with pytest.raises(UserError, match=words):
-        QuantizeAware(**settings)
 
 
 @pytest.mark.parametrize("order", [1, -1])

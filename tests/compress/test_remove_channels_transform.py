@@ -2,10 +2,8 @@
 
 import keras
 import numpy as np
-import pytest
 
 from tfopt import Data, Job, RemoveChannels, chain, run
-from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -39,18 +37,3 @@ def test_a_trained_model_becomes_smaller_and_trains_on_with_a_new_optimizer():
     ((_, effect),) = outcome.effects
     assert "fewer channels in 1 group" in effect.note
     assert "computes statistics over channels" in effect.note
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"fraction": 1.5},
-        {"target": len},
-        {"score": "taylor"},
-        {"ranking": "both"},
-        {"layers": "("},
-    ],
-)
-def test_settings_are_checked_when_made(settings):
-    with pytest.raises(UserError):
-        RemoveChannels(**settings)

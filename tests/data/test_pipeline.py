@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from allpairspy import AllPairs
 from one_transform import run_of
@@ -313,7 +314,10 @@ def test_a_wrong_setting_is_refused_when_it_is_made(settings, words):
         (batches(), "only once"),
         (lambda path: None, "without arguments"),
         (dataset().unbatch(), "single examples"),
-        (lambda: iter([np.float32(1)]), "not an array of examples"),
+        (lambda: iter([np.float32(1)]), "yield whole batches"),
+        ((tf.ragged.constant([[1.0], [2.0, 3.0]]), Y[:2]), "A RaggedTensor cannot be cut"),
+        ((tf.sparse.eye(2), Y[:2]), "A SparseTensor cannot be cut"),
+        ((scipy.sparse.eye(2), Y[:2]), "cannot be cut(.|\n)*a dense array"),
         ([X, Y], "tuple"),
         (({"a": [1, 2]}, Y), "not an array of examples"),
         (7, "int"),

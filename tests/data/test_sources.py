@@ -340,7 +340,7 @@ def test_images_that_cannot_be_decoded_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".tfrecord", ".tfrecord.gz"])
-def test_tfrecord_files_with_an_inferred_and_a_declared_spec(tmp_path, ending):
+def test_tfrecord_files_with_an_inferred_and_a_declared_spec(tmp_path, ending, caplog):
     for part in range(3):
         records(
             tmp_path / f"p{part}{ending}",
@@ -356,6 +356,7 @@ def test_tfrecord_files_with_an_inferred_and_a_declared_spec(tmp_path, ending):
     x, y = next(iter(data))
     np.testing.assert_allclose(x["photo"][:, 0, 0, 0], y, atol=1e-4)
     np.testing.assert_allclose(x["v"][:, 1] * 2, y)
+    assert "AutoGraph" not in caplog.text
     spec = {"id": tf.io.FixedLenFeature([], tf.int64)}
     declared = TFRecord(str(tmp_path / f"*{ending}"), features="id", spec=spec, examples=60)
     assert next(iter(tfopt.pipeline(declared, batch_size=60))).shape == (60,)

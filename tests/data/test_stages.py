@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt import UserError
-from tfopt.data.stages import applicable, changed, stages_of
+from tfopt.data.stage_changes import applicable, changed
+from tfopt.data.stages import stages_of
 
 X = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
 Y = np.arange(96)
@@ -135,6 +136,6 @@ def test_a_cache_that_does_not_fit_is_refused_while_it_is_filled(monkeypatch):
     def refuses(size, **given):
         raise UserError(f"{given['what']} does not fit in memory.")
 
-    monkeypatch.setattr("tfopt.data.stages.require_fits", refuses)
+    monkeypatch.setattr("tfopt.data.stage_changes.require_fits", refuses)
     with pytest.raises(UserError, match="The cache does not fit"):
         changed(PIPELINES["map, batch"](), ("cache",))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt.data.class_folders import class_folders
+from tfopt.data.sources.image_folder import class_folders
 from tfopt.data.texts import load_texts
 from tfopt.errors import UserError
 

@@ -117,18 +117,6 @@ def test_what_cannot_be_distributed_is_refused(replicas, name):
         assert words in message
 
 
-def test_nonsense_is_refused():
-    for bad, words in (
-        ({"gpus": (0, 0)}, "each GPU once"),
-        ({"gpus": ()}, "each GPU once"),
-        ({"logical_cpus": 0}, "logical_cpus is not a count"),
-        ({"gpus": (0,), "logical_cpus": 2}, "gpus and logical_cpus exclude each other"),
-        ({"global_batch": 8, "per_replica_batch": 4}, "global_batch and per_replica_batch exclude"),
-    ):
-        with pytest.raises(UserError, match=words):
-            Distribute(**bad)
-
-
 def test_a_model_is_refused_at_the_call_and_a_scope_without_with_warns():
     with pytest.raises(UserError, match=r"takes GPU indices, not a model"):
         distribute(build())

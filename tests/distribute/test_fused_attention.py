@@ -21,7 +21,9 @@ def losses():
         if fuse:
             tfopt.fused_attention(model)
         history = model.fit(tokens, labels, batch_size=16, epochs=2, shuffle=False, verbose=0)
-        return history.history["loss"], fuse and tfopt.train.attention.fused_layers(model).summary()
+        return history.history["loss"], fuse and tfopt.train.attention.FusedLayers.of(
+            model
+        ).summary()
 
     plain, _ = trained(False)
     with on_a_stand_in(), tfopt.distribute(logical_cpus=2, verify=False):

@@ -96,11 +96,11 @@ def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_
 
 
 def test_what_cuda_visible_devices_hides(driver, monkeypatch):
-    assert verdicts(gpus.visible_gpus(Subject()))[0][0] == "ok"
+    assert verdicts(gpus.visibility(Subject()))[0][0] == "ok"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7,1")
-    assert "names 3 GPUs, and CUDA takes 1" in verdicts(gpus.visible_gpus(Subject()))[0][1]
+    assert "names 3 GPUs, and CUDA takes 1" in verdicts(gpus.visibility(Subject()))[0][1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (check,) = gpus.visible_gpus(Subject())
+    (check,) = gpus.visibility(Subject())
     assert (check.verdict, check.fix) == ("warning", "unset CUDA_VISIBLE_DEVICES")
 
 

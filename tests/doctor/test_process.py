@@ -35,7 +35,7 @@ def test_why_a_process_ended_is_reported(folder):
     (crashed,) = job(Subject(job="bad_jobs:aborts"))
     assert crashed.verdict == "failure"
     assert crashed.message == "the job's process ended at this stage: making the job"
-    assert crashed.evidence[0].startswith("the process ended with SIGABRT: ")
+    assert crashed.evidence[0].startswith("the process ended without a result: killed by SIGABRT")
     assert "the last words" in crashed.evidence[0]
 
 

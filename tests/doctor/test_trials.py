@@ -100,7 +100,7 @@ def test_after_a_trial_that_ends_its_process_another_goes_on(monkeypatch):
     answers = tried("GPU", list(TRIALS), {})
     ended, failed, right = judge("GPU 0", answers)
     assert (ended.message, ended.fix) == ("convolution with bias fails", CUDNN)
-    assert ended.evidence[0].startswith("the process ended with SIGABRT: ")
+    assert ended.evidence[0].startswith("the process ended without a result: killed by SIGABRT")
     assert "no engine" in ended.evidence[0]
     assert (failed.message, failed.evidence) == ("fused attention fails", ("no kernel image",))
     assert right.message == (

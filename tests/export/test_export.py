@@ -317,9 +317,9 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch, tmp_path):
 def test_a_child_that_dies_is_replaced():
     with Child() as child:
         assert child(os.getpid) != os.getpid()
-        with pytest.raises(ChildEnded, match="SIGSEGV"):
+        with pytest.raises(ChildEnded, match="killed by SIGSEGV"):
             child(os.kill, child(os.getpid), signal.SIGSEGV)
-        with pytest.raises(ChildEnded, match="ran out of memory, most likely"):
+        with pytest.raises(ChildEnded, match="may have run out of memory"):
             child(os.kill, child(os.getpid), signal.SIGKILL)
         assert child(max, 1, 2) == 2
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):

@@ -13,11 +13,12 @@ import tfopt
 from tfopt import UserError
 from tfopt.commands.cli import main
 from tfopt.compress.model_graph import Port
-from tfopt.export.export import ExportedFile
+from tfopt.export.exported import ExportedFile
 from tfopt.export.formats.format import Signature
 from tfopt.export.parity import Parity
 
 module = importlib.import_module("tfopt.export.optimize")
+latency = importlib.import_module("tfopt.export.latency")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def saved(digits, tmp_path_factory):
 
 
 def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_FINAL", 0)  # each final begins a process for each file
+    monkeypatch.setattr(latency, "_FINAL", 0)  # each final begins a process for each file
     best = tfopt.optimize(
         saved,
         digits,
@@ -185,9 +186,13 @@ def file(name, *, kib=10.0, score=None, lost=0.0):
 
 
 def judged(files, times, target="cpu-latency", max_drop=0.5, score=None):
-    rows = [module.Candidate(each, module._drop(each, score)) for each in files]
     turns = {name: [process(t)] for name, t in times.items()}
-    return module._judged(rows, turns, [], target, max_drop)
+    return judged_by(files, turns, [], target, max_drop, score)
+
+
+def judged_by(files, turns, finalists, target="cpu-latency", max_drop=0.5, score=None):
+    rows = [module._candidate(score, max_drop, each) for each in files]
+    return module._judged(rows, latency.Measured(turns, finalists, []), target)
 
 
 def process(seconds):
@@ -217,9 +222,7 @@ def test_what_is_not_told_apart_or_loses_classes_is_said_so():
     rows = judged(files, {"a_float32": 1.0, "b_int8": 1.0001})
     assert rows[1].lost == "no difference to the best"
     turns = {"a_float32": [process(1.0)] * 2, "b_int8": [process(1.0), process(9.0)]}
-    rows = module._judged(
-        [module.Candidate(each, None) for each in files], turns, list(turns), "cpu-latency", 0.5
-    )
+    rows = judged_by(files, turns, list(turns))
     assert rows[1].lost == "no certain difference to the best"
     rows = judged(files, {"a_float32": 1.0, "b_int8": 9.0}, target="size")
     assert rows[0].file.name == "b_int8"
@@ -234,8 +237,7 @@ def test_files_are_ordered_by_what_they_took_beside_the_reference():
         "b_int8": [process(1.0), process(0.5), process(0.5)],
         "c_int8": [process(1.1)],
     }
-    rows = [module.Candidate(each, None) for each in files]
-    found = module._judged(rows, turns, ["b_int8"], "cpu-latency", 0.5)
+    found = judged_by(files, turns, ["b_int8"])
     assert [each.file.name for each in found] == ["b_int8", "c_int8", "a_float32"]
     assert found[1].lost.startswith("slower: 0.909")
 
@@ -259,15 +261,15 @@ def processes(monkeypatch):
         def end(self):
             ended.append(self.name)
 
-    monkeypatch.setattr(module, "Child", Process)
+    monkeypatch.setattr(latency, "Child", Process)
     return ended
 
 
 def timed(names, borne):
-    rows = [module.Candidate(file(name), None) for name in names]
-    times, finalists, broken = module._times(rows, set(borne), [], 1, 5, gpu=False)
-    assert broken == []
-    return {name: len(rounds) for name, rounds in times.items()}, set(finalists)
+    calls = latency.Calls([], threads=1, turns=5, gpu=False)
+    found = latency.measure_files(list(map(file, names)), set(borne), calls)
+    assert found.broken == []
+    return {name: len(rounds) for name, rounds in found.times.items()}, set(found.finalists)
 
 
 def test_the_fastest_are_measured_again_in_fresh_processes(processes):

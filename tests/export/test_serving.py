@@ -10,7 +10,7 @@ from tfopt import UserError
 from tfopt.export.model_footprint import compared_served
 from tfopt.export.serving import served_by
 from tfopt.job.parts import Artefact
-from tfopt.report.serving import serving_table
+from tfopt.report.footprints import serving_table
 
 
 def net(width=64, **settings):

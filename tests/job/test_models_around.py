@@ -10,7 +10,7 @@ from keras import layers
 
 import tfopt
 from tfopt.compress.model_graph import plain_class
-from tfopt.job.rebuild import models_around
+from tfopt.job.compiled_steps import models_around
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(64, 8)).astype("float32"), RNG.normal(size=(64, 1)).astype("float32")

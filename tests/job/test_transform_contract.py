@@ -12,7 +12,7 @@ from one_transform import EXAMPLES, example
 import tfopt
 from tfopt import Data, Job, chain, run
 from tfopt.data import PipelineOptions
-from tfopt.errors import CannotCombine
+from tfopt.errors import CannotCombine, UserError
 from tfopt.job.roster import ROSTER, transform_class, transform_name
 
 RNG = np.random.default_rng(0)
@@ -75,6 +75,47 @@ def test_it_is_a_frozen_value_that_its_repr_gives_back(name):
     names = {n: getattr(tfopt, n) for n in tfopt.__all__} | {"PipelineOptions": PipelineOptions}
     assert eval(repr(transform), names) == transform
     assert hash(transform) == hash(example(name))
+
+
+BAD = [
+    ("distribute", {"gpus": (0, 0)}, "each GPU once"),
+    ("distribute", {"gpus": ()}, "each GPU once"),
+    ("distribute", {"logical_cpus": 0}, "logical_cpus is not a count"),
+    ("distribute", {"gpus": (0,), "logical_cpus": 2}, "gpus and logical_cpus exclude"),
+    ("distribute", {"global_batch": 8, "per_replica_batch": 4}, "per_replica_batch exclude"),
+    ("mixed_precision", {"policy": "float16"}, 'use "mixed_float16"'),
+    ("mixed_precision", {"policy": "mixed_bf16"}, "did you mean mixed_bfloat16"),
+    *(("execution", {"jit_compile": value}, "Invalid jit_compile") for value in (1, 0, "yes")),
+    ("execution", {"steps_per_execution": 0}, "steps_per_execution is not a count"),
+    *(("learning_rate", {"peak": value}, "LearningRate.peak") for value in (0, "cubic", [0.1])),
+    *(("learning_rate", {"warmup": value}, "LearningRate.warmup") for value in ("0.1", 1.0)),
+    ("learning_rate", {"decay": "step"}, "LearningRate.decay"),
+    ("accumulate", {"steps": 1}, "Accumulate.steps is not a count"),
+    ("prune", {"schedule": "cubic"}, "Invalid Prune.schedule"),
+    ("prune", {"schedule": "constant", "initial_sparsity": 0.2}, "needs a polynomial schedule"),
+    ("prune", {"begin": 0.8, "end": 0.2}, "begin must be less than"),
+    ("prune", {"frequency": 0}, "frequency is not a count"),
+    ("prune", {"layers": 3}, "layers does not choose layers"),
+    ("prune", {"pattern": "2:4"}, "contradicts the pattern"),
+    ("prune", {"pattern": "2:4", "schedule": "constant", "across": "model"}, "no pattern"),
+    ("cluster", {"clusters": 1}, "clusters is not a count"),
+    ("cluster", {"begin": 1.5}, "begin is not a fraction"),
+    ("cluster", {"layers": "("}, "layers is not a regular expression"),
+    ("remove_channels", {"fraction": 1.5}, "Invalid fraction"),
+    ("remove_channels", {"target": len}, "takes no data and no functions"),
+    ("remove_channels", {"score": "taylor"}, "takes no data and no functions"),
+    ("remove_channels", {"ranking": "both"}, "Invalid ChannelOptions.ranking"),
+    ("remove_channels", {"layers": "("}, "layers is not a regular expression"),
+    ("quantize_aware", {"precision": "int3"}, "Invalid QuantizeAware.precision"),
+    ("quantize_aware", {"begin": 1.5}, "begin is not a fraction"),
+    ("quantize_aware", {"freeze_batchnorm": -1}, "freeze_batchnorm is not a fraction"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), BAD)
+def test_a_bad_setting_is_refused_when_it_is_made(name, settings, words):
+    with pytest.raises(UserError, match=words):
+        transform_class(name)(**{**EXAMPLES[name], **settings})
 
 
 @NAMES

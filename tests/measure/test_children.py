@@ -1,4 +1,4 @@
-"""Child processes: what comes back, how they die, and that none outlives who started it."""
+"""Processes of jobs: what comes back, how they die, and that none outlives who started it."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from processes import processes_in, wait_until
 from toy_jobs import Talk, TellData
 
 from tfopt import UserError
-from tfopt.measure.children import Child, Lost, carried_out
+from tfopt.measure.children import JobProcess, Lost, carried_out
 from tfopt.measure.provenance import relevant_variables
 from tfopt.measure.targets import Target
 from tfopt.train.compile_cache import cache_variables
@@ -28,7 +28,7 @@ def start(in_toy_folder):
     started = []
 
     def run(job, task, **settings):
-        started.append(Child(job, task, **settings))
+        started.append(JobProcess(job, task, **settings))
         return started[-1]
 
     yield run
@@ -120,11 +120,11 @@ def test_no_process_outlives_a_parent_that_is_killed(in_toy_folder):
     code = """
         from pathlib import Path
         from toy_jobs import Talk
-        from tfopt.measure.children import Child
+        from tfopt.measure.children import JobProcess
         from tfopt.measure.targets import Target
 
         jobs = [Target(t, "toy_jobs:troubled", arguments={"trouble": t}) for t in ("has workers", "")]
-        children = [Child(job, Talk()) for job in jobs]
+        children = [JobProcess(job, Talk()) for job in jobs]
         for child in children:
             child.send(1)
             child.receive(120)

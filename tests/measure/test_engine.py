@@ -56,6 +56,18 @@ class Heard(Display):
         self.said.append(line)
 
 
+def test_what_starts_is_said_before_its_process_is_there(machine):
+    made = []
+
+    class Counting(Heard):
+        def doing(self, what):
+            made.append((what, len(machine.children)))
+
+    with Engine(Counting()) as engine:
+        engine.admit([PLAIN, HALF])
+    assert made[0] == ("starting baseline", 0)
+
+
 def test_each_has_one_turn_a_round_in_random_order_and_the_first_is_not_kept(machine):
     turns = []
     machine.before = lambda child: turns.append(child.pid) if child.ready else None

@@ -19,7 +19,7 @@ from tfopt.measure.scores import TrainWhole, worst_accuracy
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import Order, Trainings, compare_trainings, quality, train
 from tfopt.report.training import Reading
-from tfopt.run import prepared
+from tfopt.run import Prepared, prepared
 
 SAMPLES = 960
 
@@ -44,6 +44,18 @@ def test_the_score_is_read_ten_times_at_equal_examples(transforms, steps, readin
     assert tenths == sorted(set(tenths))
     assert found.readings[-1].examples == 2 * SAMPLES
     assert found.readings[-1].accuracy == found.test_accuracy
+
+
+def test_without_an_accuracy_it_is_evaluated_no_more_often(monkeypatch):
+    evaluate, calls = Prepared.evaluate, []
+    monkeypatch.setattr(
+        Prepared, "evaluate", lambda *own, **given: calls.append(given) or evaluate(*own, **given)
+    )
+    job = toy_jobs.job(samples=SAMPLES)
+    settings = {key: value for key, value in job.compile().items() if key != "metrics"}
+    bare = job.with_(compile=lambda: settings)
+    assert TrainWhole()(bare, chain(), None).training.readings == ()
+    assert len(calls) == 10  # nine times on some batches, and on all at the end
 
 
 def test_reading_leaves_weights_and_metrics_as_they_are():
@@ -176,6 +188,13 @@ def test_whole_trainings_are_first_step_steps_and_ends_of_epochs():
     trained, calm = timed(5.0)
     firsts = [replace(each, first_step_s=1.0 + n) for n, each in enumerate(calm)]
     assert half_width(compared(CLEAR, (trained, firsts), "whole")) > 10 * half_width(found)
+    # Programs from the compile cache are no part of what a training that compiles takes.
+    told = {k: v for k, v in calm[0].unavailable.items() if k != "new_programs"}
+    from_cache = {"first_step_s": 0.1, "new_programs": 0, "unavailable": told}
+    cached = [replace(each, **from_cache) for each in calm]
+    mixed = compared(CLEAR, (trained, [calm[0], *cached[1:]]), "whole")
+    assert (mixed.ratio, mixed.high) == pytest.approx((found.ratio, found.high))
+    assert compared(CLEAR, (trained, cached), "whole").ratio < 0.9 * found.ratio
     # Twice the batch: as long a step, half the steps.
     half = compared(CLEAR, timed(10.0, steps=250), "whole")
     assert half.ratio == pytest.approx(seconds(10, 250) / seconds(10, 500), rel=0.01)

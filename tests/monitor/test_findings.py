@@ -50,6 +50,8 @@ def test_the_most_serious_come_first_and_what_was_not_judged_last():
     assert order == sorted(order)
     assert [each.severity for each in found] == ["serious", "warning", "hint", "not judged"]
     # One finding for all that could not be judged, and each with its reason.
+    assert str(found[-1]).startswith("not judged: ")
+    assert str(found[-1]).count("judged") == 1
     assert "clock_reasons was known in none of 61 samples" in found[-1].message
     assert "tfopt.Monitor marks them" in found[-1].message
 

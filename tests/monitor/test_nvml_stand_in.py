@@ -213,11 +213,15 @@ def test_a_driver_that_does_not_answer_is_left_behind_with_a_warning(
     thread.join()  # the next trace is not for this thread
 
 
-def test_why_no_gpu_names_the_cause(monkeypatch):
+def test_why_no_gpu_names_the_cause(played, monkeypatch):
+    played(gpu(0))
+    assert "tfopt[gpu]" in nvml.why_no_gpu()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert "CUDA_VISIBLE_DEVICES hides" in nvml.why_no_gpu()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(nvml, "gpu_memories", lambda: "NVML: Driver Not Loaded")
-    assert "Driver Not Loaded" in nvml.why_no_gpu()
-    monkeypatch.setattr(nvml, "gpu_memories", lambda: [nvml.GpuMemory("u", "H100", 1, 1)])
-    assert "tfopt[gpu]" in nvml.why_no_gpu()
+    played(gpu(0) + "0 0 nvmlDeviceGetHandleByIndex_v2 !4\n")
+    assert "Insufficient Permissions" in nvml.why_no_gpu()
+    assert nvml.listed_uuids() == []
+    played("")
+    assert "lists none" in nvml.why_no_gpu()
+    assert nvml.gpu_memories() == []

@@ -20,7 +20,7 @@ LEFT = "Not everything was tried: the budget of 30 s was over."
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """Run a recipe with flags; return its exit code, the search's settings, and the plan."""
-    monkeypatch.setattr(recipe_main, "visible_gpus", lambda: False)
+    monkeypatch.setattr(recipe_main, "gpu_memories", list)
 
     def run(*flags, found=FOUND, interrupted=False):
         heard = SimpleNamespace(search=None, plan=None, arguments=None)
@@ -58,7 +58,7 @@ def test_the_chain_is_found_and_int8_comes_behind(asked, monkeypatch, tmp_path, 
     assert heard.plan.targets[0].chain.parts == (Quantize(),)
     assert "Nothing that was tried" in heard.plan.remarks[-1]
     # Each process takes longer to start on a GPU.
-    monkeypatch.setattr(recipe_main, "visible_gpus", lambda: True)
+    monkeypatch.setattr(recipe_main, "gpu_memories", lambda: ["a GPU"])
     assert asked().search.budget_s == 90
 
 
@@ -97,7 +97,7 @@ def test_interrupted_in_the_search_nothing_else_is_measured(asked, capsys):
 def test_what_was_found_together_is_one_row(monkeypatch, tmp_path, capsys):
     """From the search to the files, on a made-up machine."""
     machine = Machine(monkeypatch, jit_compile=0.7)
-    monkeypatch.setattr(recipe_main, "visible_gpus", lambda: False)
+    monkeypatch.setattr(recipe_main, "gpu_memories", list)
     monkeypatch.setattr(sys, "argv", ["recipe", f"--output={tmp_path / 'out'}"])
     began = machine.now
     assert recipe_main.recipe_main("toy:job", chain(Quantize()), title="toy") == 0

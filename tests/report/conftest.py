@@ -20,7 +20,7 @@ from bench_reports import NOT_ASKED
 from markdown_it import MarkdownIt
 
 from tfopt.report.bench_report import BenchReport, Quality, Recommendation, VariantReport
-from tfopt.report.serving import Footprint, Footprints
+from tfopt.report.footprints import Footprint, Footprints
 from tfopt.report.statistics import Comparison, compare
 from tfopt.report.timed_process import GpuState, TimedProcess
 from tfopt.report.training import Training

@@ -9,7 +9,7 @@ import traces
 
 from tfopt.compress.model_graph import Port
 from tfopt.doctor.check import Check, Checks
-from tfopt.export.export import Exported, ExportedFile, Refused
+from tfopt.export.exported import Exported, ExportedFile, Refused
 from tfopt.export.formats.format import Signature
 from tfopt.export.optimize import Candidate, Optimized
 from tfopt.export.parity import Parity

@@ -78,6 +78,16 @@ def test_a_search_for_less_memory_speaks_of_no_time(cpu, brought):
     assert view.brought == brought
 
 
+def test_a_search_without_a_final_says_what_it_found_first(cpu):
+    found = Recommendation(cpu.reference.chain, "nothing was shown to be faster", ())
+    raced = with_last(
+        replace(cpu, asked=replace(cpu.asked, kind="tune"), recommendation=found),
+        against_reference=None,
+        unavailable={**cpu.variants[-1].unavailable, "against_reference": "one process"},
+    )
+    assert headline(raced) == "Nothing was shown to be faster."
+
+
 def test_a_quick_measurement_is_called_so_once(cpu):
     quick = replace(cpu, asked=replace(cpu.asked, quick=True))
     assert as_markdown(view_of(quick)).startswith("## cnn_mnist (quick)\n")

@@ -113,8 +113,6 @@ def test_what_cannot_accumulate_is_refused(model, word):
     assert "fix:" in str(caught.value)
     with pytest.raises(UserError, match="not a count"):
         tfopt.accumulate(compiled(), 1)
-    with pytest.raises(UserError, match="not a count"):
-        Accumulate(1)
 
 
 IN_ORDER = Pipeline(shuffle=False)

@@ -12,7 +12,7 @@ from attention_stand_in import on_a_stand_in
 import tfopt
 from tfopt import Data, FusedAttention, Job, MixedPrecision, UserError, chain, run
 from tfopt.train import attention, fused_call
-from tfopt.train.attention import dot_product_attention, fused_layers
+from tfopt.train.attention import FusedLayers, dot_product_attention
 
 CUSTOM_CALL = fused_call.custom_call
 L = keras.layers
@@ -224,7 +224,7 @@ NETS = {
 def test_models_train_as_with_the_attention_of_keras(card, net, padding, jit_compile):
     _, expected = trained(NETS[net], jit_compile=jit_compile)
     model, losses = trained(NETS[net], {"padding": padding}, jit_compile=jit_compile)
-    assert fused_layers(model).summary() == (True, "attention fused in 2 layers")
+    assert FusedLayers.of(model).summary() == (True, "attention fused in 2 layers")
     np.testing.assert_allclose(losses, expected, rtol=2e-3)
 
 
@@ -232,7 +232,7 @@ def test_an_attention_that_is_not_served_is_computed_as_keras_does(card):
     layer = L.MultiHeadAttention(2, 8, name="asked", dtype="mixed_bfloat16")
     inputs = keras.Input((8, 16), batch_size=4)
     model = keras.Model(inputs, layer(inputs, inputs))
-    fused = fused_layers(tfopt.fused_attention(model))
+    fused = FusedLayers.of(tfopt.fused_attention(model))
     x = drawn(4, 8, 16)
     output, scores = layer(x, x, return_attention_scores=True, training=True)
     assert scores.shape == (4, 2, 8, 8)
@@ -247,13 +247,13 @@ def test_a_refusal_leaves_the_attention_that_was_fused_before(card, monkeypatch)
     layer, inputs = L.MultiHeadAttention(2, 8, dtype="mixed_bfloat16"), keras.Input((8, 16), 4)
     model = keras.Model(inputs, layer(inputs, inputs))
     tfopt.fused_attention(model)
-    fused = fused_layers(tfopt.fused_attention(model, padding="right"))
+    fused = FusedLayers.of(tfopt.fused_attention(model, padding="right"))
     with monkeypatch.context() as patch:
         patch.setattr(attention, "card_refusal", lambda: "it is not computed on a GPU")
         with pytest.raises(UserError, match=r"can be fused: it is not computed on a GPU\."):
             tfopt.fused_attention(model)
     layer(drawn(4, 8, 16), drawn(4, 8, 16), training=True)
-    assert fused_layers(model) is fused
+    assert FusedLayers.of(model) is fused
     assert fused.summary() == (True, "attention fused in 1 layer")
 
 
@@ -268,7 +268,7 @@ def test_a_chain_fuses_attention_and_takes_it_off_again(card):
     (_, effect), _ = outcome.effects
     assert effect.acted
     assert effect.note == "attention fused in 2 layers"
-    assert fused_layers(outcome.model) is None
+    assert FusedLayers.of(outcome.model) is None
     assert not any("_compute_attention" in vars(layer) for layer in outcome.model.layers)
     (_, effect), *_ = run(job, FusedAttention()).effects
     assert not effect.acted
@@ -298,7 +298,7 @@ def test_masks_of_two_axes_are_taken(card):
     layer.build(x.shape, x.shape)
     plain = layer(x, x, attention_mask=mask, training=True)
     inputs = keras.Input((8, 16), batch_size=3)
-    fused = fused_layers(tfopt.fused_attention(keras.Model(inputs, layer(inputs, inputs))))
+    fused = FusedLayers.of(tfopt.fused_attention(keras.Model(inputs, layer(inputs, inputs))))
     assert fused.summary()[1].endswith("it was not called in training")
     found = layer(x, x, attention_mask=mask, training=True)
     assert fused.summary() == (True, "attention fused in 1 layer")
@@ -321,7 +321,7 @@ def test_a_model_whose_call_takes_no_training_is_fused_too(card):
     x, model = np.ones((6, 8, 16), "float32"), WithoutTraining()
     model(x)
     model.compile("sgd", "mse", jit_compile=False)
-    fused = fused_layers(tfopt.fused_attention(model))
+    fused = FusedLayers.of(tfopt.fused_attention(model))
     model.fit(x[:4], x[:4, :, :1], batch_size=4, verbose=0)
     model.predict(x, batch_size=4, verbose=0)  # whose last batch is smaller
     assert fused.summary() == (True, "attention fused in 1 layer")

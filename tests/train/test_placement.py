@@ -96,7 +96,8 @@ def test_the_gpu_with_most_free_memory_is_chosen(two_gpus, monkeypatch):
     assert ("set_memory_growth", two_gpus.gpus[1], True) in two_gpus.calls
     place(0, memory_limit_mib=512)
     assert ("set_logical_device_configuration", two_gpus.gpus[0], [512]) in two_gpus.calls
-    monkeypatch.setattr(placement, "gpu_memories", lambda: "NVML: driver not loaded")
+    monkeypatch.setattr(placement, "gpu_memories", list)
+    monkeypatch.setattr(placement, "why_no_gpu", lambda: "NVML: driver not loaded")
     with pytest.raises(UserError, match="driver not loaded"):
         place("most_free")
 

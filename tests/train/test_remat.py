@@ -10,7 +10,7 @@ from split_nets import X, Y, attentive, difference, residual
 
 import tfopt
 from tfopt import Data, Job, Pipeline, Remat, UserError, chain, run
-from tfopt.train.remat import rematerialised
+from tfopt.train.remat import Rematerialised
 
 L = keras.layers
 
@@ -62,7 +62,7 @@ def subclassed():
 
 def assert_the_same(build, layers=None, **settings):
     def again(model):
-        assert rematerialised(tfopt.remat(model, layers)).names
+        assert Rematerialised.of(tfopt.remat(model, layers)).names
 
     assert difference(build, by=again, **{"jit_compile": False, **settings}) < 2e-6
 
@@ -133,7 +133,7 @@ def test_blocks_are_layers_with_layers_inside():
     }
     for build, expected in names.items():
         keras.backend.clear_session()
-        found = rematerialised(tfopt.remat(build())).names
+        found = Rematerialised.of(tfopt.remat(build())).names
         assert [name.split("/")[-1] for name in found] == expected
 
 
@@ -154,7 +154,7 @@ def test_blocks_chosen_by_default_hold_no_spectral_normalization():
 
     plain = keras.Sequential([L.Dense(16), L.Dense(16)])
     model = keras.Sequential([keras.Input((16,)), tower(), plain, L.Dense(4)])
-    assert rematerialised(tfopt.remat(model)).names == [plain.path]
+    assert Rematerialised.of(tfopt.remat(model)).names == [plain.path]
     with pytest.warns(RuntimeWarning, match="can be recomputed"):
         tfopt.remat(keras.Sequential([keras.Input((16,)), tower(), L.Dense(4)]))
 
@@ -165,24 +165,24 @@ def test_files_and_what_is_taken_off_have_no_trace(tmp_path):
     assert "call" in vars(block)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert rematerialised(loaded) is None
+    assert Rematerialised.of(loaded) is None
     np.testing.assert_array_equal(loaded(X), model(X))
     assert tfopt.remat(tfopt.remat(model), ()) is model
-    assert rematerialised(model) is None
+    assert Rematerialised.of(model) is None
     assert "call" not in vars(block)
 
 
 def test_what_chooses_nothing_is_refused_and_changes_nothing():
     model = tfopt.remat(residual())
-    before = rematerialised(model)
+    before = Rematerialised.of(model)
     for bad in ("nonesuch", 3):
         with pytest.raises(UserError):
             tfopt.remat(model, bad)
-    assert rematerialised(model) is before
+    assert Rematerialised.of(model) is before
     small = keras.Sequential([keras.Input((4,)), L.Dense(2)])
     with pytest.warns(RuntimeWarning, match="has no blocks"):
         assert tfopt.remat(small) is small
-    assert rematerialised(small) is None
+    assert Rematerialised.of(small) is None
     with pytest.raises(UserError):
         tfopt.remat(keras.Sequential([L.Dense(2)]))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
+from tfopt.files import keras_file
 from tfopt.recipes.flags import add_output, in_flags, names, points
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str 
 
 
 def _export(options: argparse.Namespace, given: list[str]) -> int:
+    keras_file(options.model)  # before TensorFlow loads
     os.environ.setdefault(*_NO_LOG)
     from tfopt.export.export import export
 
@@ -158,6 +160,7 @@ def _export(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _optimize(options: argparse.Namespace, given: list[str]) -> int:
+    keras_file(options.model)
     os.environ.setdefault(*_NO_LOG)
     from tfopt.export.optimize import optimize
 

@@ -22,7 +22,7 @@ from tfopt.compress.integers.fake_quant import (
     moved_range,
     stored,
 )
-from tfopt.compress.integers.plan import (
+from tfopt.compress.integers.rounded_places import (
     FIXED_RANGES,
     Point,
     kernels_under,

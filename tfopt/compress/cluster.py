@@ -31,7 +31,7 @@ from tfopt.compress.reports import (
 from tfopt.compress.schedules import ConstantSparsity, require_share, training_steps
 from tfopt.compress.strip import apply_final, remove
 from tfopt.errors import keep_plain, require_count
-from tfopt.job.rebuild import is_keras2, require_keras3, require_weights
+from tfopt.job.model_checks import is_keras2, require_keras3, require_weights
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count
 

@@ -1,4 +1,4 @@
-"""Take a few examples from any data of ``fit``, checked against a model's inputs.
+"""Take a few examples from any data of ``fit``, checked against a model's inputs, and run them.
 
 From arrays they are evenly spaced, since a sorted dataset has one class at its start; from streams
 they are the first ones, and little more is read.
@@ -6,17 +6,18 @@ they are the first ones, and little more is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfopt.compress.model_graph import Array, Ports
 from tfopt.data.fit_data import INFINITE, Batches, examples_of
-from tfopt.data.signature import length_of
+from tfopt.data.signature import evenly, length_of
 from tfopt.errors import UserError
 
 _CHUNK = 256
+_BATCH = 32
 
 
 def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
@@ -32,11 +33,6 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
 def columns_of(values: Any, ports: Ports) -> tuple[Array, ...]:
     """Return all examples of arrays, an array per input."""
     return tuple(map(checked, _columns(values, ports), ports.inputs))
-
-
-def evenly(total: int, count: int) -> Array:
-    """Return up to ``count`` evenly spaced indices below ``total``."""
-    return np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
 
 
 def take_labelled(source: Any, ports: Ports, count: int) -> tuple[tuple[Array, ...], Array | None]:
@@ -201,3 +197,25 @@ def _require_same_length(arrays: Sequence[Array], ports: Ports, *labels: Array) 
     names = [*(port.name for port in ports.inputs), "labels"]
     rows = map(np.atleast_1d, (*arrays, *labels))
     length_of(zip(names, rows, strict=False), "The data")
+
+
+def run_all(
+    run: Callable[[Sequence[Array]], list[Array]],
+    columns: Sequence[Array],
+    batch: int | None = None,
+) -> list[Array]:
+    """Return the outputs for all examples, batch by batch; ``batch`` is a fixed size."""
+    size = batch or _BATCH
+    parts: list[list[Array]] = []
+    for start in range(0, len(columns[0]), size):
+        rows = [a[start : start + size] for a in columns]
+        kept = len(rows[0])
+        # The last rows are padded: another shape would allocate memory anew.
+        outputs = run([padded(a, size) for a in rows] if start or batch else rows)
+        parts.append([out[:kept] for out in outputs])
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def padded(rows: Array, size: int) -> Array:
+    """Return ``size`` rows, by repetition."""
+    return rows if len(rows) == size else np.resize(rows, (size, *rows.shape[1:]))

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.errors import UserError
-from tfopt.job.rebuild import rebuild, require_finite_weights
+from tfopt.job.model_checks import require_finite_weights
+from tfopt.job.rebuild import rebuild
 from tfopt.keras_internals import layers_of
 
 if TYPE_CHECKING:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.keras_internals import functional_inside, layers_inside, nodes_by_depth
+from tfopt.keras_internals import functional_inside, layers_inside, nodes_of
 
 if TYPE_CHECKING:
     import keras
@@ -85,7 +84,7 @@ def places(owner: Any) -> dict[int, Neighbours] | None:
         return None
     after: dict[int, list[Any]] = {}
     outputs, ends = set(map(id, graph.outputs)), set[int]()
-    for node in chain.from_iterable(nodes_by_depth(graph).values()):
+    for node in nodes_of(graph):
         for parent in node.parent_nodes:
             after.setdefault(id(parent.operation), []).append(node.operation)
         if not outputs.isdisjoint(map(id, node.outputs)):

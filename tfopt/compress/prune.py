@@ -39,7 +39,7 @@ from tfopt.compress.schedules import (
 )
 from tfopt.compress.strip import apply_final, remove
 from tfopt.errors import UserError, keep_plain, require_count, require_one_of
-from tfopt.job.rebuild import is_keras2, require_keras3, require_weights
+from tfopt.job.model_checks import is_keras2, require_keras3, require_weights
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count, few
 
@@ -49,95 +49,6 @@ if TYPE_CHECKING:
 Across = Literal["layer", "model"]
 Sparsity = float | Schedule | None
 _CHOICES = 20
-
-
-@dataclass(frozen=True)
-class PruneSpec:
-    """The validated arguments of ``tfopt.prune``."""
-
-    schedule: Schedule
-    pattern: Pattern
-    criterion: Criterion
-    across: Across
-    step: int
-
-    def attach(self, sites: list[Site]) -> None:
-        """Set masks on the sites, in force from the next step on."""
-        from tfopt.compress.weight_mask import SharedChoice, WeightMask
-
-        shared = SharedChoice(self.schedule) if self.across == "model" else None
-        for site in sites:
-            before = _mask_of(site)
-            mask = WeightMask(
-                self.schedule,
-                inner=site.constraint if before is None else before.inner,
-                step=self.step + 1,
-                pattern=self.pattern,
-                criterion=self.criterion,
-                inputs={kernel.name: kernel.inputs for kernel in site.kernels},
-                shared=shared,
-            )
-            site.bind(mask)
-        if shared is not None:
-            shared.begin(self.step + 1)
-
-    def for_tfmot(self) -> Schedule:
-        """Return the schedule; raise for other arguments, which tfmot does not support."""
-        limits = (self.pattern, self.criterion, self.across, self.step)
-        if limits != (UNSTRUCTURED, "magnitude", "layer", 0):
-            from tfopt.compress.keras2 import beyond_tfmot
-
-            raise beyond_tfmot(
-                "prunes by magnitude only, layer by layer",
-                f"pattern={self.pattern}, criterion={self.criterion}, across={self.across}, "
-                f"step={self.step}",
-            )
-        return self.schedule
-
-
-def _spec(
-    sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any = 0
-) -> PruneSpec:
-    pattern = as_pattern(pattern)
-    require_one_of("criterion", criterion, get_args(Criterion))
-    require_one_of("across", across, get_args(Across))
-    if across == "model" and pattern != UNSTRUCTURED:
-        raise UserError(
-            'across="model" supports no pattern.',
-            expected='pattern="unstructured" with across="model"',
-            received=f'pattern="{pattern}"',
-        )
-    step = require_count("step", step, minimum=0)
-    return PruneSpec(schedule_for(sparsity, pattern), pattern, criterion, across, step)
-
-
-def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
-    """Return the given schedule, or that of the pattern; raise if they contradict each other."""
-    fixed = pattern.sparsity
-    if sparsity is None:
-        if fixed is None:
-            raise UserError(
-                "prune() needs a sparsity.",
-                expected="a sparsity such as 0.8, or a schedule",
-                received="sparsity=None",
-            )
-        return ConstantSparsity(fixed)
-    schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
-    constant = isinstance(schedule, ConstantSparsity)
-    if fixed is not None and not (constant and schedule.sparsity == fixed):
-        raise UserError(
-            f"The sparsity contradicts the pattern {pattern}.",
-            expected=f"{fixed:g}, or a constant schedule of {fixed:g}",
-            received=repr(sparsity),
-            fix="leave sparsity out",
-        )
-    return schedule
-
-
-def _mask_of(site: Site) -> Any:
-    from tfopt.compress.weight_mask import WeightMask
-
-    return site.constraint if isinstance(site.constraint, WeightMask) else None
 
 
 def prune(
@@ -214,6 +125,112 @@ def prune(
     return model
 
 
+def _spec(
+    sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any = 0
+) -> PruneSpec:
+    pattern = as_pattern(pattern)
+    require_one_of("criterion", criterion, get_args(Criterion))
+    require_one_of("across", across, get_args(Across))
+    if across == "model" and pattern != UNSTRUCTURED:
+        raise UserError(
+            'across="model" supports no pattern.',
+            expected='pattern="unstructured" with across="model"',
+            received=f'pattern="{pattern}"',
+        )
+    step = require_count("step", step, minimum=0)
+    return PruneSpec(schedule_for(sparsity, pattern), pattern, criterion, across, step)
+
+
+def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
+    """Return the given schedule, or that of the pattern; raise if they contradict each other."""
+    fixed = pattern.sparsity
+    if sparsity is None:
+        if fixed is None:
+            raise UserError(
+                "prune() needs a sparsity.",
+                expected="a sparsity such as 0.8, or a schedule",
+                received="sparsity=None",
+            )
+        return ConstantSparsity(fixed)
+    schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
+    constant = isinstance(schedule, ConstantSparsity)
+    if fixed is not None and not (constant and schedule.sparsity == fixed):
+        raise UserError(
+            f"The sparsity contradicts the pattern {pattern}.",
+            expected=f"{fixed:g}, or a constant schedule of {fixed:g}",
+            received=repr(sparsity),
+            fix="leave sparsity out",
+        )
+    return schedule
+
+
+@dataclass(frozen=True)
+class PruneSpec:
+    """The validated arguments of ``tfopt.prune``."""
+
+    schedule: Schedule
+    pattern: Pattern
+    criterion: Criterion
+    across: Across
+    step: int
+
+    def attach(self, sites: list[Site]) -> None:
+        """Set masks on the sites, in force from the next step on."""
+        from tfopt.compress.weight_mask import SharedChoice, WeightMask
+
+        shared = SharedChoice(self.schedule) if self.across == "model" else None
+        for site in sites:
+            before = _mask_of(site)
+            mask = WeightMask(
+                self.schedule,
+                inner=site.constraint if before is None else before.inner,
+                step=self.step + 1,
+                pattern=self.pattern,
+                criterion=self.criterion,
+                inputs={kernel.name: kernel.inputs for kernel in site.kernels},
+                shared=shared,
+            )
+            site.bind(mask)
+        if shared is not None:
+            shared.begin(self.step + 1)
+
+    def for_tfmot(self) -> Schedule:
+        """Return the schedule; raise for other arguments, which tfmot does not support."""
+        limits = (self.pattern, self.criterion, self.across, self.step)
+        if limits != (UNSTRUCTURED, "magnitude", "layer", 0):
+            from tfopt.compress.keras2 import beyond_tfmot
+
+            raise beyond_tfmot(
+                "prunes by magnitude only, layer by layer",
+                f"pattern={self.pattern}, criterion={self.criterion}, across={self.across}, "
+                f"step={self.step}",
+            )
+        return self.schedule
+
+
+def _choose(model: keras.Model, matches: Matches, pattern: Pattern, *, named: bool) -> list[Site]:
+    from tfopt.compress.constraints import require_free
+    from tfopt.compress.weight_mask import WeightMask
+
+    sites = find_sites(model)
+    require_free(model.name, sites, "the weights keep their values", replaced=WeightMask)
+    by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern}"
+    return choose_sites(
+        model,
+        [site for site in sites if matches(site.path, site.layer)],
+        lambda site: site.unfit(pattern) or (None if named else site.left_out("prune")),
+        verb="prune",
+        refusal=f"None of the chosen layers can be pruned{by_pattern}.",
+        expected="at least one built, trainable layer with a kernel that has the pattern",
+    )
+
+
+def _mask_of(site: Site) -> Any:
+    from tfopt.compress.weight_mask import WeightMask
+
+    return site.constraint if isinstance(site.constraint, WeightMask) else None
+
+
 def pruning_report(model: Any) -> SparsityReport:
     """Return zeros and targets per kernel, with a row for every layer left alone.
 
@@ -237,23 +254,6 @@ def pruning_report(model: Any) -> SparsityReport:
     masks = filter(None, map(_mask_of, find_sites(model)))
     pattern = next((mask.pattern for mask in masks), None)
     return SparsityReport(row for entry in find_kernels(model) for row in _rows(entry, pattern))
-
-
-def _choose(model: keras.Model, matches: Matches, pattern: Pattern, *, named: bool) -> list[Site]:
-    from tfopt.compress.constraints import require_free
-    from tfopt.compress.weight_mask import WeightMask
-
-    sites = find_sites(model)
-    require_free(model.name, sites, "the weights keep their values", replaced=WeightMask)
-    by_pattern = "" if pattern == UNSTRUCTURED else f" by {pattern}"
-    return choose_sites(
-        model,
-        [site for site in sites if matches(site.path, site.layer)],
-        lambda site: site.unfit(pattern) or (None if named else site.left_out("prune")),
-        verb="prune",
-        refusal=f"None of the chosen layers can be pruned{by_pattern}.",
-        expected="at least one built, trainable layer with a kernel that has the pattern",
-    )
 
 
 def _rows(entry: Site | UnprunableLayer, pattern: Pattern | None) -> list[LayerSparsity]:

@@ -19,14 +19,15 @@ from tfopt.compress.awareness import (
     is_hooked,
 )
 from tfopt.compress.float_copy import require_plain_weights
-from tfopt.compress.integers.plan import Point, plan
+from tfopt.compress.integers.rounded_places import Point, plan
 from tfopt.compress.kernels import Layers, compile_pattern, find_sites, matcher
 from tfopt.compress.model_graph import find, ports_of, require_numbers
 from tfopt.compress.reports import ZEROS_MEANT, count_zeros
 from tfopt.compress.schedules import require_share, training_steps
 from tfopt.compress.strip import apply_final, remove_awareness
 from tfopt.errors import UserError, keep_plain, require_count, require_one_of, within
-from tfopt.job.rebuild import forget_compiled_steps, is_keras2, require_built_keras3
+from tfopt.job.compiled_steps import forget_compiled_steps
+from tfopt.job.model_checks import is_keras2, require_built_keras3
 from tfopt.job.roster import transform_class
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import count, table

@@ -34,12 +34,255 @@ from tfopt.errors import (
     within,
 )
 from tfopt.job.from_model import compile_factory
-from tfopt.job.rebuild import require_built_keras3, require_finite_weights
+from tfopt.job.model_checks import require_built_keras3, require_finite_weights
 from tfopt.job.transform import Run, Transform
 from tfopt.report.format import by_reason, count, few, table
 
 if TYPE_CHECKING:
     import keras
+
+Target = Literal["channels", "parameters", "flops"] | Callable[["keras.Model"], float]
+
+
+@dataclass(frozen=True)
+class ChannelOptions:
+    """How channels are chosen.
+
+    Example:
+        small = tfopt.remove_channels(model, 0.5, options=ChannelOptions(multiple=16))
+
+    Attributes:
+        ranking: "layer": the same fraction of every group; "global": the least important channels
+            of the whole model.
+        multiple: Widths are rounded to multiples of it in groups twice as wide: 8 for tensor cores.
+    """
+
+    ranking: Literal["layer", "global"] = "layer"
+    multiple: int = 8
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        require_count("ChannelOptions.multiple", self.multiple)
+        require_one_of("ChannelOptions.ranking", self.ranking, ("layer", "global"))
+
+
+def remove_channels(
+    model: keras.Model,
+    fraction: float = 0.5,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> keras.Model:
+    """Return a new, smaller model without a fraction of the channels; the given one is unchanged.
+
+    Filters, units and attention heads are removed, with everything that depends on them. The new
+    model is plain Keras, compiled like the given one with a new optimizer: fine-tune it with your
+    own ``fit``, or call this again on it.
+
+    Args:
+        model: A built Sequential or Functional model of Keras 3, or a .keras file of one.
+        fraction: The fraction of the target to remove, in (0, 1). Of "channels" it is not that of
+            the parameters: a kernel loses channels on both sides, and 0.3 leaves it 0.7 x 0.7.
+        target: "channels" of every group; "parameters" or "flops" of the whole model; or a
+            function of a model, such as a latency, which is called on some ten smaller models.
+        score: The importance of channels: the "norm" of their weights, the "batchnorm" scale, or
+            the effect on the loss ("taylor", which needs ``data`` and a compiled model).
+        layers: The layers whose channels may be removed: a regular expression searched for in the
+            layers' paths, a layer class or a tuple of them, or a function of the layer.
+        data: Labelled examples for "taylor": a tuple of arrays, or batches as ``fit`` takes them.
+        options: ``ChannelOptions``: ranking and rounding. By default widths become multiples of 8,
+            so that half of 20 channels is 8.
+
+    Raises:
+        UserError: The model is neither Sequential nor Functional, it has masks or clusters,
+            ``fraction`` is not between 0 and 1, or no channel would be removed.
+
+    Frozen layers lose channels, too, and stay frozen. Channels on which an unknown layer depends
+    are kept: ``channels_report`` takes the same arguments, and shows what is removed, and why the
+    rest is kept.
+
+    Example:
+        >>> small = tfopt.remove_channels(model, 0.5)
+        >>> small.fit(x, y)
+    """
+    from tfopt.compress.saved import as_model
+
+    model = as_model(model)
+    smaller, _ = carry_out(
+        model, fraction, target=target, score=score, layers=layers, data=data, options=options
+    )
+    return smaller
+
+
+def channels_report(
+    model: keras.Model,
+    fraction: float = 0.5,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> ChannelsReport:
+    """Return what ``remove_channels`` would do with the same arguments; nothing is changed.
+
+    Printed, a table of the groups of channels, and the reasons of those that are kept.
+
+    Args:
+        model: As for ``remove_channels``.
+        fraction: As for ``remove_channels``.
+        target: As for ``remove_channels``.
+        score: As for ``remove_channels``.
+        layers: As for ``remove_channels``.
+        data: As for ``remove_channels``.
+        options: As for ``remove_channels``.
+
+    Raises:
+        UserError: As for ``remove_channels``.
+
+    Example:
+        >>> print(tfopt.compress.channels_report(model, 0.5))
+    """
+    _, report = choose(
+        model, fraction, target=target, score=score, layers=layers, data=data, options=options
+    )
+    return report
+
+
+def carry_out(
+    model: keras.Model, fraction: float = 0.5, **settings: Any
+) -> tuple[keras.Model, ChannelsReport]:
+    """Return the results of ``remove_channels`` and ``channels_report`` together."""
+    selection, report = choose(model, fraction, **settings)
+    if not selection.gone.any():
+        raise UserError(
+            f"No channel of {model.name!r} would be removed: every width rounds to itself.",
+            expected="a fraction that changes a width by a multiple of ChannelOptions.multiple",
+            received=repr(fraction),
+            fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
+        )
+    compile_arguments = compile_factory(model) if model.compiled else None
+    with scope_of_variables(model):
+        smaller = smaller_model(model, selection)
+        if compile_arguments is not None:
+            smaller.compile(**compile_arguments())
+    return smaller, report
+
+
+def choose(
+    model: keras.Model,
+    fraction: float,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> tuple[Selection, ChannelsReport]:
+    """Return the channels to remove, and their report."""
+    if not isinstance(options, ChannelOptions | None):
+        raise UserError(
+            "options must be a ChannelOptions.",
+            expected="tfopt.compress.ChannelOptions(...)",
+            received=repr(options),
+        )
+    options = options or ChannelOptions()
+    chosen = matcher(layers)
+    require_settings(fraction, target, score)
+    fraction = float(fraction)
+    require_built_keras3(model)
+    _require_plain(model)
+    require_finite_weights(model)
+    _require_data(model, score, data)
+    analysis = analyse(model, chosen)
+    blocks = find_blocks(analysis)
+    _require_some(model, analysis, blocks)
+    scores = score_units(model, analysis, score, data)
+    choice = Choice(blocks, scores, options.multiple, options.ranking)
+    if target == "channels":
+        selection = choice.select(analysis, fraction)
+    else:
+        selection = search(choice, analysis, fraction, _cost(model, analysis, target))
+    return selection, _report(model, blocks, selection, options.multiple)
+
+
+def require_settings(fraction: object, target: object, score: object) -> None:
+    """Raise for invalid settings, whatever the model is."""
+    if not within(fraction, 0, 1) or not fraction:
+        raise UserError(
+            "Invalid fraction.",
+            expected="0 < fraction < 1, such as 0.5 for 50 %",
+            received=repr(fraction),
+        )
+    if not callable(target) and target not in ("channels", "parameters", "flops"):
+        raise UserError(
+            "Unknown target.",
+            expected='"channels", "parameters", "flops" or a function of a model',
+            received=repr(target),
+        )
+    require_one_of("score", score, SCORES)
+
+
+def _require_plain(model: keras.Model) -> None:
+    """Raise for masks, clusters and quantization awareness."""
+    attached = [v.path for v in model.variables if type(v.constraint).__module__[:6] == "tfopt."]
+    attached += [f"{part.name}, quantization-aware" for part in awareness_of(model)]
+    if attached:
+        raise UserError(
+            f"{model.name!r} has masks, clusters or quantization awareness.",
+            expected="a plain model",
+            received=", ".join(attached[:4]),
+            fix="call tfopt.strip(model) first",
+        )
+
+
+def _require_data(model: keras.Model, score: str, data: Any) -> None:
+    if (score == "taylor") != (data is not None):
+        raise UserError(
+            'score="taylor" needs data=, and only it does.',
+            expected="both, or neither of them",
+            received=f"score={score!r}, data={'None' if data is None else type(data).__name__}",
+        )
+    if score == "taylor" and not model.compiled:
+        raise UserError(
+            'score="taylor" needs a compiled model.',
+            expected="a model on which compile(optimizer=..., loss=...) was called",
+        )
+
+
+def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[ChannelBlock, ...]) -> None:
+    if all(block.reason is not None for block in blocks):
+        reasons = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
+        unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
+        joined = " ".join(reasons)
+        reasons += [reason for reason in analysis.unknown.values() if reason not in joined]
+        raise UserError(
+            f"There is no channel to remove in {model.name!r}.",
+            expected="a layer whose channels can be removed",
+            received="; ".join(reasons[:8]) or "no layer with channels",
+            fix="correct layers=, which is searched for in these paths" if unchosen else None,
+        )
+
+
+def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
+    if callable(target):
+        name = "The result of the target= function for a smaller model"
+        return lambda selection: require_number(name, target(smaller_model(model, selection)))
+    if target == "parameters":
+        return lambda selection: selection.parameters(model.weights)
+
+    if analysis.unfollowed or empty_selection(analysis).flops() is None:
+        shapes = [str(tensor.shape) for tensor in model.inputs]
+        raise UserError(
+            f"The FLOPs of {model.name!r} are unknown.",
+            expected="supported layers, and inputs of known shape",
+            received=few(list(analysis.unfollowed) or shapes),
+            fix='target="parameters", or a function of a model that measures it',
+        )
+    return lambda selection: float(selection.flops() or 0)
 
 
 @dataclass(frozen=True)
@@ -118,250 +361,6 @@ def _group(block: ChannelBlock, selection: Selection, multiple: int) -> ChannelG
         remark = f"the number to remove rounds to 0 (multiples of {multiple})"
     layers = tuple(dict.fromkeys(maker.path for maker in block.makers))
     return ChannelGroup(layers, before, after, remark)
-
-
-Target = Literal["channels", "parameters", "flops"] | Callable[["keras.Model"], float]
-
-
-@dataclass(frozen=True)
-class ChannelOptions:
-    """How channels are chosen.
-
-    Example:
-        small = tfopt.remove_channels(model, 0.5, options=ChannelOptions(multiple=16))
-
-    Attributes:
-        ranking: "layer": the same fraction of every group; "global": the least important channels
-            of the whole model.
-        multiple: Widths are rounded to multiples of it in groups twice as wide: 8 for tensor cores.
-    """
-
-    ranking: Literal["layer", "global"] = "layer"
-    multiple: int = 8
-
-    def __post_init__(self) -> None:
-        keep_plain(self)
-        require_count("ChannelOptions.multiple", self.multiple)
-        require_one_of("ChannelOptions.ranking", self.ranking, ("layer", "global"))
-
-
-def remove_channels(
-    model: keras.Model,
-    fraction: float = 0.5,
-    *,
-    target: Target = "channels",
-    score: Score = "norm",
-    layers: Layers = None,
-    data: Any = None,
-    options: ChannelOptions | None = None,
-) -> keras.Model:
-    """Return a new, smaller model without a fraction of the channels; the given one is unchanged.
-
-    Filters, units and attention heads are removed, with everything that depends on them. The new
-    model is plain Keras, compiled like the given one with a new optimizer: fine-tune it with your
-    own ``fit``, or call this again on it.
-
-    Args:
-        model: A built Sequential or Functional model of Keras 3, or a .keras file of one.
-        fraction: The fraction of the target to remove, in (0, 1). Of "channels" it is not that of
-            the parameters: a kernel loses channels on both sides, and 0.3 leaves it 0.7 x 0.7.
-        target: "channels" of every group; "parameters" or "flops" of the whole model; or a
-            function of a model, such as a latency, which is called on some ten smaller models.
-        score: The importance of channels: the "norm" of their weights, the "batchnorm" scale, or
-            the effect on the loss ("taylor", which needs ``data`` and a compiled model).
-        layers: The layers whose channels may be removed: a regular expression searched for in the
-            layers' paths, a layer class or a tuple of them, or a function of the layer.
-        data: Labelled examples for "taylor": a tuple of arrays, or batches as ``fit`` takes them.
-        options: ``ChannelOptions``: ranking and rounding. By default widths become multiples of 8,
-            so that half of 20 channels is 8.
-
-    Raises:
-        UserError: The model is neither Sequential nor Functional, it has masks or clusters,
-            ``fraction`` is not between 0 and 1, or no channel would be removed.
-
-    Frozen layers lose channels, too, and stay frozen. Channels on which an unknown layer depends
-    are kept: ``channels_report`` takes the same arguments, and shows what is removed, and why the
-    rest is kept.
-
-    Example:
-        >>> small = tfopt.remove_channels(model, 0.5)
-        >>> small.fit(x, y)
-    """
-    from tfopt.compress.saved import as_model
-
-    model = as_model(model)
-    smaller, _ = carry_out(
-        model, fraction, target=target, score=score, layers=layers, data=data, options=options
-    )
-    return smaller
-
-
-def carry_out(
-    model: keras.Model, fraction: float = 0.5, **settings: Any
-) -> tuple[keras.Model, ChannelsReport]:
-    """Return the results of ``remove_channels`` and ``channels_report`` together."""
-    selection, report = choose(model, fraction, **settings)
-    if not selection.gone.any():
-        raise UserError(
-            f"No channel of {model.name!r} would be removed: every width rounds to itself.",
-            expected="a fraction that changes a width by a multiple of ChannelOptions.multiple",
-            received=repr(fraction),
-            fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
-        )
-    compile_arguments = compile_factory(model) if model.compiled else None
-    with scope_of_variables(model):
-        smaller = smaller_model(model, selection)
-        if compile_arguments is not None:
-            smaller.compile(**compile_arguments())
-    return smaller, report
-
-
-def channels_report(
-    model: keras.Model,
-    fraction: float = 0.5,
-    *,
-    target: Target = "channels",
-    score: Score = "norm",
-    layers: Layers = None,
-    data: Any = None,
-    options: ChannelOptions | None = None,
-) -> ChannelsReport:
-    """Return what ``remove_channels`` would do with the same arguments; nothing is changed.
-
-    Printed, a table of the groups of channels, and the reasons of those that are kept.
-
-    Args:
-        model: As for ``remove_channels``.
-        fraction: As for ``remove_channels``.
-        target: As for ``remove_channels``.
-        score: As for ``remove_channels``.
-        layers: As for ``remove_channels``.
-        data: As for ``remove_channels``.
-        options: As for ``remove_channels``.
-
-    Raises:
-        UserError: As for ``remove_channels``.
-
-    Example:
-        >>> print(tfopt.compress.channels_report(model, 0.5))
-    """
-    _, report = choose(
-        model, fraction, target=target, score=score, layers=layers, data=data, options=options
-    )
-    return report
-
-
-def choose(
-    model: keras.Model,
-    fraction: float,
-    *,
-    target: Target = "channels",
-    score: Score = "norm",
-    layers: Layers = None,
-    data: Any = None,
-    options: ChannelOptions | None = None,
-) -> tuple[Selection, ChannelsReport]:
-    """Return the channels to remove, and their report."""
-    if not isinstance(options, ChannelOptions | None):
-        raise UserError(
-            "options must be a ChannelOptions.",
-            expected="tfopt.compress.ChannelOptions(...)",
-            received=repr(options),
-        )
-    options = options or ChannelOptions()
-    chosen = matcher(layers)
-    require_settings(fraction, target, score)
-    fraction = float(fraction)
-    require_built_keras3(model)
-    _require_plain(model)
-    require_finite_weights(model)
-    _require_data(model, score, data)
-    analysis = analyse(model, chosen)
-    blocks = find_blocks(analysis)
-    _require_some(model, analysis, blocks)
-    scores = score_units(model, analysis, score, data)
-    choice = Choice(blocks, scores, options.multiple, options.ranking)
-    if target == "channels":
-        selection = choice.select(analysis, fraction)
-    else:
-        selection = search(choice, analysis, fraction, _cost(model, analysis, target))
-    return selection, _report(model, blocks, selection, options.multiple)
-
-
-def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
-    if callable(target):
-        name = "The result of the target= function for a smaller model"
-        return lambda selection: require_number(name, target(smaller_model(model, selection)))
-    if target == "parameters":
-        return lambda selection: selection.parameters(model.weights)
-
-    if analysis.unfollowed or empty_selection(analysis).flops() is None:
-        shapes = [str(tensor.shape) for tensor in model.inputs]
-        raise UserError(
-            f"The FLOPs of {model.name!r} are unknown.",
-            expected="supported layers, and inputs of known shape",
-            received=few(list(analysis.unfollowed) or shapes),
-            fix='target="parameters", or a function of a model that measures it',
-        )
-    return lambda selection: float(selection.flops() or 0)
-
-
-def require_settings(fraction: object, target: object, score: object) -> None:
-    """Raise for invalid settings, whatever the model is."""
-    if not within(fraction, 0, 1) or not fraction:
-        raise UserError(
-            "Invalid fraction.",
-            expected="0 < fraction < 1, such as 0.5 for 50 %",
-            received=repr(fraction),
-        )
-    if not callable(target) and target not in ("channels", "parameters", "flops"):
-        raise UserError(
-            "Unknown target.",
-            expected='"channels", "parameters", "flops" or a function of a model',
-            received=repr(target),
-        )
-    require_one_of("score", score, SCORES)
-
-
-def _require_plain(model: keras.Model) -> None:
-    """Raise for masks, clusters and quantization awareness."""
-    attached = [v.path for v in model.variables if type(v.constraint).__module__[:6] == "tfopt."]
-    attached += [f"{part.name}, quantization-aware" for part in awareness_of(model)]
-    if attached:
-        raise UserError(
-            f"{model.name!r} has masks, clusters or quantization awareness.",
-            expected="a plain model",
-            received=", ".join(attached[:4]),
-            fix="call tfopt.strip(model) first",
-        )
-
-
-def _require_data(model: keras.Model, score: str, data: Any) -> None:
-    if (score == "taylor") != (data is not None):
-        raise UserError(
-            'score="taylor" needs data=, and only it does.',
-            expected="both, or neither of them",
-            received=f"score={score!r}, data={'None' if data is None else type(data).__name__}",
-        )
-    if score == "taylor" and not model.compiled:
-        raise UserError(
-            'score="taylor" needs a compiled model.',
-            expected="a model on which compile(optimizer=..., loss=...) was called",
-        )
-
-
-def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[ChannelBlock, ...]) -> None:
-    if all(block.reason is not None for block in blocks):
-        reasons = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
-        unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
-        joined = " ".join(reasons)
-        reasons += [reason for reason in analysis.unknown.values() if reason not in joined]
-        raise UserError(
-            f"There is no channel to remove in {model.name!r}.",
-            expected="a layer whose channels can be removed",
-            received="; ".join(reasons[:8]) or "no layer with channels",
-            fix="correct layers=, which is searched for in these paths" if unchosen else None,
-        )
 
 
 @dataclass(frozen=True, repr=False)

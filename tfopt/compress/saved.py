@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
@@ -24,13 +22,9 @@ from tfopt.compress.model_graph import plain_class
 from tfopt.compress.weight_clusters import WeightClusters
 from tfopt.compress.weight_mask import WeightMask
 from tfopt.errors import UserError, first_line
-from tfopt.files import nearest_path
-from tfopt.job.rebuild import (
-    ONE_AT_A_TIME,
-    forget_compiled_steps,
-    has_weights,
-    models_around,
-)
+from tfopt.files import keras_file
+from tfopt.job.compiled_steps import ONE_AT_A_TIME, forget_compiled_steps, models_around
+from tfopt.job.model_checks import has_weights
 
 __all__ = ["CompressedModel", "WeightClusters", "WeightMask", "as_model", "read_model"]
 
@@ -42,18 +36,7 @@ def as_model(model: Any) -> Any:
 
 def read_model(path: str | os.PathLike[str]) -> Any:
     """Return the Keras model in a .keras file."""
-    file = Path(path).expanduser()
-    expected = "a .keras file, as model.save('model.keras') writes it"
-    if not file.exists():
-        raise UserError(f"{file} does not exist.", expected=expected, fix=nearest_path(file))
-    if not file.is_file() or not zipfile.is_zipfile(file):
-        raise UserError(
-            f"{file} is not a saved Keras 3 model.",
-            expected=expected,
-            received="another kind of file, or a damaged one",
-            fix="save the model: model.save('model.keras'); an .h5 file is read by "
-            "keras.models.load_model(path), one of weights by model.load_weights(path)",
-        )
+    file = keras_file(path)
     try:
         return keras.models.load_model(file)
     except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.kernels import Site, find_sites
-from tfopt.job.rebuild import is_keras2, require_keras3
+from tfopt.job.model_checks import is_keras2, require_keras3
 from tfopt.keras_internals import layers_of
 from tfopt.report.format import few
 

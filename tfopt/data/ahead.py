@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def called_ahead(calls: Iterable[Callable[[], T]], threads: int) -> Generator[T, None, None]:
-    """Yield the results of calls in order, while so many threads make the next ones."""
+    """Yield the results of calls in order, while ``threads`` threads make the next ones."""
     with ThreadPoolExecutor(threads) as pool:
         pending: deque[Future[T]] = deque()
         try:

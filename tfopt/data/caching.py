@@ -18,7 +18,7 @@ from typing import Any
 from tfopt.data.fit_data import Arrays, Batches
 from tfopt.data.host_memory import MIB, require_fits
 from tfopt.data.plan import Plan
-from tfopt.data.signature import batch_length, spec_bytes, value_bytes, yields_nothing
+from tfopt.data.signature import batch_length, evenly, spec_bytes, value_bytes, yields_nothing
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 
@@ -119,7 +119,7 @@ def _require_same(path: Path, beside: Path, origin: dict[str, Any]) -> None:
 def cache_size(
     source: Arrays | Batches, examples: int | None, dataset: Any, *, per_example: bool
 ) -> CacheSize:
-    """Return the size of so many examples as elements of ``dataset``, single or in batches."""
+    """Return the size of ``examples`` examples as elements of ``dataset``, single or in batches."""
     if examples is None:
         return CacheSize(None, f"a {getattr(source, 'kind', 'source')} of unknown length")
     size, basis = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"
@@ -160,10 +160,9 @@ def cache_origin(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) 
 
 def _digest(source: Arrays) -> str:
     """Return a checksum of evenly spaced rows of the arrays."""
-    import numpy as np
     import tensorflow as tf
 
-    rows = np.unique(np.linspace(0, source.examples - 1, 256).astype(int))
+    rows = evenly(source.examples, 256)
     digest = hashlib.sha256()
     for leaf in tf.nest.flatten(source.structure):
         values = leaf.numpy()[rows] if hasattr(leaf, "numpy") else leaf[rows]

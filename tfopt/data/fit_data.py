@@ -30,7 +30,7 @@ from tfopt.data.signature import (
     tuples_for_lists,
     yields_nothing,
 )
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import ReadOrder, Source
 from tfopt.data.stages import examples_batched
 from tfopt.errors import UserError
 
@@ -204,44 +204,6 @@ def _not_readable(data: Any, fix: str | None) -> UserError:
     )
 
 
-def describe_data(data: Data) -> str:
-    """Return a job's data in words, with length and shapes as far as they are known."""
-    return f"{data.summary} ({examples_of(data.train).extent()})"
-
-
-def batch_shapes(data: Any, batch: int) -> str:
-    """Return the shapes of a batch of examples in words: "float32[32x28x28x1], int64[32]"."""
-    spec = getattr(data, "element_spec", None)
-    if spec is None:
-        examples = examples_of(data)
-        if not isinstance(examples, ArrayExamples):
-            return f"{batch} examples"
-        spec = examples.structure
-    return _shapes(spec, first=1, lead=(batch,))
-
-
-def vary_in_shape(data: Any) -> bool:
-    """Return whether the batches of a dataset differ in more than their number of examples."""
-    import tensorflow as tf
-
-    leaves_of_batch = tf.nest.flatten(getattr(data, "element_spec", ()))
-    shapes = [leaf.shape for leaf in leaves_of_batch if hasattr(leaf, "shape")]
-    return any(shape.rank is None or None in shape[1:] for shape in shapes)
-
-
-def _shapes(structure: Any, *, first: int, lead: tuple[int, ...] = ()) -> str:
-    import tensorflow as tf
-
-    def shape(leaf: Any) -> str:
-        if not hasattr(leaf, "shape"):
-            return type(leaf).__name__
-        given = (*lead, *leaf.shape[first:])
-        sizes = "x".join("?" if size is None else str(size) for size in given)
-        return f"{tf.as_dtype(leaf.dtype).name}[{sizes}]"
-
-    return ", ".join(shape(leaf) for leaf in tf.nest.flatten(structure))
-
-
 class ArrayExamples(Examples):
     """Arrays: x, (x, y) or (x, y, sample_weight), each possibly nested."""
 
@@ -299,7 +261,15 @@ def _as_fit_casts(leaf: Any) -> Any:
     if isinstance(leaf, tf.Tensor):
         floating, cast = leaf.dtype.is_floating, tf.cast
     else:
-        leaf = np.asarray(leaf)
+        given, leaf = type(leaf).__name__, np.asarray(leaf)
+        if not leaf.ndim:  # NumPy takes what it cannot read as one object
+            raise UserError(
+                f"A {given} cannot be cut into batches.",
+                expected="NumPy arrays, tensors or data frames",
+                received=given,
+                fix="give a tf.data.Dataset, as tf.data.Dataset.from_tensor_slices((x, y))"
+                ".batch(32), or a dense array",
+            )
         floating, cast = np.issubdtype(leaf.dtype, np.floating), np.ndarray.astype
     different = floating and keras.backend.standardize_dtype(leaf.dtype) != keras.config.floatx()
     return cast(leaf, keras.config.floatx()) if different else leaf
@@ -342,7 +312,7 @@ class DatasetExamples(Examples):
 
 
 def source_batches(
-    source: Source, batch_size: int, reading: Reading, *, whole: bool = True
+    source: Source, batch_size: int, reading: ReadOrder, *, whole: bool = True
 ) -> Batches:
     """Return the batches of a source of files or tables.
 
@@ -368,7 +338,7 @@ class SourceExamples(Examples):
     keeps_batches = False
 
     def read(self, orders: int | None = None) -> Batches:
-        return source_batches(self.given, DEFAULT_BATCH, Reading())
+        return source_batches(self.given, DEFAULT_BATCH, ReadOrder())
 
     def steps(self, batch: int | None) -> int:
         return math.ceil(int(self.given.count()) / (batch or DEFAULT_BATCH))
@@ -483,7 +453,7 @@ def _epoch(data: Any, count: int, order: Any, signature: Any) -> Iterator[Any]:
 
 
 def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, None, None]:
-    """Yield the batches in order, fetched by so many threads."""
+    """Yield the batches in order, fetched by ``workers`` threads."""
     if workers == 1:
         yield from (data[number] for number in numbers)
     else:
@@ -494,3 +464,44 @@ def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:
     import tensorflow as tf
 
     return tf.data.Dataset.from_generator(epoch, output_signature=signature)
+
+
+# In words
+
+
+def describe_data(data: Data) -> str:
+    """Return a job's data in words, with length and shapes as far as they are known."""
+    return f"{data.summary} ({examples_of(data.train).extent()})"
+
+
+def batch_shapes(data: Any, batch: int) -> str:
+    """Return the shapes of a batch of examples in words: "float32[32x28x28x1], int64[32]"."""
+    spec = getattr(data, "element_spec", None)
+    if spec is None:
+        examples = examples_of(data)
+        if not isinstance(examples, ArrayExamples):
+            return f"{batch} examples"
+        spec = examples.structure
+    return _shapes(spec, first=1, lead=(batch,))
+
+
+def vary_in_shape(data: Any) -> bool:
+    """Return whether the batches of a dataset differ in more than their number of examples."""
+    import tensorflow as tf
+
+    leaves_of_batch = tf.nest.flatten(getattr(data, "element_spec", ()))
+    shapes = [leaf.shape for leaf in leaves_of_batch if hasattr(leaf, "shape")]
+    return any(shape.rank is None or None in shape[1:] for shape in shapes)
+
+
+def _shapes(structure: Any, *, first: int, lead: tuple[int, ...] = ()) -> str:
+    import tensorflow as tf
+
+    def shape(leaf: Any) -> str:
+        if not hasattr(leaf, "shape"):
+            return type(leaf).__name__
+        given = (*lead, *leaf.shape[first:])
+        sizes = "x".join("?" if size is None else str(size) for size in given)
+        return f"{tf.as_dtype(leaf.dtype).name}[{sizes}]"
+
+    return ", ".join(shape(leaf) for leaf in tf.nest.flatten(structure))

@@ -7,7 +7,7 @@ prefetch. The notes list what the pipeline does and which settings had no effect
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.data.augment import in_input, random_layers, require_random
@@ -23,6 +23,7 @@ from tfopt.data.fit_data import (
     INFINITE,
     Arrays,
     Batches,
+    Examples,
     SourceExamples,
     examples_of,
     source_batches,
@@ -30,8 +31,8 @@ from tfopt.data.fit_data import (
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.service import served
-from tfopt.data.sources.source import Reading, Source
-from tfopt.data.sources.table import epoch_numbers
+from tfopt.data.sources.source import ReadOrder, Source
+from tfopt.data.sources.table_source import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cgroup import usable_cores
 
@@ -43,18 +44,11 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
     """
     import tensorflow as tf
 
+    flow = _Flow(plan, seed)
+    steps: int | None
     # The pipeline belongs to the host: on a GPU machine constants would go to the GPU.
     with tf.device("CPU:0"):
-        # A PyDataset can be read in any order; a cache would freeze the first one.
-        in_new_orders = plan.shuffle is not False and plan.cache is None
-        flow = _Flow(plan, seed)
-        steps: int | None
-        source: Arrays | Batches
-        examples = examples_of(data)
-        if isinstance(examples, SourceExamples):
-            source = flow.from_source(examples.given)
-        else:
-            source = examples.read(seed if in_new_orders else None)
+        source = flow.read(examples_of(data))
         if isinstance(source, Arrays):
             dataset, steps = flow.from_arrays(source)
         else:
@@ -64,54 +58,58 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
             flow.notes.append("map_batch on whole batches")
         if plan.augment is not None:
             dataset = flow.augmented(dataset)
-        if plan.service is not None:
-            assert isinstance(source, Batches)  # arrays are refused
-            shuffle = plan.shuffle is True or (source.kind == "source" and plan.shuffle is None)
-            dataset, notes = served(
-                dataset,
-                plan.service,
-                plan.batch_size or source.batch_size,
-                examples=flow.example_counts(source)[0],
-                buffer=plan.options.buffer if shuffle else 0,
-                seed=seed,
-            )
-            flow.notes.extend(notes)
+        if isinstance(source, Batches) and plan.service is not None:
+            dataset = flow.served(dataset, source)
         if steps is not None and int(dataset.cardinality()) != steps:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
         if endless and steps != INFINITE:
             dataset = dataset.repeat()
             flow.notes.append("repeated, for steps_per_epoch")
-        if plan.prefetch:
-            ahead = tf.data.AUTOTUNE if plan.prefetch == "auto" else plan.prefetch
-            dataset = dataset.prefetch(ahead)
-            flow.notes.append("prefetched" if plan.prefetch == "auto" else f"prefetched by {ahead}")
-        dataset = dataset.with_options(_options(plan))
+        dataset = flow.prefetched(dataset).with_options(_options(plan))
     return dataset, flow.notes
 
 
 @dataclass
 class _Flow:
+    """The stages of a plan's pipeline, and the notes on those that were built."""
+
     plan: Plan
     seed: int
     notes: list[str] = field(default_factory=list)
 
-    def from_source(self, source: Source) -> Batches:
+    def __post_init__(self) -> None:
+        self.drop_remainder = self.plan.options.drop_remainder
+
+    # The source
+
+    def read(self, examples: Examples) -> Arrays | Batches:
+        """Return the arrays or batches, in new orders if neither a plan nor a cache forbids it."""
+        if isinstance(examples, SourceExamples):
+            return self._read_source(examples.given)
+        # A PyDataset can be read in any order; a cache would freeze the first one.
+        in_new_orders = self.plan.shuffle is not False and self.plan.cache is None
+        return examples.read(self.seed if in_new_orders else None)
+
+    def _read_source(self, source: Source) -> Batches:
         """Return the batches of files or tables, shuffled while reading unless cached."""
         plan = self.plan
         shuffle = plan.shuffle is not False and plan.cache is None and plan.service is None
         self.notes.append(f"read from {type(source).__name__}")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
-        reading = Reading(
+        reading = ReadOrder(
             shuffle=shuffle,
             buffer=plan.options.buffer,
             seed=self.seed,
-            drop_remainder=plan.options.drop_remainder and plan.map is None,
+            drop_remainder=self.drop_remainder and plan.map is None,
         )
         batch = plan.batch_size or DEFAULT_BATCH
         return source_batches(source, batch, reading, whole=plan.service is None)
 
+    # Arrays
+
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
+        """Return batches of the arrays, and their number."""
         import tensorflow as tf
 
         plan, count = self.plan, source.examples
@@ -122,17 +120,14 @@ class _Flow:
                 fix="write the arrays as TFRecord and read those, or drop service=",
             )
         batch = plan.batch_size or DEFAULT_BATCH
-        if count % batch == 0:
-            # It drops no example, and the batch size is static.
-            plan = self.plan = replace(plan, options=replace(plan.options, drop_remainder=True))
+        # Where it drops no example, the batch size becomes static.
+        self.drop_remainder |= count % batch == 0
         _require_count_agrees(plan, count)
         shuffle = plan.shuffle is not False
         self.notes.append(f"{count:,} examples in batches of {batch}")
         if plan.map is not None and plan.cache is not None:
-            dataset = tf.data.Dataset.from_tensor_slices(source.structure)
-            dataset = self.mapped(dataset, plan.map)
-            self.notes.append("map on single examples")
-            dataset = self._cached_and_batched(dataset, batch, count, shuffle, source)
+            dataset = self._mapped_examples(tf.data.Dataset.from_tensor_slices(source.structure))
+            dataset = self._cached_and_batched(dataset, source, batch, count, shuffle)
         else:
             if plan.cache is not None:
                 self.notes.append("nothing to cache: arrays without map are in memory already")
@@ -141,10 +136,41 @@ class _Flow:
             dataset = self._gathered(source, batch, shuffle)
         return dataset, self._steps(count, batch)
 
+    def _gathered(self, source: Arrays, batch: int, shuffle: bool) -> Any:
+        """Gather each batch by its indices, since single examples cost more than a small step."""
+        import tensorflow as tf
+
+        arrays = tf.nest.map_structure(tf.convert_to_tensor, source.structure)
+
+        def rows(indices: Any) -> Any:
+            return tf.nest.map_structure(lambda array: tf.gather(array, indices), arrays)
+
+        order = self._order(source.examples, shuffle)
+        if self.plan.map is None:
+            batches = _in_batches(order, source.examples, batch, self.drop_remainder)
+            return self.mapped(batches, rows)
+        examples = order.flat_map(tf.data.Dataset.from_tensor_slices)
+        dataset = self._mapped_examples(self.mapped(examples, rows))
+        return dataset.batch(batch, drop_remainder=self.drop_remainder)
+
+    def _order(self, count: int, shuffle: bool) -> Any:
+        """Return a dataset that yields one vector of indices an epoch."""
+        import tensorflow as tf
+
+        numbers = tf.range(count, dtype=tf.int64)
+        if not shuffle:
+            return tf.data.Dataset.from_tensors(numbers)
+        return epoch_numbers(self.seed).map(
+            lambda seed: tf.random.experimental.stateless_shuffle(numbers, tf.stack([seed, 0]))
+        )
+
+    # Batches
+
     def from_batches(self, source: Batches) -> tuple[Any, int | None]:
+        """Return the batches of a source, and their number; None if it is unknown."""
         plan = self.plan
         self.notes.extend(source.notes)
-        exact, bound = self.example_counts(source)
+        exact, bound = self._example_counts(source)
         if plan.cache is not None and source.count == INFINITE:
             raise UserError(
                 "An endless source cannot be cached.",
@@ -152,39 +178,26 @@ class _Flow:
                 received=f"an endless {source.kind}",
                 fix="take(...) part of it, or drop cache=",
             )
-        from_tables = source.kind == "source"
-        # While it is read, or behind the service.
-        shuffled = (from_tables and plan.cache is None) or plan.service is not None
-        asked = plan.shuffle is not False if from_tables else plan.shuffle is True
-        single = plan.map is not None or (asked and not shuffled and source.kind != "pydataset")
-        if not single:
+        shuffle = self._shuffles_examples(source)
+        is_pydataset = source.kind == "pydataset"
+        if plan.map is None and (is_pydataset or not shuffle):
             return self._whole_batches(source, exact, bound)
         batch = plan.batch_size or source.batch_size
         self.notes.append(f"taken apart into examples, in new batches of {batch}")
         dataset = source.dataset.unbatch()
         if plan.map is not None:
-            dataset = self.mapped(dataset, plan.map)
-            self.notes.append("map on single examples")
-        shuffle = (asked and not shuffled) or (
-            source.kind == "pydataset" and plan.shuffle is None and plan.cache is not None
-        )
-        dataset = self._cached_and_batched(dataset, batch, bound, shuffle, source)
-        if source.count == INFINITE:
-            return dataset, INFINITE
-        return dataset, None if exact is None else self._steps(exact, batch)
+            dataset = self._mapped_examples(dataset)
+        shuffle |= is_pydataset and plan.shuffle is None and plan.cache is not None
+        dataset = self._cached_and_batched(dataset, source, batch, bound, shuffle)
+        return dataset, self._steps_of(source, exact, batch)
 
-    def mapped(self, dataset: Any, function: Any) -> Any:
-        """Call the function for each element, in parallel."""
-        calls, order = usable_cores(), self.plan.deterministic
-        return dataset.map(function, num_parallel_calls=calls, deterministic=order)
-
-    def augmented(self, dataset: Any) -> Any:
-        """Apply Keras's random layers to whole batches."""
-        layers = random_layers(self.plan.augment)
-        for batch in dataset.take(1):
-            require_random(layers, batch[0] if isinstance(batch, tuple) else batch)
-        self.notes.append(f"augmented by {', '.join(type(layer).__name__ for layer in layers)}")
-        return self.mapped(dataset, in_input(layers))
+    def _shuffles_examples(self, source: Batches) -> bool:
+        """Return whether examples are shuffled here, neither while read nor behind the service."""
+        if self.plan.service is not None:
+            return False
+        if source.kind == "source":
+            return self.plan.shuffle is not False and self.plan.cache is not None
+        return self.plan.shuffle is True
 
     def _whole_batches(
         self, source: Batches, exact: int | None, bound: int | None
@@ -202,19 +215,15 @@ class _Flow:
                 self.notes.append("in the cached order every epoch")
         if in_any_order:
             self.notes.append("its batches in a new order every epoch")
-        drop = plan.options.drop_remainder
         batch = plan.batch_size or source.batch_size
-        if drop or batch != source.batch_size:
+        if self.drop_remainder or batch != source.batch_size:
             self.notes.append(f"batches of {batch} instead of {source.batch_size}")
-            steps = None if exact is None else self._steps(exact, batch)
-            steps = INFINITE if source.count == INFINITE else steps
-            return dataset.rebatch(batch, drop_remainder=drop), steps
+            dataset = dataset.rebatch(batch, drop_remainder=self.drop_remainder)
+            return dataset, self._steps_of(source, exact, batch)
         self.notes.append(f"batches as the {source.kind} yields them")
-        if source.count >= INFINITE:
-            return dataset, source.count
-        return dataset, None if exact is None else math.ceil(exact / source.batch_size)
+        return dataset, source.count if source.count > 0 else self._steps_of(source, exact, batch)
 
-    def example_counts(self, source: Batches) -> tuple[int | None, int | None]:
+    def _example_counts(self, source: Batches) -> tuple[int | None, int | None]:
         """Return the exact number of examples, and an upper bound of it."""
         given, bound = self.plan.examples, None
         if source.count > 0 and (self.plan.cache is not None or source.static_batch):
@@ -224,45 +233,59 @@ class _Flow:
             _require_count_agrees(self.plan, exact)
         return given or exact, given or exact or bound
 
-    def _gathered(self, source: Arrays, batch: int, shuffle: bool) -> Any:
-        """Gather each batch by its indices, since single examples cost more than a small step."""
-        import tensorflow as tf
+    # Stages
 
-        arrays = tf.nest.map_structure(tf.convert_to_tensor, source.structure)
+    def mapped(self, dataset: Any, function: Any) -> Any:
+        """Call the function for each element, in parallel."""
+        calls, order = usable_cores(), self.plan.deterministic
+        return dataset.map(function, num_parallel_calls=calls, deterministic=order)
 
-        def rows(indices: Any) -> Any:
-            return tf.nest.map_structure(lambda array: tf.gather(array, indices), arrays)
-
-        order = self._order(source.examples, shuffle)
-        if self.plan.map is None:
-            return self.mapped(_in_batches(order, source.examples, batch, self._drop), rows)
+    def _mapped_examples(self, dataset: Any) -> Any:
+        """Call the plan's ``map`` for each example."""
         self.notes.append("map on single examples")
-        examples = order.flat_map(tf.data.Dataset.from_tensor_slices)
-        dataset = self.mapped(self.mapped(examples, rows), self.plan.map)
-        return dataset.batch(batch, drop_remainder=self._drop)
+        return self.mapped(dataset, self.plan.map)
 
-    def _order(self, count: int, shuffle: bool) -> Any:
-        """Return a dataset that yields one vector of indices an epoch."""
+    def augmented(self, dataset: Any) -> Any:
+        """Apply Keras's random layers to whole batches."""
+        layers = random_layers(self.plan.augment)
+        for batch in dataset.take(1):
+            require_random(layers, batch[0] if isinstance(batch, tuple) else batch)
+        self.notes.append(f"augmented by {', '.join(type(layer).__name__ for layer in layers)}")
+        return self.mapped(dataset, in_input(layers))
+
+    def served(self, dataset: Any, source: Batches) -> Any:
+        """Let a data service prepare the batches."""
+        plan = self.plan
+        shuffle = plan.shuffle is True or (source.kind == "source" and plan.shuffle is None)
+        assert plan.service is not None
+        dataset, notes = served(
+            dataset,
+            plan.service,
+            plan.batch_size or source.batch_size,
+            examples=self._example_counts(source)[0],
+            buffer=plan.options.buffer if shuffle else 0,
+            seed=self.seed,
+        )
+        self.notes.extend(notes)
+        return dataset
+
+    def prefetched(self, dataset: Any) -> Any:
+        """Keep batches ready, if the plan says so."""
         import tensorflow as tf
 
-        numbers = tf.range(count, dtype=tf.int64)
-        if not shuffle:
-            return tf.data.Dataset.from_tensors(numbers)
-        return epoch_numbers(self.seed).map(
-            lambda seed: tf.random.experimental.stateless_shuffle(numbers, tf.stack([seed, 0]))
-        )
+        ahead = self.plan.prefetch
+        if not ahead:
+            return dataset
+        self.notes.append("prefetched" if ahead == "auto" else f"prefetched by {ahead}")
+        return dataset.prefetch(tf.data.AUTOTUNE if ahead == "auto" else ahead)
 
     def _cached_and_batched(
-        self,
-        dataset: Any,
-        batch: int,
-        bound: int | None,
-        shuffle: bool,
-        source: Arrays | Batches,
+        self, dataset: Any, source: Arrays | Batches, batch: int, bound: int | None, shuffle: bool
     ) -> Any:
-        plan, drop = self.plan, self._drop
+        """Cache and shuffle single examples, and batch them."""
+        plan = self.plan
         if not shuffle:
-            dataset = dataset.batch(batch, drop_remainder=drop)
+            dataset = dataset.batch(batch, drop_remainder=self.drop_remainder)
             if plan.cache is None:
                 return dataset
             self.notes.append("in the same order every epoch")
@@ -287,7 +310,7 @@ class _Flow:
             "a new order every epoch" if whole else f"shuffled among {buffer:,} examples"
         )
         dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
-        return dataset.batch(batch, drop_remainder=drop)
+        return dataset.batch(batch, drop_remainder=self.drop_remainder)
 
     def _cached(self, dataset: Any, source: Any, count: int | None, unit: str) -> Any:
         size = cache_size(source, count, dataset, per_example=unit == "examples")
@@ -300,19 +323,23 @@ class _Flow:
         self.notes.append(note)
         return dataset
 
-    @property
-    def _drop(self) -> bool:
-        return self.plan.options.drop_remainder
+    def _steps_of(self, source: Batches, exact: int | None, batch: int) -> int | None:
+        """Return the number of batches of a source; None if it is unknown."""
+        if source.count == INFINITE:
+            return INFINITE
+        return None if exact is None else self._steps(exact, batch)
 
     def _steps(self, examples: int, batch: int) -> int:
-        if self._drop and examples < batch:
+        if not self.drop_remainder:
+            return math.ceil(examples / batch)
+        if examples < batch:
             raise UserError(
                 "Every batch would be dropped.",
                 expected=f"at least one whole batch of {batch}",
                 received=f"{examples} examples and drop_remainder=True",
                 fix="use a smaller batch_size, or keep the remainder (FusedAttention drops it)",
             )
-        return examples // batch if self._drop else math.ceil(examples / batch)
+        return examples // batch
 
 
 def _in_batches(order: Any, count: int, batch: int, drop: bool) -> Any:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from tfopt.data.stages import PYTHON_OPERATIONS, graph_of, operations_of
+from tfopt.data.stages import PYTHON_OPERATIONS, dataset_graph, operations_of
 from tfopt.errors import UserError, first_line
 
 
@@ -64,7 +64,7 @@ def require_service(service: object) -> None:
 
 def _require_portable(dataset: Any) -> None:
     """Refuse a pipeline that data workers cannot run, or run with lost or repeated examples."""
-    operations = operations_of(graph_of(dataset))
+    operations = operations_of(dataset_graph(dataset))
     # In TensorFlow 2.21 each worker reads the whole of what is shuffled before an interleave, and
     # of zipped datasets now and then one element is lost.
     refused = sorted(op for op in operations if op.startswith(("ShuffleDataset", "ZipDataset")))

@@ -61,7 +61,9 @@ def check_leaves(arrays: Iterable[tuple[str, Any]], owner: str) -> None:
                 expected="arrays or tensors, in tuples and dicts, whose first dimension counts the "
                 "examples",
                 received=f"{type(leaf).__name__}: {leaf!r:.60}",
-                fix="convert it with np.asarray(...)",
+                fix="convert it with np.asarray(...)"
+                if shape is None
+                else "yield whole batches, and not one example after the other",
             )
         if holds_objects(leaf):
             raise UserError(
@@ -169,6 +171,11 @@ def value_bytes(element: Any) -> int:
             total += sum(len(text) for text in values.reshape(-1))
         total += values.nbytes + TENSOR_OVERHEAD_BYTES
     return total
+
+
+def evenly(total: int, count: int) -> Any:
+    """Return up to ``count`` evenly spaced indices below ``total``."""
+    return np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
 
 
 def holds_objects(array: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import files, version
 from pathlib import Path
 
-from tfopt.data.class_folders import class_folders
+from tfopt.data.sources.image_folder import class_folders
 from tfopt.data.sources.tfds import prepared_parts
 from tfopt.errors import UserError
 from tfopt.job.parts import Data

@@ -87,8 +87,8 @@ class WholeLoss:
         loss, shard = self.loss, current_shard()
         if shard is None or not isinstance(loss, keras.losses.Loss):
             return loss(y_true, y_pred, sample_weight)
-        if not shard.is_global_loss or shard.rows_are_whole:
-            return loss(y_true, y_pred, sample_weight)  # in a custom step or loss
+        if shard.loss != "sum":
+            return loss(y_true, y_pred, sample_weight)
         if not adds_up(loss):
             return loss(*gather_rows(drop_padding((y_true, y_pred, sample_weight))))
         numerator, divisor = terms(loss, y_true, y_pred, sample_weight)

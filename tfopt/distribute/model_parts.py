@@ -65,7 +65,8 @@ def optimizers_of(model: Any) -> dict[str, Any]:
             place = where if layer is model else f"{layer.name}/{where}"
             # Names of layers need not be unique.
             optimizers[f"{place} {len(optimizers)}" if place in optimizers else place] = value
-    inner = {id(getattr(value, "inner_optimizer", None)) for value in optimizers.values()}
+    values = optimizers.values()
+    inner = {id(own) for value in values if (own := internals.without_scaling(value)) is not value}
     return {place: value for place, value in optimizers.items() if id(value) not in inner}
 
 
@@ -84,12 +85,5 @@ def metrics_of(model: Any) -> list[Any]:
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer and of the one inside a LossScaleOptimizer."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return [*optimizer.variables, *(inner.variables if inner is not None else [])]
-
-
-def counts_by_example(metric: Any) -> bool:
-    """Return whether a metric is Keras's, whose state is a sum over the examples."""
-    function = internals.function_of(metric)
-    parts = [type(metric), *([function] if function is not None else [])]
-    return all(part.__module__.startswith("keras.src.") for part in parts)
+    inner = internals.without_scaling(optimizer)
+    return [*optimizer.variables, *(inner.variables if inner is not optimizer else [])]

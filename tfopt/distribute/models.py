@@ -33,7 +33,7 @@ from tfopt.distribute.worker_files import redirect_callbacks, save_on_chief
 from tfopt.distribute.workers import coordinated
 from tfopt.errors import UserError
 from tfopt.hooks import Shared, named_arguments, replaced
-from tfopt.keras_internals import BUILD, dataset_of, stored
+from tfopt.keras_internals import BUILD, dataset_of, stored, without_scaling
 from tfopt.report.format import few
 from tfopt.resume.peers import exchange_of
 
@@ -92,7 +92,7 @@ class DistributedModel:
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the model's class, with workers coordinated and ``fit`` verified."""
-        plain = functools.partial(getattr(type(self._model), name), self._model)
+        plain = functools.partial(self.plain, name)
         with _numbers():
             if name.endswith("_on_batch"):
                 return plain(*args, **kwargs)
@@ -136,9 +136,8 @@ class DistributedModel:
 
     def _accumulated(self) -> int:
         """Return how many batches of ``fit`` an update takes, as ``tfopt.accumulate`` sets it."""
-        optimizer = self._model.optimizer
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        return getattr(inner, "gradient_accumulation_steps", None) or 1
+        optimizer = without_scaling(self._model.optimizer)
+        return getattr(optimizer, "gradient_accumulation_steps", None) or 1
 
     def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(getattr(type(self._model), name), self._model)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfopt.data.stages import graph_of, upstream_datasets
+from tfopt.data.stages import dataset_graph, upstream_datasets
 
 
 class UnreadableData(Exception):
@@ -143,7 +143,7 @@ def _independent_copy(dataset: Any) -> Any:
     if not any(type(node).__name__ == "_ShuffleDataset" for node in upstream_datasets(dataset)):
         return dataset
     try:
-        graph = graph_of(dataset)
+        graph = dataset_graph(dataset)
     except Exception as error:  # more than 2 GiB, or not serializable
         raise UnreadableData("a shuffled dataset too large to copy") from error
     nodes = {node.name: node for node in graph.node}

@@ -1,14 +1,12 @@
-"""Save and restore the state that a proof changes, and draw equal random numbers on replicas.
+"""Save and restore the state that a proof changes.
 
 Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
 
-import inspect
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfopt.distribute.model_parts import metrics_of, optimizer_variables, optimizers_of
-from tfopt.hooks import putting, replaced
+from tfopt.hooks import replaced
 from tfopt.keras_internals import stored
 from tfopt.resume.variables import (
     capture_host,
@@ -25,9 +23,6 @@ from tfopt.resume.variables import (
     values_of,
     variables_of,
 )
-
-_SEED = (7, 7)
-_OF_A_DRAW = ("mean", "stddev", "minval", "maxval", "dtype")
 
 
 class SavedState:
@@ -51,10 +46,9 @@ class SavedState:
         self._save([named.variable for named in variables_of(self._model)])
         for metric in metrics_of(self._model):  # also those that a custom ``metrics`` leaves out
             self._save(metric.variables)
-        for outer in optimizers_of(self._model).values():
-            for optimizer in (outer, getattr(outer, "inner_optimizer", None)):
-                if optimizer is not None and not optimizer.built:
-                    self._save_once_built(optimizer)
+        for optimizer in optimizers_of(self._model).values():
+            if not optimizer.built:
+                self._save_once_built(optimizer)
 
     def before(self, variable: Any) -> Any:
         """Return the saved first copy of a variable; None if it was not saved."""
@@ -111,87 +105,3 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
     eager._rng = generator
     if generator is not None:
         generator.setstate(of_generator)
-
-
-@contextmanager
-def equal_rows_drawn() -> Iterator[set[str]]:
-    """Let functions of ``tf.random`` draw one row for all examples; yield the names of used ones.
-
-    Replicas then have the random numbers of one device, in dropout, augmentation or noise.
-    """
-    drawn: set[str] = set()
-    with putting() as put:
-        for name in ("normal", "uniform", "truncated_normal"):
-            stateless = getattr(tf.random, f"stateless_{name}")
-            for own in (name, f"stateless_{name}"):
-                put(tf.random, own, _one_row(getattr(tf.random, own), stateless, drawn))
-        put(tf.nn, "dropout", _dropout(drawn))
-        put(tf.nn.experimental, "stateless_dropout", _dropout(drawn))
-        yield drawn
-
-
-@contextmanager
-def retrace_functions() -> Iterator[None]:
-    """Trace copies of the user's ``tf.function`` objects, which would cache traces of the proof."""
-    kind = type(tf.function(lambda: None))
-    plain = kind.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain(self._clone(None), *args, **kwargs)
-
-    with replaced(kind, __call__=call):
-        yield
-
-
-def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function compiled once, without TensorFlow's warning about retracing."""
-    traced = tf.function(function, autograph=False, reduce_retracing=True)
-    compiled: list[Any] = []
-
-    def call(iterator: Any) -> Any:
-        if not compiled:
-            compiled.append(traced.get_concrete_function(iterator))
-        return compiled[0](iterator)
-
-    return call
-
-
-@contextmanager
-def without_tensor_float_32() -> Iterator[None]:
-    """Compute products of float32 without TensorFloat-32, which rounds factors to 10 bits."""
-    plain = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(plain)
-
-
-def _one_row(own: Any, stateless: Any, names: set[str]) -> Callable[..., Any]:
-    signature = inspect.signature(own)
-
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        settings = {name: arguments[name] for name in _OF_A_DRAW if name in arguments}
-        names.add(own.__name__)
-        shape = tf.convert_to_tensor(arguments["shape"], dtype_hint=tf.int32)
-        static = tf.get_static_value(shape, partial=True)
-        one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
-        drawn = tf.broadcast_to(stateless(one_row, seed=_SEED, **settings), shape)
-        if static is not None:
-            drawn.set_shape([None if size is None else int(size) for size in static])
-        return drawn
-
-    return draw
-
-
-def _dropout(drawn: set[str]) -> Callable[..., Any]:
-    plain = tf.nn.experimental.stateless_dropout
-
-    def dropout(x: Any, rate: Any, *_: Any, noise_shape: Any = None, **__: Any) -> Any:
-        drawn.add("dropout")
-        shape = tf.convert_to_tensor(tf.shape(x) if noise_shape is None else noise_shape)
-        one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
-        return plain(x, rate, seed=_SEED, noise_shape=one_row)
-
-    return dropout

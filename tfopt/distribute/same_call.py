@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any
 
+from tfopt.data.signature import evenly
 from tfopt.data.stages import reads_python, upstream_datasets, yields_file_names
 from tfopt.distribute.shards import policy_of, shuffle_seeds
 from tfopt.resume.identity import identity_of
@@ -161,9 +162,8 @@ def _row_digests(values: Any) -> Any:
         return None
     if not shape:
         return [_row_digest(np.asarray(values))]
-    at = np.unique(np.linspace(0, shape[0] - 1, _EXAMPLES).astype(int))
     values = getattr(values, "iloc", values)
-    return [_row_digest(np.asarray(values[int(n)])) for n in at]
+    return [_row_digest(np.asarray(values[int(n)])) for n in evenly(shape[0], _EXAMPLES)]
 
 
 def _row_digest(row: Any) -> str:

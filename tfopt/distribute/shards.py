@@ -12,7 +12,7 @@ from typing import Any
 
 from tfopt.data.stages import (
     batch_size_of,
-    graph_of,
+    dataset_graph,
     operations_of,
     reads_python,
     upstream_datasets,
@@ -227,7 +227,7 @@ def _files(dataset: Any) -> int | None:
     sources = [node for node in upstream_datasets(dataset) if not node._inputs()]
     if len(sources) != 1 or not yields_file_names(sources[0]):
         return None
-    if not operations_of(graph_of(dataset)) & _READERS:
+    if not operations_of(dataset_graph(dataset)) & _READERS:
         return None
     number = int(sources[0].cardinality())
     return number if number >= 0 else None

@@ -22,8 +22,8 @@ from keras import ops, tree
 
 from tfopt import keras_internals as internals
 from tfopt.distribute.losses import LossesOfReplica, WholeLoss, undeclared
+from tfopt.distribute.metrics import count_whole_batch
 from tfopt.distribute.model_parts import (
-    counts_by_example,
     metrics_of,
     optimizer_variables,
     optimizers_of,
@@ -45,7 +45,7 @@ from tfopt.distribute.whole_batch import (
 from tfopt.errors import UserError
 from tfopt.hooks import putting
 
-_NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
+_NONE = tf.VariableAggregation.NONE
 
 
 class Step:
@@ -81,12 +81,10 @@ class Step:
         def on_iterator(iterator: Any) -> Any:
             return on_batch(iterator.get_next())
 
+        compiled = functools.partial(tf.function, reduce_retracing=True, autograph=False)
         of_batch, of_iterator = on_batch, on_iterator
         if not model.run_eagerly:
-            of_batch, of_iterator = (
-                tf.function(step, reduce_retracing=True, autograph=False)
-                for step in (on_batch, on_iterator)
-            )
+            of_batch, of_iterator = compiled(on_batch), compiled(on_iterator)
 
         def function(iterator: Any) -> Any:
             if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
@@ -213,7 +211,7 @@ class Step:
             for layer in internals.layers_of(model):
                 self._patch_layer(put, layer)
             for metric in metrics_of(model):
-                self._patch_metric(put, metric)
+                count_whole_batch(put, metric, self.own_losses or "mean")
             for optimizer in optimizers_of(model).values():
                 self._patch_optimizer(put, undo, optimizer)
             yield
@@ -236,7 +234,7 @@ class Step:
         own = overrides(model, "compute_loss")
         if own:
             x, y, y_pred, sample_weight = gather_rows(drop_padding((x, y, y_pred, sample_weight)))
-        shard.is_global_loss, shard.rows_are_whole = True, own
+        shard.loss = "rows" if own else "sum"
         override = getattr(model, internals.LOSSES_OVERRIDE)
         override.extend(added)
         try:
@@ -244,7 +242,7 @@ class Step:
             loss = plain(model, x, y, y_pred, sample_weight, training)
         finally:
             override.clear()
-            shard.rows_are_whole = False
+            shard.loss = "sum"
         return divide_gradient(loss)
 
     def _added_losses(self, shard: Shard) -> list[Any]:
@@ -262,7 +260,7 @@ class Step:
         trained = self.model.trainable_weights
         return whole + [v.regularizer(v) for v in trained if v.regularizer is not None]
 
-    # Patches of layers, metrics and optimizers
+    # Patches of layers and optimizers
 
     def _patch_layer(self, put: internals.Put, layer: Any) -> None:
         put(layer, internals.LOSSES, LossesOfReplica())
@@ -273,68 +271,6 @@ class Step:
                 return plain(*drop_padding((inputs, mask)))
 
             put(layer, internals.MOMENTS, moments)
-
-    def _patch_metric(self, put: internals.Put, metric: Any) -> None:
-        plain, result = metric.update_state, metric.result
-
-        def of_rows(*args: Any, **kwargs: Any) -> Any:
-            return plain(*drop_padding(args), **drop_padding(kwargs))
-
-        def of_all_rows(*args: Any, **kwargs: Any) -> Any:
-            return plain(*gather_rows(drop_padding(args)), **gather_rows(drop_padding(kwargs)))
-
-        def of_mean(values: Any, sample_weight: Any = None) -> Any:
-            return plain(*self._values_of_mean(tf.convert_to_tensor(values), sample_weight))
-
-        def of_sum(values: Any, sample_weight: Any = None) -> Any:
-            return plain(self._values_of_sum(tf.convert_to_tensor(values)), sample_weight)
-
-        def recorded_result() -> Any:
-            value, shard = result(), current_shard()
-            if shard is not None:
-                shard.results.append(value)
-            return value
-
-        put(metric, "result", recorded_result)
-        update = type(metric).update_state
-        if update is keras.metrics.Mean.update_state:
-            put(metric, "update_state", of_mean)
-        elif update is keras.metrics.Sum.update_state:
-            put(metric, "update_state", of_sum)
-        elif counts_by_example(metric):
-            put(metric, "update_state", of_rows)
-        else:
-            put(metric, "update_state", of_all_rows)
-            for variable in metric.variables:  # permanently: they are also read between steps
-                variable.value._aggregation = _FIRST
-
-    def _values_of_mean(self, values: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """Return values and weights whose mean over all replicas is the whole batch's."""
-        shard = current_shard()
-        if shard is None:
-            return values, sample_weight
-        if values.shape.rank != 0:
-            # The padding of a replica without examples gets the weight 0.
-            not_padding = tf.cast(shard.has_examples, values.dtype)
-            rows = tf.ones(tf.shape(values)[:1], values.dtype)
-            weights = rows if sample_weight is None else sample_weight
-            return values, not_padding * tf.cast(weights, not_padding.dtype)
-        if shard.is_global_loss:
-            return values, None if sample_weight is None else shard.examples
-        if sample_weight is not None:
-            return shard.weigh(values, "sum"), shard.weigh(sample_weight, "sum")
-        return all_reduce_sum(shard.weigh(values, self.own_losses or "mean")), None
-
-    def _values_of_sum(self, values: Any) -> Any:
-        """Return values whose sum over all replicas is that of the whole batch."""
-        shard = current_shard()
-        if shard is None:
-            return values
-        if values.shape.rank != 0:
-            return drop_padding(values)
-        if shard.is_global_loss:  # equal on all replicas
-            return values / replicas_of(self.model.distribute_strategy)
-        return shard.weigh(values, self.own_losses or "mean")
 
     def _patch_optimizer(self, put: internals.Put, undo: ExitStack, optimizer: Any) -> None:
         """Sum the gradients before ``apply``, in which each replica updates its own copies."""
@@ -360,10 +296,10 @@ class Step:
         shard = current_shard()
         if shard is None:  # a custom loop, traced in a step
             return grads
-        if not shard.is_global_loss:
+        if shard.loss == "own":
             kind = self._declared(f"The train_step of {type(self.model).__name__} is custom")
             grads = [None if grad is None else shard.weigh(grad, kind) for grad in grads]
-        shard.is_global_loss = False
+        shard.loss = "own"
         # Equal rows on every replica are summed as a dense gradient.
         grads = [tf.convert_to_tensor(grad) if _has_fixed_rows(grad) else grad for grad in grads]
         places = [place for place, grad in enumerate(grads) if grad is not None]
@@ -376,12 +312,8 @@ class Step:
     def _average_statistics(self, shard: Shard) -> None:
         """Assign the mean of all replicas' moving statistics, weighted by their examples."""
         layers = unsynchronized(self.model)
-        variables = [
-            variable
-            for layer in layers
-            for variable in layer.non_trainable_variables
-            if keras.backend.is_float_dtype(variable.dtype)
-        ]
+        statistics = [variable for layer in layers for variable in layer.non_trainable_variables]
+        variables = [v for v in statistics if keras.backend.is_float_dtype(v.dtype)]
         if not variables:
             return
         flat = [

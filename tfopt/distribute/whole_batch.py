@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 from keras import tree
@@ -35,10 +35,9 @@ class Shard:
     """Its examples divided by those of the batch."""
     own_losses: str | None
     """The reduction of custom losses: "mean", "sum", or not declared."""
-    is_global_loss: bool = False
-    """Whether the loss differentiated last is that of the whole batch."""
-    rows_are_whole: bool = False
-    """Whether losses get the rows of all replicas."""
+    loss: Literal["own", "sum", "rows"] = "own"
+    """The loss that is computed, or was differentiated last: the step's own, or that of the whole
+    batch, as a sum over the replicas or from the rows of all."""
     is_applied: bool = False
     """Whether the step has applied an optimizer of the model."""
     rows: dict[tuple[Any, int], Any] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.roll_call import unreachable
 from tfopt.distribute.same_call import facts_of
 from tfopt.errors import UserError, WorkerMissing, first_line
+from tfopt.job.plain_values import show
 from tfopt.subprocesses import in_time
 
 calls: list[str] = []
@@ -181,17 +182,12 @@ class Exchange:
 def _worker_differs(name: str, key: str, chief: str, expected: Any, received: Any) -> UserError:
     return UserError(
         f"{name} has another {key} than {chief}.",
-        expected=f"on all workers {_short(expected)}",
-        received=_short(received),
+        expected=f"on all workers {show(expected, 400)}",
+        received=show(received, 400),
         fix="run the same code on every worker, on all of the data in the same order: tfopt shards "
         "them; to shard them yourself, give each worker its part as a tf.data.Dataset with "
         "AutoShardPolicy.OFF, of the same shapes, in batches of the global size",
     )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 400 else text[:400] + " ..."
 
 
 # The time limit of steps

@@ -17,8 +17,8 @@ from tfopt.report.table import Cell, Column, Row, Table, Tone
 # The frames that TensorFlow writes before the message of a compiled function's error.
 _FRAMES = re.compile(r'in user code:\s+|File ".*", line \d+, in .*\n.*\n\s*')
 
-Verdict = Literal["failure", "warning", "ok", "not here"]
-VERDICTS: tuple[Verdict, ...] = ("failure", "warning", "ok", "not here")
+CheckVerdict = Literal["failure", "warning", "ok", "not here"]
+VERDICTS: tuple[CheckVerdict, ...] = ("failure", "warning", "ok", "not here")
 
 THEMES: Mapping[str, str] = {
     "host": "versions, cores, memory, /dev/shm, the disk",
@@ -45,7 +45,7 @@ class Check:
 
     theme: str
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     message: str
     evidence: tuple[str, ...] = ()
     fix: str | None = None
@@ -63,7 +63,7 @@ class Checks(tuple[Check, ...]):
         """Return a row for each check as a table for a notebook, failures first."""
         from tfopt.report.notebook import as_fragment
 
-        tones: dict[Verdict, Tone] = {"failure": "worse", "warning": "worse"}
+        tones: dict[CheckVerdict, Tone] = {"failure": "worse", "warning": "worse"}
         rows = []
         for check in sorted(self, key=lambda check: VERDICTS.index(check.verdict)):
             tone = tones.get(check.verdict, "plain")

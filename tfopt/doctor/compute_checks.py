@@ -49,7 +49,7 @@ def on_cpu(subject: Subject) -> Iterable[Check]:
 def on_gpus(subject: Subject) -> Iterable[Check]:
     """Check each visible GPU in a process that sees only this one."""
     facts = device_facts()
-    if isinstance(facts, str) or not facts:
+    if not facts:
         yield Check("compute", "GPU computation", "not here", why_no_gpu())
         return
     for number, gpu in enumerate(facts):

@@ -45,7 +45,7 @@ INSPECTIONS = (
     Inspection("host", "/dev/shm", host_checks.shared_memory),
     Inspection("host", "disk", host_checks.disk),
     Inspection("gpu", "NVIDIA driver", gpu_checks.driver),
-    Inspection("gpu", "visible GPUs", gpu_checks.visible_gpus),
+    Inspection("gpu", "visible GPUs", gpu_checks.visibility),
     Inspection("gpu", "GPU memory", gpu_checks.memory),
     Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
     Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from tfopt.doctor.check import Check, Subject, Verdict
+from tfopt.doctor.check import Check, CheckVerdict, Subject
 from tfopt.files import text_of
 from tfopt.monitor.nvml import (
     DeviceFacts,
@@ -35,7 +35,7 @@ def driver(subject: Subject) -> Iterable[Check]:
         f"TensorFlow built for CUDA {wanted}",
         f"{on_bus} NVIDIA device(s) on the PCI bus",
     )
-    verdict: Verdict = "failure"
+    verdict: CheckVerdict = "failure"
     fix: str | None = None
     if version is None and not on_bus:
         verdict, text = "not here", why_no_gpu()
@@ -59,10 +59,10 @@ def _nvidia_devices(subject: Subject) -> int:
     )
 
 
-def visible_gpus(subject: Subject) -> Iterable[Check]:
+def visibility(subject: Subject) -> Iterable[Check]:
     """Check which GPUs are visible by CUDA_VISIBLE_DEVICES."""
     facts, listed = device_facts(), len(listed_uuids())
-    if isinstance(facts, str) or not listed:
+    if not listed:
         yield Check("gpu", "visible GPUs", "not here", why_no_gpu())
         return
     setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -110,8 +110,7 @@ def tensorflow_build() -> dict[str, Any]:
 def memory(subject: Subject) -> Iterable[Check]:
     """Check the free memory of each GPU, and memory growth."""
     grows = subject.environment.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
-    facts = device_facts()
-    for number, gpu in enumerate([] if isinstance(facts, str) else facts):
+    for number, gpu in enumerate(device_facts()):
         if gpu.total_mib is None or gpu.free_mib is None:
             continue
         used = gpu.total_mib - gpu.free_mib

@@ -147,7 +147,7 @@ def _forward_operations(model: keras.Model, inputs: Any, size: int) -> tuple[int
     import keras
     import tensorflow as tf
 
-    from tfopt.export.operations import float_operations
+    from tfopt.export.serving import float_operations
 
     specs = keras.tree.map_structure(
         lambda leaf: tf.TensorSpec((size, *leaf.shape[1:]), leaf.dtype), inputs

@@ -47,13 +47,13 @@ def cores(subject: Subject) -> Iterable[Check]:
 
 def memory(subject: Subject) -> Iterable[Check]:
     """Compare the memory of the host, or of its container, with that of the GPUs."""
-    now, limit, gpus = psutil.virtual_memory(), memory_limit_gib(subject.root), gpu_memories()
+    now, limit = psutil.virtual_memory(), memory_limit_gib(subject.root)
     total, free = now.total / _GIB, now.available / _GIB
     evidence = [f"{total:.1f} GiB, {free:.1f} GiB available"]
     if limit is not None:
         evidence.append(f"a limit of {limit:g} GiB (cgroup)")
         total = min(total, limit)
-    on_gpus = 0.0 if isinstance(gpus, str) else sum(gpu.total_mib for gpu in gpus) / 1024
+    on_gpus = sum(gpu.total_mib for gpu in gpu_memories()) / 1024
     text, fix = f"{total:.1f} GiB of memory, {free:.1f} GiB of the host free", None
     if free < _FREE_MEMORY_GIB:
         fix = "end other processes; the system kills processes when memory runs out"

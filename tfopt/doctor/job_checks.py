@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from tfopt.doctor.check import Check, Subject, Verdict, check_of_error
+from tfopt.data.host_memory import MIB, available_memory
+from tfopt.doctor.check import Check, CheckVerdict, Subject, check_of_error
 from tfopt.doctor.hardware_estimate import MEMORY_MARGIN
 from tfopt.errors import CannotCombine, UserError
-from tfopt.job.cgroup import memory_limit_gib
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
-from tfopt.keras_internals import layers_inside
+from tfopt.keras_internals import layers_inside, without_scaling
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.subprocesses import ask, in_time
 
@@ -52,13 +50,12 @@ def job(subject: Subject) -> Iterable[Check]:
 
 
 def _memory_here(subject: Subject) -> tuple[float, str]:
-    """Return the memory for a step: of the smallest GPU, or of the host within its container."""
+    """Return the memory for a step: of the smallest GPU, or what is left of the host's."""
     gpus = in_time(_LISTING_S, gpu_memories)
-    if isinstance(gpus, list) and gpus:
-        return min(gpu.total_mib for gpu in gpus), "the GPU"
-    free = psutil.virtual_memory().available / 1024**2
-    limit = memory_limit_gib(subject.root)
-    return (free, "the host") if limit is None else (min(free, limit * 1024), "the container")
+    if gpus:
+        return min(gpu.total_mib for gpu in gpus), "the memory of the GPU"
+    memory = available_memory(subject.root)
+    return memory.available_bytes / MIB, memory.limited_by
 
 
 def examine_job(asked: Mapping[str, Any]) -> Iterator[str | Check]:
@@ -115,7 +112,7 @@ def _precision(ready: Prepared) -> Check:
     layers = layers_inside(ready.model)
     kinds = Counter(layer.dtype_policy.name for layer in layers)
     text = ", ".join(f"{count} layers in {name}" for name, count in kinds.most_common())
-    scaled = hasattr(ready.model.optimizer, "inner_optimizer")
+    scaled = without_scaling(ready.model.optimizer) is not ready.model.optimizer
     if "mixed_float16" in kinds and not scaled:
         fix = "tfopt.mixed_precision(model, 'mixed_float16') adds the scaling"
         text += ", and gradients are not scaled: small ones become zero"
@@ -138,11 +135,11 @@ def _memory(ready: Prepared, available_mib: float, owner: str) -> Check:
     except Exception:  # the rehearsal reports it
         return Check("job", "memory", "not here", "the step cannot be traced: see rehearsal")
     evidence = tuple(str(estimate).splitlines())
-    text = f"a step takes about {estimate.peak_mib:,.1f} MiB; {owner} has {available_mib:,.0f} MiB"
+    text = f"a step takes about {estimate.peak_mib:,.1f} of {available_mib:,.0f} MiB, {owner}"
     if estimate.peak_mib * MEMORY_MARGIN <= available_mib:
         return Check("job", "memory", "ok", text, evidence)
     is_too_large = estimate.peak_mib > available_mib
-    verdict: Verdict = "failure" if is_too_large else "warning"
+    verdict: CheckVerdict = "failure" if is_too_large else "warning"
     text += f": it {'will' if is_too_large else 'may'} not fit"
     fix = "use a smaller batch, tfopt.accumulate(), tfopt.remat() or tfopt.mixed_precision()"
     return Check("job", "memory", verdict, text, evidence, fix)

@@ -7,7 +7,8 @@ from itertools import count
 from pathlib import Path
 
 from tfopt.compress.model_graph import Array
-from tfopt.export.export import ExportedFile, exported_file, file_outputs
+from tfopt.export.export import exported_file, file_outputs
+from tfopt.export.exported import ExportedFile
 from tfopt.export.formats.format import Graphs
 from tfopt.export.formats.litert import LiteRT, quantized, recipe
 from tfopt.export.litert_file import LiteRTKernel, kernels

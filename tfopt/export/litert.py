@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.compress.examples import run_all
 from tfopt.compress.model_graph import Array, Ports, output_names
 from tfopt.errors import UserError, first_line
-from tfopt.export.batches import run_all
 from tfopt.export.formats.format import operator_fix
 from tfopt.export.litert_forms import litert_forms
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 from tfopt.hooks import Hooks
-from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.job.compiled_steps import ONE_AT_A_TIME
 from tfopt.keras_internals import layers_of
 
 if TYPE_CHECKING:

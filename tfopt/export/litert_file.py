@@ -1,4 +1,4 @@
-"""Run a LiteRT file on examples, score it, and read its operators and weights.
+"""Run a LiteRT file on examples, and read its operators and weights.
 
 Integer inputs and outputs are scaled to real values.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.compress.examples import run_all
 from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError, first_line
-from tfopt.export.batches import run_all
 from tfopt.export.quiet import quiet
 from tfopt.job.cgroup import usable_cores
 
@@ -274,35 +274,6 @@ class LitertPredictor:
         with quiet():
             self._interpreter.allocate_tensors()
         self._shapes = shapes
-
-
-def accuracy(scores: Array, labels: Array, threshold: float) -> float:
-    """Return the share of right answers; see :func:`right_answers`."""
-    return float(np.mean(right_answers(scores, labels, threshold)))
-
-
-def right_answers(scores: Array, labels: Array, threshold: float) -> Array:
-    """Return an array of whether predictions are right.
-
-    Labels are class numbers or one-hot rows; a single output is right on the label's side of the
-    threshold.
-    """
-    single = scores.shape[-1] == 1
-    classes = scores[..., 0] > threshold if single else scores.argmax(-1)
-    if not single and labels.shape == scores.shape:
-        labels = labels.argmax(-1)
-    elif labels.shape == (*classes.shape, 1):
-        labels = labels[..., 0]
-    most = 1 if single else scores.shape[-1] - 1
-    if labels.shape != classes.shape or not np.isin(labels, range(most + 1)).all():
-        raise UserError(
-            "The labels do not fit the outputs.",
-            expected=f"class numbers from 0 to {most} of shape {classes.shape}, or one-hot rows",
-            received=f"{labels.dtype} from {labels.min():g} to {labels.max():g} of shape "
-            f"{labels.shape}",
-            fix="leave out examples without a label",
-        )
-    return np.asarray(classes == labels)
 
 
 def _details(interpreter: Any) -> tuple[dict[str, Any], dict[str, Any]]:

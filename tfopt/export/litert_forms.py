@@ -23,7 +23,7 @@ from tfopt.export.integer_forms import (
     normalized,
 )
 from tfopt.hooks import Hooks, replaced
-from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.job.compiled_steps import ONE_AT_A_TIME
 from tfopt.keras_internals import ATTENTION, array_functions, layers_of
 
 Form = Callable[..., Any]

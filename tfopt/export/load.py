@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tfopt.compress.examples import columns_of
+from tfopt.compress.examples import columns_of, run_all
 from tfopt.compress.model_graph import Array, Ports
 from tfopt.errors import UserError, first_line, require_count
-from tfopt.export.batches import run_all
-from tfopt.export.export import FACTS, ExportedFile, read_file
+from tfopt.export.exported import FACTS, ExportedFile, read_file
 from tfopt.export.formats.format import Runner
 from tfopt.export.formats.roster import FORMATS
 

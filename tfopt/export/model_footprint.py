@@ -18,8 +18,8 @@ import numpy as np
 
 from tfopt.errors import UserError, require_count
 from tfopt.export.serving import ServingFile, one_inference, serving_file
+from tfopt.report.footprints import Footprint, Footprints
 from tfopt.report.format import count
-from tfopt.report.serving import Footprint, Footprints
 from tfopt.report.statistics import LEAST, Comparison, compare_pairs
 
 _TURN_S = 0.02

@@ -5,44 +5,41 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
-from tfopt.compress.model_graph import Array
+from tfopt.compress.examples import padded
 from tfopt.data.sources.open import open_part, open_source
-from tfopt.errors import UserError, first_line, in_short, require_count, require_one_of
-from tfopt.export.batches import padded
+from tfopt.errors import UserError, in_short, require_count, require_one_of
 from tfopt.export.bits import fewer_bits
 from tfopt.export.export import (
+    known_names,
+    one_line,
+    require_exportable,
+    require_gpu,
+    write_files,
+)
+from tfopt.export.exported import (
     ExportedFile,
     Refused,
     in_words,
-    known_names,
-    one_line,
-    read_file,
     refused_row,
-    require_exportable,
-    require_gpu,
     score_cell,
     why_refused,
     write_facts,
-    write_files,
 )
-from tfopt.export.formats.format import PRECISIONS, Format, Precision, Runner
+from tfopt.export.formats.format import PRECISIONS, Format, Precision
 from tfopt.export.formats.roster import FORMATS
-from tfopt.export.model_footprint import against, in_turns, timed_turn
+from tfopt.export.latency import Calls, Measured, Times, call_s, compare_times, measure_files
 from tfopt.export.parity import require_drop
 from tfopt.export.reference import ExportData, Reference, make_reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
 from tfopt.report.format import NOTHING, by_reason, count, factor, speed_and_interval
-from tfopt.report.statistics import LEAST, Comparison, compare_pairs
+from tfopt.report.statistics import Comparison
 from tfopt.report.table import Cell, Column, Table, figure, speed
 from tfopt.subprocesses import Child
 
@@ -51,12 +48,6 @@ if TYPE_CHECKING:
 
 Target = Literal["cpu-latency", "gpu-latency", "size"]
 TARGETS: tuple[Target, ...] = get_args(Target)
-Turns = list[list[float]]
-"""The turns of one process: lists of seconds per call."""
-Times = dict[str, list[Turns]]
-"""The turns of a file's processes, by the file's name."""
-_FINALISTS, _FINAL = 4, 2
-"""Number of files that are measured again, and how often, each time in a fresh process."""
 _ANY_LOSS = 100.0
 """max_drop of the outputs where the score decides."""
 
@@ -139,7 +130,7 @@ class Optimized:
         return replace(table, notes=(*notes, *self.notes))
 
     def _in_words(self) -> tuple[str, list[str]]:
-        """Return the winner, and what else is to be said."""
+        """Return the title, and the lines below the table."""
         again = "" if self.target == "size" else "; the fastest in three processes each"
         how = f"Calls of {count(self.batch, 'example')}, {count(self.threads, 'thread')}"
         lines = [f"{how}, in interleaved turns{again}."]
@@ -214,7 +205,7 @@ def optimize(
     most, repeats = require_count("samples", samples), require_count("turns", turns, minimum=5)
     size, cores = require_count("batch", batch), require_count("threads", threads)
     on_gpu = target == "gpu-latency"
-    wanted, missing = _wanted(target, formats, precision)
+    wanted, refused = _wanted(target, formats, precision)
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
@@ -225,40 +216,35 @@ def optimize(
     with (
         prepared_folder(Path(folder or f"{model.name}_optimized")) as place,
         tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
-        Child(gpu=on_gpu) as child,
     ):
-        work = Path(beside)
-        if on_gpu:
-            wanted, on_cpu = _on_gpu(wanted, child)
-            missing += on_cpu
-        reference = make_reference(model, given, work, wanted)
-        score = reference.score(reference.expected)[0]
-        limit = None if given.labels is None else _ANY_LOSS
-        tried = write_files(reference, wanted, work, child, limit)
-        results = list(_reported(tried, progress))
-        if target == "size":
-            progress("litert_mixed: four bits in single kernels, then in several")
-            results += _mixed(reference, results, work, child, score, max_drop)
-        for name, make in variants.items():
-            progress(f"{name}: building the model")
-            try:
-                other = _variant(reference, name, make(model), work, wanted)
-            except UserError as error:
-                notes = (*notes, f"{name}: not tried: {error.what} {error.received or ''}")
-                continue
-            tried = write_files(other, wanted, work, child, _ANY_LOSS)
-            results += _reported(tried, progress)
-        child.end()  # files are measured in separate processes
-        files = [file for file in results if isinstance(file, ExportedFile)]
-        refused = [*missing, *(file for file in results if isinstance(file, Refused))]
-        rows = [Candidate(file, _drop(file, score)) for file in files]
-        inputs = [padded(a[:1], reference.graphs.signature.batch or size) for a in given.examples]
-        eligible = {row.file.name for row in rows if not _too_far(row, max_drop)}
-        eligible = eligible if target != "size" else set()  # where latency does not decide
+        with Child(gpu=on_gpu) as child:  # files are measured in separate processes
+            if on_gpu:
+                wanted, on_cpu = _on_gpu(wanted, child)
+                refused += on_cpu
+            writer = _Writer(wanted, Path(beside), child, progress)
+            reference = make_reference(model, given, writer.folder, wanted)
+            score = reference.score(reference.expected)[0]
+            candidate = partial(_candidate, score, max_drop)
+            results = writer.files(reference, None if given.labels is None else _ANY_LOSS)
+            if target == "size":
+                results += writer.mixed(reference, results, candidate)
+            for name, make in variants.items():
+                try:
+                    results += writer.variant(reference, name, partial(make, model))
+                except UserError as error:
+                    notes += (f"{name}: not tried: {error.what} {error.received or ''}",)
+        refused += [result for result in results if isinstance(result, Refused)]
+        rows = [candidate(file) for file in results if isinstance(file, ExportedFile)]
+        # Latency does not decide for "size".
+        eligible = {row.file.name for row in rows if not row.lost and target != "size"}
+        inputs = [
+            padded(array[:1], reference.graphs.signature.batch or size) for array in given.examples
+        ]
         progress(f"measuring {len(rows)} files in turns")
-        times, finalists, broken = _times(rows, eligible, inputs, cores, repeats, gpu=on_gpu)
-        rows = _judged(rows, times, finalists, target, max_drop)
-        refused += broken
+        calls = Calls(inputs, cores, repeats, on_gpu)
+        measured = measure_files([row.file for row in rows], eligible, calls)
+        refused += measured.broken
+        rows = _judged(rows, measured, target)
         _require_winner(model, rows, refused, max_drop)
         winner = _keep(rows[0].file, place)
     return Optimized(
@@ -268,56 +254,68 @@ def optimize(
         target=target,
         max_drop=max_drop,
         score=score,
-        reference=next(iter(times)),
+        reference=next(iter(measured.times)),
         batch=len(inputs[0]),
         threads=cores,
         notes=(*reference.notes, *notes),
     )
 
 
-def _reported(
-    results: Iterable[ExportedFile | Refused], progress: Callable[[str], None]
-) -> Iterator[ExportedFile | Refused]:
-    """Yield the results, reporting each to ``progress`` first."""
-    for file in results:
-        line = in_words(file) if isinstance(file, ExportedFile) else f"not written: {file.reason}"
-        progress(f"{file.name}: {line.strip()}")
-        yield file
+@dataclass(frozen=True)
+class _Writer:
+    """Writes files into a folder, in a child process."""
+
+    wanted: Sequence[tuple[Format, Precision]]
+    folder: Path
+    child: Child
+    progress: Callable[[str], None]
+
+    def files(self, reference: Reference, max_drop: float | None) -> list[ExportedFile | Refused]:
+        """Write the files of a model, and report each."""
+        results = []
+        for file in write_files(reference, self.wanted, self.folder, self.child, max_drop):
+            if isinstance(file, Refused):
+                self.progress(f"{file.name}: not written: {file.reason}")
+            else:
+                self.progress(f"{file.name}: {in_words(file).strip()}")
+            results.append(file)
+        return results
+
+    def mixed(
+        self,
+        reference: Reference,
+        results: Sequence[ExportedFile | Refused],
+        candidate: Callable[[ExportedFile], Candidate],
+    ) -> list[ExportedFile]:
+        """Write an int8 file with four bits in some kernels, if it is smaller and within limits."""
+        self.progress("litert_mixed: four bits in single kernels, then in several")
+        whole = next((file for file in results if file.name == "litert_int8"), None)
+        if not isinstance(whole, ExportedFile):
+            return []
+        mixed = fewer_bits(
+            reference, self.folder, self.child, lambda file: not candidate(file).lost
+        )
+        if mixed is None or mixed.kib >= whole.kib:
+            return []
+        write_facts(mixed)
+        return [mixed]
+
+    def variant(
+        self, reference: Reference, name: str, make: Callable[[], keras.Model]
+    ) -> list[ExportedFile | Refused]:
+        """Write the files of a changed model, compared with the outputs of the original one."""
+        self.progress(f"{name}: building the model")
+        folder = self.folder / name
+        folder.mkdir()
+        changed = make_reference(make(), reference.given, folder, self.wanted)
+        changed = replace(changed, expected=reference.expected, variant=name)
+        return self.files(changed, _ANY_LOSS)
 
 
-def _variant(
-    reference: Reference,
-    name: str,
-    model: keras.Model,
-    work: Path,
-    wanted: Sequence[tuple[Format, Precision]],
-) -> Reference:
-    """Return the forms of a changed model, compared with the outputs of the original one."""
-    (work / name).mkdir()
-    made = make_reference(model, reference.given, work / name, wanted)
-    return replace(made, expected=reference.expected, variant=name)
-
-
-def _mixed(
-    reference: Reference,
-    results: Sequence[ExportedFile | Refused],
-    work: Path,
-    child: Child,
-    score: float | None,
-    max_drop: float,
-) -> list[ExportedFile]:
-    """Return an int8 file with four bits in some kernels, if it is smaller and within max_drop."""
-
-    def within(file: ExportedFile) -> bool:
-        return not _too_far(Candidate(file, _drop(file, score)), max_drop)
-
-    for whole in results:
-        if isinstance(whole, ExportedFile) and whole.name == "litert_int8":
-            mixed = fewer_bits(reference, work, child, within)
-            if mixed is not None and mixed.kib < whole.kib:
-                write_facts(mixed)
-                return [mixed]
-    return []
+def _candidate(score: float | None, max_drop: float, file: ExportedFile) -> Candidate:
+    """Return a file that is not measured yet, with why it lost if it loses too much."""
+    drop = _drop(file, score)
+    return Candidate(file, drop, lost=_too_far(file, drop, max_drop))
 
 
 def _require(target: object, max_drop: object, variants: object) -> None:
@@ -348,15 +346,15 @@ def _wanted(
     for file_format in (FORMATS[name] for name in names):
         if device not in file_format.devices:
             continue
-        kinds = [p for p in file_format.precisions if p in asked]
+        kinds = [kind for kind in file_format.precisions if kind in asked]
         try:
             file_format.require()
         except UserError as error:
             if formats is not None:
                 raise
-            missing += [Refused(file_format.name, p, error.fix or error.what) for p in kinds]
+            missing += [Refused(file_format.name, kind, error.fix or error.what) for kind in kinds]
         else:
-            wanted += [(file_format, p) for p in kinds]
+            wanted += [(file_format, kind) for kind in kinds]
     if not wanted:
         raise UserError(
             "No format supports these precisions.",
@@ -404,94 +402,57 @@ def _drop(file: ExportedFile, score: float | None) -> float | None:
     return 100 * (file.score - score) / max(score, 1e-12)
 
 
-# Latency: a process per file, measured in turns
-
-
-def _times(
-    rows: Sequence[Candidate],
-    eligible: Set[str],
-    inputs: Sequence[Array],
-    threads: int,
-    turns: int,
-    *,
-    gpu: bool,
-) -> tuple[Times, list[str], list[Refused]]:
-    """Return the times of the files, the finalists, and the files that cannot be run.
-
-    The fastest of the eligible files and the reference are measured again in fresh processes, so
-    that neither lucky turns nor a lucky memory layout decide.
-    """
-    broken: list[Refused] = []
-    measure: dict[str, Callable[[], list[float]]] = {}
-    children: dict[str, Child] = {}
-    with ExitStack() as around:
-        for file in (row.file for row in rows):
-            child = around.enter_context(Child(gpu=gpu))
-            turn = partial(child, turn_of, file.format, file.folder, threads, list(inputs))
-            try:
-                turn()
-            except (RuntimeError, UserError) as error:
-                broken.append(Refused(file.format, file.precision, str(error), file.variant))
-                child.end()
-            else:
-                measure[file.name], children[file.name] = partial(_turn, file.name, turn), child
-        times = {name: [series] for name, series in in_turns(measure, turns).items()}
-        fastest = sorted(eligible & times.keys(), key=lambda name: _level(times[name]))[:_FINALISTS]
-        again = list(dict.fromkeys([*list(times)[:1], *fastest])) if fastest else []
-        for _ in range(_FINAL):
-            for name in tuple(again):
-                children[name].end()
-                try:
-                    measure[name]()
-                except UserError:  # out of memory beside the others: its first turns count
-                    again.remove(name)
-            for name, more in in_turns({name: measure[name] for name in again}, turns).items():
-                times[name].append(more)
-    return times, [name for name in fastest if name in again], broken
-
-
-def _turn(name: str, call: Callable[[], list[float]]) -> list[float]:
-    try:
-        return call()
-    except (RuntimeError, UserError) as error:
-        raise UserError(
-            f"{name} ran once, and failed while it was measured.",
-            received=first_line(error),
-            fix="leave it out of formats or precision",
-        ) from error
-
-
-def _level(processes: Sequence[Turns]) -> float:
-    """Return the median seconds of a call over processes, as memory layouts differ."""
-    return float(np.median(_medians(processes)))
-
-
-def _against(times: Times, reference: str, name: str) -> Comparison:
-    """Compare two files by pairs of their processes; with few processes, by pairs of turns.
-
-    The process is the repetition: its memory layout affects all of its turns.
-    """
-    pairs = list(zip(times[reference], times[name], strict=False))
-    if len(pairs) < LEAST:
-        return against(*pairs[0])
-    return compare_pairs(*(_medians(side) for side in zip(*pairs, strict=True)))
-
-
-def _medians(processes: Sequence[Turns]) -> list[float]:
-    return [float(np.median([np.median(turn) for turn in turns])) for turns in processes]
-
-
-@cache
-def _run_here(name: str, folder: Path, threads: int) -> Runner:
-    return FORMATS[name].open(folder, read_file(folder).signature, threads)
-
-
-def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array]) -> list[float]:
-    """Return the seconds of the calls in one turn, in the process of the file."""
-    return timed_turn(partial(_run_here(name, folder, threads), inputs))
-
-
 # The verdict
+
+
+def _too_far(file: ExportedFile, drop: float | None, max_drop: float) -> str:
+    """Return that a file loses too much, or an empty text."""
+    if drop is not None:
+        unit = "points of accuracy" if file.scored_by == "accuracy" else "% of the error"
+        return f"loses {drop:.2f} {unit}" if drop > max_drop else ""
+    failure = file.parity.failure(max_drop)
+    return "" if failure is None else f"{failure}: {file.parity.summary()}"
+
+
+def _judged(rows: Sequence[Candidate], measured: Measured, target: Target) -> list[Candidate]:
+    """Return the timed files in order, the winner first, the others with why they lost."""
+    times = measured.times
+    reference = next(iter(times), "")
+    timed = []
+    for row in (row for row in rows if row.file.name in times):
+        own = times[row.file.name]
+        beside = None if row.file.name == reference else compare_times(times[reference], own)
+        timed.append(replace(row, latency_ms=1e3 * call_s(own), latency=beside))
+
+    def order(row: Candidate) -> tuple[bool, float]:
+        # Relative to the reference, as turns took place at different times.
+        slow = row.latency.ratio if row.latency else 1.0
+        return bool(row.lost), row.file.kib if target == "size" else slow
+
+    timed.sort(key=order)
+    if not timed or timed[0].lost:
+        return timed
+    # Finalists were measured side by side, so that their times can be compared.
+    final = [row for row in timed if row.file.name in measured.finalists]
+    best = min(final, key=lambda row: row.latency_ms or 0.0, default=timed[0])
+    others = [
+        row if row.lost else replace(row, lost=_behind(row.file, best.file, times, target))
+        for row in timed
+        if row is not best
+    ]
+    return [best, *others]
+
+
+def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target) -> str:
+    """Return why a file is behind the best."""
+    if target == "size":
+        return f"{factor(file.kib / best.kib)} the size of the best"
+    beside = compare_times(times[best.name], times[file.name])
+    if beside.verdict == "slower":
+        return f"slower: {speed_and_interval(beside)} of the best"
+    if beside.verdict == "faster":
+        return "not measured again"
+    return f"{'no' if beside.verdict == 'no difference' else 'no certain'} difference to the best"
 
 
 def _require_winner(
@@ -507,60 +468,6 @@ def _require_winner(
         or "; ".join(why_refused(refused)),
         fix="raise max_drop, or allow other precisions" if rows else None,
     )
-
-
-def _judged(
-    rows: Sequence[Candidate],
-    times: Times,
-    finalists: Sequence[str],
-    target: Target,
-    max_drop: float,
-) -> list[Candidate]:
-    """Return the timed files in order, the winner first, the others with why they lost."""
-    reference = next(iter(times), "")
-    timed = []
-    for row in (row for row in rows if row.file.name in times):
-        name = row.file.name
-        beside = None if name == reference else _against(times, reference, name)
-        ms = 1e3 * _level(times[name])
-        timed.append(replace(row, latency_ms=ms, latency=beside, lost=_too_far(row, max_drop)))
-
-    def order(row: Candidate) -> tuple[bool, float]:
-        # Relative to the reference, as turns took place at different times.
-        slow = row.latency.ratio if row.latency else 1.0
-        return bool(row.lost), row.file.kib if target == "size" else slow
-
-    timed.sort(key=order)
-    if not timed or timed[0].lost:
-        return timed
-    # Finalists were measured side by side, so that their times can be compared.
-    final = [row for row in timed if row.file.name in finalists]
-    best = min(final, key=lambda row: row.latency_ms or 0.0, default=timed[0])
-    others = [
-        row if row.lost else replace(row, lost=_behind(row.file, best.file, times, target))
-        for row in timed
-        if row is not best
-    ]
-    return [best, *others]
-
-
-def _too_far(row: Candidate, max_drop: float) -> str:
-    if row.drop is not None:
-        unit = "points of accuracy" if row.file.scored_by == "accuracy" else "% of the error"
-        return f"loses {row.drop:.2f} {unit}" if row.drop > max_drop else ""
-    failure = row.file.parity.failure(max_drop)
-    return "" if failure is None else f"{failure}: {row.file.parity.summary()}"
-
-
-def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target) -> str:
-    if target == "size":
-        return f"{factor(file.kib / best.kib)} the size of the best"
-    beside = _against(times, best.name, file.name)
-    if beside.verdict == "slower":
-        return f"slower: {speed_and_interval(beside)} of the best"
-    if beside.verdict == "faster":
-        return "not measured again"
-    return f"{'no' if beside.verdict == 'no difference' else 'no certain'} difference to the best"
 
 
 def _keep(file: ExportedFile, place: Path) -> ExportedFile:

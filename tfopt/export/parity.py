@@ -1,4 +1,4 @@
-"""Compare the outputs of a file with those of its model."""
+"""Compare the outputs of a file with those of its model, and with labels."""
 
 from __future__ import annotations
 
@@ -94,6 +94,30 @@ def compare(
         relative_error=max(_relative(e, a) for e, a in pairs),
         measure="argmax_agreement" if ranks else "relative_error",
     )
+
+
+def right_answers(scores: Array, labels: Array, threshold: float) -> Array:
+    """Return an array of whether predictions are right.
+
+    Labels are class numbers or one-hot rows; a single output is right on the label's side of the
+    threshold.
+    """
+    single = scores.shape[-1] == 1
+    classes = scores[..., 0] > threshold if single else scores.argmax(-1)
+    if not single and labels.shape == scores.shape:
+        labels = labels.argmax(-1)
+    elif labels.shape == (*classes.shape, 1):
+        labels = labels[..., 0]
+    most = 1 if single else scores.shape[-1] - 1
+    if labels.shape != classes.shape or not np.isin(labels, range(most + 1)).all():
+        raise UserError(
+            "The labels do not fit the outputs.",
+            expected=f"class numbers from 0 to {most} of shape {classes.shape}, or one-hot rows",
+            received=f"{labels.dtype} from {labels.min():g} to {labels.max():g} of shape "
+            f"{labels.shape}",
+            fix="leave out examples without a label",
+        )
+    return np.asarray(classes == labels)
 
 
 # Keras's losses for scores of classes

@@ -16,8 +16,8 @@ from tfopt.errors import CannotCombine, UserError, keep_plain
 from tfopt.export.export import known_names, require_exportable, validate_settings, write_all
 from tfopt.export.formats.format import CALIBRATED, Precision
 from tfopt.export.formats.litert import LiteRT, left_float
-from tfopt.export.litert_file import LeftFloat, LitertPredictor, right_answers
-from tfopt.export.parity import Parity, threshold_of
+from tfopt.export.litert_file import LeftFloat, LitertPredictor
+from tfopt.export.parity import Parity, right_answers, threshold_of
 from tfopt.export.reference import ExportData
 from tfopt.files import prepare_folder, target_of, write_atomically
 from tfopt.job.parts import Artefact

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from typing import IO
 
-from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.job.compiled_steps import ONE_AT_A_TIME
 
 _CHATTER = re.compile(
     r"""^(WARNING:\ All\ log\ messages\ before\ absl

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tfopt.compress.examples import evenly, first_inputs, take_inputs, take_labelled
+from tfopt.compress.examples import first_inputs, take_inputs, take_labelled
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import Array, Ports, ports_of, require_numbers
+from tfopt.data.signature import evenly
 from tfopt.data.sources.open import open_part
 from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Signature
 from tfopt.export.litert import convert, save, serve, trace
-from tfopt.export.litert_file import accuracy
-from tfopt.export.parity import ranks_classes, threshold_of
+from tfopt.export.parity import ranks_classes, right_answers, threshold_of
 
 if TYPE_CHECKING:
     import keras
@@ -129,7 +129,7 @@ class Reference:
             return None, None
         scores = np.asarray(outputs[0])
         if _are_classes(scores, labels):
-            return accuracy(scores, labels, self.threshold), "accuracy"
+            return float(right_answers(scores, labels, self.threshold).mean()), "accuracy"
         off = scores.reshape(labels.shape) - labels
         return float(np.abs(off).mean()), "mean absolute error"
 

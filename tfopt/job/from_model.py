@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt import keras_internals as internals
 from tfopt.errors import UserError
+from tfopt.job.model_checks import require_compiled
 from tfopt.job.parts import Data
-from tfopt.job.rebuild import blueprint, require_compiled
+from tfopt.job.rebuild import blueprint
 
 if TYPE_CHECKING:
     import keras
@@ -86,11 +87,11 @@ def state_of(model: keras.Model) -> Callable[[keras.Model], None]:
     if source is None or not source.built:
         return lambda other: None  # it has no state
     slots, scale = (tuple(variable.numpy() for variable in group) for group in _variables(source))
-    rate = internals.learning_rate_of(_unscaled(source))
+    rate = internals.learning_rate_of(internals.without_scaling(source))
 
     def restore(other: keras.Model) -> None:
         optimizer = other.optimizer
-        now = internals.learning_rate_of(_unscaled(optimizer))
+        now = internals.learning_rate_of(internals.without_scaling(optimizer))
         if isinstance(now, keras.optimizers.schedules.LearningRateSchedule) and now is not rate:
             return
         if not optimizer.built:
@@ -111,14 +112,9 @@ def state_of(model: keras.Model) -> Callable[[keras.Model], None]:
     return restore
 
 
-def _unscaled(optimizer: Any) -> Any:
-    """Return the optimizer itself, or the one inside a LossScaleOptimizer."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 def _variables(optimizer: Any) -> tuple[list[Any], list[Any]]:
     """Return the optimizer's variables without its learning rate, and those of loss scaling."""
-    inner = _unscaled(optimizer)
+    inner = internals.without_scaling(optimizer)
     rate = internals.learning_rate_of(inner)
     slots = [variable for variable in inner.variables if variable is not rate]
     scaled = inner is not optimizer

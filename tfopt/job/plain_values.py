@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_SHOWN = 80
 _UNKNOWN = "unexpected_keyword_argument"
 
 
@@ -48,10 +47,10 @@ def to_plain(value: Any) -> dict[str, Any]:
     return dict(writer.dump_python(value, mode="json", exclude_defaults=True, warnings="error"))
 
 
-def show(value: object) -> str:
+def show(value: object, longest: int = 80) -> str:
     """Return a value as JSON, shortened."""
     text = json.dumps(value, default=repr)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str | None:

@@ -1,76 +1,24 @@
 """Rebuild a model: same architecture, same weights, optionally edited layer configs.
 
-Custom classes and functions need no registration. Also here: the models that share layers, and the
-lock under which models are changed.
+Custom classes and functions need no registration.
 """
 
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
-import math
-import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, first_line
-from tfopt.keras_internals import layers_inside, layers_of, sharing_configs, sharing_objects
+from tfopt.job.compiled_steps import ONE_AT_A_TIME
+from tfopt.job.model_checks import require_built_keras3
+from tfopt.keras_internals import layers_of, sharing_configs, sharing_objects
 
 if TYPE_CHECKING:
     import keras
-
-# Guards temporary changes of a model or of the process: two threads without it would restore each
-# other's changes. No training step waits for it.
-ONE_AT_A_TIME = threading.RLock()
-
-
-def models_around(model: Any) -> list[Any]:
-    """Return a model and all models that share a layer with it: layers do not know their owners."""
-    import keras
-
-    classes = [keras.Model]
-    for base in classes:
-        classes += [derived for derived in base.__subclasses__() if derived not in classes]
-    # An object refers to its class. ``gc.get_objects`` would also return tuples that other threads
-    # are still filling, which crashes those threads.
-    kinds = set(classes)
-    with _without_collection():
-        alive = [instance for instance in gc.get_referrers(*classes) if type(instance) in kinds]
-    mine = {id(layer) for layer in layers_of(model)}
-    # A model still in its constructor has no ``layers`` yet.
-    others = [other for other in alive if hasattr(other, "layers") and other is not model]
-    sharing = [other for other in others if not mine.isdisjoint(map(id, layers_of(other)))]
-    return [model, *sharing]
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Collect no garbage inside.
-
-    A collection within ``gc.get_referrers`` ends the process, since it moves the objects that are
-    being visited. A visit to an eager tensor may begin one: it makes the tensor's dictionary.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def forget_compiled_steps(model: Any) -> None:
-    """Reset the compiled steps, so that ``fit``, ``evaluate`` and ``predict`` trace again.
-
-    A ``tf.function`` of the user's is not reset.
-    """
-    for owner in models_around(model):
-        owner.train_function = owner.test_function = owner.predict_function = None
-
 
 ConfigEdit = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -114,18 +62,20 @@ def blueprint(model: keras.Model) -> Callable[..., keras.Model]:
                 if not rebuilt.built and config.get("build_config"):
                     rebuilt.build_from_config(config["build_config"])
                 values = own_weights if weights is None else weights
-                if len(values) < len(rebuilt.weights):
-                    cause = "call it once on a batch, so that all of its layers are built"
-                    if all(layer.built for layer in layers):
-                        cause = "a layer that is an attribute of two layers becomes two in a copy"
-                    raise ValueError(
-                        f"it has {len(values)} weights and its copy {len(rebuilt.weights)}; {cause}"
-                    )
+                _require_as_many(values, rebuilt.weights, layers)
                 rebuilt.set_weights(values)
         _carry_over(rebuilt, trainable, lookups)
         return rebuilt
 
     return build
+
+
+def _require_as_many(values: list[Any], weights: list[Any], layers: list[Any]) -> None:
+    if len(values) < len(weights):
+        cause = "call it once on a batch, so that all of its layers are built"
+        if all(layer.built for layer in layers):
+            cause = "a layer that is an attribute of two layers becomes two in a copy"
+        raise ValueError(f"it has {len(values)} weights and its copy {len(weights)}; {cause}")
 
 
 def _carry_over(rebuilt: keras.Model, trainable: list[bool], lookups: list[Any]) -> None:
@@ -146,89 +96,6 @@ def _carry_over(rebuilt: keras.Model, trainable: list[bool], lookups: list[Any])
 def rebuild(model: keras.Model, edit: ConfigEdit | None = None, weights: Any = None) -> keras.Model:
     """Return a new, uncompiled model with the same architecture and weights."""
     return blueprint(model)(edit, weights)
-
-
-def is_keras2(model: Any) -> bool:
-    """Return whether a model's class derives from one of tf_keras."""
-    return any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
-
-
-def require_keras3(model: Any) -> None:
-    """Raise unless ``model`` is a Keras 3 model."""
-    import keras
-
-    if isinstance(model, keras.Model):
-        return
-    is_path = isinstance(model, str | os.PathLike)
-    fix = "load it: tfopt.load(path)" if is_path else "build the model with `import keras`"
-    if is_keras2(model):
-        fix += (
-            "; models of tf_keras can be pruned, clustered, made quantization-aware and stripped, "
-            "and what tfopt.strip returns is for tf.lite.TFLiteConverter.from_keras_model"
-        )
-    raise UserError(
-        "`model` must be a Keras 3 model.",
-        expected="a keras.Model (Sequential, Functional or subclassed)",
-        received=f"{type(model).__name__} from {type(model).__module__.split('.')[0]}",
-        fix=fix,
-    )
-
-
-def require_compiled(model: Any, function: str) -> None:
-    """Raise unless ``model`` is compiled; ``function`` is named in the error."""
-    require_keras3(model)
-    if not getattr(model, "compiled", False):
-        raise UserError(
-            f"{function}() needs a compiled model.",
-            expected="a model on which compile(optimizer, loss) was called",
-            received=type(model).__name__,
-            fix="call model.compile(...) first",
-        )
-
-
-def has_weights(model: Any) -> bool:
-    """Return whether all weights exist; a model that only trains other models may be unbuilt."""
-    layers = layers_inside(model)
-    leaves = [layer for layer in layers if not layers_inside(layer, recursive=False)]
-    return bool(model.built or (model.weights and all(leaf.built for leaf in leaves)))
-
-
-def require_weights(model: Any) -> None:
-    """Raise unless ``model`` is a Keras 3 model whose weights exist and are finite."""
-    require_keras3(model)
-    if not has_weights(model):
-        require_built_keras3(model)
-    require_finite_weights(model)
-
-
-def require_built_keras3(model: Any) -> None:
-    """Raise unless ``model`` is a built Keras 3 model."""
-    require_keras3(model)
-    if not model.built:
-        raise UserError(
-            f"The model {model.name!r} is not built.",
-            expected="a model whose input shape is known",
-            received=f"{type(model).__name__} with built=False",
-            fix="add keras.Input(...) as its first layer, or call it once on a batch; if it only "
-            "trains other models, pass those",
-        )
-
-
-def require_finite_weights(model: keras.Model) -> None:
-    """Raise for a model with NaN or infinite weights."""
-    import keras
-    import numpy as np
-
-    for variable in model.weights:
-        if not keras.backend.is_float_dtype(variable.dtype):
-            continue
-        if lost := np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))):
-            raise UserError(
-                f"The weight {variable.path!r} holds NaN or infinite values.",
-                expected="a model whose training converged",
-                received=f"{lost} of {math.prod(variable.shape)}",
-                fix="train again with a lower learning rate, or load an earlier checkpoint",
-            )
 
 
 @contextmanager

@@ -136,7 +136,8 @@ def _against(link: Link, before: VariantReport, row: VariantReport, points: floa
         return f"it trains other weights; their quality: {row.unavailable['quality']}"
     # A link is not blamed for what one was dropped for, but small losses add up.
     if quality is not None and own < 0 and points + own < -quality.tolerance_points:
-        return f"it loses {-own:.2f} points of {quality.metric} over {len(quality.seeds)} seeds"
+        seeds = fmt.count(len(quality.seeds), "seed")
+        return f"it loses {-own:.2f} points of {quality.metric} over {seeds}"
     if aims == {"size"}:
         return _not_smaller(before, row)
     if found is None:
@@ -168,8 +169,8 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
     if row.status != "measured":
         return f"{row.status.replace('_', ' ')}: {row.reason}"
     if quality is not None and quality.lost:
-        seeds = len(quality.seeds)
-        return f"{-quality.points:.2f} points of {quality.metric} are lost over {seeds} seeds"
+        seeds = fmt.count(len(quality.seeds), "seed")
+        return f"{-quality.points:.2f} points of {quality.metric} are lost over {seeds}"
     if found is None:
         return None
     verdict, aims = found[1].verdict, _aims(choice.chain.parts)

@@ -23,10 +23,11 @@ from tfopt.export.serving import ServingFile
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain, Transform, as_chain
 from tfopt.measure.advice import Choice, choose, recommend
-from tfopt.measure.bench_plan import QUICK_S, BenchPlan
+from tfopt.measure.bench_plan import LATE_S, QUICK_S, BenchPlan
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine, copies
+from tfopt.measure.links import Links
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report, trained_by
 from tfopt.measure.scores import TrainWhole
@@ -37,10 +38,10 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import KEPT, Asked, BenchReport, VariantReport
 from tfopt.report.documents import Report
-from tfopt.report.serving import Footprints
+from tfopt.report.footprints import Footprints
 from tfopt.report.statistics import LEAST
 
-REFERENCE, PLAIN_JOB, WHOLE, TUNED = "baseline", "plain job", "whole chain", "+ tuned"
+PLAIN_JOB = "plain job"
 _MOST_ROUNDS, _LEAST_ROUNDS = 30, 5
 _KEPT_SHARE = 0.2  # of the budget, for a chain to keep that no row is
 _START_SHARE = 0.5  # of the budget, for starting processes
@@ -110,7 +111,8 @@ def measure(
             "package.module:job": each process makes it anew.
         chain: A chain, or one transform; None measures the job alone.
         arguments: Keyword arguments of that function.
-        budget_s: The seconds it may take; whole trainings that have begun are finished.
+        budget_s: The seconds it may take; whole trainings that have begun are finished, and
+            processes that have started take five rounds of turns if those take 10 s at most.
         whole: Train every variant whole, for its accuracy and the time to it; False trains only
             what trains other weights, for its accuracy.
         seeds: Whole trainings of a variant.
@@ -144,7 +146,7 @@ class _Session:
 
     def __init__(self, plan: BenchPlan, engine: Engine, made: Path) -> None:
         self.plan = plan
-        self.rows: list[Row] = []
+        self._links = Links(plan, engine)
         self._engine = engine
         self._display = engine.display
         self._made = made
@@ -157,12 +159,17 @@ class _Session:
         self._serving: Footprints | None = None
         self._notes = list(plan.remarks)
 
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows, the reference first, without that of the chain to keep."""
+        return self._links.rows
+
     def measure(self) -> None:
         """Start, take turns, train, and measure the chain to keep."""
-        self._start()
+        self._links.start()
         if self.rows[0].status != "measured":
             return
-        self._take_turns(self._measured()[1:], reserve=_KEPT_SHARE)
+        self._take_turns(self._links.measured()[1:], reserve=_KEPT_SHARE)
         reference = self.rows[0]
         if not reference.alive:  # all of its processes have died
             return
@@ -173,7 +180,7 @@ class _Session:
                 received=f"{self.plan.budget_s:g} s; {self._started}",
                 fix="give a larger budget_s, or measure fewer links at once",
             )
-        self._train(self._measured())
+        self._train(self._links.measured())
         self._measure_kept()
         self._compare_served()
 
@@ -249,9 +256,6 @@ class _Session:
     def _all(self) -> list[Row]:
         return [*self.rows, *([self._kept] if self._kept else [])]
 
-    def _measured(self) -> list[Row]:
-        return [row for row in self.rows if row.status == "measured"]
-
     @cached_property
     def _plain(self) -> Row:
         """Return the job without a chain, against which a loss of accuracy counts."""
@@ -259,98 +263,6 @@ class _Session:
         if not first.chain.parts:
             return self.rows[0]
         return Row(Target(PLAIN_JOB, first.job, arguments=first.arguments))
-
-    # The rows, each with a first process.
-
-    def _start(self) -> None:
-        kind, target = self.plan.kind, self.plan.targets[0]
-        if kind == "pair":
-            self.rows = self._admit(self.plan.targets)
-            other = self.rows[1]
-            if self.rows[0].status == "measured" and other.status != "measured":
-                raise UserError(f"{other.variant.name} cannot be compared.", received=other.reason)
-            return
-        self.rows = self._admit([Target(REFERENCE, target.job, Chain(), target.arguments)])
-        if self.rows[0].status == "measured":
-            self._start_prefixes()
-        if kind == "ablation":
-            self._start_ablation()
-
-    def _start_prefixes(self) -> None:
-        """Add a row for each link; later rows leave out a link that is refused or fails."""
-        target, tuned = self.plan.targets[0], self.plan.tuned_parts
-        parts = target.chain.parts
-        waiting = [(TUNED, parts[:tuned])] if tuned else []
-        links = zip(_names("+", parts[tuned:]), parts[tuned:], strict=True)
-        waiting += [(name, (part,)) for name, part in links]
-        in_force: tuple[Transform, ...] = ()
-        while waiting:
-            chain, variants = in_force, []
-            for name, link in waiting:
-                chain = (*chain, *link)
-                variants.append(Target(name, target.job, Chain(chain), target.arguments, link))
-            rows = self._admit(variants, skip_if_idle=True)
-            for place, row in enumerate(rows):
-                self._name_what_acts(row)
-                self.rows.append(row)
-                waiting.pop(0)
-                if row.status == "measured":
-                    in_force = row.variant.chain.parts
-                elif row.status != "no_effect":
-                    for later in rows[place + 1 :]:
-                        self._engine.dismiss(later.alive)
-                    break
-
-    def _name_what_acts(self, row: Row) -> None:
-        """Drop from a row what changes nothing in it; what acts only now counts as its link.
-
-        A rate that follows the batch, for instance, acts from the link on that changes the batch.
-        """
-        ready = row.ready
-        if row.status != "measured" or ready is None:
-            return
-        before = self._measured()[-1].variant.chain.parts
-        parts = tuple(part for part in row.variant.chain.parts if repr(part) not in ready.idle)
-        changed = tuple(part for part in parts if part not in before)
-        row.variant = replace(row.variant, chain=Chain(parts), changed=changed)
-
-    def _start_ablation(self) -> None:
-        """Turn the rows into the whole chain, then the same without each of its links."""
-        tried = self.rows[1:]
-        acting = [row for row in tried if row.status == "measured"]
-        if len(acting) < 2:
-            raise UserError(
-                "There is nothing to leave out.",
-                expected="at least two transforms that act on this machine",
-                received="; ".join(f"{r.variant.name}: {r.reason or 'acts'}" for r in tried),
-            )
-        for row in (self.rows[0], *acting[:-1]):
-            self._engine.dismiss(row.alive)
-        whole = acting[-1]
-        parts = whole.variant.chain.parts
-        whole.variant = replace(whole.variant, name=WHOLE, changed=())
-        variants = []
-        for n, name in enumerate(_names("-", parts)):
-            rest, gone = Chain((*parts[:n], *parts[n + 1 :])), parts[n : n + 1]
-            variants.append(replace(whole.variant, name=name, chain=rest, changed=gone))
-        self.rows = [whole, *self._admit(variants), *(row for row in tried if row not in acting)]
-
-    def _admit(self, variants: Sequence[Target], *, skip_if_idle: bool = False) -> list[Row]:
-        """Return a row with a process for each variant; earlier ones end where memory is short."""
-        rows: list[Row] = []
-        while len(rows) < len(variants):
-            waiting = variants[len(rows) :]
-            candidates = self._engine.admit(waiting, skip_if_idle=skip_if_idle)
-            if not candidates:
-                held = [row for row in (*self.rows[1:], *rows) if row.alive]
-                if not held:
-                    raise self._engine.no_room()
-                for row in held:
-                    self._engine.dismiss(row.alive)
-            for variant, candidate in zip(waiting, candidates, strict=False):
-                rows.append(Row(variant, next(iter(self.rows or rows), None)))
-                rows[-1].take(candidate, self._engine)
-        return rows
 
     # Turns.
 
@@ -387,7 +299,7 @@ class _Session:
             return max(self._startable(2, self._ends - time.monotonic()), LEAST)
         started = sum(row.ready is not None for row in self.rows)
         self._start_s = (time.monotonic() - self._began) / started
-        processes = max(self._startable(len(self._measured()), self.plan.budget_s), LEAST)
+        processes = max(self._startable(len(self._links.measured()), self.plan.budget_s), LEAST)
         if processes < self.plan.processes:
             self._notes.append(
                 f"{processes} processes of each variant took turns, not {self.plan.processes}: "
@@ -412,18 +324,19 @@ class _Session:
 
     def _rounds(self, rows: Sequence[Row], groups: int, reserve: float) -> None:
         started_s = time.monotonic() - self._began
-        self._started = self._started or f"starting the processes took {started_s:.0f} s of it"
+        self._started = self._started or f"starting the processes took {started_s:.0f} s"
         candidates = [process for row in rows for process in row.alive]
         names = ", ".join(row.variant.name for row in rows)
         take = partial(self._engine.take_rounds, candidates, doing=f"turns of {names}")
-        done = take(_LEAST_ROUNDS, until=self._ends)
-        if done < _LEAST_ROUNDS:
+        # What has started is not given up for the seconds that its turns take.
+        done = take(_LEAST_ROUNDS, until=max(self._ends, time.monotonic() + LATE_S))
+        if done < _LEAST_ROUNDS or started_s > self.plan.budget_s:
             self._notes.append(
-                f"{fmt.count(done, 'round')} of {_LEAST_ROUNDS} or more fitted into the budget: "
-                f"{self._started}, and a round is long."
+                f"The budget of {self.plan.budget_s:g} s was over after "
+                f"{fmt.count(done, 'round')} of turns: {self._started}."
             )
         left_s = self._ends - time.monotonic()
-        left_s -= self._trainings_s(self._measured()) + reserve * self.plan.budget_s
+        left_s -= self._trainings_s(self._links.measured()) + reserve * self.plan.budget_s
         take(_MOST_ROUNDS - done, until=time.monotonic() + max(left_s, 0.0) / groups)
 
     # Trainings.
@@ -494,7 +407,7 @@ class _Session:
             self._notes.append("The chain to keep was not measured as a whole: no time was left.")
             return
         variant = Target(KEPT, reference.variant.job, choice.chain, reference.variant.arguments)
-        (self._kept,) = self._admit([variant])
+        (self._kept,) = self._links.admit([variant])
         if self._kept.status == "measured":
             self._take_turns([self._kept])
             self._train([reference, self._kept])
@@ -526,13 +439,3 @@ def leave_files(folder: Path, made: Path) -> None:
     shutil.rmtree(folder / _FILES, ignore_errors=True)
     if made.exists():
         shutil.copytree(made, folder / _FILES)
-
-
-def _names(sign: str, parts: Sequence[Transform]) -> list[str]:
-    """Return a name for each transform, numbered where one is there twice."""
-    kinds = [type(part).__name__ for part in parts]
-    numbers = (f" {kinds[: n + 1].count(kind)}" for n, kind in enumerate(kinds))
-    return [
-        f"{sign} {kind}{number if kinds.count(kind) > 1 else ''}"
-        for kind, number in zip(kinds, numbers, strict=True)
-    ]

@@ -12,6 +12,7 @@ from tfopt.measure.trainings import MAX_DROP
 from tfopt.report.bench_report import Kind
 
 BUDGET_S, QUICK_S, LEAST_S = 300.0, 120.0, 20.0
+LATE_S = 10.0  # that the least rounds of what has started may be over the budget
 _PROCESSES, _QUICK_PROCESSES = 5, 4
 
 

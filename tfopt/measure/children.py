@@ -26,18 +26,16 @@ from tfopt.job.job import Job
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.job.transform import Chain
 from tfopt.measure.targets import Target
-from tfopt.monitor.nvml import GpuMemory, gpu_memories
 from tfopt.report.strict import Status
+from tfopt.subprocesses import SHARING, how_it_ended, last_lines
 from tfopt.train.compile_cache import cache_variables
 
-_LAST_LINES = 5
 _DYING_S = 2.0
 _MEANWHILE_S = 5.0
 _LONGEST_MESSAGE = 1 << 16
-_DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
-Task = Callable[[Job, Chain, Connection], Any]
+JobTask = Callable[[Job, Chain, Connection], Any]
 """Work on a job in a child process: picklable, with a pipe to the parent."""
 
 
@@ -49,14 +47,14 @@ class Lost(Exception):
         self.status = status
 
 
-class Child:
+class JobProcess:
     """A process that carries out a task on a target's job, in its own process group.
 
     It is forked from a process that has loaded TensorFlow and touched no device; where the job's
     module sets variables that TensorFlow reads then, from another one that was given them.
     """
 
-    def __init__(self, target: Target, task: Task, *, seed: int | None = None) -> None:
+    def __init__(self, target: Target, task: JobTask, *, seed: int | None = None) -> None:
         self._spec: dict[str, Any] = {
             "job": target.job,
             "arguments": dict(target.arguments),
@@ -138,33 +136,21 @@ class Child:
             os.killpg(self.pid, number)
 
     def _last_words(self) -> str:
-        code = self._starter.ended.get(self.pid)
-        how = "it ended" if code is None else f"exit code {code}"
-        if code is not None and code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
-            how += " (the system may have run out of memory)" * (code == -signal.SIGKILL)
         text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
-        words = " | ".join(text.strip().splitlines()[-_LAST_LINES:])
-        return f"the process ended without a result: {how}; its last output: {words or 'none'}"
+        return how_it_ended(self._starter.ended.get(self.pid), text)
 
 
-def carried_out(target: Target, task: Task, *, timeout_s: float = 24 * 3600.0) -> Any:
+def carried_out(target: Target, task: JobTask, *, timeout_s: float = 24 * 3600.0) -> Any:
     """Carry a task out in a new process, and return its result.
 
     Raises:
         Lost: It failed, died, or took longer than ``timeout_s``.
     """
-    child = Child(target, task)
+    child = JobProcess(target, task)
     try:
         return child.receive(timeout_s)
     finally:
         child.end()
-
-
-def visible_gpus() -> list[GpuMemory]:
-    """Return the GPUs that children have, by the driver and CUDA_VISIBLE_DEVICES."""
-    memories = gpu_memories()
-    return [] if isinstance(memories, str) else memories
 
 
 class Starter:
@@ -215,11 +201,11 @@ class Starter:
             ours.close()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_DYING_S)
-            words = self._words.read_text(encoding="utf-8", errors="replace").strip()
+            words = self._words.read_text(encoding="utf-8", errors="replace")
             raise UserError(
                 "No process can be started to measure in.",
                 expected="a Python that loads TensorFlow",
-                received=" | ".join(words.splitlines()[-_LAST_LINES:]) or "it was killed",
+                received=last_lines(words) or "it was killed",
             ) from None
         except BaseException:  # Ctrl-C: the child that was asked for may still come
             self.process.kill()
@@ -258,7 +244,7 @@ _settings: dict[str, dict[str, str]] = {}
 
 def _starter(settings: Mapping[str, str]) -> Starter:
     """Return the starter with these settings; a new one if the environment has changed."""
-    environment, key = {**_DEFAULTS, **os.environ, **settings}, frozenset(settings.items())
+    environment, key = {**SHARING, **os.environ, **settings}, frozenset(settings.items())
     found = _starters.get(key)
     if found is not None and (found.environment != environment or not found.is_alive):
         _starters.pop(key).end()

@@ -22,10 +22,11 @@ import psutil
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError
 from tfopt.job.cgroup import usable_cores
-from tfopt.measure.children import Child, Lost, visible_gpus
+from tfopt.measure.children import JobProcess, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, TakeTurns, Turn
+from tfopt.monitor.nvml import gpu_memories
 from tfopt.report.statistics import LEAST, Comparison, compare
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess
@@ -55,7 +56,7 @@ class Candidate:
     """
 
     variant: Target
-    child: Child | None = None
+    child: JobProcess | None = None
     ready: Ready | None = None
     turns: dict[int, Turn] = field(default_factory=dict)
     out: str = ""
@@ -213,10 +214,12 @@ class Engine:
                 if self._candidates and self._room(needed_mib) < len(starting) + 1:
                     break
                 candidate = waiting.pop(0)
+                if not starting:  # the first of all waits until TensorFlow has loaded
+                    self.display.doing(f"starting {candidate.variant.name}")
                 self._candidates.append(candidate)
                 way = candidate.variant.way or task.way
                 candidate.began = time.monotonic()
-                candidate.child = Child(candidate.variant, replace(task, way=way))
+                candidate.child = JobProcess(candidate.variant, replace(task, way=way))
                 starting.append(candidate)
             if not starting:
                 break
@@ -270,7 +273,7 @@ class Engine:
         free_mib = available_memory().available_bytes * _USABLE / MIB
         fit = free_mib / needed_mib if needed_mib else math.inf
         if self._gpu_mib > 0:
-            free = [gpu.free_mib for gpu in visible_gpus()]
+            free = [gpu.free_mib for gpu in gpu_memories()]
             fit = min([fit, *(mib / (_GROWS * self._gpu_mib) for mib in free)])
         return min(fit, _MOST)
 
@@ -370,7 +373,7 @@ class Engine:
 
 
 def _used_mib() -> float:
-    return max((gpu.total_mib - gpu.free_mib for gpu in visible_gpus()), default=0.0)
+    return max((gpu.total_mib - gpu.free_mib for gpu in gpu_memories()), default=0.0)
 
 
 def copies(variant: Target, count: int) -> list[Target]:

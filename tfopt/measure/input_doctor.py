@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from tfopt.data.pipeline import Pipeline
-from tfopt.data.stages import CHANGES, Stage, applicable
+from tfopt.data.stage_changes import CHANGES, applicable
+from tfopt.data.stages import Stage
 from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
@@ -63,7 +64,7 @@ class StageTime:
     cores: float
 
 
-Tried = list[tuple[Changed, Comparison | str]]
+TriedChanges = list[tuple[Changed, Comparison | str]]
 """Changes to the input: the time of ``fit`` under them over that without, or why not."""
 
 
@@ -152,7 +153,7 @@ def judged(
     fit_ms: float,
     resident: Comparison,
     stages: tuple[StageTime, ...],
-    tried: Tried,
+    tried: TriedChanges,
     remarks: tuple[str, ...],
     given: Chain,
 ) -> InputDiagnosis:
@@ -190,7 +191,7 @@ def _added_ms(stages: Sequence[StageTime]) -> list[float]:
     return [max(stage.ms - so_far, 0.0) for stage, so_far in zip(stages, before, strict=False)]
 
 
-def _best(tried: Tried) -> Changed | None:
+def _best(tried: TriedChanges) -> Changed | None:
     """Return the change that is shown to bring most; fewer changes where they bring as much."""
     certain = [
         (way, found.ratio)
@@ -211,7 +212,7 @@ def _measured(engine: Engine, target: Target, look: InputLook) -> InputDiagnosis
     def processes(way: AsItIs | Resident | Drained | Changed, count: int) -> list[Target]:
         return copies(replace(target, name=way.name, way=way), count)
 
-    def tried(ways: Sequence[Changed]) -> Tried:
+    def tried(ways: Sequence[Changed]) -> TriedChanges:
         found = _beside(engine, fits, [processes(way, _COPIES) for way in ways])
         return [
             (way, compared(fits, own) or _why_not(own))

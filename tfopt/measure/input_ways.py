@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from tfopt.data.feeding import lasting
 from tfopt.data.fit_data import Batches, examples_of
 from tfopt.data.pipeline import Pipeline
-from tfopt.data.stages import Stage, changed, stages_of
+from tfopt.data.stage_changes import changed
+from tfopt.data.stages import Stage, stages_of
 from tfopt.errors import UserError
 from tfopt.measure.turn_taking import FILLS_S, Way, fill
 from tfopt.run import ENDLESS, Prepared

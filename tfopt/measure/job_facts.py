@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.data.fit_data import INFINITE, Arrays, Kind, vary_in_shape
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.stages import draws_random
-from tfopt.keras_internals import compile_settings, layers_of, learning_rate_of
+from tfopt.keras_internals import compile_settings, layers_of, learning_rate_of, without_scaling
 from tfopt.measure.scores import is_accuracy
 from tfopt.run import Prepared
 from tfopt.train.attention import serves
@@ -142,7 +142,7 @@ def _optimizer_of(model: Any) -> tuple[str, float | None]:
     """Return the name of a model's optimizer, and its learning rate; None under a schedule."""
     import keras
 
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = without_scaling(model.optimizer)
     schedule = keras.optimizers.schedules.LearningRateSchedule
     scheduled = isinstance(learning_rate_of(optimizer), schedule)
     return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)

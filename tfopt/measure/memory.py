@@ -9,12 +9,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tfopt.data.host_memory import MIB
 from tfopt.files import text_of
 from tfopt.monitor.nvml import why_no_gpu
 from tfopt.monitor.readings import GpuReading, Recording, SampledGpu
 from tfopt.report.timed_process import GpuState
-
-_MIB = 1024**2
 
 
 def peak_host_mib(unavailable: dict[str, str]) -> float | None:
@@ -33,7 +32,7 @@ def peak_gpu_mib(unavailable: dict[str, str]) -> float | None:
     gpus, info = tf.config.list_logical_devices("GPU"), tf.config.experimental.get_memory_info
     try:
         if gpus:
-            return round(sum(int(info(gpu.name)["peak"]) for gpu in gpus) / _MIB, 1)
+            return round(sum(int(info(gpu.name)["peak"]) for gpu in gpus) / MIB, 1)
         hidden = len(tf.config.list_physical_devices("GPU"))
         reason = f"no GPU in use: {hidden} hidden from TensorFlow" if hidden else why_no_gpu()
     except ValueError as error:

@@ -97,7 +97,7 @@ def cpu_model() -> str:
 
 def read_provenance() -> Provenance:
     """Return the provenance of what this process, and the workers it starts, measure."""
-    gpus, flags = gpu_memories(), set(cpu_flags().split())
+    flags = set(cpu_flags().split())
     return Provenance(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_model(),
@@ -106,7 +106,7 @@ def read_provenance() -> Provenance:
         cpu_limit=cpu_quota(),
         memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
         memory_limit_gib=memory_limit_gib(),
-        gpus=() if isinstance(gpus, str) else tuple(gpu.name for gpu in gpus),
+        gpus=tuple(gpu.name for gpu in gpu_memories()),
         driver=driver_version(),
         cuda=newest_cuda(),
         packages=package_versions(),

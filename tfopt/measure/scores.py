@@ -78,7 +78,7 @@ class _Scores:
         self._wanted = wanted
         self._length = ready.facts.steps_per_epoch
         self._all = None if self._length is None else self._length * ready.job.epochs
-        self._done = 0
+        self._done = self._due = 0
         self._last = self._test_begun = time.perf_counter()
         self._within_s: list[float] = []
         self._between_s: list[float] = []
@@ -114,7 +114,8 @@ class _Scores:
         self._last = now
         if self._all is not None and self.steps < self._all:
             due = self._wanted * self.steps // self._all
-            if due > len(self.readings):
+            if due > self._due:
+                self._due = due
                 self.read()
 
     def _epoch_ends(self, epoch: int, logs: object) -> None:

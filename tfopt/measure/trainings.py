@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfopt.export.serving import ServingFile
-from tfopt.measure.children import Child, Lost
+from tfopt.measure.children import JobProcess, Lost
 from tfopt.measure.display import Display
 from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
 from tfopt.measure.targets import Target
@@ -24,7 +24,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
 from tfopt.report.statistics import LEAST, Comparison, compare_crossed, compare_pairs, students_t
 from tfopt.report.strict import Status
-from tfopt.report.timed_process import TimedProcess
+from tfopt.report.timed_process import TimedProcess, as_compiled
 from tfopt.report.training import Training, lowest_final_accuracy
 
 MAX_DROP = 0.5
@@ -83,7 +83,7 @@ def train(
     None begins that would not end before ``until``, by the longest of its variant so far. Of a
     variant that failed no further training begins. Returns the seconds of the longest.
     """
-    waiting, running = list(orders), list[tuple[Order, Child, float]]()
+    waiting, running = list(orders), list[tuple[Order, JobProcess, float]]()
     longest_s: dict[str, float] = {}
     done = 0
     try:
@@ -95,7 +95,7 @@ def train(
                     break
                 order = waiting.pop(0)
                 if order.to.reason is None:
-                    child = Child(order.variant, order.task, seed=order.seed)
+                    child = JobProcess(order.variant, order.task, seed=order.seed)
                     running.append((order, child, now))
             if not running:
                 break
@@ -114,7 +114,7 @@ def train(
     return max(longest_s.values(), default=0.0)
 
 
-def _note(order: Order, child: Child) -> None:
+def _note(order: Order, child: JobProcess) -> None:
     try:
         trained: Trained = child.receive(_LONGEST_S)
     except Lost as lost:
@@ -168,7 +168,7 @@ def compare_trainings(
         first, second = (
             [
                 [one.training_s(steps(training), statistics.fmean(ends)) for training in own]
-                for one in side
+                for one in as_compiled(side)
             ]
             for side, own, ends in zip(timed, trained, shares, strict=True)
         )

@@ -135,7 +135,7 @@ def findings(recording: Recording) -> list[Finding]:
     if not gpus:
         lacking.append(f"the rules about GPUs: {recording.no_gpu_reason}")
     if lacking:
-        results.append(Finding("not_judged", "not judged", f"Not judged: {'; '.join(lacking)}."))
+        results.append(Finding("not_judged", "not judged", f"{'; '.join(lacking)}."))
     return results
 
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+from tfopt.data.host_memory import MIB
 from tfopt.monitor.nvml import (
-    MIB,
     ListedGpu,
     UnavailableError,
     error_text,

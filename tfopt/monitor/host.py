@@ -9,10 +9,9 @@ from typing import Any
 
 import psutil
 
+from tfopt.data.host_memory import MIB
 from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limits
 from tfopt.monitor.polling import NotYet, Poller, Question, Rate
-
-_MIB = 1024**2
 
 
 def host_poller(process_id: int | None, clock: Callable[[], float]) -> Poller:
@@ -33,18 +32,18 @@ def _questions(watched: int | None, clock: Callable[[], float]) -> dict[str, Que
     return {
         "cpu_percent": lambda: min(100 * busy() / cores, 100.0),
         "process_cpu_percent": Rate(lambda: 100 * sum(process().cpu_times()[:2]), clock),
-        "rss_mib": lambda: process().memory_info().rss / _MIB,
-        "memory_used_mib": lambda: ((now := memory()).total - now.available) / _MIB,
-        "memory_total_mib": lambda: memory().total / _MIB,
+        "rss_mib": lambda: process().memory_info().rss / MIB,
+        "memory_used_mib": lambda: ((now := memory()).total - now.available) / MIB,
+        "memory_total_mib": lambda: memory().total / MIB,
         "memory_limit_mib": lambda: _group_mib(process_id, "size"),
         "memory_in_limit_mib": lambda: _group_mib(process_id, "used"),
         "cpu_limit_cores": lambda: min(
             float(allowed_cores(process_id)), cpu_quota(process=process_id) or math.inf
         ),
-        "disk_read_mib_per_s": Rate(lambda: _disks().read_bytes / _MIB, clock),
-        "disk_write_mib_per_s": Rate(lambda: _disks().write_bytes / _MIB, clock),
-        "network_received_mib_per_s": Rate(lambda: _network("bytes_recv") / _MIB, clock),
-        "network_sent_mib_per_s": Rate(lambda: _network("bytes_sent") / _MIB, clock),
+        "disk_read_mib_per_s": Rate(lambda: _disks().read_bytes / MIB, clock),
+        "disk_write_mib_per_s": Rate(lambda: _disks().write_bytes / MIB, clock),
+        "network_received_mib_per_s": Rate(lambda: _network("bytes_recv") / MIB, clock),
+        "network_sent_mib_per_s": Rate(lambda: _network("bytes_sent") / MIB, clock),
     }
 
 
@@ -76,7 +75,7 @@ def _group_mib(process_id: int, name: str) -> float:
     known = getattr(limits[0], name) if limits else None
     if known is None:
         raise NotYet("no control group limits this process")
-    return float(known / _MIB)
+    return float(known / MIB)
 
 
 def _why(error: Exception) -> str:

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-MIB = 1024 * 1024
+from tfopt.data.host_memory import MIB
+
 _PROHIBITED = 2
 
 _Answer = TypeVar("_Answer")
@@ -166,18 +167,14 @@ class DeviceFacts:
     lost: str | None = None
 
 
-def device_facts() -> list[DeviceFacts] | str:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES in CUDA's order, or the reason for none."""
-    try:
-        with session() as nvml:
-            return [_facts(nvml, gpu) for gpu in visible_gpus(nvml)]
-    except UnavailableError as error:
-        return str(error)
+def device_facts() -> list[DeviceFacts]:
+    """Return the GPUs in CUDA_VISIBLE_DEVICES in CUDA's order; see :func:`why_no_gpu`."""
+    return _in_session(lambda nvml: [_facts(nvml, gpu) for gpu in visible_gpus(nvml)]) or []
 
 
 def listed_uuids() -> list[str]:
-    """Return the UUIDs of all GPUs of the driver, also hidden ones; none without a driver."""
-    return _in_session(lambda nvml: [gpu.uuid for gpu in listed_gpus(nvml)]) or []
+    """Return the UUIDs of all GPUs that this process may use, also hidden ones."""
+    return _in_session(lambda nvml: [g.uuid for g in listed_gpus(nvml) if not g.forbidden]) or []
 
 
 def driver_version() -> str | None:
@@ -228,34 +225,32 @@ class GpuMemory:
     free_mib: float
 
 
-def gpu_memories() -> list[GpuMemory] | str:
-    """Return the memory of the GPUs in CUDA_VISIBLE_DEVICES, or the reason for none.
+def gpu_memories() -> list[GpuMemory]:
+    """Return the memory of the GPUs in CUDA_VISIBLE_DEVICES; see :func:`why_no_gpu`.
 
     Lost GPUs are left out, as in CUDA, and those that do not report it.
     """
-    facts = device_facts()
-    if isinstance(facts, str):
-        return facts
-    known = [
+    return [
         GpuMemory(gpu.uuid, gpu.name, gpu.total_mib, gpu.free_mib)
-        for gpu in facts
+        for gpu in device_facts()
         if gpu.total_mib is not None and gpu.free_mib is not None
     ]
-    if facts and not known:
-        return facts[0].lost or "NVML: no GPU reports its memory"
-    return known
 
 
 def why_no_gpu() -> str:
     """Return in one line why TensorFlow sees no GPU."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every GPU"
-    memories = gpu_memories()
-    if isinstance(memories, str):
-        return f"no GPU visible ({memories})"
-    if not memories:
+    try:
+        with session() as nvml:
+            gpus = [_facts(nvml, gpu) for gpu in visible_gpus(nvml)]
+    except UnavailableError as error:
+        return f"no GPU visible ({error})"
+    if not gpus:
         return "no GPU visible (the NVIDIA driver lists none)"
+    if all(gpu.total_mib is None for gpu in gpus):
+        return f"no GPU visible ({gpus[0].lost or 'NVML: no GPU reports its memory'})"
     return (
-        f"the driver lists {len(memories)} GPU(s) but TensorFlow sees none: this TensorFlow "
+        f"the driver lists {len(gpus)} GPU(s) but TensorFlow sees none: this TensorFlow "
         "build lacks CUDA libraries (pip install 'tfopt[gpu]')"
     )

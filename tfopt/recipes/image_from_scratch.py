@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt import Execution, Job, Quantize, chain
 from tfopt.data.augment import in_input
-from tfopt.data.class_folders import class_folders
 from tfopt.data.mnist import SOURCES, load_mnist
+from tfopt.data.sources.image_folder import class_folders
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
 from tfopt.recipes.plain_job import class_count, fixed_sample, plain_job, require_counts, run_recipe

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.class_folders import class_folders
 from tfopt.data.mnist import SOURCES
+from tfopt.data.sources.image_folder import class_folders
 from tfopt.errors import require_count
 from tfopt.job.job import Job
 from tfopt.job.parts import Data

@@ -21,9 +21,9 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
 from tfopt.job.transform import Chain
 from tfopt.measure.bench_plan import LEAST_S, BenchPlan
-from tfopt.measure.children import visible_gpus
 from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
+from tfopt.monitor.nvml import gpu_memories
 from tfopt.recipes.bench_display import RECIPE, bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
     INTERRUPTED,
@@ -58,7 +58,7 @@ def _run(job: str, chain: Chain, title: str, options: argparse.Namespace) -> int
     arguments = {name: value for name, value in flags.items() if value is not None}
     target = Target(title, job, Chain(), arguments | assignments(options.set))
     search_s, measure_s = (
-        (_SEARCH_GPU_S, _MEASURE_GPU_S) if visible_gpus() else (_SEARCH_S, _MEASURE_S)
+        (_SEARCH_GPU_S, _MEASURE_GPU_S) if gpu_memories() else (_SEARCH_S, _MEASURE_S)
     )
     plan = BenchPlan(
         title=title,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt import Execution, Job, LearningRate, Pipeline, Quantize, chain
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import ReadOrder, Source
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
 from tfopt.recipes.plain_job import BINARY, plain_job, require_counts, run_recipe
@@ -136,7 +136,7 @@ class _Numbered(Source):
     def count_examples(self) -> int:
         return self.table.count()
 
-    def batches(self, batch_size: int, reading: Reading) -> Any:
+    def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         import keras
 
         number = {name: keras.layers.StringLookup(vocabulary=v) for name, v in self.texts.items()}

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 
 from tfopt.report.bench_report import PLAIN, BenchReport, VariantReport, is_time
-from tfopt.report.serving import Footprint, Footprints
+from tfopt.report.footprints import Footprint, Footprints
 from tfopt.report.statistics import Comparison
 from tfopt.report.table import is_change
+from tfopt.report.timed_process import as_compiled
 from tfopt.report.training import lowest_final_accuracy
 
 TIMES = ("whole", "to_accuracy", "against_reference")
@@ -101,8 +102,8 @@ def training_s(variant: VariantReport, steps: Sequence[float]) -> float | None:
     if not steps or not variant.processes:
         return None
     share = statistics.fmean(training.epoch_end_share for training in variant.trainings)
-    times = (process.training_s(count, share) for process in variant.processes for count in steps)
-    return statistics.median(times)
+    processes = as_compiled(variant.processes)
+    return statistics.median(one.training_s(count, share) for one in processes for count in steps)
 
 
 def served_by(

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from tfopt.errors import UserError
 from tfopt.files import nearest_path
 from tfopt.job.plain_values import from_plain, show
-from tfopt.report.serving import Footprints
+from tfopt.report.footprints import Footprints
 from tfopt.report.statistics import Comparison
 from tfopt.report.strict import AboveZero, Count, FromZero, Status, require_reasons
 from tfopt.report.timed_process import TimedProcess

@@ -66,7 +66,8 @@ def warning_of(report: BenchReport) -> str:
 def headline_of(report: BenchReport) -> str:
     """Return the variant that matters most, compared with the reference, in one sentence."""
     subject, advice, best = subject_of(report), report.recommendation, kept(report)
-    if advice is not None and not is_time(report.asked.objective):
+    timed = subject is not None and decisive(subject) and is_time(report.asked.objective)
+    if advice is not None and advice.brought and not timed:  # of a search
         return f"{advice.brought[0].upper()}{advice.brought[1:]}."
     if subject is None:
         return _alone_sentence(report)

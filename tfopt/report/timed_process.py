@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tfopt.report.strict import AboveZero, Count, FromZero, require_reasons
 
@@ -100,3 +100,15 @@ class TimedProcess:
         further = max(steps - self.first_steps, 0.0)
         further_s = further * self.step_ms / 1000 / (1 - epoch_end_share)
         return self.first_step_s + self.fill_s + further_s
+
+
+def as_compiled(processes: Sequence[TimedProcess]) -> Sequence[TimedProcess]:
+    """Return the processes, each with a first step that compiled.
+
+    One whose programs were all in the cache gets the median of those that compiled, if any did.
+    """
+    compiled = [process.first_step_s for process in processes if process.new_programs != 0]
+    if not compiled:
+        return processes
+    own_s = statistics.median(compiled)
+    return [replace(p, first_step_s=own_s) if p.new_programs == 0 else p for p in processes]

@@ -15,7 +15,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept, kept_for, lost
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
 from tfopt.report.columns import PROCESS, TRAINING, columns_of
-from tfopt.report.serving import serving_table
+from tfopt.report.footprints import serving_table
 from tfopt.report.summary import headline_of, warning_of
 from tfopt.report.table import Column, Row, Table, Words, figure
 from tfopt.report.timed_process import GpuState

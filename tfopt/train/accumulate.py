@@ -12,9 +12,9 @@ from typing import Any
 import keras
 
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.rebuild import require_compiled
+from tfopt.job.model_checks import require_compiled
 from tfopt.job.transform import Chain, Run, Transform
-from tfopt.keras_internals import add_gradient_accumulators, learning_rate_of
+from tfopt.keras_internals import add_gradient_accumulators, learning_rate_of, without_scaling
 
 schedules = keras.optimizers.schedules
 
@@ -94,7 +94,7 @@ def micro_batch_size(batch_size: int, steps: int) -> int:
 def _optimizer(model: Any) -> Any:
     """Return the optimizer of a model; raise if it cannot accumulate."""
     require_compiled(model, "accumulate")
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = without_scaling(model.optimizer)
     kept = {k: v for k, v in vars(model).items() if isinstance(v, keras.optimizers.Optimizer)}
     if own := [k for k, v in kept.items() if v is not model.optimizer and v is not optimizer]:
         raise UserError(

@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tfopt.errors import UserError, require_one_of
-from tfopt.hooks import Hooks
-from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.hooks import Hooks, ModelHooks
+from tfopt.job.compiled_steps import forget_compiled_steps
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import ATTENTION, ATTENTION_MASK, asks_for_scores, layers_of, scale_of
+from tfopt.keras_internals import (
+    ATTENTION,
+    ATTENTION_MASK,
+    asks_for_scores,
+    layers_inside,
+    layers_of,
+    scale_of,
+)
 from tfopt.report.format import count
 from tfopt.train.fused_call import MASKED, FusedCall, fused
 from tfopt.train.precision import gpu_capabilities
-from tfopt.train.projections import merge_examples
 
 if TYPE_CHECKING:
     import keras
 
 logger = logging.getLogger("tfopt")
 Padding = Literal["right"] | None
-_NAME = "_fused_attention"  # in vars(model), where Keras does not track it
 
 
 def dot_product_attention(
@@ -196,7 +203,7 @@ class FusedLayer:
         self._keras_attention = getattr(layer, ATTENTION)
         self._keras_mask = getattr(layer, ATTENTION_MASK)
         hooks.replace(layer, ATTENTION, partial(self._attention))
-        merge_examples(layer, hooks)
+        _merge_examples(layer, hooks)
         own_call = type(layer).call not in [kind.call for kind in _kinds()]  # may use the mask
         if padding == "right" and not own_call and not layer.get_config().get("sliding_window"):
             hooks.replace(layer, ATTENTION_MASK, partial(self._mask))
@@ -248,8 +255,10 @@ class FusedLayer:
         return self._keras_attention(query, key, value, attention_mask, training, *scores, **named)
 
 
-class FusedLayers(Hooks):
+class FusedLayers(ModelHooks):
     """The layers of a model whose attention is fused, and the reasons of the others."""
+
+    attribute = "_fused_attention"
 
     def __init__(self, layers: list[Any], earlier: FusedLayers | None) -> None:
         super().__init__()
@@ -278,12 +287,6 @@ class FusedLayers(Hooks):
         parts = [f"attention fused in {count(done, 'layer')}"] if done else []
         parts += [f"{name} as Keras computes it: {reason}" for name, reason in left.items()]
         return done > 0, "; ".join(parts)
-
-
-def fused_layers(model: Any) -> FusedLayers | None:
-    """Return the hooks that ``fused_attention`` has set on a model, if any."""
-    replaced: FusedLayers | None = vars(model).get(_NAME)
-    return replaced
 
 
 def fused_attention(model: keras.Model, *, padding: Padding = None) -> keras.Model:
@@ -327,23 +330,16 @@ def _attach(model: Any, padding: Padding) -> str | None:
     layers = _attention_layers(model)
     if not layers:
         return "it has no attention layer of Keras's"
-    found = FusedLayers(layers, fused_layers(model))
+    found = FusedLayers(layers, FusedLayers.of(model))
     card = card_refusal()
     if card is not None or not found.supported:
         reasons = [f"{name}: {reason}" for name, reason in found.left.items()]
         return "; ".join([*reasons, *([card] if card else [])])
-    _remove(model)
+    FusedLayers.take_off(model)
     found.attach(padding)
-    vars(model)[_NAME] = found
+    found.put_on(model)
     forget_compiled_steps(model)
     return None
-
-
-def _remove(model: Any) -> None:
-    replaced = vars(model).pop(_NAME, None)
-    if replaced is not None:
-        replaced.remove()
-        forget_compiled_steps(model)
 
 
 def _check_padding(padding: object) -> None:
@@ -412,8 +408,46 @@ class FusedAttention(Transform):
             run.note(f"no attention is fused: {reason}", acted=False)
 
     def finish(self, run: Run, model: Any) -> None:
-        replaced = fused_layers(model)
+        replaced = FusedLayers.of(model)
         if replaced is not None:
             acted, note = replaced.summary()
             run.note(note, acted=acted)
-            _remove(model)
+            FusedLayers.take_off(model)
+            forget_compiled_steps(model)
+
+
+def _merge_examples(attention: Any, hooks: Hooks) -> None:
+    """Make an attention layer project all tokens of a batch by one matrix product.
+
+    Keras multiplies example by example. The gradient of a kernel is then one product for each
+    example, rounded to half precision, and a sum over them: three times the memory traffic.
+    """
+    for layer in layers_inside(attention):
+        if _is_projection(layer):
+            hooks.replace(layer, "call", partial(_merged, layer.call))
+
+
+def _is_projection(layer: Any) -> bool:
+    """Return whether a layer computes the same for each example and token, and keeps their axes."""
+    import keras
+
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return False
+    inputs, _, rest = layer.equation.partition(",")
+    kernel, _, outputs = rest.partition("->")
+    examples_and_tokens = inputs[:2]
+    return outputs[:2] == examples_and_tokens and not set(examples_and_tokens) & {
+        *kernel,
+        *(layer.bias_axes or ""),
+    }
+
+
+def _merged(project: Callable[..., Any], inputs: Any, *given: Any, **named: Any) -> Any:
+    import keras
+
+    batch, tokens, *features = inputs.shape
+    if None in (batch, tokens, *features):
+        return project(inputs, *given, **named)
+    merged = keras.ops.reshape(inputs, (1, batch * tokens, *features))
+    outputs = project(merged, *given, **named)
+    return keras.ops.reshape(outputs, (batch, tokens, *outputs.shape[2:]))

@@ -123,8 +123,7 @@ def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
     environment has a folder already, or if it cannot be prepared.
     """
     with suppress(UserError, OSError):
-        on_gpu = not isinstance(device_facts(), str)
-        if on_gpu and _PROGRAMS not in environment.get("TF_XLA_FLAGS", ""):
+        if device_facts() and _PROGRAMS not in environment.get("TF_XLA_FLAGS", ""):
             return _prepared(environment, None, _LIMIT_MIB)[1]
     return {}
 
@@ -142,10 +141,9 @@ def _prepared(
         )
     prepare_folder(base)
     gpus = device_facts()
-    names = [] if isinstance(gpus, str) else [gpu.name for gpu in gpus]
-    kept = prepare_folder(base / _key(names, environment))
+    kept = prepare_folder(base / _key([gpu.name for gpu in gpus], environment))
     variables = {"TF_XLA_FLAGS": _with_flag(environment, "TF_XLA_FLAGS", _PROGRAMS, kept)}
-    if not isinstance(gpus, str):
+    if gpus:
         autotuning = prepare_folder(kept / "autotuning")
         variables["XLA_FLAGS"] = _with_flag(environment, "XLA_FLAGS", _AUTOTUNING, autotuning)
     _remove_truncated(kept)

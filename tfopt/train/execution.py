@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import UserError, keep_plain, require_count
-from tfopt.job.rebuild import require_compiled
+from tfopt.job.model_checks import require_compiled
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import auto_jit_compile, compile_settings, layers_of
 from tfopt.train.xla_cpu_max_pool import pools_tiles, probe, tiled_max_pool

@@ -14,9 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compress.channels.label_graph import graph_of
 from tfopt.hooks import Hooks, putting
-from tfopt.keras_internals import LOSSES, RUN_GRAPH, layers_of, mask_of, nodes_by_depth
+from tfopt.keras_internals import LOSSES, RUN_GRAPH, graph_of, layers_of, mask_of, nodes_of
 from tfopt.keras_internals import with_metadata as marked
 from tfopt.train.memory_estimate import result_bytes
 from tfopt.train.recompute import differentiable_of, is_float, is_symbolic, replacements
@@ -149,9 +148,8 @@ def _call(node: Any, values: Values, operation_fn: Any) -> None:
 
 
 def _nodes(graph: Any) -> list[Any]:
-    """Return the nodes of a graph in the order in which Keras runs them."""
-    by_depth = sorted(nodes_by_depth(graph).items(), reverse=True)
-    return [node for _, nodes in by_depth for node in nodes if not node.is_input]
+    """Return the nodes of a graph but its inputs, in the order in which Keras runs them."""
+    return [node for node in nodes_of(graph) if not node.is_input]
 
 
 def _inside(node: Any) -> Any:

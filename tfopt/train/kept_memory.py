@@ -14,12 +14,12 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.data.host_memory import MIB
 from tfopt.job.parts import Effect
 from tfopt.job.transform import Run, Transform
 
 # Parameters of mallopt(3), as malloc.h numbers them; its values are C ints.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_MIB = 1024**2
 
 
 def keep_host_memory() -> Effect:
@@ -39,9 +39,9 @@ def keep_host_memory() -> Effect:
         return Effect(False, f"{os.environ['LD_PRELOAD']} allocates the host's memory")
     _trigger_tensorflow_setting()
     # glibc before 2.35 accepts at most 32 MiB.
-    library.mallopt(_MMAP_THRESHOLD, 1024 * _MIB) or library.mallopt(_MMAP_THRESHOLD, 32 * _MIB)
+    library.mallopt(_MMAP_THRESHOLD, 1024 * MIB) or library.mallopt(_MMAP_THRESHOLD, 32 * MIB)
     library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-    library.mallopt(_TOP_PAD, 64 * _MIB)  # the size of a thread's heap, so that an empty one stays
+    library.mallopt(_TOP_PAD, 64 * MIB)  # the size of a thread's heap, so that an empty one stays
     return Effect(True, "freed host memory is kept for the next step")
 
 

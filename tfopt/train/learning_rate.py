@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 from tfopt.errors import UserError, keep_plain, require_count, require_one_of, within
 from tfopt.job.parts import Facts
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import learning_rate_of
+from tfopt.keras_internals import learning_rate_of, without_scaling
 
 Rule = Literal["linear", "sqrt"]
 _RULES: tuple[Rule, ...] = get_args(Rule)
@@ -76,8 +76,7 @@ class LearningRate(Transform):
         import keras
 
         optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
-        # A LossScaleOptimizer has the rate in its inner optimizer.
-        own = learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer))
+        own = learning_rate_of(without_scaling(optimizer))
         if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
             raise UserError(
                 "LearningRate would overwrite the schedule that the job's optimizer has.",

@@ -272,7 +272,7 @@ def room_on(device: str | None) -> tuple[float | None, str]:
     if limit is not None:
         return limit, f"the {limit:,.0f} MiB that GPU:{number} is limited to"
     memories = gpu_memories()
-    if isinstance(memories, str) or int(number) >= len(memories):
+    if int(number) >= len(memories):
         return None, f"GPU:{number}, whose size is not known"
     total = memories[int(number)].total_mib
     return total, f"the {total:,.0f} MiB of GPU:{number}, {memories[int(number)].name}"

@@ -139,11 +139,11 @@ def _choose(gpus: Gpus, physical: list[Any]) -> list[Any]:
 
 def _most_free(count: int) -> int:
     memories = gpu_memories()
-    if isinstance(memories, str):
+    if not memories:
         raise UserError(
             'place("most_free") cannot read the free memory of the GPUs.',
             expected="a working NVIDIA management library (NVML)",
-            received=memories,
+            received=why_no_gpu(),
             fix="name the GPU by index",
         )
     visible: list[GpuMemory] = memories[:count]

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.compress.kernels import rebuilder
 from tfopt.errors import UserError, first_line, require_switch
 from tfopt.job.cgroup import cpu_flags
+from tfopt.job.compiled_steps import ONE_AT_A_TIME
 from tfopt.job.from_model import compile_factory, state_of
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.parts import Effect
 from tfopt.job.plain_values import did_you_mean
-from tfopt.job.rebuild import ONE_AT_A_TIME, blueprint, custom_objects, require_built_keras3
+from tfopt.job.rebuild import blueprint, custom_objects
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import layers_inside, layers_of, nodes_by_depth
+from tfopt.keras_internals import layers_inside, layers_of, nodes_of
 from tfopt.report.format import count
 
 if TYPE_CHECKING:
@@ -178,8 +180,7 @@ def _output_layers(model: Any) -> list[Any]:
 
     if isinstance(model, keras.Sequential):
         return list(model.layers[-1:])
-    nodes = [node for at_depth in nodes_by_depth(model).values() for node in at_depth]
-    makers = {id(tensor): node for node in nodes for tensor in node.outputs}
+    makers = {id(tensor): node for node in nodes_of(model) for tensor in node.outputs}
     layers: list[Any] = []
     waiting = list(model.outputs)
     while waiting:

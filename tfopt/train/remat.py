@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.kernels import Layers, compile_pattern, matcher
 from tfopt.errors import UserError
-from tfopt.hooks import Hooks
-from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.hooks import ModelHooks
+from tfopt.job.compiled_steps import forget_compiled_steps
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import given_as_trainable, layers_inside, layers_of
 
 if TYPE_CHECKING:
     import keras
 
-_NAME = "_rematerialised"  # in vars(model), where Keras does not track it
 
-
-class Rematerialised(Hooks):
+class Rematerialised(ModelHooks):
     """The replaced calls of one model's layers."""
+
+    attribute = "_rematerialised"
 
     def __init__(self, layers: list[Any]) -> None:
         from tfopt.train.recompute import recomputed
@@ -33,12 +34,6 @@ class Rematerialised(Hooks):
         self.names = [layer.path or layer.name for layer in layers]
         for layer in layers:
             self.replace(layer, "call", recomputed(layer))
-
-
-def rematerialised(model: Any) -> Rematerialised | None:
-    """Return the hooks that ``remat`` has set on a model, if any."""
-    replaced: Rematerialised | None = vars(model).get(_NAME)
-    return replaced
 
 
 def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
@@ -87,11 +82,9 @@ def _attach(model: Any, layers: Layers) -> str | None:
         chosen = _blocks(model)
     elif layers != ():
         chosen = _matching(model, layers)
-    before = vars(model).pop(_NAME, None)
-    if before is not None:
-        before.remove()
+    Rematerialised.take_off(model)
     if chosen:
-        vars(model)[_NAME] = Rematerialised(chosen)
+        Rematerialised(chosen).put_on(model)
     forget_compiled_steps(model)
     if chosen or layers is not None:
         return None
@@ -164,7 +157,7 @@ class Remat(Transform):
 
     def attach(self, run: Run, model: Any) -> None:
         no_gain = _attach(model, self.layers)
-        replaced = rematerialised(model)
+        replaced = Rematerialised.of(model)
         if replaced is None:
             run.note(no_gain or "no layer is recomputed", acted=False)
         else:

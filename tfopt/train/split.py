@@ -12,11 +12,19 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+from tfopt.data.host_memory import MIB
 from tfopt.errors import UserError, hashable, require_count
-from tfopt.hooks import Hooks, replaced
-from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
+from tfopt.hooks import ModelHooks, replaced
+from tfopt.job.compiled_steps import forget_compiled_steps
+from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import WEIGHT_DECAY, auto_jit_compile, store
+from tfopt.keras_internals import (
+    WEIGHT_DECAY,
+    auto_jit_compile,
+    graph_of,
+    store,
+    without_scaling,
+)
 from tfopt.report.format import count
 from tfopt.train.memory_estimate import bytes_of
 from tfopt.train.out_of_memory import room_on
@@ -24,9 +32,7 @@ from tfopt.train.out_of_memory import room_on
 if TYPE_CHECKING:
     import keras
 
-_MIB = 1024**2
 _XLA = "jit_compile=True compiles by XLA, which runs a step on one device"
-_NAME = "_split"  # in vars(model), where Keras does not track it
 
 
 def split(
@@ -63,11 +69,9 @@ def split(
     plan = None
     if devices is None or len(devices):
         plan = _plan(model, devices, require_count("split(batch_size)", batch_size))
-    before = vars(model).pop(_NAME, None)
-    if before is not None:
-        before.remove()
+    _SplitHooks.take_off(model)
     if plan is not None:
-        vars(model)[_NAME] = _SplitHooks(model, plan)
+        _SplitHooks(model, plan).put_on(model)
     forget_compiled_steps(model)
     return model
 
@@ -91,7 +95,7 @@ class DevicePart:
 
 def device_parts(model: Any) -> tuple[DevicePart, ...]:
     """Return the parts of a split model; empty for any other model."""
-    placed: _SplitHooks | None = vars(model).get(_NAME)
+    placed = _SplitHooks.of(model)
     return () if placed is None else placed.parts
 
 
@@ -113,10 +117,10 @@ def _plan(model: Any, names: Sequence[str] | None, batch_size: int) -> tuple[Dev
     for device, (start, end) in zip(devices, pairwise(_cuts(taken, len(devices))), strict=True):
         room, words = room_on(device)
         for place in range(start, end):
-            if room is not None and (weights[place] + gradients[place]) / _MIB > room:
+            if room is not None and (weights[place] + gradients[place]) / MIB > room:
                 name = leaves[place].name
                 raise _cannot(model, f"weights and gradients of {name!r} are more than {words}")
-        sizes = sum(weights[start:end]) / _MIB, sum(activations[start:end]) / _MIB
+        sizes = sum(weights[start:end]) / MIB, sum(activations[start:end]) / MIB
         parts.append(DevicePart(device, tuple(leaves[start:end]), *sizes))
     return tuple(parts)
 
@@ -147,8 +151,6 @@ def _logical(kind: str) -> list[str]:
 
 
 def _graph(model: Any) -> Any:
-    from tfopt.compress.channels.label_graph import graph_of
-
     graph = graph_of(model)
     if graph is None:
         raise _cannot(model, "it is a subclassed model, without a graph of its layers")
@@ -193,8 +195,10 @@ def _cuts(sizes: Sequence[int], parts: int) -> tuple[int, ...]:
     return best[len(sizes)][1]
 
 
-class _SplitHooks(Hooks):
+class _SplitHooks(ModelHooks):
     """The hooks of a split model and its optimizers."""
+
+    attribute = "_split"
 
     def __init__(self, model: Any, parts: tuple[DevicePart, ...]) -> None:
         from tfopt.train.graph_parts import run_on
@@ -229,7 +233,7 @@ class _SplitHooks(Hooks):
 
     def _place_updates(self, optimizer: Any) -> None:
         """Make the optimizer create its variables and update on the device of the weight."""
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = without_scaling(optimizer)
         if inner is None:  # compiled without an optimizer, for evaluate()
             return
         for name in ("add_variable_from_reference", "update_step"):

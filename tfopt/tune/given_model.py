@@ -20,8 +20,8 @@ from tfopt.data.fit_data import examples_of
 from tfopt.data.stages import draws_random
 from tfopt.errors import UserError, first_line
 from tfopt.job.job import Job
+from tfopt.job.model_checks import require_built_keras3, require_compiled
 from tfopt.job.parts import Data
-from tfopt.job.rebuild import require_built_keras3, require_compiled
 from tfopt.keras_internals import layers_of
 from tfopt.measure.targets import Target
 

@@ -11,7 +11,7 @@ from on_workers import LIMIT_S
 from processes import wait_until
 
 from tfopt.distribute.launch import attempt
-from tfopt.distribute.launch.communication import gpus_per_task, visible_gpus
+from tfopt.distribute.launch.communication import cuda_names, gpus_per_task
 from tfopt.distribute.launch.local import LocalJob, launch_here, tasks_here
 from tfopt.errors import UserError
 
@@ -210,9 +210,9 @@ def test_the_rules_of_sharing_gpus(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / name).touch()
-    assert visible_gpus({}, tmp_path) == ("0", "1", "2")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 0,-1,1"}, tmp_path) == ("2", "0")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    assert cuda_names({}, tmp_path) == ("0", "1", "2")
+    assert cuda_names({"CUDA_VISIBLE_DEVICES": "2, 0,-1,1"}, tmp_path) == ("2", "0")
+    assert cuda_names({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
     assert gpus_per_task(("0", "1", "2"), 1, 2) == [("0", "1")]
     assert gpus_per_task(("0", "1", "2"), 3, None) == [("0",), ("1",), ("2",)]
     assert gpus_per_task(("0",), 2, 0) == [(), ()]

@@ -16,7 +16,7 @@ from tfopt.compress.channels.labels import Analysis, Call, Flow
 from tfopt.compress.channels.shape_rules import SHAPE_RULES
 from tfopt.compress.kernels import Matches
 from tfopt.errors import UserError
-from tfopt.keras_internals import functional_inside, nodes_by_depth
+from tfopt.keras_internals import graph_of, nodes_of
 
 if TYPE_CHECKING:
     import keras
@@ -48,34 +48,22 @@ def analyse(model: keras.Model, chosen: Matches) -> Analysis:
     return analysis
 
 
-def graph_of(model: Any) -> Any:
-    """Return the Functional model that computes a model's call, or None."""
-    import keras
-
-    if isinstance(model, keras.Sequential):
-        return functional_inside(model)
-    caller = next(base for base in type(model).__mro__ if "call" in vars(base))
-    is_functional = caller.__module__.startswith("keras.") and caller.__name__ == "Functional"
-    return model if is_functional else None
-
-
 def _walk(analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str) -> list[Flow]:
     """Return the flows of a graph's outputs for those of its inputs."""
     flows = {id(tensor): flow for tensor, flow in zip(graph.inputs, inputs, strict=True)}
-    for _, nodes in sorted(nodes_by_depth(graph).items(), reverse=True):
-        for node in nodes:
-            if node.is_input or any(id(x) not in flows for x in node.input_tensors):
-                continue
-            args, kwargs = _with_flows(node.arguments, flows)
-            call = Call(
-                layer=node.operation,
-                path=f"{path}/{node.operation.name}".lstrip("/"),
-                args=args,
-                kwargs=kwargs,
-                shapes=tuple(tuple(tensor.shape) for tensor in node.output_tensors),
-            )
-            for tensor, flow in zip(node.output_tensors, apply(analysis, call), strict=True):
-                flows[id(tensor)] = flow
+    for node in nodes_of(graph):
+        if node.is_input or any(id(x) not in flows for x in node.input_tensors):
+            continue
+        args, kwargs = _with_flows(node.arguments, flows)
+        call = Call(
+            layer=node.operation,
+            path=f"{path}/{node.operation.name}".lstrip("/"),
+            args=args,
+            kwargs=kwargs,
+            shapes=tuple(tuple(tensor.shape) for tensor in node.output_tensors),
+        )
+        for tensor, flow in zip(node.output_tensors, apply(analysis, call), strict=True):
+            flows[id(tensor)] = flow
     return [flows[id(tensor)] for tensor in graph.outputs]
 
 

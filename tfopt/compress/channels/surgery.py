@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfopt.compress.channels.label_graph import graph_of
 from tfopt.compress.channels.selection import Selection
 from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError
 from tfopt.job.rebuild import rebuild
-from tfopt.keras_internals import layers_inside
+from tfopt.keras_internals import graph_of, layers_inside
 
 if TYPE_CHECKING:
     import keras

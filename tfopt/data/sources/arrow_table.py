@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from tfopt.data.sources.source import needs
-from tfopt.data.sources.table import MOST_ROWS, Table
+from tfopt.data.sources.table_source import MOST_ROWS, TableSource
 from tfopt.errors import UserError, first_line
 
 
 @dataclass(frozen=True, repr=False)
-class ArrowTable(Table):
+class ArrowTable(TableSource):
     """Rows of a table in memory that has Arrow's stream interface (``__arrow_c_stream__``).
 
     Example:

@@ -9,12 +9,12 @@ from typing import Any
 
 from tfopt.data.ahead import called_ahead
 from tfopt.data.sources.source import needs
-from tfopt.data.sources.table import Table
+from tfopt.data.sources.table_source import TableSource
 from tfopt.errors import UserError, first_line, require_count
 
 
 @dataclass(frozen=True, repr=False)
-class Dask(Table):
+class Dask(TableSource):
     """Rows of a Dask DataFrame.
 
     Partitions are computed on the current scheduler (threads, processes, or the cluster of a

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from tfopt.data.sources.source import needs
-from tfopt.data.sources.table import Table
+from tfopt.data.sources.table_source import TableSource
 from tfopt.errors import UserError, first_line
 
 _ROWS = 1 << 12
 
 
 @dataclass(frozen=True, repr=False)
-class HuggingFace(Table):
+class HuggingFace(TableSource):
     """Rows of a ``datasets.Dataset``, or of a folder that ``save_to_disk`` wrote.
 
     Its Arrow files are memory-mapped, not loaded. An ``Image`` column needs ``images``.

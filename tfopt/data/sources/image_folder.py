@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tfopt.data.class_folders import class_folders
 from tfopt.data.sources.images import Encoded
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import ReadOrder, Source
 from tfopt.errors import UserError, first_line, require_count
 
 
@@ -57,7 +56,7 @@ class ImageFolder(Source):
         for path in self.files():
             yield Encoded(path, Path(path).read_bytes(), self.channels)
 
-    def batches(self, batch_size: int, reading: Reading) -> Any:
+    def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         images = self._read(shuffle=reading.shuffle, seed=reading.seed)
         return images.batch(batch_size, drop_remainder=reading.drop_remainder)
 
@@ -81,3 +80,28 @@ class ImageFolder(Source):
                 expected="JPEG, PNG, GIF or BMP files in a sub-folder for each class",
                 received=first_line(error),
             ) from error
+
+
+class ClassFolders(NamedTuple):
+    """The folders of the examples, and the names of the classes in the order of their indices."""
+
+    train: Path
+    test: Path | None
+    classes: tuple[str, ...]
+
+
+def class_folders(folder: str | Path) -> ClassFolders:
+    """Return the classes of a folder; ``test`` is None without a separate test part."""
+    root = Path(folder).expanduser()
+    train, test = root / "train", root / "test"
+    parts = [train, test] if train.is_dir() and test.is_dir() else [root]
+    classes, *others = (
+        sorted(path.name for path in part.glob("[!.]*") if path.is_dir()) for part in parts
+    )
+    if len(classes) < 2 or others not in ([], [classes]):
+        raise UserError(
+            f"{folder} has fewer than two classes, or train and test differ in them.",
+            expected="a sub-folder for each class, the same ones in train and test",
+            received=" and ".join(", ".join(names) or "none" for names in (classes, *others)),
+        )
+    return ClassFolders(parts[0], test if others else None, tuple(classes))

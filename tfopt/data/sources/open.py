@@ -122,5 +122,5 @@ def _kind_of_path(path: str) -> type[Any]:
         expected=f"files {', '.join(_SUFFIXES)}, a folder of them, of images by class, or of a "
         "data set of TFDS or Hugging Face",
         received="a folder without such files" if folder.is_dir() else "another ending",
-        fix="name the source: tfopt.data.Parquet(path, ...)",
+        fix="name the source: tfopt.data.Parquet(path, ...); load arrays by np.load",
     )

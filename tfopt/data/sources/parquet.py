@@ -11,15 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tfopt.data.sources.columns import Layout, index_columns
 from tfopt.data.sources.source import needs
-from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table, has_null
+from tfopt.data.sources.table_columns import Layout, index_columns
+from tfopt.data.sources.table_source import BLOCK_BYTES, MOST_ROWS, TableSource, has_null
 from tfopt.errors import UserError, first_line
 from tfopt.files import nearest_path
 
 
 @dataclass(frozen=True, repr=False)
-class Parquet(Table):
+class Parquet(TableSource):
     """Rows of a Parquet file, a folder of them, or files by a pattern.
 
     Only the selected columns are read, and ``filter`` skips row groups by their statistics.

@@ -24,7 +24,7 @@ def _repr(value: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadOrder:
     """How a source is read.
 
     Attributes:
@@ -80,7 +80,7 @@ class Source(ABC):
         """Count the examples, by metadata or by reading them."""
 
     @abstractmethod
-    def batches(self, batch_size: int, reading: Reading) -> Any:
+    def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         """Return a ``tf.data.Dataset`` of batches, with each example once an epoch."""
 
     def encoded_images(self) -> Iterator[Encoded]:
@@ -89,7 +89,7 @@ class Source(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the examples once, in order, in batches of NumPy arrays."""
-        batches = self.batches(256, Reading())
+        batches = self.batches(256, ReadOrder())
         with refusals(self):
             yield from batches.as_numpy_iterator()
 
@@ -139,7 +139,7 @@ def require_features(owner: str, known: Iterable[str], asked: Iterable[str]) -> 
 def arranged(values: dict[str, Any], label: str | None, features: Any) -> Any:
     """Return x, or (x, y), of features by name; without ``features`` x has all but the label."""
     if isinstance(features, str):
-        x: Any = values[features]
+        x = values[features]
     else:
         x = {name: values[name] for name in features or values if name != label}
     return x if label is None else (x, values[label])

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfopt.data.sources.arrow_table import ArrowTable
 from tfopt.data.sources.source import needs
-from tfopt.data.sources.table import Table
+from tfopt.data.sources.table_source import TableSource
 from tfopt.errors import UserError
 
 _CAUSE = r"^(?:: |Caused by: )?([\w.$]*(?:Error|Exception): .*)"
@@ -18,7 +18,7 @@ _CAUSE = r"^(?:: |Caused by: )?([\w.$]*(?:Error|Exception): .*)"
 
 
 @dataclass(frozen=True, repr=False)
-class Spark(Table):
+class Spark(TableSource):
     """Rows of a Spark DataFrame.
 
     Spark computes the selected columns once, and hands them over as an Arrow table. What does not

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.source import Reading, Source, arranged, require_features
+from tfopt.data.sources.source import ReadOrder, Source, arranged, require_features
 from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
@@ -50,7 +50,7 @@ class TFDS(Source):
                 received=repr(self.split),
             ) from error
 
-    def batches(self, batch_size: int, reading: Reading) -> Any:
+    def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         import tensorflow_datasets as tfds
 
         self.count()  # refuses a missing split

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.source import Reading, Source, arranged, require_features
+from tfopt.data.sources.source import ReadOrder, Source, arranged, require_features
 from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
@@ -57,7 +57,7 @@ class TFRecord(Source):
         except tf.errors.DataLossError as error:
             raise self._broken() from error
 
-    def batches(self, batch_size: int, reading: Reading) -> Any:
+    def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         import tensorflow as tf
 
         files = self.files()

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfopt.data.stages import reads_python
 from tfopt.distribute.model_parts import optimizers_of, require_built_parts
 from tfopt.errors import UserError
+from tfopt.keras_internals import without_scaling
 from tfopt.resume.variables import build_all
 
 _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -46,7 +47,7 @@ def _reasons(model: Any) -> Iterable[str]:
     if model.steps_per_execution != 1:
         yield f"steps_per_execution={model.steps_per_execution} is not supported"
     for name, optimizer in optimizers_of(model).items():
-        if hasattr(optimizer, "inner_optimizer"):
+        if without_scaling(optimizer) is not optimizer:
             yield f"workers cannot share a loss scale: use mixed_bfloat16 ({name})"
         if getattr(optimizer, "gradient_accumulation_steps", None):
             yield f"workers would accumulate into the gradients of others ({name})"

@@ -38,14 +38,14 @@ def communication_variables(
         # gRPC must not ask the proxy for the other tasks; downloads still use it.
         no_proxy = filter(None, [environment.get("no_proxy")])
         variables["no_grpc_proxy"] = ",".join([*no_proxy, *dict.fromkeys(hosts)])
-    if visible_gpus(environment, root) if gpus is None else gpus:
+    if cuda_names(environment, root) if gpus is None else gpus:
         variables["NCCL_DEBUG"] = "WARN"  # without it NCCL reports no cause
         variables["TF_GPU_THREAD_MODE"] = "gpu_private"  # input does not delay the GPU's kernels
     return {name: value for name, value in variables.items() if name not in environment}
 
 
-def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the visible GPUs: of CUDA_VISIBLE_DEVICES, else all devices in ``/dev``."""
+def cuda_names(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the names of the GPUs in CUDA_VISIBLE_DEVICES, else of all devices in ``/dev``."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]

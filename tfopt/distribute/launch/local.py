@@ -22,8 +22,8 @@ from typing import IO
 from tfopt.distribute.launch.attempt import Attempt, Task, write_all
 from tfopt.distribute.launch.communication import (
     communication_variables,
+    cuda_names,
     gpus_per_task,
-    visible_gpus,
 )
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import JOINED, require_command
@@ -70,7 +70,7 @@ def launch_here(
     """
     out, err = out or sys.stdout.buffer, err or sys.stderr.buffer
     base = dict(os.environ if environment is None else environment)
-    gpus = gpus_per_task(visible_gpus(base), job.workers, job.gpus_per_worker)
+    gpus = gpus_per_task(cuda_names(base), job.workers, job.gpus_per_worker)
     count = len(gpus[0]) if gpus else 0
     variables = communication_variables(base, gpus=count, ps=job.ps > 0, hosts=["127.0.0.1"])
     base.update(variables)

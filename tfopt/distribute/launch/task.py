@@ -85,12 +85,12 @@ def _join_the_cluster() -> None:
 
 def _take_gpus() -> None:
     """Show this task its part of the GPUs, all of which every task of a Slurm node sees."""
-    from tfopt.distribute.launch.communication import gpus_per_task, visible_gpus
+    from tfopt.distribute.launch.communication import cuda_names, gpus_per_task
 
     count, index = os.environ.get("TFOPT_GPUS_PER_WORKER"), os.environ.get("SLURM_LOCALID")
     if count is None or index is None:
         return
-    gpus = gpus_per_task(visible_gpus(os.environ), int(index) + 1, int(count))
+    gpus = gpus_per_task(cuda_names(os.environ), int(index) + 1, int(count))
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[int(index)]) or "-1"
 

@@ -16,10 +16,10 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
+from tfopt.compress.examples import padded
 from tfopt.compress.model_graph import Array, Port
 from tfopt.data.stages import PYTHON_OPERATIONS
 from tfopt.errors import UserError
-from tfopt.export.batches import padded
 
 Precision = Literal[
     "float32", "float16", "int8", "int16", "dynamic", "weight_only", "int4", "mixed"

@@ -56,7 +56,7 @@ def findings_text(findings: Sequence[Finding]) -> RenderableType:
 def _lines(finding: Finding) -> Iterator[RenderableType]:
     style = _STYLES[finding.severity]
     if finding.severity == "not judged":
-        yield Text(finding.message, style=style)
+        yield Text(str(finding), style=style)
         return
     yield Text.assemble((f"{finding.severity}: ", style), finding.message)
     lines = [Text("; ".join(finding.evidence), style="dim"), Text(f"do: {finding.action}")]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.sources.columns import Array, Layout, Rule, arrays, layout
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.source import Reading, Source
+from tfopt.data.sources.source import ReadOrder, Source
+from tfopt.data.sources.table_columns import Array, Layout, Rule, arrays, layout
 from tfopt.errors import UserError, require_switch
 from tfopt.job.cgroup import usable_cores
 
@@ -23,7 +23,7 @@ MOST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Table(Source):
+class TableSource(Source):
     """Rows and columns of a file or an engine.
 
     Attributes:
@@ -88,7 +88,7 @@ class Table(Source):
                         yield Encoded(place, content, rule.shape[-1])
             read[where] += batch.num_rows
 
-    def batches(self, batch_size: int, reading: Reading) -> Any:
+    def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         plan = self.layout()
         splits = list(self.splits())
         spec = {name: rule.spec for name, rule in plan.rules.items()}
