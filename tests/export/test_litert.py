@@ -127,8 +127,7 @@ def test_a_decoder_of_leaky_layers_and_a_largest_value_are_computed_with_integer
     examples = RNG.normal(size=(32, 8, 8, 2))
     made = quantize(keras.Model(x, h), calibration=examples)
     assert made.fully_integer
-    codes = op_codes(made.content)
-    assert codes.count("QUANTIZE") == codes.count("DEQUANTIZE") == 1
+    assert op_codes(made.content).count("DEQUANTIZE") == 1  # at the end
     assert made.parity.relative_error < 0.05
     plain = quantize(keras.Model(x, h), precision="float32", examples=examples)
     assert plain.parity.relative_error < 1e-5
