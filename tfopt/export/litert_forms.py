@@ -56,10 +56,9 @@ def litert_forms(model: Any, *, integers: bool) -> Iterator[None]:
         _unroll_soundly(model, hooks)
         around.enter_context(_functions())
         if integers:
-            # Of operators with integer kernels, and without values much larger than the results
-            around.enter_context(replaced(tf.nn, selu=_selu, leaky_relu=_leaky_relu))
+            # Forms without intermediate values much larger than their results
+            around.enter_context(replaced(tf.nn, selu=_selu))
             around.enter_context(replaced(tf.math, softplus=_softplus))
-            around.enter_context(replaced(tf, repeat=_repeat(tf.repeat)))
         yield
 
 
@@ -68,8 +67,10 @@ def _layer_form(layer: Any, integers: bool) -> Form | None:
     if not computes_as_keras(layer):
         return None
     names = kinds(layer)
-    static = next((form for name, form in _STATIC_FORMS.items() if name in names), None)
-    if static is not None and getattr(layer, "data_format", None) != "channels_first":
+    forms = _STATIC_FORMS | (_INTEGER_FORMS if integers else {})
+    static = next((form for name, form in forms.items() if name in names), None)
+    is_plain = getattr(layer, "interpolation", "nearest") == "nearest"
+    if static is not None and is_plain and getattr(layer, "data_format", "") != "channels_first":
         return partial(_where_shapes_are_known, layer, static, layer.call)
     if not integers:
         return None
@@ -146,14 +147,37 @@ def _largest(layer: Any, inputs: Any) -> Any:
     return tf.reshape(largest, [-1, *([1] * len(axes) if layer.keepdims else []), channels])
 
 
+def _leaky_relu(layer: Any, inputs: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.nn.relu(inputs) - layer.negative_slope * _depth(inputs)
+
+
+def _enlarged(layer: Any, inputs: Any) -> Any:
+    """Repeat rows and columns by looking them up."""
+    import tensorflow as tf
+
+    factors = layer.size if isinstance(layer.size, tuple) else (layer.size,)
+    for axis, factor in enumerate(factors, start=1):
+        rows = np.repeat(np.arange(inputs.shape[axis]), factor)
+        inputs = tf.gather(inputs, rows, axis=axis)
+    return inputs
+
+
 _STATIC_FORMS: dict[str, Form] = {
     "Dense": _dense,
     "Flatten": _reshaped,
     "Reshape": _reshaped,
     "MaxPooling3D": _pooled,
     "AveragePooling3D": _pooled,
+}
+# Of operators that have integer kernels
+_INTEGER_FORMS: dict[str, Form] = {
     "GlobalMaxPooling1D": _largest,
     "GlobalMaxPooling2D": _largest,
+    "LeakyReLU": _leaky_relu,
+    "UpSampling1D": _enlarged,
+    "UpSampling2D": _enlarged,
 }
 
 
@@ -226,32 +250,11 @@ def _softplus(features: Any, name: str | None = None) -> Any:
     return tf.nn.relu(features) + beyond
 
 
-def _leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
-    import tensorflow as tf
-
-    return tf.nn.relu(features) - alpha * _depth(features)
-
-
 def _depth(x: Any) -> Any:
     """Return ``relu(-x)``; Neg has no integer kernel."""
     import tensorflow as tf
 
     return tf.nn.relu(x * -1.0)
-
-
-def _repeat(plain: Form) -> Form:
-    """Repeat rows, as in UpSampling2D, by looking them up."""
-
-    def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
-        import tensorflow as tf
-
-        values = tf.convert_to_tensor(input)
-        length = None if axis is None else values.shape[axis]
-        if length is None or not isinstance(repeats, int):
-            return plain(input, repeats, axis, name)
-        return tf.gather(values, np.repeat(np.arange(length), repeats), axis=axis)
-
-    return repeat
 
 
 def _roll(plain: Form) -> Form:
