@@ -114,6 +114,23 @@ def test_a_budget_that_is_over_is_said_with_what_is_left(tune, machine):
     assert machine.now - began < 200 + 3 * 2 * 13
 
 
+def test_a_first_start_on_a_cold_machine_hides_nothing(tune, machine):
+    machine.facts = replace(FACTS, epochs=3)
+    machine.starts_in = lambda asked: 2.5 if asked else 7.0 if len(machine.children) == 1 else 2.0
+    tuned = tune(budget_s=55, seeds=1, final=False)
+    assert settings(tuned.chain)["batch_size"] >= 125
+
+
+def test_without_a_find_the_time_of_trainings_goes_to_what_needs_none(tune, machine):
+    machine.facts, machine.start_s = replace(FACTS, epochs=3), 9.0
+    machine.shares = {"jit_compile": 0.3, "policy": 1.2}
+    machine.example_ms, machine.call_ms, machine.fixed_ms = 0.2, 0.0, 0.0
+    tuned = tune(budget_s=90, seeds=1, final=False)
+    assert settings(tuned.chain) == {"jit_compile": True}
+    (left,) = [note for note in tuned.notes if "Left:" in note]
+    assert "batch_size 200" in left
+
+
 def test_a_runner_up_without_time_for_its_final_is_named(tune, machine):
     machine.start_s = 13.0
     tuned = tune(budget_s=200, exact=True)

@@ -44,7 +44,7 @@ _LEAST_ROUNDS, _MOST_FINAL_ROUNDS = 4, 30
 _RACE_ROUNDS = (3, 3, 3)
 _BEHIND = (1.3, 1.2, 1.15)  # of the best's value, after these rounds: out of the race
 _HARMS = 1.15  # of the job's value, alone: not tried again beside others
-_GAIN = 0.98  # of the best's value, to take its place
+_GAIN = 0.98  # of the best's value, to take its place, or of the job's, to be chosen
 _LONG_CALL_S = 0.3
 _PAIRED = 4  # of the best single changes, each with each
 _STARTING_SHARE = 0.65  # of the time left for races, for starting the processes of one
@@ -120,8 +120,8 @@ class Search:
         self._engine.take_rounds([self.plain.racer], 2, doing="the job as it is")
         self._require_plain()
         self._time.take_job(self.plain.racer, self.facts.training_examples)
-        exact = self.exact or not self._may_confirm()
-        self._values = narrowed(space_for(self.facts), self.space, exact=exact)
+        self._only_exact = self.exact or not self._may_confirm()
+        self._values = narrowed(space_for(self.facts), self.space, exact=self._only_exact)
 
     def _require_plain(self) -> None:
         """Raise if the process of the job as it is has ended."""
@@ -174,7 +174,7 @@ class Search:
     def _races_end(self) -> float:
         """Return when the races must end for what follows them."""
         trainings = 0.0
-        if not self.exact and self.seeds and self.facts.tested:
+        if self.seeds and not self._only_exact:
             # Of the job as it is, and of what is fast with each learning rate and each seed.
             trainings = self.seeds + min(self.best.value, 1.0) * (self.seeds + 1)
         return self._time.races_end(trainings)
@@ -186,17 +186,23 @@ class Search:
             if not waiting:
                 waiting, what = self._sensible(self._combinations()), "combinations"
             if not waiting:
-                return
+                break
             process_s = self._time.process_s(1 + sum(_RACE_ROUNDS[:2]))
             affordable = int((self._races_end - time.monotonic()) / process_s)
-            if affordable < 1:
+            raced = self._race(waiting[: min(affordable, WAVE)], what) if affordable > 0 else 0
+            if raced:
+                waiting = waiting[raced:]
+            elif self.best.variant.exact and not self._only_exact and not self.stopped:
+                # Nothing is to be trained whole: that time is left for what needs no training.
+                self._only_exact = True
+                exact = self._sensible(waiting)
+                self.untried += [setting for setting in waiting if setting not in exact]
+                waiting = exact
+            else:
                 break
-            raced = self._race(waiting[: min(affordable, WAVE)], what)
-            if not raced:
-                break
-            waiting = waiting[raced:]
-        self.untried = waiting
-        self.stopped = self.stopped or "the time for races was over"
+        self.untried += waiting
+        if self.untried:
+            self.stopped = self.stopped or "the time for races was over"
 
     def _combinations(self) -> list[Changes]:
         """Return what may beat the best: pairs of the best single changes, then its neighbours."""
@@ -239,7 +245,12 @@ class Search:
         ]
         # Another batch is fed by a pipeline already: that change beside it is no other chain.
         tried = {repr(trial.variant.chain) for trial in self.trials.values()}
-        new = {repr(setting.chain(self.facts)): setting for setting in reversed(found)}
+        chains = {setting: setting.chain(self.facts) for setting in reversed(found)}
+        new = {
+            repr(chain): setting
+            for setting, chain in chains.items()
+            if chain.exact or not self._only_exact
+        }
         return [setting for chain, setting in reversed(new.items()) if chain not in tried]
 
     def _race(self, settings: Sequence[Changes], what: str) -> int:
@@ -356,8 +367,9 @@ class Search:
         confirmation = Confirmation(
             self.trials, self._time, self._engine, self.objective, self.seeds, self.max_drop
         )
-        faster = [trial for trial in self.trials.values() if trial.value < 1]
-        ranked = sorted(faster, key=lambda trial: trial.value)
+        faster = [trial for trial in self.trials.values() if trial.value < _GAIN]
+        # The best has met the others; values of several races differ by what else ran.
+        ranked = sorted(faster, key=lambda trial: (trial is not self.best, trial.value))
         lost: list[Changes] = []
         for trial in ranked:
             if any(setting.trains_as(trial.setting) for setting in lost):

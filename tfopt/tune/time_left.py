@@ -55,6 +55,8 @@ class TimeLeft:
     def note_beside(self, job: Sequence[Candidate], others: Sequence[Candidate]) -> None:
         """Note how long those that started beside the job as it is would start alone."""
         beside_s = statistics.fmean(candidate.start_s for candidate in job)
+        # The first start of all also reads programs from disk, or met a busy moment.
+        self._alone_s = min(self._alone_s, beside_s)
         for candidate in (*job, *others):
             if candidate.alive:
                 candidate.alone_s = candidate.start_s * self._alone_s / beside_s
