@@ -26,6 +26,18 @@ def test_onnx_quantizes_products_alone_where_nothing_is_convolved(tmp_path):
     assert not scaled & {"Mul", "Sigmoid", "Tanh"}
 
 
+def test_a_masked_text_of_any_length_goes_into_onnx_int8(tmp_path):
+    keras.utils.set_random_seed(3)
+    text = [layers.Embedding(20, 4, mask_zero=True), layers.GRU(6), layers.Dense(3)]
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), *text])
+    x = RNG.integers(0, 20, (20, 7)) * (np.arange(7) < 5)
+    settings = {"formats": "onnx", "precision": ["int8", "dynamic"]}
+    exported = tfopt.export(model, tmp_path, calibration=x, examples=x, **settings)
+    assert not exported.refused, exported
+    assert exported["onnx_int8"].parity.relative_error < 0.05
+    assert "convolutions" not in str(exported)
+
+
 def test_blocks_of_convnext_go_into_onnx(tmp_path):
     """Grouped convolutions, and a norm beside the sum that it reads."""
     keras.utils.set_random_seed(3)

@@ -55,7 +55,8 @@ class Onnx(Format):
         plain = converted(graphs.forms[form])
         _WRITERS[precision](plain, target, graphs)
         (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
-        notes = ["convolutions stay in float"] if precision == "dynamic" else []
+        convolves = precision == "dynamic" and "Conv" in _kinds(target)
+        notes = ["convolutions stay in float"] if convolves else []
         if target.stat().st_size > plain.stat().st_size:
             notes.append(
                 "larger than in float32: scales and operators take more than the weights save"
@@ -194,19 +195,19 @@ def _float16(plain: Path, target: Path, graphs: Graphs) -> None:
 
 def _static(plain: Path, target: Path, graphs: Graphs) -> None:
     """Quantize with QDQ nodes, which TensorRT reads as well."""
-    import onnx
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     prepared = plain.with_name("prepared.onnx")
     quant_pre_process(plain, prepared, skip_symbolic_shape=True)
-    nodes = onnx.load(prepared, load_external_data=False).graph.node
-    convolves = "Conv" in {node.op_type for node in nodes}
+    kinds = _kinds(prepared)
+    # An integer lookup before a loop with a mask ends the process that opens the file (1.32).
+    products = _DYNAMIC if "Loop" in kinds else _PRODUCTS
     quantization.quantize_static(
         prepared,
         target,
         _feeds(graphs),
-        op_types_to_quantize=None if convolves else list(_PRODUCTS),
+        op_types_to_quantize=None if "Conv" in kinds else list(products),
         quant_format=quantization.QuantFormat.QDQ,
         per_channel=True,
         reduce_range=_SEVEN_BITS,
@@ -214,6 +215,13 @@ def _static(plain: Path, target: Path, graphs: Graphs) -> None:
         weight_type=quantization.QuantType.QInt8,
         calibrate_method=quantization.CalibrationMethod.MinMax,
     )
+
+
+def _kinds(path: Path) -> set[str]:
+    """Return the operators of an ONNX file."""
+    import onnx
+
+    return {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
 
 
 def _feeds(graphs: Graphs) -> Any:
