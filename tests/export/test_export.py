@@ -455,6 +455,19 @@ def test_the_parts_of_data_are_calibrated_and_compared_on():
         ExportData.read(small(), None, tfopt.Data(train=(x, y)), 8)
 
 
+def test_targets_that_only_the_loss_compares_are_no_score_and_no_refusal(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])  # as a loss of three quantiles
+    model.compile("adam", lambda y, outputs: keras.ops.mean(keras.ops.abs(y - outputs)))
+    x = RNG.normal(size=(8, 4)).astype("float32")
+    exported = tfopt.export(model, tmp_path, formats="saved_model", examples=(x, x[:, :1]))
+    assert exported.score is None
+    note = "no score: targets of shape (8, 1) for outputs of shape (8, 3)"
+    assert exported.notes == (note,)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(UserError, match="labels do not fit"):
+        tfopt.export(model, tmp_path, formats="saved_model", examples=(x, x[:, :1]))
+
+
 MODULE = """
 import keras, numpy as np, tfopt
 

@@ -225,7 +225,7 @@ def optimize(
             reference = make_reference(model, given, writer.folder, wanted)
             score = reference.score(reference.expected)[0]
             candidate = partial(_candidate, score, max_drop)
-            results = writer.files(reference, None if given.labels is None else _ANY_LOSS)
+            results = writer.files(reference, None if score is None else _ANY_LOSS)
             if target == "size":
                 results += writer.mixed(reference, results, candidate)
             for name, make in variants.items():

@@ -142,6 +142,14 @@ def _are_classes(scores: Array, labels: Array) -> bool:
     return labels.shape != scores.shape or bool(one_hot)
 
 
+def _are_values_of_another_shape(labels: Array, shape: tuple[int, ...]) -> bool:
+    """Return whether labels are no classes, and only the model's loss compares them with outputs.
+
+    A loss of quantiles takes one value for several outputs.
+    """
+    return labels.size != np.prod(shape) and bool((labels != np.round(labels)).any())
+
+
 def make_reference(
     model: keras.Model,
     given: ExportData,
@@ -184,12 +192,17 @@ def _make(
         columns: dict[str, Any] = {f"input_{n}": a for n, a in enumerate(given.calibration)}
         np.savez(kept, **columns)
         notes += given.scale_notes()
+    expected, classifier = plain.predict(given.examples), ranks_classes(model)
+    labels, shape = given.labels, expected[0].shape
+    if labels is not None and not classifier and _are_values_of_another_shape(labels, shape):
+        note = f"no score: targets of shape {labels.shape} for outputs of shape {shape}"
+        given = replace(given, labels=None, notes=(*given.notes, note))
     return Reference(
         given=given,
         graphs=Graphs(Signature(given.ports.inputs, plain.outputs), forms, kept),
         failed=failed,
-        expected=plain.predict(given.examples),
-        classifier=ranks_classes(model),
+        expected=expected,
+        classifier=classifier,
         threshold=threshold_of(model),
         notes=(*dict.fromkeys(notes), *given.notes),
     )
