@@ -230,6 +230,45 @@ def test_a_model_that_a_class_is_given_follows_and_the_rest_is_as_the_class_make
     assert effect.note == "1 layer in mixed_bfloat16; the other layers as Task makes them"
 
 
+class OwnStep(keras.Model):
+    """The step of Keras's guide, which does not scale its loss."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.scaled(self.compute_loss(y=y, y_pred=self(x, training=True)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+    def scaled(self, loss):
+        return loss
+
+
+class ScaledStep(OwnStep):
+    def train_step(self, data):
+        self.scaled = self.optimizer.scale_loss
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(("kind", "scales"), [(OwnStep, False), (ScaledStep, True)])
+def test_a_step_that_does_not_scale_its_loss_is_warned_of_in_float16(kind, scales):
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(4, "tanh")(inputs)
+    model = kind(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    words = "OwnStep.train_step must scale its loss in mixed_float16"
+    with nullcontext() if scales else pytest.warns(RuntimeWarning, match=words):
+        half = mixed_precision(model, "mixed_float16")
+    before = half.get_weights()
+    half.fit(X[:, 0], X[:, 0, :1], epochs=2, verbose=0)
+    moved = max(abs(a - b).max() for a, b in zip(half.get_weights(), before, strict=True))
+    assert (moved > 1e-3) == scales
+    _, effect = rebuilt(MixedPrecision("mixed_float16"), model)
+    assert (words in effect.note) != scales
+    assert mixed_precision(model, "mixed_bfloat16").compute_dtype == "bfloat16"  # unwarned
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

@@ -8,6 +8,7 @@ unchanged and named in the effect.
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -228,6 +229,8 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
             arguments["optimizer"] = _with_loss_scaling(arguments["optimizer"])
         retyped.compile(**arguments)
         state_of(model)(retyped)
+    if effect.acted and chosen == "mixed_float16" and (text := _unscaled(model)):
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     return retyped
 
 
@@ -304,7 +307,8 @@ class MixedPrecision(Transform):
             policy, reason = choose_policy()
             why = f"auto chose {policy}: {reason}; "
         retyped, effect, _ = _retype(model, policy)
-        run.note(why + effect.note, acted=effect.acted)
+        text = _unscaled(model) if effect.acted and policy == "mixed_float16" else ""
+        run.note("; ".join(filter(None, [why + effect.note, text])), acted=effect.acted)
         return retyped
 
     def compile(self, run: Run, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -326,6 +330,23 @@ def _with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer
     return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+
+
+def _unscaled(model: keras.Model) -> str:
+    """Return a warning if the model's own ``train_step`` does not scale its loss, else "".
+
+    Keras's optimizer would divide gradients of the plain loss by the scale, and train nothing.
+    """
+    code = getattr(inspect.unwrap(type(model).train_step), "__code__", None)
+    parts = [code, *filter(inspect.iscode, code.co_consts)] if code else []
+    names = {name for part in parts for name in part.co_names}
+    # One that calls Keras's own, or has other optimizers, needs no scale.
+    if "optimizer" not in names or names & {"scale_loss", "train_step"}:
+        return ""
+    return (
+        f"{type(model).__name__}.train_step must scale its loss in mixed_float16, or it hardly "
+        "trains: take the gradients of self.optimizer.scale_loss(loss)"
+    )
 
 
 def gpu_capabilities() -> list[tuple[int, int]]:
