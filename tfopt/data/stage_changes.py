@@ -1,4 +1,4 @@
-"""Rebuild a ``tf.data`` pipeline with changes that keep its elements.
+"""Rebuild a ``tf.data`` pipeline with changes that keep its elements, to measure what they bring.
 
 A pipeline with a stage that is not in ``_REBUILT`` cannot be rebuilt: only prefetching is offered.
 """
@@ -13,7 +13,6 @@ from tfopt.data.signature import value_bytes
 from tfopt.data.stages import (
     AUTOTUNE,
     Stage,
-    calls_python,
     draws_random,
     kind_of,
     nodes_of,
@@ -25,7 +24,6 @@ CHANGES: Mapping[str, str] = {
     "parallel_read": "num_parallel_calls=tf.data.AUTOTUNE where files are interleaved, or "
     "num_parallel_reads=tf.data.AUTOTUNE of TFRecordDataset",
     "parallel_map": "map(..., num_parallel_calls=tf.data.AUTOTUNE)",
-    "batch_before_map": "batch() first, then map(lambda *batch: tf.vectorized_map(...))",
     "cache": "cache() behind the last stage whose elements are the same in every epoch",
     "prefetch": "prefetch(tf.data.AUTOTUNE) at the end",
 }
@@ -68,24 +66,20 @@ def _same(one: Any, other: Any, elements: int = 8) -> bool:
 
 def applicable(dataset: Any) -> tuple[str, ...]:
     """Return the changes that can be applied to this pipeline and keep its elements."""
-    nodes, changes = nodes_of(dataset), []
-    names = [type(node).__name__ for node in nodes]
-    rebuildable = set(names[1:]) <= _REBUILT.keys()
-    if rebuildable and _parallel_reader(nodes) is not None:
-        changes.append("parallel_read")
-    if rebuildable and "_MapDataset" in names:
-        changes.append("parallel_map")
-    if rebuildable and _movable_map(nodes) is not None:
-        changes.append("batch_before_map")
-    if rebuildable and cache_place(stages_of(dataset)) is not None:
-        changes.append("cache")
-    if names[-1] != "_PrefetchDataset":
-        changes.append("prefetch")
-    return tuple(changes)
+    nodes = nodes_of(dataset)
+    rebuildable = {kind_of(node) for node in nodes[1:]} <= _REBUILT.keys()
+    sequential = any(type(node).__name__ == "_MapDataset" for node in nodes)
+    found = {
+        "parallel_read": rebuildable and _parallel_reader(nodes) is not None,
+        "parallel_map": rebuildable and sequential,
+        "cache": rebuildable and cache_place(stages_of(dataset)) is not None,
+        "prefetch": kind_of(nodes[-1]) != "prefetch",
+    }
+    return tuple(change for change, applies in found.items() if applies)
 
 
 def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) -> Any:
-    """Return the pipeline with these changes.
+    """Return a pipeline that takes as long as this one with these changes; its seeds are others.
 
     ``sample`` is the number of elements that a cache holds and repeats, since a measurement needs
     no whole epoch.
@@ -97,11 +91,9 @@ def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) 
 
 def _rebuilt(dataset: Any, changes: Sequence[str], sample: int | None) -> Any:
     """Return the pipeline stage by stage, with the changes that apply to one of them."""
-    nodes = nodes_of(dataset)
-    stages = stages_of(dataset)
+    nodes, stages = nodes_of(dataset), stages_of(dataset)
     place = cache_place(stages) if "cache" in changes else None
     cached = None if place is None else stages[place].dataset
-    moved = _movable_map(nodes) if "batch_before_map" in changes else None
     result = nodes[0]
     if "parallel_read" in changes:
         result = _parallel_reader(nodes) or result
@@ -110,10 +102,8 @@ def _rebuilt(dataset: Any, changes: Sequence[str], sample: int | None) -> Any:
     for number, node in enumerate(nodes[1:], 1):
         # The added cache replaces those before it.
         below = kind_of(node) == "cache" and any(later is cached for later in nodes[number:])
-        if number != moved and not below:
-            result = _REBUILT[type(node).__name__](node, result, "parallel_map" in changes)
-        if moved is not None and number > moved and kind_of(node) == "batch":
-            result, moved = result.map(_by_batch(nodes[moved]), num_parallel_calls=AUTOTUNE), None
+        if not below:
+            result = _REBUILT[kind_of(node)](node, result, "parallel_map" in changes)
         if node is cached:
             result = _cache(result, sample)
     return result
@@ -158,94 +148,28 @@ def _parallel_reader(nodes: Sequence[Any]) -> Any | None:
     return None
 
 
-def _movable_map(nodes: Sequence[Any]) -> int | None:
-    """Return the position of the map that can run on whole batches instead; None without one."""
-    import tensorflow as tf
-
-    kinds = [kind_of(node) for node in nodes]
-    if kinds.count("batch") != 1:
-        return None
-    batch = kinds.index("batch")
-    if type(nodes[batch]).__name__ == "_PaddedBatchDataset":
-        return None  # the map would see the padding
-    maps = [number for number in range(batch) if kinds[number] == "map"]
-    if not maps or set(kinds[maps[-1] + 1 : batch]) - {"shuffle", "repeat", "take", "skip"}:
-        return None
-    node = nodes[maps[-1]]
-    if calls_python(node):
-        return None
-    try:
-        # The same elements twice, also behind a shuffle.
-        (elements,) = node._inputs()[0].take(8).batch(8)
-        before = tf.data.Dataset.from_tensor_slices(elements)
-        by_batch = before.batch(4).map(_by_batch(node)).unbatch()
-        return maps[-1] if _same(by_batch, before.map(node._map_func._func)) else None
-    except (tf.errors.OpError, TypeError, ValueError, NotImplementedError):
-        return None  # elements of several sizes, or what vectorized_map cannot do
+def _map(node: Any, before: Any, parallel: bool) -> Any:
+    calls = AUTOTUNE if parallel else getattr(node, "_num_parallel_calls", None)
+    return before.map(node._map_func._func, num_parallel_calls=calls)
 
 
-def _by_batch(node: Any) -> Callable[..., Any]:
-    import tensorflow as tf
-
-    function = node._map_func._func
-
-    def on_batch(*batch: Any) -> Any:
-        several = len(batch) > 1
-        return tf.vectorized_map(
-            lambda example: function(*example) if several else function(example),
-            batch if several else batch[0],
-        )
-
-    return on_batch
-
-
-def _rebuilt_map(node: Any, before: Any, parallel: bool) -> Any:
-    calls = getattr(node, "_num_parallel_calls", None)
-    return before.map(
-        node._map_func._func,
-        num_parallel_calls=AUTOTUNE if parallel and calls is None else calls,
-        deterministic=_deterministic(node),
-    )
-
-
-def _deterministic(node: Any) -> bool | None:
-    value = getattr(node, "_deterministic", None)
-    return {"true": True, "false": False}.get(value) if isinstance(value, str) else value
-
-
-def _rebuilt_batch(node: Any, before: Any, parallel: bool) -> Any:
-    return before.batch(
-        node._batch_size,
-        bool(number_of(node, "_drop_remainder")),
-        num_parallel_calls=getattr(node, "_num_parallel_calls", None),
-    )
-
-
-def _rebuilt_length(node: Any, before: Any, parallel: bool) -> Any:
-    import tensorflow as tf
-
-    length = number_of(node, "_expected_cardinality")
-    return before.apply(tf.data.experimental.assert_cardinality(length))
+def _batch(node: Any, before: Any, parallel: bool) -> Any:
+    size, drops = number_of(node, "_batch_size"), bool(number_of(node, "_drop_remainder"))
+    if hasattr(node, "_padded_shapes"):
+        return before.padded_batch(size, node._padded_shapes, node._padding_values, drops)
+    return before.batch(size, drops)
 
 
 _REBUILT: Mapping[str, Callable[[Any, Any, bool], Any]] = {
-    "_MapDataset": _rebuilt_map,
-    "_ParallelMapDataset": _rebuilt_map,
-    "_ShuffleDataset": lambda node, before, _: before.shuffle(
-        node._buffer_size,
-        number_of(node, "_seed2") or number_of(node, "_seed") or None,
-        reshuffle_each_iteration=node._reshuffle_each_iteration,
-    ),
-    "_BatchDataset": _rebuilt_batch,
-    "_ParallelBatchDataset": _rebuilt_batch,
-    "_PaddedBatchDataset": lambda node, before, _: before.padded_batch(
-        node._batch_size, node._padded_shapes, node._padding_values, node._drop_remainder
-    ),
-    "_FilterDataset": lambda node, before, _: before.filter(node._functions()[0]._func),
-    "_RepeatDataset": lambda node, before, _: before.repeat(node._count),
-    "_TakeDataset": lambda node, before, _: before.take(node._count),
-    "CacheDataset": lambda node, before, _: before.cache(node._filename),
-    "_PrefetchDataset": lambda node, before, _: before.prefetch(number_of(node, "_buffer_size")),
-    "_OptionsDataset": lambda node, before, _: before.with_options(node.options()),
-    "_AssertCardinalityDataset": _rebuilt_length,
+    "map": _map,
+    "batch": _batch,
+    "shuffle": lambda node, before, _: before.shuffle(number_of(node, "_buffer_size")),
+    "filter": lambda node, before, _: before.filter(node._functions()[0]._func),
+    "repeat": lambda node, before, _: before.repeat(node._count),
+    "take": lambda node, before, _: before.take(node._count),
+    "cache": lambda node, before, _: before.cache(node._filename),
+    "prefetch": lambda node, before, _: before.prefetch(number_of(node, "_buffer_size")),
+    "options": lambda node, before, _: before.with_options(node.options()),
+    "assertcardinality": lambda node, before, _: before,
 }
+"""Each kind of stage made again on another input, with ``map`` in several threads or as it is."""
