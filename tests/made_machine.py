@@ -52,7 +52,7 @@ FACTS = JobFacts(
 )
 DATA = "toy (10,000 examples)"
 MODULES = (
-    "measure.engine", "measure.bench", "measure.trainings",
+    "measure.engine", "measure.bench", "measure.links", "measure.trainings",
     "tune.search", "tune.time_left", "tune.batch_size",
 )  # fmt: skip
 FILE = {"artefact": "model_int8.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}

@@ -185,6 +185,16 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_said(measured, machine):
     )
 
 
+def test_links_that_would_start_after_half_of_the_budget_are_named(measured, machine):
+    machine.start_s = 15.0
+    began = machine.now
+    found = rows(measured(FAST, BATCH, HALF, LearningRate(peak="linear"), budget_s=60.0))
+    assert machine.now - began < 6 * 15 + 30
+    assert found["+ Pipeline"].status == "measured"
+    assert [found[name].status for name in list(found)[-2:]] == ["interrupted", "interrupted"]
+    assert "give a larger" in found["+ MixedPrecision"].reason
+
+
 def test_where_processes_start_slowly_fewer_of_them_take_turns(measured, machine):
     machine.start_s = 8.0
     report = measured(FAST, budget_s=60.0)

@@ -112,7 +112,8 @@ def measure(
         chain: A chain, or one transform; None measures the job alone.
         arguments: Keyword arguments of that function.
         budget_s: The seconds it may take; whole trainings that have begun are finished, and
-            processes that have started take five rounds of turns if those take 10 s at most.
+            processes that have started take five rounds of turns if those take 10 s at most. Links
+            that would start after half of it are in the report as not started.
         whole: Train every variant whole, for its accuracy and the time to it; False trains only
             what trains other weights, for its accuracy.
         seeds: Whole trainings of a variant.

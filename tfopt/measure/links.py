@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +15,8 @@ from tfopt.measure.rows import Row
 from tfopt.measure.targets import Target
 
 REFERENCE, WHOLE, TUNED = "baseline", "whole chain", "+ tuned"
+_START_SHARE = 0.5  # of the budget, after which only the first link starts
+_LATE = "not started: half of the budget was over; give a larger one"
 
 
 class Links:
@@ -27,6 +31,7 @@ class Links:
     def __init__(self, plan: BenchPlan, engine: Engine) -> None:
         self.rows: list[Row] = []
         self._plan, self._engine = plan, engine
+        self._starts_until = time.monotonic() + _START_SHARE * plan.budget_s
 
     def measured(self) -> list[Row]:
         """Return the rows whose processes take turns, or took some."""
@@ -60,7 +65,13 @@ class Links:
             for name, link in waiting:
                 chain = (*chain, *link)
                 variants.append(Target(name, target.job, Chain(chain), target.arguments, link))
-            rows = self.admit(variants, skip_if_idle=True)
+            until = self._starts_until
+            if time.monotonic() >= until:
+                if self.rows[1:]:
+                    self.rows += [Row(late, None, "interrupted", _LATE) for late in variants]
+                    return
+                variants, until = variants[:1], math.inf
+            rows = self.admit(variants, skip_if_idle=True, until=until)
             for place, row in enumerate(rows):
                 self._name_what_acts(row)
                 self.rows.append(row)
@@ -106,12 +117,19 @@ class Links:
             variants.append(replace(whole.variant, name=name, chain=rest, changed=gone))
         self.rows = [whole, *self.admit(variants), *(row for row in tried if row not in acting)]
 
-    def admit(self, variants: Sequence[Target], *, skip_if_idle: bool = False) -> list[Row]:
-        """Return a row with a process for each variant; earlier ones end where memory is short."""
+    def admit(
+        self, variants: Sequence[Target], *, skip_if_idle: bool = False, until: float = math.inf
+    ) -> list[Row]:
+        """Return a row with a process for each variant that starts by ``until``.
+
+        Earlier processes end where memory is short.
+        """
         rows: list[Row] = []
         while len(rows) < len(variants):
             waiting = variants[len(rows) :]
-            candidates = self._engine.admit(waiting, skip_if_idle=skip_if_idle)
+            candidates = self._engine.admit(waiting, skip_if_idle=skip_if_idle, until=until)
+            if not candidates and time.monotonic() >= until:
+                break
             if not candidates:
                 held = [row for row in (*self.rows[1:], *rows) if row.alive]
                 if not held:
