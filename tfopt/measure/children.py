@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -17,11 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.files import text_of
 from tfopt.job.job import Job
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.job.transform import Chain
@@ -32,7 +32,6 @@ from tfopt.train.compile_cache import cache_variables
 
 _DYING_S = 2.0
 _MEANWHILE_S = 5.0
-_LONGEST_MESSAGE = 1 << 16
 
 
 JobTask = Callable[[Job, Chain, Connection], Any]
@@ -78,11 +77,7 @@ class JobProcess:
 
     def has_answered(self, timeout_s: float) -> bool:
         """Return whether it has sent something, or has ended, within a time."""
-        with suppress(ConnectionError):
-            wait([self._pipe, self._starter.control], timeout_s)
-            self._starter.listen(0)
-            return self._pipe.poll() or self.pid in self._starter.ended
-        return True
+        return self._pipe.poll(timeout_s)
 
     def receive(self, timeout_s: float, meanwhile: Callable[[], None] | None = None) -> Any:
         """Return what the task sends next; ``meanwhile`` is called from time to time.
@@ -98,6 +93,8 @@ class JobProcess:
             return self.receive(timeout_s, meanwhile)
         if kind in ("refused", "failed"):
             raise Lost(value, kind)
+        if kind == "ended":
+            raise Lost(how_it_ended(value, text_of(self._log)))
         return value
 
     def _message(self, timeout_s: float, meanwhile: Callable[[], None] | None) -> tuple[Any, Any]:
@@ -107,15 +104,13 @@ class JobProcess:
                 raise Lost(f"it did not answer within {timeout_s:.0f} s")
             if meanwhile is not None:
                 meanwhile()
-        with suppress(EOFError, ConnectionError):
-            if self._pipe.poll():
-                message: tuple[Any, Any] = self._pipe.recv()
-                return message
-        ends = time.monotonic() + _DYING_S
-        with suppress(ConnectionError):
-            while self.pid not in self._starter.ended and time.monotonic() < ends:
-                self._starter.listen(max(ends - time.monotonic(), 0))
-        raise Lost(self._last_words())
+        try:
+            message: tuple[Any, Any] = self._pipe.recv()
+        except (EOFError, ConnectionError):  # its watcher has ended with the starter
+            with suppress(subprocess.TimeoutExpired):
+                self._starter.process.wait(_DYING_S)
+            return "ended", None
+        return message
 
     def stop(self) -> None:
         """Stop it with all its threads, and whatever it has started."""
@@ -134,10 +129,6 @@ class JobProcess:
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-
-    def _last_words(self) -> str:
-        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
-        return how_it_ended(self._starter.ended.get(self.pid), text)
 
 
 def carried_out(target: Target, task: JobTask, *, timeout_s: float = 24 * 3600.0) -> Any:
@@ -158,14 +149,10 @@ class Starter:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
-        self.ended: dict[int, int] = {}
-        """The exit code of each child that has ended, by its process id."""
-        self._started: list[int] = []
         self._count = 0
         self._folder = tempfile.TemporaryDirectory(prefix="tfopt-")
         self._words = Path(self._folder.name, "starter.txt")
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control.setblocking(False)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._words.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tfopt.measure.starter", str(theirs.fileno())],
@@ -177,59 +164,32 @@ class Starter:
                 start_new_session=True,  # Ctrl-C reaches only us
             )
 
-    @property
-    def is_alive(self) -> bool:
-        """Return whether it can start children: its end of the socket closes before it is gone."""
-        try:
-            return bool(self.control.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
     def start(self) -> tuple[int, Path, Connection]:
         """Start a child; return its process id, its log and the pipe to it."""
         self._count += 1
         log = Path(self._folder.name, f"{self._count}.txt")
         ours, theirs = socket.socketpair()
+        pipe = Connection(ours.detach())
         try:
             with theirs:
-                socket.send_fds(self.control, [str(log).encode()], [theirs.fileno()])
-            while not self._started:
-                self.listen(None)
-        except OSError:
-            ours.close()
+                socket.send_fds(self._control, [str(log).encode()], [theirs.fileno()])
+            _, pid = pipe.recv()
+        except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_DYING_S)
-            words = self._words.read_text(encoding="utf-8", errors="replace")
             raise UserError(
                 "No process can be started to measure in.",
                 expected="a Python that loads TensorFlow",
-                received=last_lines(words) or "it was killed",
+                received=last_lines(text_of(self._words)) or "it was killed",
             ) from None
         except BaseException:  # Ctrl-C: the child that was asked for may still come
             self.process.kill()
             raise
-        return self._started.pop(), log, Connection(ours.detach())
-
-    def listen(self, timeout_s: float | None) -> None:
-        """Take what the process has to say, waiting for it up to a time."""
-        wait([self.control], timeout_s)
-        with suppress(BlockingIOError):
-            while True:
-                message = self.control.recv(_LONGEST_MESSAGE)
-                if not message:
-                    raise ConnectionError
-                kind, pid, *code = pickle.loads(message)
-                if kind == "started":
-                    self.ended.pop(pid, None)  # numbers come again
-                    self._started.append(pid)
-                else:
-                    self.ended[pid] = code[0]
+        return pid, log, pipe
 
     def end(self) -> None:
         """End it and all its children."""
-        self.control.close()
+        self._control.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_DYING_S)
         self.process.kill()
@@ -246,7 +206,7 @@ def _starter(settings: Mapping[str, str]) -> Starter:
     """Return the starter with these settings; a new one if the environment has changed."""
     environment, key = {**SHARING, **os.environ, **settings}, frozenset(settings.items())
     found = _starters.get(key)
-    if found is not None and (found.environment != environment or not found.is_alive):
+    if found is not None and (found.environment != environment or found.process.poll() is not None):
         _starters.pop(key).end()
     if key not in _starters:
         _starters[key] = Starter(environment)

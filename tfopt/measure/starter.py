@@ -1,8 +1,9 @@
 """Start processes for the parent: ``python -m tfopt.measure.starter SOCKET``.
 
 TensorFlow is loaded once, not used, and each child is forked from here, which saves it the import:
-CUDA starts in a fork too, as long as it has not started here. Children end with this process, and
-this process with its parent; each is the leader of a process group.
+CUDA starts in a fork too, as long as it has not started here. Each child is the leader of a process
+group, and has a watcher, which tells how it ended. All end with this process, and this process with
+its parent.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import pickle
 import random
 import re
-import select
 import signal
 import socket
 import sys
@@ -24,58 +23,54 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see its pipe close
+_PDEATHSIG = 1  # PR_SET_PDEATHSIG
 _READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_")
 _TFOPT = Path(__file__).resolve().parent.parent
 _FRAME = re.compile(r'\s*File "|\s{4}')  # the way to an operation, as TensorFlow tells it
-_LONGEST_MESSAGE = 1 << 16
+_LONGEST_PATH = 1 << 12
 
 
 def serve(socket_number: int) -> None:
-    """Start a child for each message of the parent, and report the exit code of each."""
+    """Start a child for each message of the parent, a log's path with the child's end of a pipe."""
     control = socket.socket(fileno=socket_number)
     _load_tensorflow()
     os.chdir("/")  # each child has its folder, and this process holds none
-    woken, wakes = socket.socketpair()
-    wakes.setblocking(False)
-    signal.set_wakeup_fd(wakes.fileno())
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    children: set[int] = set()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     while True:
-        ready, _, _ = select.select([control, woken], [], [])
-        if woken in ready:
-            woken.recv(_LONGEST_MESSAGE)
-            _report_ended(control, children)
-        if control not in ready:
-            continue
-        message, numbers, _, _ = socket.recv_fds(control, _LONGEST_MESSAGE, 1)
-        if not message:  # the parent is gone
-            break
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (control, woken, wakes):
-                end.close()
-            _become_child(numbers[0], message.decode())
-        with suppress(OSError):  # whoever is first, this process or the child
-            os.setpgid(pid, pid)
+        log, numbers, _, _ = socket.recv_fds(control, _LONGEST_PATH, 1)
+        if not log:  # the parent is gone
+            return
+        if os.fork() == 0:
+            control.close()
+            _watch(numbers[0], log.decode())
         os.close(numbers[0])
-        children.add(pid)
-        control.send(pickle.dumps(("started", pid)))
-    for pid in children:
+
+
+def _watch(pipe: int, log: str) -> None:
+    """Fork the child that carries out a task; tell its process id, and in the end its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        _become_child(pipe, log)
+
+    def starter_is_gone(*_: object) -> None:
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
+        os._exit(0)
+
+    with suppress(OSError):  # whoever is first, this process or the child
+        os.setpgid(pid, pid)
+    signal.signal(signal.SIGTERM, starter_is_gone)
+    _die_with_parent(signal.SIGTERM)
+    told = Connection(pipe)
+    with suppress(OSError):  # of a parent that has let go of the child
+        told.send(("started", pid))
+        told.send(("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    os._exit(0)
 
 
-def _report_ended(control: socket.socket, children: set[int]) -> None:
-    with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            children.discard(pid)
-            control.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
+def _die_with_parent(number: signal.Signals) -> None:
+    ctypes.CDLL(None).prctl(_PDEATHSIG, number)
 
 
 def _load_tensorflow() -> None:
@@ -98,7 +93,7 @@ def _become_child(pipe: int, log: str) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        _die_with_parent(signal.SIGKILL)  # a stopped process does not see its pipe close
         with suppress(OSError):  # the first to be killed where memory runs out
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
