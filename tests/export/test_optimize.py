@@ -191,7 +191,7 @@ def judged(files, times, target="cpu-latency", max_drop=0.5, score=None):
 
 
 def judged_by(files, turns, finalists, target="cpu-latency", max_drop=0.5, score=None):
-    rows = [module._candidate(score, max_drop, each) for each in files]
+    rows = [module._tried(score, max_drop, each) for each in files]
     return module._judged(rows, latency.Measured(turns, finalists, []), target)
 
 

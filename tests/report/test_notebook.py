@@ -11,7 +11,7 @@ from tfopt.compress.model_graph import Port
 from tfopt.doctor.check import Check, Checks
 from tfopt.export.exported import Exported, ExportedFile, Refused
 from tfopt.export.formats.format import Signature
-from tfopt.export.optimize import Candidate, Optimized
+from tfopt.export.optimize import Optimized, TriedFile
 from tfopt.export.parity import Parity
 from tfopt.job.transform import chain
 from tfopt.report.documents import Report
@@ -34,8 +34,8 @@ def exported():
 def optimized():
     files = exported()
     (file,) = files.files
-    slow = Candidate(replace(file, precision="float32", score=None), None, lost="slower")
-    fast = Candidate(file, 0.13, 0.0124, Comparison(0.5, 0.48, 0.52, 40))
+    slow = TriedFile(replace(file, precision="float32", score=None), None, lost="slower")
+    fast = TriedFile(file, 0.13, 0.0124, Comparison(0.5, 0.48, 0.52, 40))
     return Optimized(
         file, (fast, slow), files.refused, "cpu-latency", 0.5, 0.9781, SCRIPT, 1, 2, files.notes
     )

@@ -21,7 +21,7 @@ _SIZE = 256
 
 
 @dataclass(frozen=True)
-class Trial:
+class Computation:
     """A computation, and the packages to install if a GPU fails it.
 
     Attributes:
@@ -161,12 +161,12 @@ _PTXAS = "'nvidia-cuda-nvcc-cu12<13'"
 
 # float32 has 24 bits, TF32 and float16 11, bfloat16 8.
 TRIALS = {
-    "float32": Trial(partial(_product_error, "float32"), 1e-5, _CUBLAS),
-    "tensorfloat32": Trial(partial(_product_error, "float32"), 2e-3, _CUBLAS),
-    "float16": Trial(partial(_product_error, "float16"), 2e-3, _CUBLAS),
-    "bfloat16": Trial(partial(_product_error, "bfloat16"), 2e-2, _CUBLAS),
-    "XLA": Trial(partial(_product_error, "float32", xla=True), 1e-5, f"{_CUBLAS} {_PTXAS}"),
-    "convolution with bias": Trial(_convolution_error, 5e-3, _CUDNN),
-    "fused attention": Trial(_attention_error, 2e-2, _CUDNN),
-    "fit in mixed_float16": Trial(_fit_error, 2e-2, "'tfopt[gpu]'"),
+    "float32": Computation(partial(_product_error, "float32"), 1e-5, _CUBLAS),
+    "tensorfloat32": Computation(partial(_product_error, "float32"), 2e-3, _CUBLAS),
+    "float16": Computation(partial(_product_error, "float16"), 2e-3, _CUBLAS),
+    "bfloat16": Computation(partial(_product_error, "bfloat16"), 2e-2, _CUBLAS),
+    "XLA": Computation(partial(_product_error, "float32", xla=True), 1e-5, f"{_CUBLAS} {_PTXAS}"),
+    "convolution with bias": Computation(_convolution_error, 5e-3, _CUDNN),
+    "fused attention": Computation(_attention_error, 2e-2, _CUDNN),
+    "fit in mixed_float16": Computation(_fit_error, 2e-2, "'tfopt[gpu]'"),
 }

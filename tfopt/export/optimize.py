@@ -53,7 +53,7 @@ _ANY_LOSS = 100.0
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TriedFile:
     """A measured file.
 
     Attributes:
@@ -92,7 +92,7 @@ class Optimized:
     """
 
     winner: ExportedFile
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TriedFile, ...]
     refused: tuple[Refused, ...]
     target: Target
     max_drop: float
@@ -224,17 +224,17 @@ def optimize(
             writer = _Writer(wanted, Path(beside), child, progress)
             reference = make_reference(model, given, writer.folder, wanted)
             score = reference.score(reference.expected)[0]
-            candidate = partial(_candidate, score, max_drop)
+            judge = partial(_tried, score, max_drop)
             results = writer.files(reference, None if score is None else _ANY_LOSS)
             if target == "size":
-                results += writer.mixed(reference, results, candidate)
+                results += writer.mixed(reference, results, judge)
             for name, make in variants.items():
                 try:
                     results += writer.variant(reference, name, partial(make, model))
                 except UserError as error:
                     notes += (f"{name}: not tried: {error.what} {error.received or ''}",)
         refused += [result for result in results if isinstance(result, Refused)]
-        rows = [candidate(file) for file in results if isinstance(file, ExportedFile)]
+        rows = [judge(file) for file in results if isinstance(file, ExportedFile)]
         # Latency does not decide for "size".
         eligible = {row.file.name for row in rows if not row.lost and target != "size"}
         inputs = [
@@ -285,16 +285,14 @@ class _Writer:
         self,
         reference: Reference,
         results: Sequence[ExportedFile | Refused],
-        candidate: Callable[[ExportedFile], Candidate],
+        judge: Callable[[ExportedFile], TriedFile],
     ) -> list[ExportedFile]:
         """Write an int8 file with four bits in some kernels, if it is smaller and within limits."""
         self.progress("litert_mixed: four bits in single kernels, then in several")
         whole = next((file for file in results if file.name == "litert_int8"), None)
         if not isinstance(whole, ExportedFile):
             return []
-        mixed = fewer_bits(
-            reference, self.folder, self.child, lambda file: not candidate(file).lost
-        )
+        mixed = fewer_bits(reference, self.folder, self.child, lambda file: not judge(file).lost)
         if mixed is None or mixed.kib >= whole.kib:
             return []
         write_facts(mixed)
@@ -312,10 +310,10 @@ class _Writer:
         return self.files(changed, _ANY_LOSS)
 
 
-def _candidate(score: float | None, max_drop: float, file: ExportedFile) -> Candidate:
+def _tried(score: float | None, max_drop: float, file: ExportedFile) -> TriedFile:
     """Return a file that is not measured yet, with why it lost if it loses too much."""
     drop = _drop(file, score)
-    return Candidate(file, drop, lost=_too_far(file, drop, max_drop))
+    return TriedFile(file, drop, lost=_too_far(file, drop, max_drop))
 
 
 def _require(target: object, max_drop: object, variants: object) -> None:
@@ -414,7 +412,7 @@ def _too_far(file: ExportedFile, drop: float | None, max_drop: float) -> str:
     return "" if failure is None else f"{failure}: {file.parity.summary()}"
 
 
-def _judged(rows: Sequence[Candidate], measured: Measured, target: Target) -> list[Candidate]:
+def _judged(rows: Sequence[TriedFile], measured: Measured, target: Target) -> list[TriedFile]:
     """Return the timed files in order, the winner first, the others with why they lost."""
     times = measured.times
     reference = next(iter(times), "")
@@ -424,7 +422,7 @@ def _judged(rows: Sequence[Candidate], measured: Measured, target: Target) -> li
         beside = None if row.file.name == reference else compare_times(times[reference], own)
         timed.append(replace(row, latency_ms=1e3 * call_s(own), latency=beside))
 
-    def order(row: Candidate) -> tuple[bool, float]:
+    def order(row: TriedFile) -> tuple[bool, float]:
         # Relative to the reference, as turns took place at different times.
         slow = row.latency.ratio if row.latency else 1.0
         return bool(row.lost), row.file.kib if target == "size" else slow
@@ -456,7 +454,7 @@ def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target
 
 
 def _require_winner(
-    model: keras.Model, rows: Sequence[Candidate], refused: Sequence[Refused], max_drop: float
+    model: keras.Model, rows: Sequence[TriedFile], refused: Sequence[Refused], max_drop: float
 ) -> None:
     """Raise with all reasons unless a file was written and loses no more than ``max_drop``."""
     if rows and not rows[0].lost:
