@@ -266,8 +266,8 @@ def processes(monkeypatch):
 
 
 def timed(names, borne):
-    calls = latency.Calls([], threads=1, turns=5, gpu=False)
-    found = latency.measure_files(list(map(file, names)), set(borne), calls)
+    settings = {"threads": 1, "turns": 5, "gpu": False}
+    found = latency.measure_files(list(map(file, names)), set(borne), [], **settings)
     assert found.broken == []
     return {name: len(rounds) for name, rounds in found.times.items()}, set(found.finalists)
 

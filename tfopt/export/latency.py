@@ -28,23 +28,6 @@ _FINALISTS, _FINAL = 4, 2
 
 
 @dataclass(frozen=True)
-class Calls:
-    """How files are measured.
-
-    Attributes:
-        inputs: The inputs of a call.
-        threads: CPU threads of the engines.
-        turns: Turns of each process.
-        gpu: Whether the engines compute on a GPU.
-    """
-
-    inputs: list[Array]
-    threads: int
-    turns: int
-    gpu: bool
-
-
-@dataclass(frozen=True)
 class Measured:
     """The times of the files, those that were in the final, and those that cannot be run."""
 
@@ -53,13 +36,21 @@ class Measured:
     broken: list[Refused]
 
 
-def measure_files(files: Sequence[ExportedFile], eligible: Set[str], calls: Calls) -> Measured:
-    """Return the times of files.
+def measure_files(
+    files: Sequence[ExportedFile],
+    eligible: Set[str],
+    inputs: Sequence[Array],
+    *,
+    threads: int,
+    turns: int,
+    gpu: bool,
+) -> Measured:
+    """Return the times of files: of calls with ``inputs``, in so many turns of each process.
 
     The fastest of the eligible files and the first one are measured again in fresh processes, so
     that neither lucky turns nor a lucky memory layout decide.
 
-    >>> measured = measure_files(files, {"litert_int8"}, Calls([x[:1]], 1, turns=15, gpu=False))
+    >>> measured = measure_files(files, {"litert_int8"}, [x[:1]], threads=1, turns=15, gpu=False)
     >>> call_s(measured.times["litert_int8"])
     """
     broken: list[Refused] = []
@@ -67,8 +58,8 @@ def measure_files(files: Sequence[ExportedFile], eligible: Set[str], calls: Call
     children: dict[str, Child] = {}
     with ExitStack() as around:
         for file in files:
-            child = around.enter_context(Child(gpu=calls.gpu))
-            turn = partial(child, turn_of, file.format, file.folder, calls.threads, calls.inputs)
+            child = around.enter_context(Child(gpu=gpu))
+            turn = partial(child, turn_of, file.format, file.folder, threads, inputs)
             try:
                 turn()
             except (RuntimeError, UserError) as error:
@@ -76,7 +67,7 @@ def measure_files(files: Sequence[ExportedFile], eligible: Set[str], calls: Call
                 child.end()
             else:
                 measure[file.name], children[file.name] = partial(_turn, file.name, turn), child
-        times = {name: [turns] for name, turns in in_turns(measure, calls.turns).items()}
+        times = {name: [series] for name, series in in_turns(measure, turns).items()}
         ranked = sorted(eligible & times.keys(), key=lambda name: call_s(times[name]))
         fastest = ranked[:_FINALISTS]
         again = list(dict.fromkeys([*list(times)[:1], *fastest])) if fastest else []
@@ -87,10 +78,9 @@ def measure_files(files: Sequence[ExportedFile], eligible: Set[str], calls: Call
                     measure[name]()
                 except UserError:  # out of memory beside the others: its first turns count
                     again.remove(name)
-            for name, turns in in_turns(
-                {name: measure[name] for name in again}, calls.turns
-            ).items():
-                times[name].append(turns)
+            finalists = {name: measure[name] for name in again}
+            for name, series in in_turns(finalists, turns).items():
+                times[name].append(series)
     return Measured(times, [name for name in fastest if name in again], broken)
 
 

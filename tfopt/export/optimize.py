@@ -33,7 +33,7 @@ from tfopt.export.exported import (
 )
 from tfopt.export.formats.format import PRECISIONS, Format, Precision
 from tfopt.export.formats.roster import FORMATS
-from tfopt.export.latency import Calls, Measured, Times, call_s, compare_times, measure_files
+from tfopt.export.latency import Measured, Times, call_s, compare_times, measure_files
 from tfopt.export.parity import require_drop
 from tfopt.export.reference import ExportData, Reference, make_reference
 from tfopt.files import prepared_folder
@@ -241,8 +241,8 @@ def optimize(
             padded(array[:1], reference.graphs.signature.batch or size) for array in given.examples
         ]
         progress(f"measuring {len(rows)} files in turns")
-        calls = Calls(inputs, cores, repeats, on_gpu)
-        measured = measure_files([row.file for row in rows], eligible, calls)
+        files = [row.file for row in rows]
+        measured = measure_files(files, eligible, inputs, threads=cores, turns=repeats, gpu=on_gpu)
         refused += measured.broken
         rows = _judged(rows, measured, target)
         _require_winner(model, rows, refused, max_drop)

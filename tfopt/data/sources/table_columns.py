@@ -45,14 +45,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of a table that become x, y and sample_weight."""
+    """The columns of a table that become x, y and sample_weight: one, or a dict of several."""
 
-    features: tuple[str, ...]
-    one_feature: bool
-    stack: bool
-    labels: tuple[str, ...]
-    one_label: bool
+    x: str | tuple[str, ...]
+    y: str | tuple[str, ...] | None
     weight: str | None
+    stack: bool
     rules: Mapping[str, Rule] = field(repr=False)
 
     @property
@@ -72,17 +70,17 @@ class Layout:
 
     def arranged(self, values: Mapping[str, Any]) -> Any:
         """Return arrays, tensors or specs by column as ``x``, ``(x, y)`` or ``(x, y, weight)``."""
-        x: Any = {name: values[name] for name in self.features}
-        if self.one_feature:
-            (x,) = x.values()
-        elif self.stack:
+        x = _picked(values, self.x)
+        if self.stack and isinstance(x, dict):
             x = _stacked(list(x.values()))
-        if not self.labels:
+        if not self.y:
             return x
-        y: Any = {name: values[name] for name in self.labels}
-        if self.one_label:
-            (y,) = y.values()
+        y = _picked(values, self.y)
         return (x, y) if self.weight is None else (x, y, values[self.weight])
+
+
+def _picked(values: Mapping[str, Any], names: str | tuple[str, ...]) -> Any:
+    return values[names] if isinstance(names, str) else {name: values[name] for name in names}
 
 
 def layout(schema: Any, table: Any) -> Layout:
@@ -91,14 +89,11 @@ def layout(schema: Any, table: Any) -> Layout:
     ``table`` has the settings: label, features, weight, stack, fill, classes, shapes, images.
     """
     names = list(schema.names)
-    labels, one_label = _names(table.label)
-    weight = () if table.weight is None else (table.weight,)
-    if table.features is None:
+    labels, weight, x = _names(table.label), _names(table.weight), table.features
+    if x is None:
         apart = {*labels, *weight, *index_columns(schema)}
-        features = tuple(name for name in names if name not in apart)
-        one_feature = False
-    else:
-        features, one_feature = _names(table.features)
+        x = tuple(name for name in names if name not in apart)
+    features = _names(x)
     for setting, given in (
         ("label", labels),
         ("features", features),
@@ -133,7 +128,7 @@ def layout(schema: Any, table: Any) -> Layout:
     }
     if table.stack:
         _require_numbers([rules[name] for name in features])
-    return Layout(features, one_feature, table.stack, labels, one_label, table.weight, rules)
+    return Layout(x, table.label, table.weight, table.stack, rules)
 
 
 def index_columns(schema: Any) -> list[str]:
@@ -142,11 +137,8 @@ def index_columns(schema: Any) -> list[str]:
     return [name for name in columns if isinstance(name, str)]
 
 
-def _names(given: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the names, and whether it is a single one outside a tuple."""
-    if given is None:
-        return (), False
-    return ((given,), True) if isinstance(given, str) else (tuple(given), False)
+def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else given or ()
 
 
 def _rule(name: str, kind: Any, table: Any, *, is_label: bool) -> Rule:
