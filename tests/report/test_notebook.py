@@ -16,7 +16,7 @@ from tfopt.export.parity import Parity
 from tfopt.job.transform import chain
 from tfopt.report.documents import Report
 from tfopt.report.statistics import Comparison
-from tfopt.tune.tuned import Tuned
+from tfopt.tune.tune import Tuned
 
 SCRIPT = "<script>alert(1)</script>"
 

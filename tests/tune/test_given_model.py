@@ -16,7 +16,7 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.job.references import resolve_job
 from tfopt.measure.children import carried_out
 from tfopt.tune.given_model import SAVED_AS_BATCHES, target_of_model
-from tfopt.tune.tuned import Tuned
+from tfopt.tune.tune import Tuned
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
 Y = (X.sum(axis=1) > 0).astype("int64")

@@ -21,7 +21,7 @@ from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
 from tfopt.subprocesses import signals_as_interrupt
 from tfopt.tune.search import Search
-from tfopt.tune.tuned import Tuned, tuned
+from tfopt.tune.tune import Tuned, tuned
 
 RECIPE = "tuned.toml"
 
