@@ -4,6 +4,7 @@ from importlib import import_module
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
 
 import tfopt
@@ -16,13 +17,15 @@ schema = import_module("tensorflow.lite.python.schema_py_generated")
 IMAGES = np.random.default_rng(0).random((32, 8, 8, 4), dtype="float32")
 
 
-def test_the_file_answers_the_same_and_is_smaller(monkeypatch):
+# Of more than 256 KiB of tensors the quantizer stores them after the flatbuffer.
+@pytest.mark.parametrize("units", [64, 4096])
+def test_the_file_answers_the_same_and_is_smaller(monkeypatch, units):
     for module in (conversion, quantization):
         monkeypatch.setattr(module, "with_shared_vectors", lambda content: content)
     x = y = keras.Input((8, 8, 4))
     for _ in range(3):
         y = layers.Conv2D(64, 1, activation="relu")(layers.DepthwiseConv2D(3, padding="same")(y))
-    model = keras.Model(x, layers.Dense(64)(layers.GlobalAveragePooling2D()(y)))
+    model = keras.Model(x, layers.Dense(units)(layers.GlobalAveragePooling2D()(y)))
     before = tfopt.quantize(model, calibration=IMAGES, max_drop=100).content
     after = with_shared_vectors(before)
     # A zero point of eight bytes for each channel is stored once.

@@ -16,6 +16,7 @@ _LONGEST_COMPARED = 1 << 16
 _TENSORS_ALIGNED_TO = 16
 # Bytes per buffer for the builder, which doubles when it is full, and fails beyond two gigabytes
 _ROOM_PER_BUFFER = 64
+_LARGEST = 1 << 30
 
 
 def with_shared_vectors(content: bytes) -> bytes:
@@ -23,8 +24,12 @@ def with_shared_vectors(content: bytes) -> bytes:
     # The schema of the TensorFlow that wrote the file
     schema: Any = import_module("tensorflow.lite.python.schema_py_generated")
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
-    if any(buffer.offset for buffer in model.buffers or ()):
-        return content  # its tensors are stored after the flatbuffer
+    if len(content) > _LARGEST:
+        return content
+    for buffer in (buffer for buffer in model.buffers or () if buffer.offset > 1):
+        # The quantizer stores more than 256 KiB of tensors after the flatbuffer.
+        buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
+        buffer.offset = buffer.size = 0
     builder = _sharing_builder(len(content) + _ROOM_PER_BUFFER * (len(model.buffers or ()) + 1))
     builder.Finish(model.Pack(builder), b"TFL3")
     smaller = bytes(builder.Output())
