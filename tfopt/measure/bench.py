@@ -27,7 +27,7 @@ from tfopt.measure.bench_plan import LATE_S, QUICK_S, BenchPlan
 from tfopt.measure.children import Lost, carried_out
 from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine, copies
-from tfopt.measure.links import Links
+from tfopt.measure.links import START_SHARE, Links
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report, trained_by
 from tfopt.measure.scores import TrainWhole
@@ -44,7 +44,6 @@ from tfopt.report.statistics import LEAST
 PLAIN_JOB = "plain job"
 _MOST_ROUNDS, _LEAST_ROUNDS = 30, 5
 _KEPT_SHARE = 0.2  # of the budget, for a chain to keep that no row is
-_START_SHARE = 0.5  # of the budget, for starting processes
 _TRAINING_SLOWER = 1.5  # than its steps in turns: it is evaluated, and runs beside others
 _FILES = "kept"
 
@@ -311,7 +310,7 @@ class _Session:
 
     def _startable(self, rows: int, left_s: float) -> int:
         """Return how many processes of each row start within their share of the time left."""
-        most = int(_START_SHARE * left_s / (rows * self._start_s))
+        most = int(START_SHARE * left_s / (rows * self._start_s))
         return min(most, self.plan.processes)
 
     def _fitting(self, rows: int, wanted: int) -> tuple[int, int]:

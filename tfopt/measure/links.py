@@ -15,7 +15,7 @@ from tfopt.measure.rows import Row
 from tfopt.measure.targets import Target
 
 REFERENCE, WHOLE, TUNED = "baseline", "whole chain", "+ tuned"
-_START_SHARE = 0.5  # of the budget, after which only the first link starts
+START_SHARE = 0.5  # of the budget, for starting processes; after it only the first link starts
 _LATE = "not started: half of the budget was over; give a larger one"
 
 
@@ -31,7 +31,7 @@ class Links:
     def __init__(self, plan: BenchPlan, engine: Engine) -> None:
         self.rows: list[Row] = []
         self._plan, self._engine = plan, engine
-        self._starts_until = time.monotonic() + _START_SHARE * plan.budget_s
+        self._starts_until = time.monotonic() + START_SHARE * plan.budget_s
 
     def measured(self) -> list[Row]:
         """Return the rows whose processes take turns, or took some."""
