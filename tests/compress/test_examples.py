@@ -92,6 +92,7 @@ def test_batches_of_different_lengths_are_refused_where_they_are_needed_together
     [
         ("x.npy", "type cannot be read"),
         ((batch for batch in [X]), "read only once"),
+        (range(3), r"data=lambda: iter\(batches\)"),
         (lambda: iter(()), "yields nothing"),
         (lambda: iter(X), "batch the dataset"),
         (lambda: None, "returns an iterator over batches"),
