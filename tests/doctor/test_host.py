@@ -1,5 +1,6 @@
 """Checks of host and disk: real limits, a real small file system, control groups in a folder."""
 
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 from nvml_stand_in.library import gpu
@@ -34,6 +35,19 @@ def test_names_that_keras_has_no_longer_are_told_with_what_needs_them(monkeypatc
     assert check.verdict == "warning"
     assert "_gone_with_the_next_keras" in check.message
     assert check.message.endswith("does not work: resume, split")
+
+
+def test_nightly_packages_are_among_the_versions(monkeypatch):
+    nightly = {"tf-nightly": "2.23.0.dev1", "keras-nightly": "3.16.0.dev1"}
+
+    def version(name):
+        if name not in nightly:
+            raise PackageNotFoundError(name)
+        return nightly[name]
+
+    monkeypatch.setattr("tfopt.job.versions.version", version)
+    first = next(iter(host.versions(Subject())))
+    assert "TensorFlow 2.23.0.dev1, Keras 3.16.0.dev1" in first.message
 
 
 def test_cores_against_a_quota(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import psutil
 
 from tfopt.doctor.check import Check, Subject
 from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limit_gib
-from tfopt.job.versions import unsupported
+from tfopt.job.versions import library_versions, unsupported
 from tfopt.keras_internals import lacking
 from tfopt.measure.provenance import cpu_model, package_versions
 from tfopt.monitor.nvml import gpu_memories
@@ -24,13 +24,14 @@ def versions(subject: Subject) -> Iterable[Check]:
     """List the versions of TensorFlow, Keras and other packages, and what does not work."""
     installed = package_versions()
     evidence = tuple(f"{name} {version}" for name, version in installed.items())
-    names = [name for name in ("python", "tensorflow", "keras", "numpy") if name in installed]
-    text = ", ".join(f"{name} {installed[name]}" for name in names)
+    libraries = library_versions()  # also of tf-nightly, tensorflow-cpu and keras-nightly
+    numbers = [("python", installed["python"]), *libraries.items(), ("numpy", installed["numpy"])]
+    text = ", ".join(f"{name} {number}" for name, number in numbers)
     yield Check("host", "versions", "ok", text, evidence)
     for error in unsupported():
         text = f"{error.what} Found: {error.received}"
         yield Check("host", "versions", "failure", text, (), error.fix)
-    for name, functions in lacking().items() if "keras" in installed else ():
+    for name, functions in lacking().items() if "Keras" in libraries else ():
         text = f"this Keras has no {name}, without which this does not work: {functions}"
         fix = "pip install 'keras~=3.15.0', which has it, or a newer tfopt"
         yield Check("host", "versions", "warning", text, (), fix)
