@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfopt.data.host_memory import require_fits
-from tfopt.data.signature import value_bytes
 from tfopt.data.stages import (
     AUTOTUNE,
     Stage,
@@ -28,8 +26,8 @@ CHANGES: Mapping[str, str] = {
     "prefetch": "prefetch(tf.data.AUTOTUNE) at the end",
 }
 """The changes that keep the elements, and the code of each."""
+_CACHED_BATCHES = 16
 _IN_MEMORY = {"arrays", "batch", "unbatch", "take", "skip", "shard"}
-_CHECKED_EVERY = 64
 
 
 def cache_place(stages: Sequence[Stage]) -> int | None:
@@ -78,22 +76,24 @@ def applicable(dataset: Any) -> tuple[str, ...]:
     return tuple(change for change, applies in found.items() if applies)
 
 
-def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) -> Any:
+def changed(dataset: Any, changes: Sequence[str], batch_size: int) -> Any:
     """Return a pipeline that takes as long as this one with these changes; its seeds are others.
 
-    ``sample`` is the number of elements that a cache holds and repeats, since a measurement needs
-    no whole epoch.
+    A cache holds some batches and repeats them, since a measurement needs no whole epoch.
     """
     if set(changes) - {"prefetch"}:
-        dataset = _rebuilt(dataset, changes, sample)
+        dataset = _rebuilt(dataset, changes, batch_size)
     return dataset.prefetch(AUTOTUNE) if "prefetch" in changes else dataset
 
 
-def _rebuilt(dataset: Any, changes: Sequence[str], sample: int | None) -> Any:
+def _rebuilt(dataset: Any, changes: Sequence[str], batch_size: int) -> Any:
     """Return the pipeline stage by stage, with the changes that apply to one of them."""
-    nodes, stages = nodes_of(dataset), stages_of(dataset)
+    nodes, stages = nodes_of(dataset), stages_of(dataset, batch_size)
     place = cache_place(stages) if "cache" in changes else None
-    cached = None if place is None else stages[place].dataset
+    cached, sample = None, 0
+    if place is not None:
+        cached = stages[place].dataset
+        sample = max(round(_CACHED_BATCHES * batch_size / stages[place].examples), 1)
     result = nodes[0]
     if "parallel_read" in changes:
         result = _parallel_reader(nodes) or result
@@ -109,17 +109,12 @@ def _rebuilt(dataset: Any, changes: Sequence[str], sample: int | None) -> Any:
     return result
 
 
-def _cache(dataset: Any, sample: int | None) -> Any:
-    """Return the dataset with a filled cache; refuse one that exceeds the memory."""
-    cache = dataset.cache() if sample is None else dataset.take(sample).cache()
-    size = 0
-    for number, element in enumerate(cache):
-        size += value_bytes(element)
-        if number % _CHECKED_EVERY == 0:
-            require_fits(
-                size, what="The cache", detail=f"{number + 1} elements so far", fix="leave it out"
-            )
-    return cache if sample is None else cache.repeat()
+def _cache(dataset: Any, sample: int) -> Any:
+    """Return a filled cache of the first elements, repeated."""
+    cache = dataset.take(sample).cache()
+    for _ in cache:
+        pass
+    return cache.repeat()
 
 
 def _parallel_reader(nodes: Sequence[Any]) -> Any | None:

@@ -21,8 +21,6 @@ from tfopt.errors import UserError
 from tfopt.measure.turn_taking import FILLS_S, Way, fill
 from tfopt.run import ENDLESS, Prepared
 
-_SAMPLE = 16  # batches that a cache holds, to measure one without a whole epoch
-
 
 @dataclass(frozen=True)
 class AsItIs(Way):
@@ -114,8 +112,7 @@ class Changed(Way):
 
     def ready(self, ready: Prepared) -> Prepared:
         if self.pipeline is None:
-            sample = _SAMPLE * (ready.facts.batch_size or 1)
-            made = changed(ready.data.train, self.changes, sample=sample)
+            made = changed(ready.data.train, self.changes, ready.facts.batch_size or 1)
             fill(made, None)
             return with_input(ready, made)
         facts = replace(ready.facts, steps_per_epoch=ready.job.steps_per_epoch)
