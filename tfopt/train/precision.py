@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.kernels import rebuilder
-from tfopt.errors import UserError, first_line, require_switch
+from tfopt.errors import UserError, require_switch
 from tfopt.job.cgroup import cpu_flags
 from tfopt.job.compiled_steps import ONE_AT_A_TIME
 from tfopt.job.from_model import compile_factory, state_of
@@ -406,7 +406,7 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]
         raise UserError(
             f"{model.name!r} cannot be rebuilt under {policy}.",
             expected="layers that round-trip through get_config() and from_config()",
-            received=", ".join(_not_rebuilt(model)) or error.what,
+            received=error.what,
             fix=f"keras.config.set_dtype_policy({policy!r}), build the model anew, and call its "
             "set_weights(model.get_weights())",
         ) from error
@@ -421,17 +421,3 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]
         return model, effect, bool(tally.obstacles)
     own = f"; the other layers as {creator} makes them" if creator else ""
     return retyped, Effect(True, tally.note(policy) + own), bool(tally.obstacles)
-
-
-def _not_rebuilt(model: keras.Model) -> Iterator[str]:
-    """Yield the layers that cannot be rebuilt from their configurations."""
-    import keras
-
-    for layer in model.layers:
-        try:
-            with keras.saving.custom_object_scope({type(layer).__name__: type(layer)}):
-                keras.saving.deserialize_keras_object(
-                    keras.saving.serialize_keras_object(layer), safe_mode=False
-                )
-        except Exception as error:
-            yield f"{type(layer).__name__} {layer.name!r} ({first_line(error)})"
