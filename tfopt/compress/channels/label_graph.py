@@ -5,28 +5,18 @@ A layer or operation without a rule pins its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfopt.compress.channels.convolution_rules import CONVOLUTION_RULES
-from tfopt.compress.channels.dense_rules import DENSE_RULES
-from tfopt.compress.channels.elementwise_rules import ELEMENTWISE_RULES
 from tfopt.compress.channels.labels import Analysis, Call, Flow
-from tfopt.compress.channels.shape_rules import SHAPE_RULES
+from tfopt.compress.channels.rules import RULES
 from tfopt.compress.kernels import Matches
 from tfopt.errors import UserError
 from tfopt.keras_internals import graph_of, nodes_of
 
 if TYPE_CHECKING:
     import keras
-
-_RULES: dict[str, Callable[[Analysis, Call], list[Flow]]] = {
-    **DENSE_RULES,
-    **CONVOLUTION_RULES,
-    **ELEMENTWISE_RULES,
-    **SHAPE_RULES,
-}
 
 
 def analyse(model: keras.Model, chosen: Matches) -> Analysis:
@@ -76,7 +66,7 @@ def apply(analysis: Analysis, call: Call) -> list[Flow]:
     analysis.layers.setdefault(id(call.layer), (call.path, call.layer))
     # A custom class has no rule, whatever its name.
     of_keras = type(call.layer).__module__.startswith("keras.")
-    rule = _RULES.get(type(call.layer).__name__) if of_keras else None
+    rule = RULES.get(type(call.layer).__name__) if of_keras else None
     if rule is None or _has_further_weights(call.layer):
         return _not_followed(analysis, call)
     return rule(analysis, _without_masks(analysis, call))
