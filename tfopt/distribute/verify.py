@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -135,23 +134,20 @@ def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
             one that begins with the batches that were read.
     """
     begin = time.perf_counter()
-    verdict = _verify(step, arguments)
-    verdict.replicas, verdict.seconds = replicas_of(step.strategy), time.perf_counter() - begin
-    return verdict
-
-
-def _verify(step: Step, arguments: dict[str, Any]) -> Verdict:
     with SavedState(step.model) as state:
         batches, reason = _read(step, arguments)
         state.save_random_state()  # which reading a generator has changed
         if batches is None:
-            return Verdict("inconclusive", reasons=[reason])
-        getattr(step.model, BUILD)(data_batch=batches.specs())
-        state.save()
-        # In another thread, outside the scope of this one.
-        with ThreadPoolExecutor(1) as outside:
-            verdict = outside.submit(_Runs(step, batches, state).verdict).result()
-    return _worst_of_workers(step.exchange, verdict)
+            verdict = Verdict("inconclusive", reasons=[reason])
+        else:
+            getattr(step.model, BUILD)(data_batch=batches.specs())
+            state.save()
+            # In another thread, outside the scope of this one.
+            with ThreadPoolExecutor(1) as outside:
+                verdict = outside.submit(_Runs(step, batches, state).verdict).result()
+            verdict = _worst_of_workers(step.exchange, verdict)
+    verdict.replicas, verdict.seconds = replicas_of(step.strategy), time.perf_counter() - begin
+    return verdict
 
 
 def _refusal(step: Step, verdict: Verdict) -> UserError:
@@ -194,15 +190,6 @@ def _worst_of_workers(exchange: Any, verdict: Verdict) -> Verdict:
     return max(verdicts, key=lambda worker: _KINDS.index(worker.kind))
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One device, or all replicas: a function that takes a step, and its data."""
-
-    train: Callable[[Any], Any]
-    data: Any
-    is_one: bool
-
-
 class _Runs:
     """Runs of one model on the same batches, from the same saved state."""
 
@@ -237,32 +224,33 @@ class _Runs:
 
     def _compare(self) -> tuple[list[Difference], str]:
         """Return the differences, and why the runs prove nothing, if they do not."""
-        on_one, on_all = self._one_device(), self._all_replicas()
+        one_device = self._on_iterator(self.model.train_step)
         try:
-            one = self._run(on_one)
+            one = self._on_one_device(one_device)
         except Exception as error:
-            self._run(on_all)  # fails as well if the error is that of the step
+            self._on_all_replicas()  # fails as well if the error is that of the step
             return [], f"one device fails ({type(error).__name__}: {first_line(error)})"
-        replicas = self._run(on_all)
+        replicas = self._on_all_replicas()
         noisy: Values = {}
         differ = differences(one, replicas, noisy, self.tolerance)
         if differ:  # by rounding, perhaps
-            noisy = self._run(on_one, change=self.change)
+            noisy = self._on_one_device(one_device, change=self.change)
             differ = differences(one, replicas, noisy, self.tolerance)
         if differ:
-            again = self._run(self._one_device(), is_seed_other=True)
+            traced_anew = self._on_iterator(self.model.train_step)
+            again = self._on_one_device(traced_anew, is_seed_other=True)
             if differences(one, again, noisy, self.tolerance):
                 return differ, "the results depend on the seed"
         return differ, ""
 
-    def _one_device(self) -> _Side:
-        train = self._on_iterator(self.model.train_step)
-        return _Side(train, self.batches.dataset(), is_one=True)
+    def _on_one_device(self, train: Callable[[Any], Any], **how: Any) -> Values:
+        with metrics_of_one_device(self.model):
+            return self._run(train, self.batches.dataset(), copies=1, **how)
 
-    def _all_replicas(self) -> _Side:
+    def _on_all_replicas(self) -> Values:
         train = self._on_iterator(functools.partial(self.step.run, "train_step"))
         data = self.step.strategy.experimental_distribute_dataset(self.batches.dataset())
-        return _Side(self.step.limited(train), data, is_one=False)
+        return self._run(self.step.limited(train), data)
 
     def _on_iterator(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def train(iterator: Any) -> Any:
@@ -270,24 +258,33 @@ class _Runs:
 
         return train if self.model.run_eagerly else compile_once(train)
 
-    def _run(self, side: _Side, change: float = 0.0, is_seed_other: bool = False) -> Values:
-        """Return the values after the steps, from the saved state or from changed weights."""
+    def _run(
+        self,
+        train: Callable[[Any], Any],
+        dataset: Any,
+        copies: int | None = None,
+        change: float = 0.0,
+        is_seed_other: bool = False,
+    ) -> Values:
+        """Return the values after the steps, from the saved state or from changed weights.
+
+        ``copies``: the copies of a variable that are compared; None: those of all replicas.
+        """
         self.state.restore()
         if is_seed_other:
             self.state.change_seeds()
         begin = _changed_weights(self.model, change) if change else {}
         values: dict[str, Value] = {}
-        with metrics_of_one_device(self.model) if side.is_one else ExitStack():
-            self.model.reset_metrics()
-            data = iter(side.data)
-            for number in range(1, len(self.batches.all) + 1):
-                logs = side.train(data)
-                if overrides(self.model, "train_step"):  # its logs may be of one replica
-                    logs = getattr(self.model, LOGS_OF_EPOCH)(logs)
-                values |= _logs_of_step(logs, number)
-            return values | self._variables(begin, side.is_one)
+        self.model.reset_metrics()
+        data = iter(dataset)
+        for number in range(1, len(self.batches.all) + 1):
+            logs = train(data)
+            if overrides(self.model, "train_step"):  # its logs may be of one replica
+                logs = getattr(self.model, LOGS_OF_EPOCH)(logs)
+            values |= _logs_of_step(logs, number)
+        return values | self._variables(begin, copies)
 
-    def _variables(self, begin: dict[int, Any], is_one: bool) -> dict[str, Value]:
+    def _variables(self, begin: dict[int, Any], copies: int | None) -> dict[str, Value]:
         """Return the variables of the model and its optimizers, by their place."""
         trained = set(map(id, self.model.trainable_variables))
         grouped = [(v, "trained" if id(v) in trained else "weights") for v in self.model.weights]
@@ -299,9 +296,8 @@ class _Runs:
         for place, (variable, group) in enumerate(grouped):
             before = begin.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
-                copies = list(map(as_array, values_of(stored(variable))))
-                copies = copies[:1] if is_one else copies
-                values[f"{place}"] = Value(variable.path, copies, as_array(before), group)
+                arrays = list(map(as_array, values_of(stored(variable))))[:copies]
+                values[f"{place}"] = Value(variable.path, arrays, as_array(before), group)
         return values
 
 
