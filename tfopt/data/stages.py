@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-# Kinds that keep the size of batches (a map is assumed to), and those that keep their number too.
-_KEEP_SIZE = {"cache", "filter", "map", "options", "prefetch", "repeat", "shard", "shuffle", "skip"}
-_KEEP_SIZE |= {"take"}
+# Kinds that keep the number of batches, and all that keep their size (a map is assumed to).
 _KEEP_NUMBER = {"cache", "options", "prefetch", "shuffle"}
+_KEEP_SIZE = _KEEP_NUMBER | {"filter", "map", "repeat", "shard", "skip", "take"}
 _READS = {"TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"}
 _READS_FILES = {"_InterleaveDataset", "_ParallelInterleaveDataset", "_FlatMapDataset"}
 AUTOTUNE = -1  # tf.data.AUTOTUNE
