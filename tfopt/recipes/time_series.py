@@ -6,6 +6,7 @@ Run it with ``python -m tfopt.recipes.time_series``.
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ def convolutions(data: str, window: int, width: int) -> keras.Model:
     for _ in range(2):
         x = layers.Conv1D(width, 5, padding="same", activation="relu")(x)
         x = layers.MaxPooling1D(2)(x)
-    x = layers.Dense(width, activation="relu")(layers.Flatten()(x))
+    x = layers.Reshape((math.prod(x.shape[1:]),))(x)  # Keras 3.8 flattens no window of open length
+    x = layers.Dense(width, activation="relu")(x)
     outputs = layers.Dense(1, activation="sigmoid", name="head")(x)
     return keras.Model(inputs, outputs, name="time_series")
 
