@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import shutil
+import subprocess
 import sys
 
 import keras
@@ -385,6 +386,27 @@ def test_hugging_face_data_on_disk(tmp_path):
     assert sorted(ids(tfopt.pipeline(source))) == list(range(ROWS))
     with pytest.raises(UserError, match=r"several splits(.|\n)*train, test"):
         HuggingFace(tmp_path).count()
+
+
+def test_a_tfds_that_cannot_be_imported_is_named_and_logs_nothing(tmp_path):
+    package = tmp_path / "tensorflow_datasets"
+    package.mkdir()
+    logs = "from absl import logging\nlogging.exception(ImportError('no such protobuf'))\n"
+    (package / "__init__.py").write_text(logs)  # as TFDS does
+    code = (
+        "import tfopt\ntry: tfopt.data.TFDS('mnist').count()\nexcept tfopt.UserError as e: print(e)"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "TensorFlow Datasets does not work here" in answer.stdout
+    assert "tensorflow-metadata<1.21" in answer.stdout
+    assert "no such protobuf" not in answer.stderr
 
 
 def test_a_prepared_data_set_of_tfds(tmp_path):

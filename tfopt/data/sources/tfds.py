@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,7 @@ class TFDS(Source):
             ) from error
 
     def batches(self, batch_size: int, reading: ReadOrder) -> Any:
-        import tensorflow_datasets as tfds
-
+        tfds = _library()
         self.count()  # refuses a missing split
         builder = self._builder()
         seed = reading.seed
@@ -78,8 +78,7 @@ class TFDS(Source):
         return lambda example: arranged(example, label, features)
 
     def _builder(self) -> Any:
-        import tensorflow_datasets as tfds
-
+        tfds = _library()
         try:
             if (Path(self.name).expanduser() / "dataset_info.json").exists():
                 return tfds.builder_from_directory(str(Path(self.name).expanduser()))
@@ -98,6 +97,24 @@ class TFDS(Source):
                 fix=f"tfds.load({self.name!r}) once, with a network; or data_dir=",
             )
         return builder
+
+
+def _library() -> Any:
+    """Return TensorFlow Datasets, which logs what keeps it from being imported, and goes on."""
+    log = logging.getLogger("absl")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        import tensorflow_datasets as tfds
+    finally:
+        log.disabled = was_disabled
+    if not hasattr(tfds, "builder"):
+        raise UserError(
+            "TensorFlow Datasets does not work here.",
+            expected="import tensorflow_datasets without an error",
+            received="one that it logs: run that line to see it",
+            fix="before TensorFlow 2.20: pip install 'tensorflow-metadata<1.21'",
+        )
+    return tfds
 
 
 def prepared_parts(asked: str, name: str, feature: str) -> tuple[list[tuple[Any, Any]] | None, str]:
