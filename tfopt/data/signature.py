@@ -84,6 +84,7 @@ def length_of(arrays: Iterable[tuple[str, Any]], owner: str) -> int:
             f"{owner}: the arrays differ in length.",
             expected="one row an example in every array",
             received=", ".join(f"{place} has {length:,}" for place, length in lengths.items()),
+            fix="give all the same examples; batch a dataset of single ones: dataset.batch(32)",
         )
     return max(lengths.values())
 

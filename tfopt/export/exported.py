@@ -144,7 +144,7 @@ class Exported:
 def score_cell(file: ExportedFile) -> Cell:
     """Return the cell of a file's score."""
     if file.score is None:
-        return absent("no labels, or labels of several outputs")
+        return absent("no labels that fit one output")
     return Cell(f"{file.score:.4g}")
 
 
