@@ -71,7 +71,6 @@ def test_a_file_loads_tensorflow_when_imported_only_where_it_works_inside_a_step
         "distribute/model_parts.py",
         "distribute/proof_conditions.py",
         "distribute/proof_data.py",
-        "distribute/proof_state.py",
         "distribute/step.py",
         "distribute/strategy.py",
         "distribute/verify.py",

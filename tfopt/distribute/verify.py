@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfopt.distribute.model_parts import optimizer_variables, optimizers_of, overrides
 from tfopt.distribute.proof_conditions import (
+    SavedState,
     compile_once,
     equal_rows_drawn,
     metrics_of_one_device,
@@ -37,7 +38,6 @@ from tfopt.distribute.proof_data import (
     broadcast_batches,
     read_batches,
 )
-from tfopt.distribute.proof_state import SavedState
 from tfopt.distribute.proof_values import (
     Difference,
     Value,
