@@ -11,7 +11,7 @@ def masked_twin(model, fraction=0.5):
 
     The channel itself is computed: a bias behind it would make it nonzero.
     """
-    selection, _ = choose(model, fraction)
+    selection, _ = choose(model, fraction, "channels", "norm", None, None, None)
     weights = []
     for variable in model.weights:
         values = np.array(variable.numpy())

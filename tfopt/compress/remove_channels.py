@@ -111,10 +111,8 @@ def remove_channels(
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
-    smaller, _ = carry_out(
-        model, fraction, target=target, score=score, layers=layers, data=data, options=options
-    )
-    return smaller
+    selection, _ = choose(model, fraction, target, score, layers, data, options)
+    return _without(model, selection, fraction)
 
 
 def channels_report(
@@ -146,41 +144,20 @@ def channels_report(
     Example:
         >>> print(tfopt.compress.channels_report(model, 0.5))
     """
-    _, report = choose(
-        model, fraction, target=target, score=score, layers=layers, data=data, options=options
-    )
+    from tfopt.compress.saved import as_model
+
+    _, report = choose(as_model(model), fraction, target, score, layers, data, options)
     return report
-
-
-def carry_out(
-    model: keras.Model, fraction: float = 0.5, **settings: Any
-) -> tuple[keras.Model, ChannelsReport]:
-    """Return the results of ``remove_channels`` and ``channels_report`` together."""
-    selection, report = choose(model, fraction, **settings)
-    if not selection.gone.any():
-        raise UserError(
-            f"No channel of {model.name!r} would be removed: every width rounds to itself.",
-            expected="a fraction that changes a width by a multiple of ChannelOptions.multiple",
-            received=repr(fraction),
-            fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
-        )
-    compile_arguments = compile_factory(model) if model.compiled else None
-    with scope_of_variables(model):
-        smaller = smaller_model(model, selection)
-        if compile_arguments is not None:
-            smaller.compile(**compile_arguments())
-    return smaller, report
 
 
 def choose(
     model: keras.Model,
     fraction: float,
-    *,
-    target: Target = "channels",
-    score: Score = "norm",
-    layers: Layers = None,
-    data: Any = None,
-    options: ChannelOptions | None = None,
+    target: Target,
+    score: Score,
+    layers: Layers,
+    data: Any,
+    options: ChannelOptions | None,
 ) -> tuple[Selection, ChannelsReport]:
     """Return the channels to remove, and their report."""
     if not isinstance(options, ChannelOptions | None):
@@ -207,6 +184,23 @@ def choose(
     else:
         selection = search(choice, analysis, fraction, _cost(model, analysis, target))
     return selection, _report(model, blocks, selection, options.multiple)
+
+
+def _without(model: keras.Model, selection: Selection, fraction: float) -> keras.Model:
+    """Return the model without the channels of a selection, compiled alike."""
+    if not selection.gone.any():
+        raise UserError(
+            f"No channel of {model.name!r} would be removed: every width rounds to itself.",
+            expected="a fraction that changes a width by a multiple of ChannelOptions.multiple",
+            received=repr(fraction),
+            fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
+        )
+    compile_arguments = compile_factory(model) if model.compiled else None
+    with scope_of_variables(model):
+        smaller = smaller_model(model, selection)
+        if compile_arguments is not None:
+            smaller.compile(**compile_arguments())
+    return smaller
 
 
 def require_settings(fraction: object, target: object, score: object) -> None:
@@ -405,14 +399,10 @@ class RemoveChannels(Transform):
         compile_pattern("RemoveChannels.layers", self.layers)
 
     def rebuild(self, run: Run, model: keras.Model) -> keras.Model:
-        smaller, report = carry_out(
-            model,
-            self.fraction,
-            target=self.target,
-            score=self.score,
-            layers=self.layers,
-            options=self._options(),
+        selection, report = choose(
+            model, self.fraction, self.target, self.score, self.layers, None, self._options()
         )
+        smaller = _without(model, selection, self.fraction)
         run.keeps_optimizer = False
         run.note(_summary(report))
         return smaller

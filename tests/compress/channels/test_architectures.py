@@ -10,7 +10,7 @@ import pytest
 from keras import layers, ops
 from masked_twin import difference, masked_twin
 
-from tfopt.compress.remove_channels import carry_out, remove_channels
+from tfopt.compress.remove_channels import channels_report, remove_channels
 
 ROUNDING = 100 * np.finfo("float32").eps
 
@@ -176,7 +176,7 @@ ARCHITECTURES = [
 def test_it_equals_the_model_that_does_not_use_the_channels(make, tmp_path):
     model = with_statistics(make())
     before = model.get_weights()
-    small, report = carry_out(model, 0.5)
+    small, report = remove_channels(model, 0.5), channels_report(model, 0.5)
     for group in report.groups:
         halved = group.remark is None and 0 < group.after <= 0.5 * group.before + 4
         assert halved or (group.after == group.before and group.remark), group

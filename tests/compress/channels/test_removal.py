@@ -11,7 +11,6 @@ from masked_twin import difference, masked_twin
 import tfopt
 from tfopt.compress.remove_channels import (
     ChannelOptions,
-    carry_out,
     channels_report,
     remove_channels,
 )
@@ -224,6 +223,7 @@ def test_word_vectors_lose_their_columns_and_a_file_of_it_loads(tmp_path):
     assert not small.get_layer("words").trainable
     small.save(tmp_path / "small.keras")
     keras.models.load_model(tmp_path / "small.keras")
+    assert channels_report(tmp_path / "small.keras").parameters_before == small.count_params()
 
 
 STAYING = {
@@ -256,7 +256,7 @@ def test_what_depends_on_all_channels_keeps_them_and_says_so(kind):
     kept = layers.Dense(16, name="kept")(wide)
     kept.source = inputs
     model = keras.Model(inputs, then(kept))
-    small, report = carry_out(model, 0.5)
+    small, report = remove_channels(model, 0.5), channels_report(model, 0.5)
     rows = {group.layers[0]: group for group in report.groups}
     assert rows["kept"].after == rows["kept"].before == 16
     assert words in rows["kept"].remark
@@ -281,7 +281,7 @@ def test_a_model_of_open_sizes_loses_channels_and_has_no_flops():
     x = layers.Conv2D(32, 3, activation="relu")(inputs)
     x = layers.Concatenate(axis=1)([x, layers.Conv2D(32, 3)(inputs)])
     model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
-    small, report = carry_out(model, 0.5)
+    small, report = remove_channels(model, 0.5), channels_report(model, 0.5)
     assert difference(small, model) > 0
     assert difference(small, masked_twin(model)) <= 1e-5
     assert report.flops_before is None
