@@ -138,7 +138,7 @@ def test_no_process_outlives_a_parent_that_is_killed(in_toy_folder):
     try:
         wait_until(lambda: Path("ready").exists() or parent.poll() is not None)
         assert len(processes_in(in_toy_folder)) == 5
-        assert "T" in processes_in(in_toy_folder).values()
+        wait_until(lambda: "T" in processes_in(in_toy_folder).values())
         (starter,) = children_of(parent.pid)
     finally:
         parent.kill()
