@@ -47,6 +47,7 @@ SUITE = (
     "tests/guards/test_compression_goldens.py",
     "tests/job/test_transform_contract.py",
     "tests/commands/test_cli.py",
+    "tests/data/test_texts.py",
     "tests/doctor/test_command.py",
     "tests/recipes/test_recipe_modules.py",
     "tests/measure/test_children.py",

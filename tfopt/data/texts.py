@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from importlib.metadata import files, version
+from importlib.metadata import Distribution, distribution, packages_distributions
 from pathlib import Path
 
 from tfopt.data.sources.image_folder import class_folders
@@ -39,7 +39,7 @@ def load_texts(source: str = "auto") -> Data:
     if parts is not None:
         reviews = (((text.decode(), y) for text, y in zip(*part, strict=True)) for part in parts)
         return _data("TFDS imdb_reviews", "reviews of films", *reviews)
-    versions = " and ".join(f"{name} {version(name)}" for name in DOCUMENTED)
+    versions = " and ".join(f"{name} {_installed(name).version}" for name in DOCUMENTED)
     note = f"paragraphs of the docstrings of {versions} ({reason})"
     return _data("installed documentation", note, _documentation())
 
@@ -67,11 +67,16 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
             yield path.read_text("utf-8", "replace"), label
 
 
+def _installed(package: str) -> Distribution:
+    """Return what installed a package: keras may be of keras-nightly."""
+    return distribution(packages_distributions()[package][0])
+
+
 def _documentation() -> Iterable[tuple[str, int]]:
     """Return the paragraphs of prose in the packages' docstrings, without duplicates."""
     labels: dict[str, int] = {}
     for label, package in enumerate(DOCUMENTED):
-        modules = (path for path in files(package) or () if path.suffix == ".py")
+        modules = (path for path in _installed(package).files or () if path.suffix == ".py")
         for path in (module for module in modules if "tests" not in module.parts):
             docstrings = re.findall(r'"""(.*?)"""', path.read_text("utf-8"), re.DOTALL)
             paragraphs = re.split(r"\n\s*\n", "\n\n".join(docstrings))
