@@ -143,10 +143,7 @@ def _are_classes(scores: Array, labels: Array) -> bool:
 
 
 def _are_values_of_another_shape(labels: Array, shape: tuple[int, ...]) -> bool:
-    """Return whether labels are no classes, and only the model's loss compares them with outputs.
-
-    A loss of quantiles takes one value for several outputs.
-    """
+    """Return whether only the loss compares labels with outputs: one value, several quantiles."""
     return labels.size != np.prod(shape) and bool((labels != np.round(labels)).any())
 
 

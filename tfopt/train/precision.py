@@ -333,20 +333,15 @@ def _with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
 
 
 def _unscaled(model: keras.Model) -> str:
-    """Return a warning if the model's own ``train_step`` does not scale its loss, else "".
-
-    Keras's optimizer would divide gradients of the plain loss by the scale, and train nothing.
-    """
+    """Return a warning if the model's own ``train_step`` does not scale its loss, else ""."""
     code = getattr(inspect.unwrap(type(model).train_step), "__code__", None)
     parts = [code, *filter(inspect.iscode, code.co_consts)] if code else []
     names = {name for part in parts for name in part.co_names}
     # One that calls Keras's own, or has other optimizers, needs no scale.
     if "optimizer" not in names or names & {"scale_loss", "train_step"}:
         return ""
-    return (
-        f"{type(model).__name__}.train_step must scale its loss in mixed_float16, or it hardly "
-        "trains: take the gradients of self.optimizer.scale_loss(loss)"
-    )
+    what = f"{type(model).__name__}.train_step must scale its loss in mixed_float16"
+    return f"{what}, or it hardly trains: take the gradients of self.optimizer.scale_loss(loss)"
 
 
 def gpu_capabilities() -> list[tuple[int, int]]:
