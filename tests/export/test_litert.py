@@ -134,6 +134,14 @@ def test_a_decoder_of_leaky_layers_and_a_largest_value_are_computed_with_integer
     assert plain.notes == ()
 
 
+def test_a_split_with_a_part_that_nobody_takes_is_computed_with_integers():
+    x = keras.Input((6, 4))
+    first, *_, last = keras.ops.split(layers.Conv1D(8, 2, activation="relu")(x), 4, axis=-1)
+    made = quantize(keras.Model(x, first - last), calibration=RNG.normal(size=(32, 6, 4)))
+    assert made.fully_integer
+    assert made.parity.relative_error < 0.05
+
+
 def test_an_operator_left_in_float_is_reported():
     x = keras.Input((12, 6))
     h = keras.ops.sin(layers.MultiHeadAttention(2, 4, name="attention")(x, x))

@@ -37,7 +37,7 @@ from tfopt.export.litert_file import (
 from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
-_INT32 = 2  # in LiteRT's schema
+_INT32, _SLICE = 2, 65  # in LiteRT's schema
 _BLOCK = 32
 # The share of a file from which its graph is noted
 _LARGE_GRAPH = 0.25
@@ -219,6 +219,7 @@ def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
     for port in model.signatureDefs[0].inputs:
         model.subgraphs[0].tensors[port.tensorIndex].shape = list(feed[port.name.decode()].shape)
     _reshape_to_expand(model, flatbuffer_utils.opcode_to_name)
+    _slice_to_split(model, flatbuffer_utils.opcode_to_name)
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
@@ -231,15 +232,66 @@ def _reshape_to_expand(model: Any, name_of: Callable[[Any, int], str]) -> None:
             sizes = result.shape if result.shapeSignature is None else result.shapeSignature
             if sum(size < 0 for size in sizes) > 1:
                 continue
-            shape, content = copy(result), copy(model.buffers[0])
-            content.data = np.array(sizes, "int32").view("uint8")
-            shape.name = b"%s/sizes" % result.name
-            shape.shape, shape.shapeSignature = [len(sizes)], None
-            shape.type, shape.buffer = _INT32, len(model.buffers)
-            op.inputs, op.opcodeIndex = [op.inputs[0], len(graph.tensors)], names.index("RESHAPE")
-            op.builtinOptionsType, op.builtinOptions = 0, None
-            model.buffers.append(content)
-            graph.tensors.append(shape)
+            op.inputs = [op.inputs[0], _whole_numbers(model, graph, result, "sizes", sizes)]
+            op.opcodeIndex, op.builtinOptionsType, op.builtinOptions = (
+                names.index("RESHAPE"),
+                0,
+                None,
+            )
+
+
+def _slice_to_split(model: Any, name_of: Callable[[Any, int], str]) -> None:
+    """Take parts by SLICE where a split has one that nobody takes.
+
+    The interpreter has no memory for such a part, whose values the quantizer reads.
+    """
+    names = [name_of(model, index) for index in range(len(model.operatorCodes))]
+    for graph in model.subgraphs if "SPLIT" in names else ():
+        taken = {index for op in graph.operators for index in op.inputs} | set(graph.outputs)
+        operators, graph.operators = graph.operators, []
+        for op in operators:
+            if names[op.opcodeIndex] != "SPLIT" or taken.issuperset(op.outputs):
+                graph.operators.append(op)
+                continue
+            axis = int(model.buffers[graph.tensors[op.inputs[0]].buffer].data.view("int32")[0])
+            for number, index in enumerate(op.outputs):
+                part = graph.tensors[index]
+                begin = [0] * len(part.shape)
+                begin[axis] = number * part.shape[axis]
+                sizes = part.shape if part.shapeSignature is None else part.shapeSignature
+                begins = _whole_numbers(model, graph, part, "begin", begin)
+                if index not in taken:  # no other number of a tensor changes
+                    graph.tensors[index] = graph.tensors.pop()
+                    continue
+                ends = _whole_numbers(model, graph, part, "sizes", sizes)
+                one = copy(op)
+                one.inputs, one.outputs = [op.inputs[1], begins, ends], [index]
+                one.opcodeIndex = _operator(model, names, "SLICE", _SLICE)
+                one.builtinOptionsType, one.builtinOptions = 0, None
+                graph.operators.append(one)
+
+
+def _operator(model: Any, names: list[str], name: str, code: int) -> int:
+    """Return the index of an operator of the file, which gets it if it lacks it."""
+    if name not in names:
+        own = copy(model.operatorCodes[0])
+        own.builtinCode = own.deprecatedBuiltinCode = code
+        own.version = 1
+        model.operatorCodes.append(own)
+        names.append(name)
+    return names.index(name)
+
+
+def _whole_numbers(model: Any, graph: Any, beside: Any, name: str, values: Sequence[int]) -> int:
+    """Return the index of a new constant of a graph, named after a tensor."""
+    numbers, content = copy(beside), copy(model.buffers[0])
+    content.data = np.array(values, "int32").view("uint8")
+    numbers.name = b"%s/%s" % (beside.name, name.encode())
+    numbers.shape, numbers.shapeSignature = [len(values)], None
+    numbers.type, numbers.buffer = _INT32, len(model.buffers)
+    model.buffers.append(content)
+    graph.tensors.append(numbers)
+    return len(graph.tensors) - 1
 
 
 def _ranges(
