@@ -180,7 +180,8 @@ def examples_of(data: Any) -> Examples:
         return GeneratorExamples(data)
     if isinstance(data, list):
         raise _not_readable(data, "give (x, y) as a tuple; several inputs as ([a, b], y)")
-    if hasattr(data, "__iter__") and not isinstance(data, str):  # as those of grain, and a streamed data set of Hugging Face
+    # As those of grain, and a streamed data set of Hugging Face.
+    if hasattr(data, "__iter__") and not isinstance(data, str):
         raise _not_readable(data, "where it yields batches of (x, y): data=lambda: iter(batches)")
     raise _not_readable(data, None)
 
