@@ -12,9 +12,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "docs" / "before_after.svg"
-CORES = HERE / "results" / "2026-11-28-front_door.json"
+CORES = HERE / "results" / "2026-11-29-front_door.json"
 GPU = HERE / "results" / "2026-11-27-bench-cnn_mnist-h200.json"
-UNIT = 120  # pixels: as fast as before
+UNIT = 80  # pixels: as fast as before
 HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" width="600" height="252" viewBox="0 0 600 252" role="img">
 <title>Whole trainings of the MNIST demo, before and after, with 95 % intervals</title>
