@@ -131,6 +131,29 @@ def test_without_a_find_the_time_of_trainings_goes_to_what_needs_none(tune, mach
     assert "batch_size 200" in left
 
 
+def test_who_won_the_races_is_chosen_before_what_was_faster_in_an_earlier_one(tune, machine):
+    both = {"jit_compile", "steps_per_execution"}
+
+    def step_ms(asked):
+        in_a_later_race = any(both <= each.keys() for each in machine.did("TakeTurns"))
+        by_xla = 6.0 if in_a_later_race else 4.0
+        return by_xla if asked.get("jit_compile") else 5.0 if both & asked.keys() else 10.0
+
+    machine.step_ms = step_ms
+    machine.failing = lambda asked: "no kernel" if both <= asked.keys() else None
+    space = {"steps_per_execution": [16], "input": []}
+    tuned = tune(exact=True, final=False, space=space)
+    assert settings(tuned.chain) == {"jit_compile": True}
+    assert "steps_per_execution 16: beside jit_compile True" in dropped(tuned)
+
+
+def test_what_is_within_two_percent_is_no_find(tune, machine):
+    machine.noise = machine.spread = 0.0
+    machine.step_ms = lambda asked: 9.9 if asked.get("jit_compile") else 10.0
+    tuned = tune(exact=True, final=False, space={"steps_per_execution": [], "input": []})
+    assert not tuned.chain.parts
+
+
 def test_a_runner_up_without_time_for_its_final_is_named(tune, machine):
     machine.start_s = 13.0
     tuned = tune(budget_s=200, exact=True)
