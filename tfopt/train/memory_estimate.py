@@ -67,8 +67,8 @@ def training_memory(
     """Estimate the memory of a step of a compiled model, also under ``remat``.
 
     It is no upper bound: kernels have workspaces (cuDNN), operations run concurrently, and memory
-    is fragmented: ``benchmarks/gpu_day.py`` compares. XLA's fusions keep less: of three blocks of
-    BERT-base at 512 tokens it holds 3,217 MiB (``benchmarks/gpu_program.py``), of 4,585 estimated.
+    is fragmented: ``benchmarks/gpu_day.py`` compares. Under XLA a step keeps less:
+    ``benchmarks/gpu_program.py`` prints what it holds for blocks of BERT-base.
 
     Args:
         model: A built and compiled Keras 3 model, built outside of strategies.
