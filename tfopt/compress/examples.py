@@ -20,58 +20,62 @@ _CHUNK = 256
 _BATCH = 32
 
 
-def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
-    """Return up to ``count`` examples, an array per input."""
-    if is_stream(source):
-        taken = _first(source, ports, count)
-    else:
-        arrays = _columns(inputs_of(source, ports), ports)
-        taken = tuple(a[evenly(len(a), count)] for a in arrays)
-    return tuple(map(finite, taken, ports.inputs))
+def take(source: Any, ports: Ports, count: int) -> tuple[tuple[Array, ...], Array | None]:
+    """Return up to ``count`` examples, an array per input, and their labels.
+
+    The labels are None if there are none, or several per example.
+    """
+    parts: list[tuple[Array, ...]] = []
+    labels: list[Array] = []
+    taken = 0
+    for batch in _batches_of(source):
+        arrays, own = _read(batch, ports)
+        length = len(arrays[0])
+        chosen = slice(count - taken) if is_stream(source) else evenly(length, count)
+        parts.append(tuple(finite(a[chosen], p) for a, p in zip(arrays, ports.inputs, strict=True)))
+        labels += [] if own is None else [own[chosen]]
+        taken += length
+        if taken >= count:
+            break
+    columns = list(zip(*parts, strict=True))
+    for column, port in zip(columns, ports.inputs, strict=True):
+        shapes = {values.shape[1:] for values in column}
+        if len(shapes) > 1:
+            raise UserError(
+                f"The batches have examples of different shapes for input {port.name!r}.",
+                expected="examples of one shape",
+                received=", ".join(map(str, sorted(shapes)[:4])),
+                fix="pad them to one length, or pass those of one length only",
+            )
+    return tuple(map(np.concatenate, columns)), np.concatenate(labels) if labels else None
 
 
 def columns_of(values: Any, ports: Ports) -> tuple[Array, ...]:
     """Return all examples of arrays, an array per input."""
-    return tuple(map(checked, _columns(values, ports), ports.inputs))
-
-
-def take_labelled(source: Any, ports: Ports, count: int) -> tuple[tuple[Array, ...], Array | None]:
-    """Return up to ``count`` examples as :func:`take_inputs`, and their labels.
-
-    The labels are None if there are none, or several per example.
-    """
-    first: Any = next(batches_of(source), None) if is_stream(source) else source
-    labels = first[1] if isinstance(first, tuple) and len(first) > 1 else None
-    if not hasattr(labels, "shape") or inputs_of(first, ports) is not first[0]:
-        return take_inputs(source, ports, count), None
-    if not is_stream(source):
-        whole = np.asarray(labels)
-        return take_inputs(source, ports, count), whole[evenly(len(whole), count)]
-    parts: list[tuple[Array, ...]] = []
-    for rows, labels in labelled_batches(source, ports):
-        parts.append((*rows, labels))
-        if sum(len(part[-1]) for part in parts) >= count:
-            break
-    *columns, labels = (np.concatenate(column)[:count] for column in zip(*parts, strict=True))
-    return tuple(columns), labels
+    return tuple(map(checked, _arrays(values, ports), ports.inputs))
 
 
 def first_inputs(source: Any) -> Any:
     """Return the inputs of the first batch, in the source's structure."""
-    batch = next(batches_of(source), None) if is_stream(source) else source
+    batch = next(_batches_of(source), None)
     return batch[0] if isinstance(batch, tuple) else batch
 
 
 def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, ...], Array]]:
-    """Yield inputs and labels of a labelled source, batch by batch."""
-    if is_stream(source):
-        for batch in batches_of(source):
-            yield _split(batch, ports)
-        return
-    inputs, labels = _split(source, ports)
-    for start in range(0, len(labels), _CHUNK):
-        cut = slice(start, start + _CHUNK)
-        yield tuple(a[cut] for a in inputs), labels[cut]
+    """Yield all inputs and labels of a labelled source, some at a time."""
+    if is_stream(source) and examples_of(source).count == INFINITE:
+        raise UserError("The dataset is endless.", fix="dataset.take(100)")
+    for batch in _batches_of(source):
+        arrays, labels = _read(batch, ports)
+        if labels is None:
+            raise UserError(
+                "The test examples have no labels.",
+                expected="(inputs, labels)",
+                received=type(batch).__name__,
+            )
+        for start in range(0, len(labels), _CHUNK):
+            cut = slice(start, start + _CHUNK)
+            yield tuple(map(finite, (a[cut] for a in arrays), ports.inputs)), labels[cut]
 
 
 def is_stream(source: Any) -> bool:
@@ -81,22 +85,43 @@ def is_stream(source: Any) -> bool:
     )
 
 
-def never_ends(source: Any) -> bool:
-    """Return whether a source is known to be endless."""
-    return examples_of(source).count == INFINITE
+def _batches_of(source: Any) -> Iterator[Any]:
+    """Yield the batches of a stream, with NumPy arrays; arrays are one batch."""
+    if not is_stream(source):
+        yield source
+        return
+    batches = examples_of(source).read()
+    assert isinstance(batches, Batches)  # a stream holds no arrays
+    yield from batches.dataset.as_numpy_iterator()
 
 
-def inputs_of(batch: Any, ports: Ports) -> Any:
-    """Return the inputs of a batch of ``fit``: the first of a tuple, or the batch itself.
+def _read(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array | None]:
+    """Return a batch's inputs, and its labels as in :func:`take`.
 
     A tuple is (inputs, targets, ...), as in Keras, except one of exactly a model's several inputs.
     """
-    if not isinstance(batch, tuple):
-        return batch
-    several = len(ports.inputs) > 1
-    if several and len(batch) == len(ports.inputs) and hasattr(batch[0], "shape"):
-        return list(batch)
-    return batch[0]
+    inputs, labels = batch, None
+    if isinstance(batch, tuple):
+        several = len(ports.inputs) > 1
+        if several and len(batch) == len(ports.inputs) and hasattr(batch[0], "shape"):
+            inputs = list(batch)
+        else:
+            inputs, labels = (*batch, None)[:2]
+    if not hasattr(labels, "__array__"):
+        return _arrays(inputs, ports), None
+    labels = np.asarray(labels)
+    return _arrays(inputs, ports, labels), labels
+
+
+def _arrays(values: Any, ports: Ports, *labels: Array) -> tuple[Array, ...]:
+    """Return an array per input; raise unless all, and the labels, have as many examples."""
+    arrays = ports.flatten(values)
+    for array, port in zip(arrays, ports.inputs, strict=True):
+        if not array.ndim:
+            checked(array, port)
+    names = [*(port.name for port in ports.inputs), "labels"]
+    length_of(zip(names, map(np.atleast_1d, (*arrays, *labels)), strict=False), "The data")
+    return arrays
 
 
 def checked(values: Array, port: Any) -> Array:
@@ -139,64 +164,6 @@ def finite(values: Array, port: Any) -> Array:
             received=f"the first at example {int(lost[0][0])}",
         )
     return array
-
-
-def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
-    parts: list[tuple[Array, ...]] = []
-    taken = 0
-    for batch in batches_of(source):
-        arrays = _columns(inputs_of(batch, ports), ports)
-        parts.append(tuple(map(checked, arrays, ports.inputs)))
-        taken += len(arrays[0])
-        if taken >= count:
-            break
-    columns = list(zip(*parts, strict=True))
-    for column, port in zip(columns, ports.inputs, strict=True):
-        shapes = {values.shape[1:] for values in column}
-        if len(shapes) > 1:
-            raise UserError(
-                f"The batches have examples of different shapes for input {port.name!r}.",
-                expected="examples of one shape",
-                received=", ".join(map(str, sorted(shapes)[:4])),
-                fix="pad them to one length, or pass those of one length only",
-            )
-    return tuple(np.concatenate(column)[:count] for column in columns)
-
-
-def _columns(values: Any, ports: Ports) -> tuple[Array, ...]:
-    arrays = ports.flatten(values)
-    for array, port in zip(arrays, ports.inputs, strict=True):
-        if not array.ndim:
-            checked(array, port)
-    _require_same_length(arrays, ports)
-    return arrays
-
-
-def batches_of(source: Any) -> Iterator[Any]:
-    """Yield the batches of a stream, with NumPy arrays."""
-    batches = examples_of(source).read()
-    assert isinstance(batches, Batches)  # a stream holds no arrays
-    yield from batches.dataset.as_numpy_iterator()
-
-
-def _split(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array]:
-    if not isinstance(batch, tuple) or len(batch) < 2:
-        raise UserError(
-            "The test examples have no labels.",
-            expected="(inputs, labels)",
-            received=type(batch).__name__,
-        )
-    arrays = ports.flatten(batch[0])
-    labels = np.asarray(batch[1])
-    _require_same_length(arrays, ports, labels)
-    return tuple(map(finite, arrays, ports.inputs)), labels
-
-
-def _require_same_length(arrays: Sequence[Array], ports: Ports, *labels: Array) -> None:
-    """Raise unless all have an example, and as many."""
-    names = [*(port.name for port in ports.inputs), "labels"]
-    rows = map(np.atleast_1d, (*arrays, *labels))
-    length_of(zip(names, rows, strict=False), "The data")
 
 
 def run_all(

@@ -10,7 +10,9 @@ from operator import call
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress.examples import columns_of, is_stream, labelled_batches, never_ends
+import numpy as np
+
+from tfopt.compress.examples import columns_of, is_stream, labelled_batches
 from tfopt.compress.model_graph import Array, Ports, ports_of, require_numbers
 from tfopt.errors import CannotCombine, UserError, keep_plain
 from tfopt.export.export import known_names, require_exportable, validate_settings, write_all
@@ -89,10 +91,9 @@ class Quantized:
                 received=f"{type(x).__name__}, and y",
                 fix="accuracy(dataset), of batches (inputs, labels)",
             )
-        if never_ends(x):
-            raise UserError("The dataset is endless.", fix="dataset.take(100)")
         right: list[bool] = []
-        for inputs, labels in labelled_batches(x if y is None else (x, y), self.ports):
+        data = x if y is None else (x, np.asarray(y))
+        for inputs, labels in labelled_batches(data, self.ports):
             scores = self.predict(self.ports.pack(inputs))[0]
             right += right_answers(scores, labels, self.threshold).ravel().tolist()
         if not right:

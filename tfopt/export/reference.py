@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tfopt.compress.examples import first_inputs, take_inputs, take_labelled
+from tfopt.compress.examples import first_inputs, take
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import Array, Ports, ports_of, require_numbers
 from tfopt.data.signature import evenly
@@ -45,14 +45,14 @@ class ExportData:
         calibration, examples = open_part(calibration, "train"), open_part(examples, "test")
         shown = examples if examples is not None else calibration
         ports = ports_of(model, None if shown is None else first_inputs(shown))
-        kept = None if calibration is None else take_inputs(calibration, ports, count)
+        kept = None if calibration is None else take(calibration, ports, count)[0]
         if examples is None and kept is not None:
             return ExportData(ports, kept, None, kept)
         if examples is None:
             noise = _noise(ports, min(count, 32))
             note = "compared on noise: pass examples=x_test for your own data"
             return ExportData(ports, noise, None, None, (note,))
-        rows, labels = take_labelled(examples, ports, count)
+        rows, labels = take(examples, ports, count)
         _require_numbers(labels)
         note = "no score: the examples have no labels, or labels of several outputs"
         return ExportData(ports, rows, labels, kept, () if labels is not None else (note,))
