@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.channels.label_graph import analyse
 from tfopt.compress.channels.labels import Analysis, ChannelBlock, find_blocks
 from tfopt.compress.channels.selection import (
     SCORES,
-    Choice,
     Score,
     Selection,
     empty_selection,
     score_units,
     search,
+    select,
 )
 from tfopt.compress.channels.surgery import smaller_model
 from tfopt.compress.float_copy import scope_of_variables
@@ -178,11 +179,11 @@ def choose(
     blocks = find_blocks(analysis)
     _require_some(model, analysis, blocks)
     scores = score_units(model, analysis, score, data)
-    choice = Choice(blocks, scores, options.multiple, options.ranking)
+    chosen_by = partial(select, analysis, blocks, scores, options.ranking, options.multiple)
     if target == "channels":
-        selection = choice.select(analysis, fraction)
+        selection = chosen_by(fraction)
     else:
-        selection = search(choice, analysis, fraction, _cost(model, analysis, target))
+        selection = search(analysis, chosen_by, fraction, _cost(model, analysis, target))
     return selection, _report(model, blocks, selection, options.multiple)
 
 
@@ -249,7 +250,7 @@ def _require_data(model: keras.Model, score: str, data: Any) -> None:
 
 def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[ChannelBlock, ...]) -> None:
     if all(block.reason is not None for block in blocks):
-        reasons = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
+        reasons = [f"{block.paths[0]}: {block.reason}" for block in blocks]
         unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
         joined = " ".join(reasons)
         reasons += [reason for reason in analysis.unknown.values() if reason not in joined]
@@ -337,24 +338,22 @@ class ChannelsReport:
 def _report(
     model: keras.Model, blocks: tuple[ChannelBlock, ...], selection: Selection, multiple: int
 ) -> ChannelsReport:
+    groups = []
+    for block in blocks:
+        before, after = len(block.units), selection.kept(block.units)
+        remark = block.reason
+        if remark is None and after == before:
+            remark = f"the number to remove rounds to 0 (multiples of {multiple})"
+        groups.append(ChannelGroup(block.paths, before, after, remark))
     whole = empty_selection(selection.analysis)
     return ChannelsReport(
-        tuple(_group(block, selection, multiple) for block in blocks),
+        tuple(groups),
         whole.parameters(model.weights),
         selection.parameters(model.weights),
         whole.flops(),
         selection.flops(),
         selection.analysis.unfollowed,
     )
-
-
-def _group(block: ChannelBlock, selection: Selection, multiple: int) -> ChannelGroup:
-    before, after = len(block.units), selection.kept(block.units)
-    remark = block.reason
-    if remark is None and after == before:
-        remark = f"the number to remove rounds to 0 (multiples of {multiple})"
-    layers = tuple(dict.fromkeys(maker.path for maker in block.makers))
-    return ChannelGroup(layers, before, after, remark)
 
 
 @dataclass(frozen=True, repr=False)

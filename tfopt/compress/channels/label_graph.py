@@ -116,8 +116,7 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
         if not fits or any(inner.shape[axis] is None for axis in flow.varying):
             analysis.pin(flow, f"{call.title} has an input of another or an unknown size")
             inner = Flow.plain(inner.shape)
-        reason = f"{call.path} is shared, and is called with channels that are kept"
-        analysis.same((id(call.layer), number), inner, reason)
+        analysis.same((id(call.layer), number), inner, call.path)
         (layer,) = (op for op in graph.operations if getattr(op, "output", None) is tensor)
         _resize_input(analysis, layer, inner)
         inputs.append(inner)

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -14,67 +15,68 @@ from tfopt.compress.kernels import Matches
 from tfopt.compress.model_graph import Array
 
 Shape = tuple[int | None, ...]
+_SHARED = "{} is shared, and is called with channels that are kept"
 NONE = -1
 """No removable channel: inputs, and outputs of unknown layers."""
 
 
 class Labels:
-    """A union-find over channels."""
+    """Numbers of channels that are united or pinned, and the groups that come of it."""
 
     def __init__(self) -> None:
-        self._parent: Array = np.zeros(0, dtype=np.int64)
-        self._reasons: dict[int, str] = {}
+        self._count = 0
+        self._pairs: list[Array] = []
+        self._pinned: list[tuple[Array, str]] = []
 
     def __len__(self) -> int:
-        return len(self._parent)
+        return self._count
 
     def new(self, count: int) -> Array:
         """Return new labels. A single channel is never removed, and has none."""
         if count < 2:
             return np.full(count, NONE)
-        labels = np.arange(len(self), len(self) + count)
-        self._parent = np.concatenate([self._parent, labels])
-        return labels
-
-    def roots(self, labels: Array) -> Array:
-        """Return the roots of labels, which represent all united ones."""
-        roots = labels
-        if not (labels >= 0).any():
-            return roots
-        while True:
-            above = np.where(roots >= 0, self._parent[roots], NONE)
-            if np.array_equal(above, roots):
-                return roots
-            roots = above
-
-    def reason(self, root: int) -> str | None:
-        """Return why a root must be kept, or None."""
-        return self._reasons.get(root)
+        self._count += count
+        return np.arange(self._count - count, self._count)
 
     def pin(self, labels: Array, reason: str) -> None:
         """Keep channels, and all that are united with them."""
-        for root in np.unique(self.roots(labels)):
-            if root >= 0:
-                self._reasons.setdefault(int(root), reason)
+        self._pinned.append((labels, reason))
 
     def unite(self, one: Array, other: Array, reason: str) -> None:
         """Unite channels elementwise; one with NONE is pinned, for ``reason``."""
-        one, other = np.broadcast_arrays(one, other)
-        lone = (one < 0) != (other < 0)
-        if lone.any():
-            self.pin(np.where(one < 0, other, one)[lone], reason)
-        both = (one >= 0) & (other >= 0)
-        pairs = np.stack([self.roots(one[both]), self.roots(other[both])])
-        for first, second in np.unique(pairs[:, pairs[0] != pairs[1]], axis=1).T:
-            self._join(int(first), int(second))
+        pairs = np.stack(np.broadcast_arrays(one, other))
+        has_none = (pairs < 0).any(axis=0)
+        self.pin(pairs[:, has_none], reason)
+        self._pairs.append(pairs[:, ~has_none])
 
-    def _join(self, first: int, second: int) -> None:
-        root, gone = (int(self.roots(np.array([label]))[0]) for label in (first, second))
-        if root == gone:
-            return
-        self._parent[gone] = root
-        if gone in self._reasons:
-            self._reasons.setdefault(root, self._reasons.pop(gone))
+    def roots(self, labels: Array) -> Array:
+        """Return the lowest label that is united with each, once all are united."""
+        roots: Array = self._roots[labels]
+        return roots
+
+    @cached_property
+    def _roots(self) -> Array:
+        """The root of each label, and NONE as that of NONE."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        one, other = np.concatenate([np.zeros((2, 0), int), *self._pairs], axis=1)
+        size = self._count + 1
+        graph = coo_array((np.ones(len(one)), (one, other)), shape=(size, size))
+        groups = connected_components(graph, directed=False)[1]
+        _, lowest, groups = np.unique(groups, return_index=True, return_inverse=True)
+        roots = lowest[groups]
+        roots[NONE] = NONE
+        return np.asarray(roots)
+
+    @cached_property
+    def reasons(self) -> dict[int, str]:
+        """Why roots must be kept: the first reason of each."""
+        reasons: dict[int, str] = {}
+        for labels, reason in self._pinned:
+            for root in np.unique(self.roots(labels)).tolist():
+                reasons.setdefault(root, reason)
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,6 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Maker:
-    """A layer that creates channels, with their labels."""
-
-    path: str
-    labels: Array
-
-
-@dataclass(frozen=True)
 class Call:
     """One call of a layer or an operation, with flows in place of tensors."""
 
@@ -208,7 +202,8 @@ class Analysis:
     chosen: Matches
     labels: Labels = field(default_factory=Labels)
     cuts: dict[tuple[int, int], Cut] = field(default_factory=dict)
-    makers: dict[tuple[int, str], Maker] = field(default_factory=dict)
+    makers: dict[tuple[int, str], tuple[str, Array]] = field(default_factory=dict)
+    """Paths of layers that create channels, and the labels, by id and what they are."""
     changes: list[tuple[Any, Change]] = field(default_factory=list)
     work: list[tuple[Any, int | None]] = field(default_factory=list)
     """Kernels, and the number of multiplications per weight for an example."""
@@ -231,10 +226,11 @@ class Analysis:
         """Return the labels of a layer's channels, the same in all of its calls."""
         key = (id(call.layer), what)
         if key not in self.makers:
-            self.makers[key] = Maker(call.path, self.labels.new(count))
+            labels = self.labels.new(count)
+            self.makers[key] = call.path, labels
             if not self.chosen(call.path, call.layer):
-                self.labels.pin(self.makers[key].labels, f"{call.path} is not chosen by layers=")
-        return self.makers[key].labels
+                self.labels.pin(labels, f"{call.path} is not chosen by layers=")
+        return self.makers[key][1]
 
     def cut(self, call: Call, variable: Any, axis: int, labels: Array, role: Role) -> None:
         """Record the labels of a variable's slices."""
@@ -243,8 +239,7 @@ class Analysis:
         key = (id(variable), axis % len(variable.shape))
         assert len(labels) == variable.shape[key[1]], (call.title, variable.path, len(labels))
         if key in self.cuts:
-            reason = f"{call.path} is shared, and is called with channels that are kept"
-            self.labels.unite(self.cuts[key].labels, labels, reason)
+            self.labels.unite(self.cuts[key].labels, labels, _SHARED.format(call.path))
         else:
             self.cuts[key] = Cut(call.layer, variable, key[1], labels, role)
 
@@ -278,10 +273,10 @@ class Analysis:
             labels = labels.take([0], axis)
         return Flow.of(shape, labels)
 
-    def same(self, key: Any, flow: Flow, reason: str) -> None:
-        """Unite the flows with the same key."""
+    def same(self, key: Any, flow: Flow, path: str) -> None:
+        """Unite the flows with the same key, of a layer at ``path`` with several calls."""
         if key in self._same:
-            self.labels.unite(self._same[key].labels, flow.labels, reason)
+            self.labels.unite(self._same[key].labels, flow.labels, _SHARED.format(path))
         else:
             self._same[key] = flow
 
@@ -295,12 +290,12 @@ class Analysis:
 
 @dataclass(frozen=True)
 class ChannelBlock:
-    """Units of the same layers, any number of which may be removed.
+    """Units of the layers at ``paths``, any number of which may be removed.
 
     A unit is removed as a whole: one channel of each of these layers, or several.
     """
 
-    makers: tuple[Maker, ...]
+    paths: tuple[str, ...]
     units: Array
     channels_a_unit: int
     """The greatest common divisor of the layers' channels per unit."""
@@ -312,19 +307,19 @@ def find_blocks(analysis: Analysis) -> tuple[ChannelBlock, ...]:
     """Return all blocks of a model, in the order of its layers."""
     made_by: dict[int, list[int]] = defaultdict(list)
     channels: dict[int, int] = defaultdict(int)
-    makers = list(analysis.makers.values())
-    for number, maker in enumerate(makers):
-        roots, counts = np.unique(analysis.labels.roots(maker.labels), return_counts=True)
+    paths = [path for path, _ in analysis.makers.values()]
+    for number, (_, labels) in enumerate(analysis.makers.values()):
+        roots, counts = np.unique(analysis.labels.roots(labels), return_counts=True)
         for root, count in zip(roots.tolist(), counts.tolist(), strict=True):
             if root >= 0:
                 made_by[root].append(number)
                 channels[root] = math.gcd(channels[root], count)
     together: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
     for root, numbers in made_by.items():
-        together[tuple(numbers), analysis.labels.reason(root)].append(root)
+        together[tuple(numbers), analysis.labels.reasons.get(root)].append(root)
     return tuple(
         ChannelBlock(
-            tuple(makers[number] for number in numbers),
+            tuple(dict.fromkeys(paths[number] for number in numbers)),
             np.array(units),
             math.gcd(*(channels[unit] for unit in units)),
             reason or (None if len(units) > 1 else "all its channels belong together"),

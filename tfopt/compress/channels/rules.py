@@ -64,7 +64,9 @@ def _embedding(analysis: Analysis, call: Call) -> list[Flow]:
 
 def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
     layer = call.layer
-    query, value, key = _queries_values_keys(call)
+    arguments = call.named("query", "value", "key")
+    query, value = arguments["query"], arguments["value"]
+    key = value if arguments.get("key") is None else arguments["key"]
     heads = analysis.make(call, layer.num_heads, "heads")
     analysis.change(call, lambda kept: {"num_heads": kept(heads)})
     projections = [
@@ -89,12 +91,6 @@ def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
     analysis.cut(call, out.kernel, -1, width, "makes")
     analysis.cut(call, out.bias, 0, width, "makes")
     return [Flow.on_axis(call.shapes[0], -1, width), *rest]
-
-
-def _queries_values_keys(call: Call) -> tuple[Flow, Flow, Flow]:
-    arguments = call.named("query", "value", "key")
-    query, value = arguments["query"], arguments["value"]
-    return query, value, value if arguments.get("key") is None else arguments["key"]
 
 
 # Convolutions. A depthwise one follows its input's channels; a grouped one gets narrower groups, or
@@ -301,8 +297,7 @@ def _reshape(analysis: Analysis, call: Call) -> list[Flow]:
     name = "target_shape" if hasattr(call.layer, "target_shape") else "newshape"
     target = getattr(call.layer, name)
     result = _reshaped(analysis, call, flow, call.shapes[0])
-    reason = f"{call.path} is shared, and is called with channels that are kept"
-    analysis.same(id(call.layer), result, reason)
+    analysis.same(id(call.layer), result, call.path)
     asked = tuple(target) if isinstance(target, list | tuple) else (target,)
 
     def change(kept: Kept) -> dict[str, Any]:

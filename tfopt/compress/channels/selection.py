@@ -185,31 +185,27 @@ def empty_selection(analysis: Analysis) -> Selection:
     return Selection(analysis, np.zeros(len(analysis.labels), dtype=bool))
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How units are chosen, for any fraction."""
-
-    blocks: tuple[ChannelBlock, ...]
-    scores: Array
-    multiple: int
-    ranking: Literal["layer", "global"]
-
-    def select(self, analysis: Analysis, fraction: float) -> Selection:
-        """Choose about a fraction of the removable units, the least important ones."""
-        selection = empty_selection(analysis)
-        for block in self.blocks:
-            if block.reason is None:
-                order = block.units[np.argsort(self.scores[block.units], kind="stable")]
-                kept = _kept(block, self._wanted(block, fraction), self.multiple)
-                selection.gone[order[: len(order) - kept]] = True
-        return selection
-
-    def _wanted(self, block: ChannelBlock, fraction: float) -> float:
-        if self.ranking == "layer" or fraction >= 1:
-            return len(block.units) * (1 - fraction)
-        every = np.concatenate([other.units for other in self.blocks if other.reason is None])
-        threshold = np.quantile(self.scores[every], fraction)
-        return int((self.scores[block.units] >= threshold).sum())
+def select(
+    analysis: Analysis,
+    blocks: Sequence[ChannelBlock],
+    scores: Array,
+    ranking: Literal["layer", "global"],
+    multiple: int,
+    fraction: float,
+) -> Selection:
+    """Choose about a fraction of the removable units, the least important ones."""
+    selection = empty_selection(analysis)
+    removable = [block for block in blocks if block.reason is None]
+    threshold = None
+    if ranking == "global" and fraction < 1:
+        threshold = np.quantile(scores[np.concatenate([b.units for b in removable])], fraction)
+    for block in removable:
+        wanted = len(block.units) * (1 - fraction)
+        if threshold is not None:
+            wanted = int((scores[block.units] >= threshold).sum())
+        order = block.units[np.argsort(scores[block.units], kind="stable")]
+        selection.gone[order[: len(order) - _kept(block, wanted, multiple)]] = True
+    return selection
 
 
 def _kept(block: ChannelBlock, wanted: float, multiple: int) -> int:
@@ -222,7 +218,10 @@ def _kept(block: ChannelBlock, wanted: float, multiple: int) -> int:
 
 
 def search(
-    choice: Choice, analysis: Analysis, fraction: float, cost: Callable[[Selection], float]
+    analysis: Analysis,
+    select: Callable[[float], Selection],
+    fraction: float,
+    cost: Callable[[Selection], float],
 ) -> Selection:
     """Return the smallest selection that reduces a cost by a fraction."""
     costs: dict[bytes, float] = {}
@@ -236,7 +235,7 @@ def search(
 
     limit = (1 - fraction) * cost_of(empty_selection(analysis))
     low, high = 0.0, 1.0
-    best = choice.select(analysis, high)
+    best = select(high)
     least = cost_of(best)
     if not least <= limit:
         raise UserError(
@@ -248,7 +247,7 @@ def search(
         )
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) / 2
-        tried = choice.select(analysis, middle)
+        tried = select(middle)
         if cost_of(tried) <= limit:
             best, high = tried, middle
         else:
