@@ -51,7 +51,7 @@ class Unstructured(Pattern):
         return "unstructured"
 
     def choose(self, scores: Any, schedule: Schedule, step: Any, inputs: Axes | None) -> Any:
-        return _highest(scores, schedule, step)
+        return highest(scores, schedule, step)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Block(Pattern):
         moved = tf.transpose(scores, order)
         rows = math.prod(scores.shape[axis] for axis in inputs)
         matrix = tf.reshape(moved, [rows, -1])
-        kept = _highest(self._averages(matrix), schedule, step)
+        kept = highest(self._averages(matrix), schedule, step)
         whole = tf.repeat(tf.repeat(kept, self.height, axis=0), self.width, axis=1)
         cut = tf.reshape(whole[:rows, : matrix.shape[1]], moved.shape)
         return tf.transpose(cut, [order.index(axis) for axis in range(len(order))])
@@ -150,7 +150,7 @@ class Block(Pattern):
         return sums(matrix) / sums(tf.ones_like(matrix))
 
 
-def _highest(scores: Any, schedule: Schedule, step: Any) -> Any:
+def highest(scores: Any, schedule: Schedule, step: Any) -> Any:
     """Return True for the highest scores that are kept at a step, at least one."""
     import tensorflow as tf
 

@@ -103,11 +103,9 @@ class WeightClusters(Constraint):
         self.begin_step = begin_step
         self.zeros = zeros
         self._first_step = step
-        self._fresh = False
 
     def bind(self, kernel: Any) -> None:
         """Form a kernel's clusters, unless they are formed later. Not for a compiled step."""
-        self._fresh = True
         state = self._state(kernel)
         if state.step is None:
             kernel.assign(state.project(kernel.value))
@@ -160,7 +158,7 @@ class WeightClusters(Constraint):
         counter = replicated(tf.constant(step, tf.int64), "weight_clusters_step") if waits else None
         state = _State(kernel, index, share, counter)
         if not waits:
-            (self._form if self._fresh else self._recover)(state, local)
+            self._recover(state, local)
         return state
 
     def _fit_state(self, state: _State, local: Any) -> None:

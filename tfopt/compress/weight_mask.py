@@ -16,8 +16,16 @@ import tensorflow as tf
 
 from tfopt.compress.constraints import Constraint, replicated
 from tfopt.compress.kernels import kernel_name
-from tfopt.compress.patterns import UNSTRUCTURED, Axes, Criterion, Pattern, as_pattern, scores_of
-from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
+from tfopt.compress.patterns import (
+    UNSTRUCTURED,
+    Axes,
+    Criterion,
+    Pattern,
+    as_pattern,
+    highest,
+    scores_of,
+)
+from tfopt.compress.schedules import Schedule, schedule_from_config
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class SharedChoice:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._members: list[tuple[_State, _Scores]] = []
-        self._bounds: tuple[Any, Any, Any] | None = None
+        self._ranked_at: Any = None
 
     def add(self, member: _State, scores: _Scores) -> None:
         """Add a kernel."""
@@ -54,65 +62,41 @@ class SharedChoice:
         first = self._members[0][0].mask
         strategy = getattr(first, "distribute_strategy", None) or tf.distribute.get_strategy()
         with strategy.scope():
-            self._bounds = (
-                replicated(tf.constant(0, tf.int64), "ranked_at"),
-                replicated(tf.constant(0, tf.float32), "lowest_kept"),
-                replicated(tf.constant(0, tf.int32), "place_of_lowest"),
-            )
+            self._ranked_at = replicated(tf.constant(0, tf.int64), "ranked_at")
         latest = self._schedule.last_due(step)
-        if latest is None:
-            return
-        self._rank(tf.constant(latest, tf.int64))
-        for member, scores, place in self._ranked():
-            member.mask.assign(self._above(scores(), place))
-            member.kernel.assign(tf.where(member.mask, member.kernel.value, 0))
+        if latest is not None:
+            self._rank(tf.constant(latest, tf.int64))
+            for member, _ in self._members:
+                member.kernel.assign(tf.where(member.mask, member.kernel.value, 0))
 
-    def choose(self, member: _State, scores: Any, step: Any) -> Any:
+    def choose(self, member: _State, step: Any) -> Any:
         """Return True for the weights of one kernel that are kept from a step on."""
-        assert self._bounds is not None, "begin() comes first"
-        place = next((place for other, _, place in self._ranked() if other is member), None)
-        if place is None:
-            return member.mask.read_value()
-        done = tf.equal(self._bounds[0].read_value(), step)
+        assert self._ranked_at is not None, "begin() comes first"
+        done = tf.equal(self._ranked_at.read_value(), step)
         tf.cond(done, lambda: tf.constant(True), lambda: self._rank(step))
-        return self._above(scores, place)
+        return member.mask.read_value()
 
-    def _ranked(self) -> list[tuple[_State, _Scores, int]]:
-        """Return the kernels that take part, and the offsets of their weights.
+    def _rank(self, step: Any) -> Any:
+        """Choose the masks of the kernels that take part.
 
         A kernel that was frozen keeps its zeros, and one that was pruned anew has another mask.
         """
-        ranked, place = [], 0
-        for member, scores in self._members:
+        masks, scores, best, place = [], [], [], 0
+        for member, scores_of_kernel in self._members:
             kernel = member.kernel
             if kernel.trainable and getattr(kernel.constraint, "shared", self) is self:
-                ranked.append((member, scores, place))
+                own = tf.reshape(tf.cast(scores_of_kernel(), tf.float32), [-1])
+                masks.append(member.mask)
+                scores.append(own)
+                best.append(place + tf.argmax(own, output_type=tf.int32))
                 place += math.prod(kernel.shape)
-        return ranked
-
-    def _rank(self, step: Any) -> Any:
-        """Find the lowest score that is kept, and its place among equal scores."""
-        assert self._bounds is not None
-        scores = [scores_of_kernel() for _, scores_of_kernel, _ in self._ranked()]
-        flat = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in scores], axis=0)
-        size = int(flat.shape[0])
-        ordered, order = tf.math.top_k(flat, k=size)
-        last = kept_at(self._schedule, step, size) - 1
-        ranked_at, lowest, place = self._bounds
-        lowest.assign(tf.gather(ordered, last))
-        place.assign(tf.gather(order, last))
-        ranked_at.assign(step)
+        kept = highest(tf.concat(scores, axis=0), self._schedule, step)
+        kept = tf.tensor_scatter_nd_update(kept, tf.stack(best)[:, None], [True] * len(best))
+        parts = tf.split(kept, [math.prod(mask.shape) for mask in masks])
+        for mask, part in zip(masks, parts, strict=True):
+            mask.assign(tf.reshape(part, mask.shape))
+        self._ranked_at.assign(step)
         return tf.constant(True)
-
-    def _above(self, scores: Any, place: int) -> Any:
-        assert self._bounds is not None
-        _, lowest, last = self._bounds
-        flat = tf.reshape(tf.cast(scores, tf.float32), [-1])
-        index = tf.range(flat.shape[0])
-        equal_and_first = tf.logical_and(flat == lowest, index + place <= last)
-        highest = index == tf.argmax(flat, output_type=tf.int32)
-        kept = tf.logical_or(tf.logical_or(flat > lowest, equal_and_first), highest)
-        return tf.reshape(kept, scores.shape)
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
@@ -192,11 +176,10 @@ class WeightMask(Constraint):
 
     def _mask_for(self, state: _State, value: Any, step: Any) -> Any:
         def choose() -> Any:
-            scores = scores_of(value, self.criterion)
             if self.shared is not None:
-                chosen = self.shared.choose(state, scores, step)
-            else:
-                chosen = self.pattern.choose(scores, self.schedule, step, state.inputs)
+                return self.shared.choose(state, step)
+            scores = scores_of(value, self.criterion)
+            chosen = self.pattern.choose(scores, self.schedule, step, state.inputs)
             state.mask.assign(chosen)
             return chosen
 
