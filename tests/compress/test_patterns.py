@@ -9,7 +9,7 @@ from keras import layers
 
 from tfopt.compress.kernels import find_sites
 from tfopt.compress.patterns import UNSTRUCTURED, Block, TwoOfFour, as_pattern
-from tfopt.compress.prune import prune, pruning_report, schedule_for
+from tfopt.compress.prune import prune, pruning_report, settings
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compress.strip import strip
 from tfopt.errors import UserError
@@ -140,14 +140,15 @@ def test_a_pattern_goes_by_its_name():
 
 
 def test_a_sparsity_that_contradicts_the_pattern_is_refused():
-    assert schedule_for(None, TwoOfFour()) == ConstantSparsity(0.5)
+    how = ("magnitude", "layer")
+    assert settings(None, "2:4", *how) == (TwoOfFour(), ConstantSparsity(0.5))
     late = ConstantSparsity(0.5, begin_step=10)
-    assert schedule_for(late, TwoOfFour()) is late
+    assert settings(late, "2:4", *how)[1] is late
     for wrong in (0.8, PolynomialSparsity(0.5, end_step=10)):
         with pytest.raises(UserError, match="contradicts"):
-            schedule_for(wrong, TwoOfFour())
+            settings(wrong, "2:4", *how)
     with pytest.raises(UserError, match="needs a sparsity"):
-        schedule_for(None, UNSTRUCTURED)
+        settings(None, "unstructured", *how)
 
 
 def test_a_model_without_a_kernel_for_the_pattern_is_told_why():

@@ -39,8 +39,7 @@ def test_a_training_cut_short_is_a_target_missed():
     outcome = run(a_job(), Prune(sparsity=0.8), callbacks=[StopAtOnce()])
     effect = outcome.effects[0][1]
     assert effect.acted
-    hidden = np.mean(outcome.model.get_layer("hidden").kernel.numpy() == 0)
-    assert f"the target of 80% was missed in hidden/kernel at {hidden:.1%}" in effect.note
+    assert effect.note.endswith(" zeros after training; the target of 80% was missed")
 
 
 def test_weights_put_back_at_the_end_are_masked_before_they_are_evaluated(tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.compress import keras2
 from tfopt.compress.kernels import (
     Layers,
     Site,
@@ -77,8 +78,6 @@ def cluster(model: Any, clusters: int = 16, *, layers: Layers = None, begin_step
     begin_step = require_count("begin_step", begin_step, minimum=0)
     matches, model = matcher(layers), as_model(model)
     if is_keras2(model):
-        from tfopt.compress import keras2
-
         return keras2.cluster(model, clusters, begin_step, matches)
     require_weights(model)
     sites = find_sites(model)
@@ -135,8 +134,6 @@ def clustering_report(model: Any) -> ClustersReport:
         print(tfopt.compress.clustering_report(model))  # a table
     """
     if is_keras2(model):
-        from tfopt.compress import keras2
-
         return ClustersReport(keras2.clustering_report(model))
     from tfopt.compress.weight_clusters import WeightClusters
 
@@ -222,13 +219,9 @@ class Cluster(Transform):
 
     def finish(self, run: Run, model: keras.Model) -> None:
         """Write the values into the kernels, remove the clusters, and note the values."""
-        from tfopt.compress.weight_clusters import WeightClusters
-        from tfopt.compress.weight_mask import WeightMask
-
         apply_final(model)
         clustered = [row for row in clustering_report(model) if row.clusters is not None]
-        # Only these: another transform's ``finish`` may still need its constraints.
-        remove(model, (WeightClusters, WeightMask))
+        remove(model)
         most = max((row.values for row in clustered), default=0)
         if not clustered:
             run.note("no clusters were left after training", acted=False)

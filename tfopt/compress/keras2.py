@@ -20,6 +20,8 @@ from tfopt.errors import UserError, first_line
 
 # The classes whose kernels tfmot prunes and clusters
 _WITH_KERNELS = ("Dense", "Embedding", "Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose")
+# The one way in which tfmot prunes
+_ONLY = {"pattern": "unstructured", "criterion": "magnitude", "across": "layer", "step": 0}
 
 
 def load_tfmot() -> Any:
@@ -50,12 +52,15 @@ def beyond_tfmot(limit: str, received: str) -> UserError:
     )
 
 
-def prune(model: Any, schedule: Schedule, matches: Matches) -> Any:
+def prune(model: Any, schedule: Schedule, matches: Matches, **others: Any) -> Any:
     """Return a new model whose chosen layers are wrapped by tfmot; see ``tfopt.prune``.
 
     tfmot's callback sets the wrappers' steps to zero, which is done here, and applies masks after
     epochs, which ``strip`` does.
     """
+    if others != _ONLY:
+        received = ", ".join(f"{name}={value}" for name, value in others.items())
+        raise beyond_tfmot("prunes by magnitude only, layer by layer", received)
     tfmot = load_tfmot().sparsity.keras
     planned = _tfmot_schedule(schedule, tfmot)
     wrap = partial(tfmot.prune_low_magnitude, pruning_schedule=planned)

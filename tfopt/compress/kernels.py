@@ -74,11 +74,6 @@ class Kernel:
     variable: Any
     inputs: Axes | None
 
-    @property
-    def name(self) -> str:
-        """Return the name among the kernels of the site."""
-        return kernel_name(self.variable)
-
 
 def kernel_name(variable: Any) -> str:
     """Return a kernel's name in its site, without the path of the layer."""

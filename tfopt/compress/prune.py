@@ -6,10 +6,10 @@ models by tfmot (:mod:`tfopt.compress.keras2`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from tfopt.compress import keras2
 from tfopt.compress.kernels import (
     Layers,
     Matches,
@@ -19,6 +19,7 @@ from tfopt.compress.kernels import (
     compile_pattern,
     find_kernels,
     find_sites,
+    kernel_name,
     matcher,
 )
 from tfopt.compress.patterns import UNSTRUCTURED, Criterion, Pattern, as_pattern
@@ -113,37 +114,52 @@ def prune(
     """
     from tfopt.compress.saved import as_model, refresh_models
 
-    spec, matches = _spec(sparsity, pattern, criterion, across, step), matcher(layers)
-    model = as_model(model)
+    groups, schedule = settings(sparsity, pattern, criterion, across)
+    first = require_count("step", step, minimum=0) + 1
+    matches, model = matcher(layers), as_model(model)
     if is_keras2(model):
-        from tfopt.compress import keras2
+        return keras2.prune(
+            model, schedule, matches, pattern=pattern, criterion=criterion, across=across, step=step
+        )
+    from tfopt.compress.weight_mask import SharedChoice, WeightMask
 
-        return keras2.prune(model, spec.for_tfmot(), matches)
     require_weights(model)
-    spec.attach(_choose(model, matches, spec.pattern, named=layers is not None))
+    shared = SharedChoice(schedule) if across == "model" else None
+    for site in _choose(model, matches, groups, named=layers is not None):
+        before = _mask_of(site)
+        mask = WeightMask(
+            schedule,
+            inner=site.constraint if before is None else before.inner,
+            step=first,
+            pattern=groups,
+            criterion=criterion,
+            inputs={kernel_name(kernel.variable): kernel.inputs for kernel in site.kernels},
+            shared=shared,
+        )
+        site.bind(mask)
+    if shared is not None:
+        shared.begin(first)
     refresh_models(model)
     return model
 
 
-def _spec(
-    sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any = 0
-) -> PruneSpec:
-    pattern = as_pattern(pattern)
+def settings(
+    sparsity: Sparsity, pattern: object, criterion: object, across: object
+) -> tuple[Pattern, Schedule]:
+    """Return the pattern, and the given schedule or that of the pattern.
+
+    Raises for what is unknown, and for what contradicts each other.
+    """
+    groups = as_pattern(pattern)
     require_one_of("criterion", criterion, get_args(Criterion))
     require_one_of("across", across, get_args(Across))
-    if across == "model" and pattern != UNSTRUCTURED:
+    if across == "model" and groups != UNSTRUCTURED:
         raise UserError(
             'across="model" supports no pattern.',
             expected='pattern="unstructured" with across="model"',
-            received=f'pattern="{pattern}"',
+            received=f'pattern="{groups}"',
         )
-    step = require_count("step", step, minimum=0)
-    return PruneSpec(schedule_for(sparsity, pattern), pattern, criterion, across, step)
-
-
-def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
-    """Return the given schedule, or that of the pattern; raise if they contradict each other."""
-    fixed = pattern.sparsity
+    fixed = groups.sparsity
     if sparsity is None:
         if fixed is None:
             raise UserError(
@@ -151,61 +167,17 @@ def schedule_for(sparsity: Sparsity, pattern: Pattern) -> Schedule:
                 expected="a sparsity such as 0.8, or a schedule",
                 received="sparsity=None",
             )
-        return ConstantSparsity(fixed)
+        return groups, ConstantSparsity(fixed)
     schedule = sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
     constant = isinstance(schedule, ConstantSparsity)
     if fixed is not None and not (constant and schedule.sparsity == fixed):
         raise UserError(
-            f"The sparsity contradicts the pattern {pattern}.",
+            f"The sparsity contradicts the pattern {groups}.",
             expected=f"{fixed:g}, or a constant schedule of {fixed:g}",
             received=repr(sparsity),
             fix="leave sparsity out",
         )
-    return schedule
-
-
-@dataclass(frozen=True)
-class PruneSpec:
-    """The validated arguments of ``tfopt.prune``."""
-
-    schedule: Schedule
-    pattern: Pattern
-    criterion: Criterion
-    across: Across
-    step: int
-
-    def attach(self, sites: list[Site]) -> None:
-        """Set masks on the sites, in force from the next step on."""
-        from tfopt.compress.weight_mask import SharedChoice, WeightMask
-
-        shared = SharedChoice(self.schedule) if self.across == "model" else None
-        for site in sites:
-            before = _mask_of(site)
-            mask = WeightMask(
-                self.schedule,
-                inner=site.constraint if before is None else before.inner,
-                step=self.step + 1,
-                pattern=self.pattern,
-                criterion=self.criterion,
-                inputs={kernel.name: kernel.inputs for kernel in site.kernels},
-                shared=shared,
-            )
-            site.bind(mask)
-        if shared is not None:
-            shared.begin(self.step + 1)
-
-    def for_tfmot(self) -> Schedule:
-        """Return the schedule; raise for other arguments, which tfmot does not support."""
-        limits = (self.pattern, self.criterion, self.across, self.step)
-        if limits != (UNSTRUCTURED, "magnitude", "layer", 0):
-            from tfopt.compress.keras2 import beyond_tfmot
-
-            raise beyond_tfmot(
-                "prunes by magnitude only, layer by layer",
-                f"pattern={self.pattern}, criterion={self.criterion}, across={self.across}, "
-                f"step={self.step}",
-            )
-        return self.schedule
+    return groups, schedule
 
 
 def _choose(model: keras.Model, matches: Matches, pattern: Pattern, *, named: bool) -> list[Site]:
@@ -247,8 +219,6 @@ def pruning_report(model: Any) -> SparsityReport:
         print(tfopt.compress.pruning_report(model))
     """
     if is_keras2(model):
-        from tfopt.compress import keras2
-
         return SparsityReport(keras2.pruning_report(model))
     require_keras3(model)
     masks = filter(None, map(_mask_of, find_sites(model)))
@@ -349,7 +319,7 @@ class Prune(Transform):
         if self.frequency is not None:
             require_count("Prune.frequency", self.frequency)
         # Raises for combinations that tfopt.prune does not support.
-        _spec(self._schedule(steps=1000), self.pattern, self.criterion, self.across)
+        settings(self._schedule(steps=1000), self.pattern, self.criterion, self.across)
 
     def attach(self, run: Run, model: keras.Model) -> None:
         """Set the masks, scheduled for the steps of this run."""
@@ -375,11 +345,9 @@ class Prune(Transform):
 
     def finish(self, run: Run, model: keras.Model) -> None:
         """Write the zeros, remove the masks, and note the sparsity."""
-        from tfopt.compress.weight_mask import WeightMask
-
-        changed = apply_final(model, WeightMask)
+        changed = apply_final(model)
         masked = [row for row in pruning_report(model) if row.target is not None]
-        remove(model, WeightMask)
+        remove(model)
         if not masked:
             run.note("no masks were left after training", acted=False)
             return
@@ -389,24 +357,12 @@ class Prune(Transform):
                 f"; the masks were applied again in {few(changed)}, where a callback or an average "
                 "had replaced the weights"
             )
-        short = self._missed(masked)
-        if short:
-            note += f"; the target of {self.sparsity:.0%} was missed in {', '.join(short)}"
+        wanted = sum((row.target or 0) * row.weights for row in masked)
+        # A kernel keeps at least one weight, and is rounded to whole blocks.
+        rounding = len(masked) * as_pattern(self.pattern).together
+        if sum(row.zeros for row in masked) + rounding < wanted:
+            note += f"; the target of {self.sparsity:.0%} was missed"
         run.note(note)
-
-    def _missed(self, masked: Sequence[LayerSparsity]) -> list[str]:
-        """Return the kernels with fewer zeros than the target."""
-        if self.across == "model":
-            zeros = sum(row.zeros for row in masked)
-            weights = sum(row.weights for row in masked)
-            # A kernel keeps at least one weight.
-            return ["the model"] if zeros + len(masked) < self.sparsity * weights else []
-        together = as_pattern(self.pattern).together
-        return [
-            f"{row.path} at {row.sparsity:.1%}"
-            for row in masked
-            if row.zeros + together < (row.target or 0) * row.weights
-        ]
 
     def _schedule(self, steps: int) -> Schedule:
         end = max(1, round(self.end * steps))

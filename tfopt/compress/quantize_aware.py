@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.compress import keras2
 from tfopt.compress.awareness import (
     Awareness,
     AwarenessSettings,
@@ -98,8 +99,6 @@ def quantize_aware(
     matches = matcher(layers)
     model = as_model(model)
     if is_keras2(model):
-        from tfopt.compress import keras2
-
         return keras2.quantize_aware(model, settings, matches)
     require_built_keras3(model)
     require_plain_weights(model)
@@ -138,8 +137,6 @@ def quantization_report(model: Any) -> QuantizationReport:
         >>> print(tfopt.compress.quantization_report(model))
     """
     if is_keras2(model):
-        from tfopt.compress import keras2
-
         return QuantizationReport(keras2.quantization_report(model))
     awareness = getattr(model, "quantization_awareness", None)
     if awareness is None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.compress import keras2
 from tfopt.compress.kernels import Site, find_sites
 from tfopt.job.model_checks import is_keras2, require_keras3
 from tfopt.keras_internals import layers_of
 from tfopt.report.format import few
-
-Kinds = type | tuple[type, ...]
 
 
 def hold(model: Any) -> None:
@@ -66,8 +65,6 @@ def strip(model: Any) -> Any:
 
     model = as_model(model)
     if is_keras2(model):
-        from tfopt.compress import keras2
-
         return keras2.strip(model)
     require_keras3(model)
     _warn_of_unfinished(model)
@@ -119,13 +116,13 @@ def _warn_of_changes(model: Any) -> None:
         )
 
 
-def apply_final(model: Any, kind: Kinds | None = None) -> list[str]:
+def apply_final(model: Any) -> list[str]:
     """Write the constrained values into the weights, and return the paths that changed.
 
     A callback or an average may have replaced the weights after the last step.
     """
     changed = []
-    for site in _constrained_sites(model, kind):
+    for site in _constrained_sites(model):
         for kernel in site.kernels:
             before = kernel.variable.numpy()
             site.constraint.apply_final(kernel.variable)
@@ -134,18 +131,18 @@ def apply_final(model: Any, kind: Kinds | None = None) -> list[str]:
     return changed
 
 
-def remove(model: Any, kind: Kinds | None = None) -> None:
-    """Remove constraints, all or those of a kind, from weights with their final values."""
+def remove(model: Any) -> None:
+    """Remove constraints from weights with their final values."""
     from tfopt.compress.saved import refresh_models
 
-    sites = _constrained_sites(model, kind)
+    sites = _constrained_sites(model)
     for site in sites:
         site.constrain(site.constraint.inner)
     if sites:
         refresh_models(model)
 
 
-def _constrained_sites(model: Any, kind: Kinds | None = None) -> list[Site]:
+def _constrained_sites(model: Any) -> list[Site]:
     from tfopt.compress.constraints import Constraint
 
-    return [site for site in find_sites(model) if isinstance(site.constraint, kind or Constraint)]
+    return [site for site in find_sites(model) if isinstance(site.constraint, Constraint)]
