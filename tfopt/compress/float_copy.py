@@ -47,8 +47,10 @@ def convertible_copy(
     if not notes:
         return model, ()
     try:
-        edit = _unrolled if unrolled else dict
-        return rebuild(model, lambda config: _edited(float32(config), edit)), tuple(notes)
+        copy = rebuild(
+            model, lambda config: _converted(config, unrolled=unrolled) | {"compile_config": None}
+        )
+        return copy, tuple(notes)
     except UserError as error:
         raise UserError(
             f"The model {model.name!r} cannot be rebuilt for LiteRT ({'; '.join(notes)}).",
@@ -58,20 +60,20 @@ def convertible_copy(
         ) from error
 
 
-def float32(item: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration with float32 policies, without ``compile_config``."""
-
-    def retyped(part: dict[str, Any]) -> Any:
-        if part.get("class_name") == "DTypePolicy" and part["config"].get("name") in _OTHER:
-            return "float32"
-        other = isinstance(part.get("dtype"), str) and part["dtype"] in _OTHER
-        return {**part, "dtype": "float32"} if other else part
-
-    return {**_edited(item, retyped), "compile_config": None}
-
-
-def _unrolled(part: dict[str, Any]) -> dict[str, Any]:
-    return {**part, "unroll": True} if "unroll" in part else part
+def _converted(item: Any, *, unrolled: bool) -> Any:
+    """Return a configuration, or a part of one, in float32, and without loops."""
+    if isinstance(item, (list, tuple)):
+        return type(item)(_converted(part, unrolled=unrolled) for part in item)
+    if not isinstance(item, dict):
+        return item
+    part = {key: _converted(value, unrolled=unrolled) for key, value in item.items()}
+    if part.get("class_name") == "DTypePolicy" and part["config"].get("name") in _OTHER:
+        return "float32"
+    if isinstance(part.get("dtype"), str) and part["dtype"] in _OTHER:
+        part["dtype"] = "float32"
+    if unrolled and "unroll" in part:
+        part["unroll"] = True
+    return part
 
 
 def outside_strategies(work: Callable[[], Result]) -> Result:
@@ -108,12 +110,3 @@ def require_plain_weights(model: keras.Model) -> None:
             fix="start from the float model",
         )
     require_finite_weights(model)
-
-
-def _edited(item: Any, edit: Callable[[dict[str, Any]], Any]) -> Any:
-    """Apply ``edit`` to the dicts of a nested configuration, innermost first."""
-    if isinstance(item, (list, tuple)):
-        return type(item)(_edited(part, edit) for part in item)
-    if isinstance(item, dict):
-        return edit({key: _edited(value, edit) for key, value in item.items()})
-    return item

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,7 +173,7 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
     if getattr(model, "inputs", None):
         structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         tensors = keras.tree.flatten(structure)
-        shapes = [(t.shape[0], tuple(t.shape[1:]), str(t.dtype), t.name) for t in tensors]
+        ports = [Port(t.name, tuple(t.shape[1:]), str(t.dtype), t.shape[0]) for t in tensors]
     elif example is not None:
         structure = example
         arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(example)]
@@ -181,8 +181,8 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
             map(keras.tree.is_nested, example.values())
         )
         keys = map(str, sorted(example)) if named else ["input"] * len(arrays)
-        shapes = [
-            (None, array.shape[1:], _model_dtype(array), key)
+        ports = [
+            Port(key, array.shape[1:], _model_dtype(array))
             for array, key in zip(arrays, keys, strict=True)
         ]
     else:
@@ -193,15 +193,10 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
             fix="pass calibration=x_train[:200], or examples; to footprint(), which takes neither, "
             "the file that quantize() writes with them",
         )
-    names = unique_names([_tidy(name, "input") for *_, name in shapes])
-    return Ports(
-        tuple(
-            Port(name, shape, dtype, batch)
-            for name, (batch, shape, dtype, _) in zip(names, shapes, strict=True)
-        ),
-        # Without tensors, which would keep a dataset or a graph in memory.
-        keras.tree.map_structure(lambda _: 0, structure),
-    )
+    names = unique_names([_tidy(port.name, "input") for port in ports])
+    tidied = (replace(port, name=name) for port, name in zip(ports, names, strict=True))
+    # Without tensors, which would keep a dataset or a graph in memory.
+    return Ports(tuple(tidied), keras.tree.map_structure(lambda _: 0, structure))
 
 
 def require_numbers(model: keras.Model, ports: Ports) -> None:

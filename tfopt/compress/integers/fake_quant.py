@@ -26,7 +26,7 @@ def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
     # TensorFlow's per-channel operator takes four times as long on a CPU.
     highest = tf.reduce_max(tf.abs(value), _shared_axes(kernel), keepdims=True)
     unit = tf.maximum(highest, _NARROWEST) / (2 ** (bits - 1) - 1)
-    return _rounded_to(value, unit)
+    return tf.grad_pass_through(lambda value: tf.round(value / unit) * unit)(value)
 
 
 def stored(kernel: Kernel) -> Any:
@@ -67,17 +67,6 @@ def moved_range(old: Any, batch: Any, momentum: float) -> Any:
     first = tf.where(batch[1] > batch[0], batch, tf.constant(_DEAD_RANGE))
     moved = tf.where(seen, old + (batch - old) * (1 - momentum), first)
     return tf.where(tf.reduce_all(tf.math.is_finite(batch)), moved, old)
-
-
-def _rounded_to(value: Any, unit: Any) -> Any:
-    """Round to multiples of a unit, with the gradient of the identity."""
-    import tensorflow as tf
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def rounded(value: Any) -> Any:
-        return tf.round(value / unit) * unit, lambda gradient: gradient
-
-    return rounded(value)
 
 
 def _shared_axes(kernel: Kernel) -> tuple[int, ...]:

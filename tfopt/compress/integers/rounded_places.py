@@ -45,8 +45,6 @@ def _reads_indices(part: Any) -> bool:
 
 # In LiteRT the input and the output of such a part have one scale: a narrower range of the output
 # would clip the input.
-_MOVES = "passes its input's values on"
-_NOTHING = "does nothing in inference"
 _MOVING = """
     Flatten Reshape Permute RepeatVector BaseZeroPadding BaseCropping ZeroPadding1D ZeroPadding2D
     ZeroPadding3D Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D UpSampling3D Identity
@@ -59,19 +57,16 @@ _ONLY_IN_TRAINING = """
     Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise GaussianDropout
     AlphaDropout ActivityRegularization Masking BaseImageAugmentationLayer
 """
-_REASONS = {
-    **dict.fromkeys(_MOVING.split(), _MOVES),
-    **dict.fromkeys(_ONLY_IN_TRAINING.split(), _NOTHING),
-}
 
 
 def why_no_range(part: Any) -> str | None:
     """Return why a result has the range of the input, or None if it has its own."""
     names = kinds(part)
-    reason = next((why for name, why in _REASONS.items() if name in names), None)
-    if reason is None and any(name.startswith("Random") for name in names):
-        return _NOTHING
-    return reason
+    if names & {*_MOVING.split()}:
+        return "passes its input's values on"
+    if names & {*_ONLY_IN_TRAINING.split()} or any(name.startswith("Random") for name in names):
+        return "does nothing in inference"
+    return None
 
 
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
