@@ -218,20 +218,24 @@ def _functions() -> Iterator[None]:
     import tensorflow as tf
 
     arrays = array_functions()
+    convolutions = {3: tf.nn.conv1d, 4: tf.nn.conv2d}
+    depthwise = {4: tf.compat.v1.nn.depthwise_conv2d_native}
     with (
-        replaced(tf, einsum=_einsum(tf.einsum), roll=_roll(tf.roll)),
-        replaced(tf.linalg, einsum=_einsum(tf.linalg.einsum)),
+        replaced(tf, einsum=partial(_einsum, tf.einsum), roll=partial(_roll, tf.roll)),
+        replaced(tf.linalg, einsum=partial(_einsum, tf.linalg.einsum)),
         replaced(
             tf.nn,
-            convolution=_dilated(tf.nn.convolution, {3: tf.nn.conv1d, 4: tf.nn.conv2d}),
-            depthwise_conv2d=_dilated(
-                tf.nn.depthwise_conv2d, {4: tf.compat.v1.nn.depthwise_conv2d_native}
-            ),
+            convolution=partial(_dilated, tf.nn.convolution, convolutions),
+            depthwise_conv2d=partial(_dilated, tf.nn.depthwise_conv2d, depthwise),
             separable_conv2d=_separable,
         ),
-        replaced(tf.image, extract_patches=_extract_patches(tf.image.extract_patches)),
-        replaced(arrays, argmax=_place_of("argmax"), argmin=_place_of("argmin")),
-        replaced(arrays, eye=_eye(arrays.eye)),
+        replaced(tf.image, extract_patches=partial(_extract_patches, tf.image.extract_patches)),
+        replaced(
+            arrays,
+            argmax=partial(_place_of, tf.argmax),
+            argmin=partial(_place_of, tf.argmin),
+            eye=partial(_eye, arrays.eye),
+        ),
     ):
         yield
 
@@ -257,70 +261,63 @@ def _depth(x: Any) -> Any:
     return tf.nn.relu(x * -1.0)
 
 
-def _roll(plain: Form) -> Form:
+def _roll(plain: Form, input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
     """Roll values, as in a Swin Transformer, by concatenating two slices."""
+    import tensorflow as tf
 
-    def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-        import tensorflow as tf
-
-        values = tf.convert_to_tensor(input)
-        shifts, axes = tf.get_static_value(shift), tf.get_static_value(axis)
-        rank = values.shape.rank
-        if shifts is None or axes is None or rank is None or rank > _MOST_AXES:
-            return plain(input, shift, axis, name)
-        moves = [
-            (int(by), int(on) % rank)
-            for by, on in zip(np.ravel(shifts), np.ravel(axes), strict=True)
-        ]
-        if any(values.shape[on] is None for _, on in moves):
-            return plain(input, shift, axis, name)
-        for by, on in moves:
-            length = values.shape[on]
-            if length and by % length:
-                cut, before = length - by % length, (slice(None),) * on
-                parts = [values[(*before, slice(cut, None))], values[(*before, slice(cut))]]
-                values = tf.concat(parts, on)
-        return values
-
-    return roll
+    values = tf.convert_to_tensor(input)
+    shifts, axes = tf.get_static_value(shift), tf.get_static_value(axis)
+    rank = values.shape.rank
+    if shifts is None or axes is None or rank is None or rank > _MOST_AXES:
+        return plain(input, shift, axis, name)
+    moves = [
+        (int(by), int(on) % rank) for by, on in zip(np.ravel(shifts), np.ravel(axes), strict=True)
+    ]
+    if any(values.shape[on] is None for _, on in moves):
+        return plain(input, shift, axis, name)
+    for by, on in moves:
+        length = values.shape[on]
+        if length and by % length:
+            cut, before = length - by % length, (slice(None),) * on
+            parts = [values[(*before, slice(cut, None))], values[(*before, slice(cut))]]
+            values = tf.concat(parts, on)
+    return values
 
 
-def _einsum(plain: Form) -> Form:
+def _einsum(plain: Form, equation: str, *inputs: Any, **named: Any) -> Any:
     """Put the operand with the free batch size first: in the other order its shape overflows."""
+    import tensorflow as tf
 
-    def einsum(equation: str, *inputs: Any, **named: Any) -> Any:
-        import tensorflow as tf
-
-        if len(inputs) != 2 or "->" not in equation:
-            return plain(equation, *inputs, **named)
-        one, other = inputs
-        is_known = None not in tuple(getattr(one, "shape", (None,)))
-        is_free = isinstance(other, tf.Tensor) and other.shape.rank and other.shape[0] is None
-        if not (is_known and is_free):
-            return plain(equation, one, other, **named)
-        operands, result = equation.split("->")
-        first, second = operands.split(",")
-        return plain(f"{second},{first}->{result}", other, one, **named)
-
-    return einsum
+    if len(inputs) != 2 or "->" not in equation:
+        return plain(equation, *inputs, **named)
+    one, other = inputs
+    is_known = None not in tuple(getattr(one, "shape", (None,)))
+    is_free = isinstance(other, tf.Tensor) and other.shape.rank and other.shape[0] is None
+    if not (is_known and is_free):
+        return plain(equation, one, other, **named)
+    operands, result = equation.split("->")
+    first, second = operands.split(",")
+    return plain(f"{second},{first}->{result}", other, one, **named)
 
 
-def _dilated(plain: Form, by_rank: dict[int, Form]) -> Form:
+def _dilated(
+    plain: Form,
+    by_rank: dict[int, Form],
+    input: Any,
+    filters: Any,
+    *rest: Any,
+    dilations: Any = None,
+    **named: Any,
+) -> Any:
     """Convolve with gaps in the kernel by one operator.
 
     TensorFlow itself moves values into the batch and back, for which there is no integer kernel.
     """
-
-    def convolution(
-        input: Any, filters: Any, *rest: Any, dilations: Any = None, **named: Any
-    ) -> Any:
-        direct, is_first = by_rank.get(len(filters.shape)), "NC" in (named.get("data_format") or "")
-        gaps = np.broadcast_to(dilations or 1, len(filters.shape) - 2).tolist()
-        if direct is None or is_first or max(gaps) == 1 or len(rest) != 2:
-            return plain(input, filters, *rest, dilations=dilations, **named)
-        return direct(input, filters, *rest, dilations=[1, *gaps, 1], **named)
-
-    return convolution
+    direct, is_first = by_rank.get(len(filters.shape)), "NC" in (named.get("data_format") or "")
+    gaps = np.broadcast_to(dilations or 1, len(filters.shape) - 2).tolist()
+    if direct is None or is_first or max(gaps) == 1 or len(rest) != 2:
+        return plain(input, filters, *rest, dilations=dilations, **named)
+    return direct(input, filters, *rest, dilations=[1, *gaps, 1], **named)
 
 
 def _separable(x: Any, kernel: Any, points: Any, *rest: Any, **named: Any) -> Any:
@@ -330,66 +327,53 @@ def _separable(x: Any, kernel: Any, points: Any, *rest: Any, **named: Any) -> An
     return tf.nn.conv2d(channels, points, 1, "VALID", named.get("data_format") or "NHWC")
 
 
-def _extract_patches(plain: Form) -> Form:
+def _extract_patches(
+    plain: Form,
+    images: Any,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    rates: Sequence[int],
+    padding: str,
+    name: str | None = None,
+) -> Any:
     """Extract patches of float images, as in the first layer of a Vision Transformer.
 
     Adjacent patches are a space_to_depth, others a convolution with an identity kernel, as in
     ``keras.ops.image.extract_patches``.
     """
+    import tensorflow as tf
 
-    def extract_patches(
-        images: Any,
-        sizes: Sequence[int],
-        strides: Sequence[int],
-        rates: Sequence[int],
-        padding: str,
-        name: str | None = None,
-    ) -> Any:
-        import tensorflow as tf
-
-        images = tf.convert_to_tensor(images)
-        known = images.shape.rank == 4 and images.shape[-1] is not None
-        if not (known and images.dtype.is_floating):
-            return plain(images, sizes, strides, rates, padding, name)
-        size, stride, rate = (tuple(map(int, axes[1:3])) for axes in (sizes, strides, rates))
-        block = size[0]
-        beside = size == stride == (block, block) and rate == (1, 1) and block > 1
-        if beside and all(length and length % block == 0 for length in images.shape[1:3]):
-            return tf.nn.space_to_depth(images, block)
-        values = size[0] * size[1] * images.shape[-1]
-        each_once = tf.reshape(tf.eye(values, dtype=images.dtype), [*size, -1, values])
-        return tf.nn.conv2d(images, each_once, stride, padding, dilations=rate)
-
-    return extract_patches
+    images = tf.convert_to_tensor(images)
+    known = images.shape.rank == 4 and images.shape[-1] is not None
+    if not (known and images.dtype.is_floating):
+        return plain(images, sizes, strides, rates, padding, name)
+    size, stride, rate = (tuple(map(int, axes[1:3])) for axes in (sizes, strides, rates))
+    block = size[0]
+    beside = size == stride == (block, block) and rate == (1, 1) and block > 1
+    if beside and all(length and length % block == 0 for length in images.shape[1:3]):
+        return tf.nn.space_to_depth(images, block)
+    values = size[0] * size[1] * images.shape[-1]
+    each_once = tf.reshape(tf.eye(values, dtype=images.dtype), [*size, -1, values])
+    return tf.nn.conv2d(images, each_once, stride, padding, dilations=rate)
 
 
-def _eye(plain: Form) -> Form:
+def _eye(plain: Form, *sizes: Any, dtype: Any = None, **named: Any) -> Any:
     """Make an identity matrix a constant: OpenVINO has no operator for its diagonal."""
+    import keras
+    import tensorflow as tf
 
-    def eye(*sizes: Any, dtype: Any = None, **named: Any) -> Any:
-        import keras
-        import tensorflow as tf
-
-        if not all(isinstance(size, int | None) for size in (*sizes, *named.values())):
-            return plain(*sizes, dtype=dtype, **named)
-        return tf.cast(np.eye(*sizes, **named), dtype or keras.config.floatx())
-
-    return eye
+    if not all(isinstance(size, int | None) for size in (*sizes, *named.values())):
+        return plain(*sizes, dtype=dtype, **named)
+    return tf.cast(np.eye(*sizes, **named), dtype or keras.config.floatx())
 
 
-def _place_of(name: str) -> Form:
-    """Return ``argmax`` or ``argmin`` without Keras's bit operations, which order -0 below 0."""
+def _place_of(largest: Form, x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    """Compute ``argmax`` or ``argmin`` without Keras's bit operations: they order -0 below 0."""
+    import tensorflow as tf
 
-    def place(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-        import tensorflow as tf
-
-        x = tf.convert_to_tensor(x)
-        values = tf.reshape(x, [-1]) if axis is None else x
-        index = getattr(tf, name)(values, 0 if axis is None else axis, tf.int32)
-        if not keepdims:
-            return index
-        if axis is None:
-            return tf.reshape(index, [1] * x.shape.rank)
-        return tf.expand_dims(index, axis)
-
-    return place
+    x = tf.convert_to_tensor(x)
+    values = tf.reshape(x, [-1]) if axis is None else x
+    index = largest(values, 0 if axis is None else axis, tf.int32)
+    if not keepdims:
+        return index
+    return tf.reshape(index, [1] * x.shape.rank) if axis is None else tf.expand_dims(index, axis)
