@@ -272,7 +272,7 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
     with pytest.raises(UserError, match="loses more than 0 points:") as caught:
         tfopt.export(trained, tmp_path, **asked, examples=test)
     assert "relative error" in str(caught.value)
-    assert "raise max_drop" in caught.value.fix
+    assert "raise max_drop" in caught.value.received
     assert not list(tmp_path.iterdir())
     # A file that is there is not lost to one that fails, and the error says that it is there.
     (tmp_path / "litert_int8").mkdir()

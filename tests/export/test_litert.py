@@ -239,17 +239,6 @@ def test_recurrent_layers_are_unrolled_and_said_so():
     assert not any(getattr(part, "unroll", False) for part in model._flatten_layers())
 
 
-def test_a_model_that_only_trains_others_is_refused_for_its_missing_call():
-    class Trainer(keras.Model):
-        pass
-
-    model = Trainer()
-    model.built = True
-    with pytest.raises(UserError, match=r"has no call\(\)") as caught:
-        quantize(model, calibration=RNG.normal(size=(32, 5)))
-    assert "pass the model inside it" in caught.value.fix
-
-
 class Towers(keras.Model):
     def __init__(self):
         super().__init__()

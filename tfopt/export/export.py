@@ -137,14 +137,9 @@ def write_all(
     files = tuple(file for file in results if isinstance(file, ExportedFile))
     refused = tuple(file for file in results if isinstance(file, Refused))
     if not files:
-        lost = any(file.too_far for file in refused)
         raise UserError(
             f"No file of {model.name!r} could be written.",
             received="; ".join([*why_refused(refused), *reference.notes]),
-            fix="give more calibration examples, scaled as in the training; or use another "
-            "precision; or raise max_drop"
-            if lost
-            else None,
         )
     score, _ = reference.score(reference.expected)
     return Exported(target, files, refused, score, reference.notes)
@@ -224,12 +219,7 @@ def write_files(
             reason = one_line(error)
             if place.exists():
                 reason += "; the file of an earlier export is still in its folder"
-            too_far = isinstance(error, _TooFar)
-            yield Refused(kind.name, precision, reason, reference.variant, too_far)
-
-
-class _TooFar(UserError):
-    """A file whose outputs differ too much from the model's."""
+            yield Refused(kind.name, precision, reason, reference.variant)
 
 
 def _compared_file(
@@ -249,8 +239,11 @@ def _compared_file(
         file = exported_file(reference, kind, precision, staged, outputs, notes)
         failure = file.parity.failure(limit)
         if failure is not None:
-            lost = f"{file.parity.summary()}{_worst(reference, outputs)}"
-            raise _TooFar(f"{failure}: {lost}")
+            raise UserError(
+                f"{failure}: {file.parity.summary()}{_worst(reference, outputs)}",
+                fix="give more calibration examples, scaled as in the training; or use another "
+                "precision; or raise max_drop",
+            )
         write_facts(file)
         if place.exists():
             shutil.rmtree(place)
@@ -316,13 +309,7 @@ def write_file(
 ) -> Any:
     """Write one file into a new folder; return notes on it."""
     folder.mkdir()
-    try:
-        return kind.write(graphs, form, precision, folder)
-    except OSError as error:
-        raise UserError(
-            f"The file could not be written: {error.strerror or error}.",
-            fix="free space on that disk, or choose another folder",
-        ) from error
+    return kind.write(graphs, form, precision, folder)
 
 
 def require_gpu(name: str) -> None:

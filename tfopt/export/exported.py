@@ -74,8 +74,6 @@ class Refused:
     precision: Precision
     reason: str
     variant: str = ""
-    too_far: bool = False
-    """Whether it was written, and lost more than ``max_drop``."""
 
     @property
     def name(self) -> str:
@@ -156,12 +154,6 @@ def why_refused(refused: Iterable[Refused], form: str = "{}: {}") -> list[str]:
 def refused_row(file: Refused) -> Row:
     """Return a file that could not be written as a row with its reason."""
     return Row(file.name, (), status="refused", story=(file.reason,))
-
-
-def in_words(file: ExportedFile) -> str:
-    """Return one line about a file."""
-    score = "" if file.score is None else f"; {file.scored_by} {file.score:.4g}"
-    return "; ".join([f"{file.kib:>8.0f} KiB; {file.parity.summary()}{score}", *file.notes])
 
 
 def write_facts(file: ExportedFile) -> None:

@@ -25,7 +25,6 @@ from tfopt.export.export import (
 from tfopt.export.exported import (
     ExportedFile,
     Refused,
-    in_words,
     refused_row,
     score_cell,
     why_refused,
@@ -205,7 +204,8 @@ def optimize(
     most, repeats = require_count("samples", samples), require_count("turns", turns, minimum=5)
     size, cores = require_count("batch", batch), require_count("threads", threads)
     on_gpu = target == "gpu-latency"
-    wanted, refused = _wanted(target, formats, precision)
+    with Child(gpu=on_gpu) as child:
+        wanted, refused = _usable(target, formats, precision, child)
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
@@ -218,9 +218,6 @@ def optimize(
         tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
     ):
         with Child(gpu=on_gpu) as child:  # files are measured in separate processes
-            if on_gpu:
-                wanted, on_cpu = _on_gpu(wanted, child)
-                refused += on_cpu
             writer = _Writer(wanted, Path(beside), child, progress)
             reference = make_reference(model, given, writer.folder, wanted)
             score = reference.score(reference.expected)[0]
@@ -277,7 +274,9 @@ class _Writer:
             if isinstance(file, Refused):
                 self.progress(f"{file.name}: not written: {file.reason}")
             else:
-                self.progress(f"{file.name}: {in_words(file).strip()}")
+                score = [] if file.score is None else [f"{file.scored_by} {file.score:.4g}"]
+                facts = [f"{file.kib:.0f} KiB", file.parity.summary(), *score, *file.notes]
+                self.progress(f"{file.name}: {'; '.join(facts)}")
             results.append(file)
         return results
 
@@ -312,8 +311,16 @@ class _Writer:
 
 def _tried(score: float | None, max_drop: float, file: ExportedFile) -> TriedFile:
     """Return a file that is not measured yet, with why it lost if it loses too much."""
-    drop = _drop(file, score)
-    return TriedFile(file, drop, lost=_too_far(file, drop, max_drop))
+    if score is None or file.score is None:
+        failure = file.parity.failure(max_drop)
+        lost = "" if failure is None else f"{failure}: {file.parity.summary()}"
+        return TriedFile(file, None, lost=lost)
+    if file.scored_by == "accuracy":
+        # One of 200 examples is 0.5, not above it.
+        drop, unit = round(100 * (score - file.score), 9), "points of accuracy"
+    else:
+        drop, unit = 100 * (file.score - score) / max(score, 1e-12), "% of the error"
+    return TriedFile(file, drop, lost=f"loses {drop:.2f} {unit}" if drop > max_drop else "")
 
 
 def _require(target: object, max_drop: object, variants: object) -> None:
@@ -330,57 +337,35 @@ def _require(target: object, max_drop: object, variants: object) -> None:
         )
 
 
-def _wanted(
+def _usable(
     target: Target,
     formats: str | Sequence[str] | None,
     precision: Precision | Sequence[Precision] | None,
+    child: Child,
 ) -> tuple[list[tuple[Format, Precision]], list[Refused]]:
-    """Return the files to try, and those whose packages are not installed."""
+    """Return the files to try, and those of formats that are not installed or find no GPU."""
     names = list(FORMATS) if formats is None else known_names("format", formats, FORMATS)
     asked = PRECISIONS if precision is None else known_names("precision", precision, PRECISIONS)
     device = "gpu" if target == "gpu-latency" else "cpu"
     wanted: list[tuple[Format, Precision]] = []
-    missing = []
-    for file_format in (FORMATS[name] for name in names):
-        if device not in file_format.devices:
-            continue
+    refused: list[Refused] = []
+    for file_format in (FORMATS[name] for name in names if device in FORMATS[name].devices):
         kinds = [kind for kind in file_format.precisions if kind in asked]
         try:
             file_format.require()
-        except UserError as error:
-            if formats is not None:
-                raise
-            missing += [Refused(file_format.name, kind, error.fix or error.what) for kind in kinds]
+            if device == "gpu":
+                child(require_gpu, file_format.name)
+        except (UserError, RuntimeError) as error:
+            refused += [Refused(file_format.name, kind, one_line(error)) for kind in kinds]
         else:
             wanted += [(file_format, kind) for kind in kinds]
     if not wanted:
         raise UserError(
-            "No format supports these precisions.",
+            "No file can be tried here.",
             expected=f"formats for {device} in precisions that they support",
-            received=f"{', '.join(names)} in {', '.join(asked)}",
+            received="; ".join(why_refused(refused)) or f"{', '.join(names)} in {', '.join(asked)}",
         )
-    return wanted, missing
-
-
-def _on_gpu(
-    wanted: Sequence[tuple[Format, Precision]], child: Child
-) -> tuple[list[tuple[Format, Precision]], list[Refused]]:
-    """Return the files that run on a GPU in the child, and those that would run on its CPU."""
-    reasons: dict[str, str] = {}
-    for name in dict.fromkeys(kind.name for kind, _ in wanted):
-        try:
-            child(require_gpu, name)
-        except (UserError, RuntimeError) as error:
-            reasons[name] = one_line(error)
-    usable = [pair for pair in wanted if pair[0].name not in reasons]
-    if not usable:
-        raise UserError(
-            "No format would run on a GPU here.",
-            received="; ".join(f"{name}: {reason}" for name, reason in reasons.items()),
-            fix='target="cpu-latency", or a machine with an NVIDIA GPU',
-        )
-    others = [(kind, precision) for kind, precision in wanted if kind.name in reasons]
-    return usable, [Refused(kind.name, p, reasons[kind.name]) for kind, p in others]
+    return wanted, refused
 
 
 def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
@@ -391,25 +376,7 @@ def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
     return open_part(data, "train"), open_part(data, "test"), ()
 
 
-def _drop(file: ExportedFile, score: float | None) -> float | None:
-    """Return the loss of a file's score: points of accuracy, or percent of the error."""
-    if score is None or file.score is None:
-        return None
-    if file.scored_by == "accuracy":
-        return round(100 * (score - file.score), 9)  # one of 200 examples is 0.5, not above it
-    return 100 * (file.score - score) / max(score, 1e-12)
-
-
 # The verdict
-
-
-def _too_far(file: ExportedFile, drop: float | None, max_drop: float) -> str:
-    """Return that a file loses too much, or an empty text."""
-    if drop is not None:
-        unit = "points of accuracy" if file.scored_by == "accuracy" else "% of the error"
-        return f"loses {drop:.2f} {unit}" if drop > max_drop else ""
-    failure = file.parity.failure(max_drop)
-    return "" if failure is None else f"{failure}: {file.parity.summary()}"
 
 
 def _judged(rows: Sequence[TriedFile], measured: Measured, target: Target) -> list[TriedFile]:
