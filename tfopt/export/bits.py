@@ -14,6 +14,7 @@ from tfopt.export.formats.litert import LiteRT, quantized, recipe
 from tfopt.export.litert_file import LiteRTKernel, kernels
 from tfopt.export.parity import compare
 from tfopt.export.reference import Reference
+from tfopt.report.format import few
 from tfopt.subprocesses import Child, ChildEnded
 
 _KINDS = ("FULLY_CONNECTED", "CONV_2D")
@@ -64,18 +65,14 @@ def fewer_bits(
         place, outputs = tried(order[:middle])
         file = None
         if outputs is not None:
-            note = f"four bits in {middle} kernels: {', '.join(_names(order[:middle]))}"
+            names = [kernel.gives[0].partition(";")[0] for kernel in order[:middle]]
+            note = f"four bits in {middle} kernels: {few(names)}"
             file = exported_file(reference, LiteRT(), "mixed", place, outputs, (note,))
         if file is not None and within(file):
             accepted, best = middle, file
         else:
             too_many = middle
     return best
-
-
-def _names(four_bits: Sequence[LiteRTKernel]) -> list[str]:
-    names = [kernel.gives[0].partition(";")[0] for kernel in four_bits[:3]]
-    return names + [f"and {len(four_bits) - 3} more"] * (len(four_bits) > 3)
 
 
 def write_mixed(graphs: Graphs, four_bits: Sequence[LiteRTKernel], folder: Path) -> None:

@@ -184,12 +184,6 @@ def _not_traceable(name: str, error: Exception) -> UserError:
             expected="a fixed length: recurrent layers are unrolled for LiteRT",
             fix="build the model for serving with keras.Input((length, features)) and set_weights",
         )
-    if "does not have a `call()`" in str(error):
-        return UserError(
-            f"The model {name!r} has no call().",
-            expected="a model that computes its outputs in call()",
-            fix="define call() on its class, or pass the model inside it that is to be served",
-        )
     return UserError(
         f"The model {name!r} cannot be turned into a TensorFlow graph.",
         received=first_line(error),

@@ -17,6 +17,7 @@ from tfopt.compress.model_graph import Array
 from tfopt.errors import UserError, first_line
 from tfopt.export.quiet import quiet
 from tfopt.job.cgroup import usable_cores
+from tfopt.report.format import by_reason
 
 # The converter does not quantize smaller weights: their scales would take more than is saved.
 _SMALL_WEIGHT = 1024
@@ -36,9 +37,7 @@ class LeftFloat:
 
 def left_in_words(left: Sequence[LeftFloat]) -> str:
     """Return a phrase on the parts left in float."""
-    shown = ", ".join(f"{part.name} ({part.reason})" for part in left[:3])
-    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-    return f"left in float: {shown}{more}"
+    return f"left in float: {', '.join(by_reason((part.name, part.reason) for part in left))}"
 
 
 def float_ops(content: bytes) -> tuple[LeftFloat, ...]:

@@ -134,18 +134,20 @@ _CLASS_LOSSES = frozenset(
 
 def ranks_classes(model: keras.Model) -> bool:
     """Return whether all losses of a model are losses for scores of classes."""
-    import keras
-
-    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
+    losses = _losses(model)
     return bool(losses) and all(_function_name(loss) in _CLASS_LOSSES for loss in losses)
 
 
 def threshold_of(model: keras.Model) -> float:
     """Return the value above which a single output is class 1: 0 where the loss takes logits."""
+    return 0.0 if any(getattr(loss, "from_logits", False) for loss in _losses(model)[:1]) else 0.5
+
+
+def _losses(model: keras.Model) -> list[Any]:
     import keras
 
-    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
-    return 0.0 if losses and getattr(losses[0], "from_logits", False) else 0.5
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    return [loss for loss in losses if loss is not None]
 
 
 def _function_name(loss: Any) -> str:

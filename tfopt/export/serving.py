@@ -18,7 +18,7 @@ import numpy as np
 
 from tfopt.compress.float_copy import convertible_copy, outside_strategies
 from tfopt.compress.model_graph import ports_of
-from tfopt.compress.reports import count_zeros
+from tfopt.compress.reports import ZEROS_MEANT, count_zeros
 from tfopt.compress.strip import awareness_of
 from tfopt.errors import UserError, first_line
 from tfopt.export.litert import Traced, convert, serve, trace
@@ -28,8 +28,6 @@ from tfopt.export.quiet import quiet
 from tfopt.job.model_checks import require_built_keras3, require_finite_weights
 from tfopt.job.parts import Artefact
 
-# Below this share, zeros are untrained biases.
-_SPARSE = 0.1
 _GIGA = 1e9
 # Operations that TensorFlow's profiler does not count, with the bodies of loops and branches
 _UNPROFILED = frozenset(
@@ -86,20 +84,18 @@ def _read(name: str, model: Any) -> ServingFile:
 
     if isinstance(model, Quantized):
         return ServingFile(name, model.content, notes=(f"a file in {model.precision}",))
-    if isinstance(model, str | os.PathLike):
-        path = Path(model).expanduser()
-        if path.suffix == ".keras":
-            return _of_keras(name, as_model(path))
-        if path.suffix != ".tflite" or not path.is_file():
-            raise _no_model(name, str(path))
-        file = ServingFile(name, path.read_bytes())
-        try:
-            one_inference(file.content, 1)
-        except (UserError, RuntimeError) as error:
-            problem = error.received if isinstance(error, UserError) else first_line(error)
-            raise _no_model(name, f"{path}, which LiteRT cannot run: {problem}") from error
-        return file
-    return _of_keras(name, model)
+    path = Path(model).expanduser() if isinstance(model, str | os.PathLike) else None
+    if path is None or path.suffix == ".keras":
+        return _of_keras(name, as_model(path or model))
+    if path.suffix != ".tflite" or not path.is_file():
+        raise _no_model(name, str(path))
+    file = ServingFile(name, path.read_bytes())
+    try:
+        one_inference(file.content, 1)
+    except (UserError, RuntimeError) as error:
+        problem = error.received if isinstance(error, UserError) else first_line(error)
+        raise _no_model(name, f"{path}, which LiteRT cannot run: {problem}") from error
+    return file
 
 
 def _of_keras(name: str, model: Any) -> ServingFile:
@@ -115,7 +111,7 @@ def _of_keras(name: str, model: Any) -> ServingFile:
     served = serve(copy, ports_of(copy))
     weights, zeros = count_zeros(*model.weights)
     sparse = None
-    if zeros > _SPARSE * weights:
+    if zeros > ZEROS_MEANT * weights:
         sparse, reason = _sparse(served)
         notes = (*notes, *((reason,) if reason else ()))
     content = convert(served)

@@ -71,10 +71,6 @@ class Signature:
         """Return, in code, the one output of a dict of them, or the dict of several."""
         return f'{outputs}["{self.outputs[0]}"]' if len(self.outputs) == 1 else outputs
 
-    def unpacked(self, outputs: str) -> str:
-        """Return, in code, ``y`` as the one output of a list of them, or as the list of several."""
-        return f"{'(y,)' if len(self.outputs) == 1 else 'y'} = {outputs}"
-
     def names(self) -> str:
         """Return the names of the outputs as a list in code."""
         return "[" + ", ".join(f'"{name}"' for name in self.outputs) + "]"
@@ -143,9 +139,9 @@ class Format(ABC):
     precisions: ClassVar[tuple[Precision, ...]]
     devices: ClassVar[tuple[Device, ...]] = ("cpu",)
 
-    @abstractmethod
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
         """Return the forms from which it can be written, the best first."""
+        return ("unrolled", "plain")
 
     @abstractmethod
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
@@ -176,9 +172,7 @@ class Format(ABC):
 
     def engine_version(self) -> str:
         """Return the engine with its version."""
-        for distribution in self.packages.values():
-            try:
-                return f"{self.engine} {version(distribution)}"
-            except PackageNotFoundError:
-                continue
-        return self.engine
+        try:
+            return f"{self.engine} {version(next(iter(self.packages.values())))}"
+        except PackageNotFoundError:  # TensorFlow has several distributions
+            return self.engine

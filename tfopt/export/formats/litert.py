@@ -233,11 +233,8 @@ def _reshape_to_expand(model: Any, name_of: Callable[[Any, int], str]) -> None:
             if sum(size < 0 for size in sizes) > 1:
                 continue
             op.inputs = [op.inputs[0], _whole_numbers(model, graph, result, "sizes", sizes)]
-            op.opcodeIndex, op.builtinOptionsType, op.builtinOptions = (
-                names.index("RESHAPE"),
-                0,
-                None,
-            )
+            op.opcodeIndex = names.index("RESHAPE")
+            op.builtinOptionsType, op.builtinOptions = 0, None
 
 
 def _slice_to_split(model: Any, name_of: Callable[[Any, int], str]) -> None:

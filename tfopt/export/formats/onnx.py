@@ -44,10 +44,6 @@ class Onnx(Format):
     precisions: ClassVar[tuple[Precision, ...]] = ("float32", "float16", "int8", "dynamic")
     provider = "CPUExecutionProvider"
 
-    def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the graph with unrolled loops, or with loops that cannot be unrolled."""
-        return ("unrolled", "plain")
-
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
         """Convert the graph, then quantize the file."""
         target = folder / self.filename
@@ -82,8 +78,9 @@ class Onnx(Format):
 
     def code(self, path: str, signature: Signature) -> str:
         """Return lines that run the file."""
+        y = "(y,)" if len(signature.outputs) == 1 else "y"
         call = f"session.run({signature.names()}, {signature.by_name()})"
-        return f"{self.opening(path)}\n{signature.unpacked(call)}"
+        return f"{self.opening(path)}\n{y} = {call}"
 
     def opening(self, path: str) -> str:
         """Return lines that open the file as ``session``."""
@@ -98,11 +95,19 @@ def converted(saved_model: Path) -> Path:
 
 def _convert(saved_model: Path) -> bytes:
     """Return an ONNX file with the names of the signature."""
+    from onnx import defs
+
     proto = _proto(saved_model)
+    known = {schema.name for schema in defs.get_all_schemas()}
+    known |= {function.name for function in proto.functions}
+    # tf2onnx keeps what it cannot express, unchanged or in a domain of its own.
     unknown = sorted(
-        {node.op_type for node in proto.graph.node if node.domain not in ("", "ai.onnx.ml")}
+        {
+            node.op_type
+            for node in proto.graph.node
+            if node.op_type not in known or node.domain not in ("", "ai.onnx.ml")
+        }
     )
-    unknown += sorted({node.op_type for node in proto.graph.node} & _not_of_onnx(proto))
     if unknown:
         raise UserError(
             f"ONNX has no operator for {', '.join(unknown)}.",
@@ -159,15 +164,6 @@ def _without_xla(saved_model: Path, folder: Path) -> Path:
         if other.name != _GRAPH:
             (folder / other.name).symlink_to(other.resolve())
     return folder
-
-
-def _not_of_onnx(proto: Any) -> set[str]:
-    """Return the operators that are not of ONNX: tf2onnx keeps unknown ones unchanged."""
-    from onnx import defs
-
-    known = {schema.name for schema in defs.get_all_schemas()}
-    known |= {function.name for function in proto.functions}
-    return {node.op_type for node in proto.graph.node} - known
 
 
 def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:

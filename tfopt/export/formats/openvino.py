@@ -30,10 +30,6 @@ class OpenVino(Format):
     extra = "openvino"
     precisions = ("float32", "float16", "int8", "weight_only", "int4")
 
-    def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the graph with unrolled loops, or with loops that cannot be unrolled."""
-        return ("unrolled", "plain")
-
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
         """Convert the graph, then quantize it."""
         import openvino

@@ -11,15 +11,5 @@ from tfopt.export.formats.saved_model import SavedModel
 from tfopt.export.formats.saved_model_xla import SavedModelXla
 from tfopt.export.formats.tensorrt import TensorRt
 
-FORMATS: dict[str, Format] = {
-    file_format.name: file_format
-    for file_format in (
-        SavedModel(),
-        SavedModelXla(),
-        LiteRT(),
-        Onnx(),
-        OnnxCuda(),
-        OpenVino(),
-        TensorRt(),
-    )
-}
+_ALL = (SavedModel(), SavedModelXla(), LiteRT(), Onnx(), OnnxCuda(), OpenVino(), TensorRt())
+FORMATS: dict[str, Format] = {file_format.name: file_format for file_format in _ALL}

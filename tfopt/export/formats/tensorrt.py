@@ -35,10 +35,6 @@ class TensorRt(Format):
     precisions = ("float32", "float16", "int8")
     devices = ("gpu",)
 
-    def forms(self, precision: Precision) -> tuple[Graph, ...]:
-        """Return the forms from which ONNX files are written."""
-        return Onnx().forms(precision)
-
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
         """Write an ONNX file in the precision, and build its engine."""
         from polygraphy.backend.trt import engine_from_network, network_from_onnx_path, save_engine
