@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -358,33 +359,22 @@ def _reduce(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _get_item(analysis: Analysis, call: Call) -> list[Flow]:
-    (flow,), shape = call.inputs, call.shapes[0]
+    """Follow indices that take all channels; of other axes one label stands for all positions."""
+    (flow,), shape, parts = call.inputs, call.shapes[0], list(call.constants)
     if not flow.varying:
         return [Flow(shape, flow.labels.reshape((1,) * len(shape)))]
-    places = _places_after(call.constants, len(flow.shape))
-    (axis, *more) = flow.varying
-    if more or places is None or places[axis] is None:
+    whole = all(isinstance(part, slice | int | EllipsisType | None) for part in parts)
+    if whole:
+        missing = len(flow.shape) - sum(part is not None and part is not ... for part in parts)
+        at = parts.index(...) if ... in parts else len(parts)
+        parts[at : at + 1] = [slice(None)] * missing
+        of_axes = [part for part in parts if part is not None]  # None is a new axis
+        whole = all(of_axes[axis] == slice(None) for axis in flow.varying)
+    if not whole:
         analysis.pin(flow, f"{call.title} indexes channels")
         return [Flow.plain(shape)]
-    return [Flow.on_axis(shape, places[axis] or 0, flow.labels.reshape(-1))]
-
-
-def _places_after(key: tuple[Any, ...], rank: int) -> list[int | None] | None:
-    """Return the axes after indexing; None for one that is not taken as a whole."""
-    parts = list(key)
-    if not all(isinstance(part, slice | int | None) or part is Ellipsis for part in parts):
-        return None
-    taken = [part for part in parts if part is not None and part is not Ellipsis]
-    missing = [slice(None)] * (rank - len(taken))
-    at = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
-    parts[at : at + 1] = missing
-    places: list[int | None] = []
-    place = 0
-    for part in parts:
-        if part is not None:  # None is a new axis
-            places.append(place if part == slice(None) else None)
-        place += not isinstance(part, int)
-    return places
+    key = [0 if isinstance(part, int) else part and slice(None) for part in parts]
+    return [Flow(shape, flow.labels[tuple(key)])]
 
 
 # Operations that only move axes apply to labels, too.

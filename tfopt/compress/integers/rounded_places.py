@@ -74,6 +74,8 @@ FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
 
 _RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
 _RANGE_OF |= dict.fromkeys(("relu", "relu6"), "positive")
+# The classes that are an activation
+_ACTIVATIONS = {name.capitalize(): name for name in _RANGE_OF}
 _FOLDS_NORMALIZATION = frozenset(
     {"Dense", "BaseConv", "BaseConvTranspose", "BaseDepthwiseConv", "BaseSeparableConv"}
 )
@@ -218,14 +220,8 @@ def _is_fused(part: Any, place: Neighbours) -> bool:
 
 
 def _is_relu(part: Any) -> bool:
-    if not computes_as_keras(part):
-        return False
-    names = kinds(part)
-    if "ReLU" in names and is_layer(part):
-        return not part.negative_slope and not part.threshold and part.max_value in (None, 6)
-    return bool(names & {"Relu", "Relu6"}) or (
-        "Activation" in names and _activation(part) in ("relu", "relu6")
-    )
+    is_one = kinds(part) & {"ReLU", "Relu", "Relu6", "Activation"}
+    return bool(is_one) and _activation(part) in ("relu", "relu6")
 
 
 def _activation(part: Any) -> str | None:
@@ -233,11 +229,12 @@ def _activation(part: Any) -> str | None:
     if not computes_as_keras(part):
         return None
     names = kinds(part)
-    for own in ("Softmax", "Sigmoid", "Tanh"):
-        if own in names:
-            return own.lower()
-    if names & {"Relu", "Relu6"} or ("ReLU" in names and _is_relu(part)):
-        return "relu"
+    own = next((activation for name, activation in _ACTIVATIONS.items() if name in names), None)
+    if own is not None:
+        return own
+    if "ReLU" in names:
+        plain = not part.negative_slope and not part.threshold and part.max_value in (None, 6)
+        return "relu" if plain else None
     function = getattr(part, "activation", None)
     if function is None or "RNN" in names:
         return None
