@@ -205,32 +205,12 @@ class LitertPredictor:
         outputs: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
-        self._content = content
-        self._threads = threads or min(usable_cores(), _MOST_THREADS)
-        self._start()
-        self.inputs = tuple(inputs or sorted(self.input_details))
-        self._outputs = tuple(outputs or sorted(self._output_details))
-        shapes = [self.input_details[name]["shape_signature"] for name in self.inputs]
-        sizes = [int(shape[0]) for shape in shapes if len(shape)]
-        self._fixed_batch = next((size for size in sizes if size > 0), None)
-        self._one_by_one = False
-
-    def __call__(self, columns: Sequence[Array]) -> list[Array]:
-        """Return an array per output, for an array per input."""
-        return run_all(self.run_batch, columns, self._fixed_batch)
-
-    def invoke_again(self) -> None:
-        """Run the engine on the inputs of the last batch, for timing."""
-        self._interpreter.invoke()
-
-    def _start(self) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
+        threads = threads or min(usable_cores(), _MOST_THREADS)
         with quiet():
             try:
-                self._interpreter = Interpreter(
-                    model_content=self._content, num_threads=self._threads
-                )
+                self._interpreter = Interpreter(model_content=content, num_threads=threads)
             except ValueError as error:
                 raise UserError(
                     "This is not a LiteRT file.",
@@ -240,21 +220,22 @@ class LitertPredictor:
         # Memory is allocated with the first examples, as an unknown size would be 1 here.
         self._shapes: list[tuple[int, ...]] = []
         self.input_details, self._output_details = _details(self._interpreter)
+        self.inputs = tuple(inputs or sorted(self.input_details))
+        self._outputs = tuple(outputs or sorted(self._output_details))
+        shapes = [self.input_details[name]["shape_signature"] for name in self.inputs]
+        sizes = [int(shape[0]) for shape in shapes if len(shape)]
+        self._fixed_batch = next((size for size in sizes if size > 0), None)
+
+    def __call__(self, columns: Sequence[Array]) -> list[Array]:
+        """Return an array per output, for an array per input."""
+        return run_all(self.run_batch, columns, self._fixed_batch)
+
+    def invoke_again(self) -> None:
+        """Run the engine on the inputs of the last batch, for timing."""
+        self._interpreter.invoke()
 
     def run_batch(self, rows: Sequence[Array]) -> list[Array]:
         """Return the outputs of one batch, given as an array per input."""
-        if not self._one_by_one:
-            try:
-                return self._run(rows)
-            except RuntimeError:
-                if self._fixed_batch is not None:
-                    raise
-            # Some graphs declare a free batch size, but have a shape for one example inside.
-            self._one_by_one = True
-            self._start()
-        return run_all(self._run, rows, 1)
-
-    def _run(self, rows: Sequence[Array]) -> list[Array]:
         self._resize([a.shape for a in rows])
         for name, values in zip(self.inputs, rows, strict=True):
             detail = self.input_details[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import flatbuffers
 import numpy as np
 
 # The converter itself shares longer vectors.
@@ -30,34 +31,29 @@ def with_shared_vectors(content: bytes) -> bytes:
         # The quantizer stores more than 256 KiB of tensors after the flatbuffer.
         buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
         buffer.offset = buffer.size = 0
-    builder = _sharing_builder(len(content) + _ROOM_PER_BUFFER * (len(model.buffers or ()) + 1))
+    builder = _Sharing(len(content) + _ROOM_PER_BUFFER * (len(model.buffers or ()) + 1))
     builder.Finish(model.Pack(builder), b"TFL3")
     smaller = bytes(builder.Output())
     return smaller if len(smaller) < len(content) else content
 
 
-def _sharing_builder(size: int) -> Any:
-    flatbuffers: Any = import_module("flatbuffers")
+class _Sharing(flatbuffers.Builder):  # type: ignore[misc]
+    """A builder that returns the offset of an equal vector instead of writing it again."""
 
-    class Sharing(flatbuffers.Builder):  # type: ignore[misc]
-        """Returns the offset of an equal vector instead of writing it again."""
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._offsets: dict[tuple[str, bytes], int] = {}
 
-        def __init__(self) -> None:
-            super().__init__(size)
-            self._offsets: dict[tuple[str, bytes], int] = {}
+    def CreateNumpyVector(self, x: Any) -> int:  # noqa: N802 (flatbuffers calls it so)
+        if x.nbytes > _LONGEST_COMPARED:
+            return self._written(x)
+        key = x.dtype.str, x.tobytes()
+        if key not in self._offsets:
+            self._offsets[key] = self._written(x)
+        return self._offsets[key]
 
-        def CreateNumpyVector(self, x: Any) -> int:  # noqa: N802 (flatbuffers calls it so)
-            if x.nbytes > _LONGEST_COMPARED:
-                return self._written(x)
-            key = x.dtype.str, x.tobytes()
-            if key not in self._offsets:
-                self._offsets[key] = self._written(x)
-            return self._offsets[key]
-
-        def _written(self, x: Any) -> int:
-            # Only tensors are vectors of uint8.
-            aligned = _TENSORS_ALIGNED_TO if x.dtype == np.uint8 else x.dtype.alignment
-            self.Prep(aligned, x.nbytes)
-            return int(super().CreateNumpyVector(x))
-
-    return Sharing()
+    def _written(self, x: Any) -> int:
+        # Only tensors are vectors of uint8.
+        aligned = _TENSORS_ALIGNED_TO if x.dtype == np.uint8 else x.dtype.alignment
+        self.Prep(aligned, x.nbytes)
+        return int(super().CreateNumpyVector(x))
