@@ -105,5 +105,5 @@ def test_onnx_runtime_for_cpus_is_refused(model, tmp_path):
 def test_without_a_gpu_nothing_is_measured_on_the_cpu_in_its_place(model, tmp_path):
     with pytest.raises(UserError, match="No file can be tried here") as caught:
         tfopt.optimize(model, X, folder=tmp_path / "out", target="gpu-latency")
-    assert "saved_model_float32: TensorFlow would compute on the CPU" in caught.value.received
+    assert "saved_model_xla_float32: TensorFlow would compute on the CPU" in caught.value.received
     assert not (tmp_path / "out").exists()

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 Across = Literal["layer", "model"]
 Sparsity = float | Schedule | None
-_CHOICES = 20
 
 
 def prune(
@@ -367,9 +366,7 @@ class Prune(Transform):
     def _schedule(self, steps: int) -> Schedule:
         end = max(1, round(self.end * steps))
         begin = min(round(self.begin * steps), end - 1)
-        frequency = self.frequency or max(1, (end - begin) // _CHOICES)
+        window: dict[str, Any] = {"begin_step": begin, "end_step": end, "frequency": self.frequency}
         if self.schedule == "constant":
-            return ConstantSparsity(self.sparsity, begin, end, frequency)
-        return PolynomialSparsity(
-            self.sparsity, begin, end, frequency, initial_sparsity=self.initial_sparsity
-        )
+            return ConstantSparsity(self.sparsity, **window)
+        return PolynomialSparsity(self.sparsity, **window, initial_sparsity=self.initial_sparsity)

@@ -93,7 +93,7 @@ def quantize_aware(
         >>> model.fit(x, y)
         >>> tfopt.quantize(tfopt.strip(model), "model.tflite", calibration=x)
     """
-    from tfopt.compress.saved import as_model
+    from tfopt.compress.saved import as_model, make_aware
 
     settings = _settings(precision, begin_step, freeze_batchnorm_step, momentum)
     matches = matcher(layers)
@@ -113,8 +113,6 @@ def quantize_aware(
             fix="correct layers=, which is searched for in these paths",
         )
     _require_free(model, points)
-    from tfopt.compress.saved import make_aware
-
     _warn_of_unconstrained_zeros(model)
     forget_compiled_steps(model)
     make_aware(model, Awareness(model, points, settings))

@@ -31,7 +31,6 @@ from tfopt.export.formats.format import (
     PRECISIONS,
     Format,
     Graph,
-    Graphs,
     Precision,
     Signature,
 )
@@ -234,7 +233,8 @@ def _compared_file(
     with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place.parent) as beside:
         # The folder has its final name, which is in Triton's settings.
         staged = Path(beside) / place.name
-        notes = child(write_file, kind, graphs, form, precision, staged)
+        staged.mkdir()
+        notes = child(kind.write, graphs, form, precision, staged)
         outputs = child(file_outputs, kind, staged, graphs.signature, reference.given.examples)
         file = exported_file(reference, kind, precision, staged, outputs, notes)
         failure = file.parity.failure(limit)
@@ -302,19 +302,6 @@ def one_line(error: Exception) -> str:
 
 
 # In the child process
-
-
-def write_file(
-    kind: Format, graphs: Graphs, form: Graph, precision: Precision, folder: Path
-) -> Any:
-    """Write one file into a new folder; return notes on it."""
-    folder.mkdir()
-    return kind.write(graphs, form, precision, folder)
-
-
-def require_gpu(name: str) -> None:
-    """Raise if a format's engine would run on the CPU of this process."""
-    FORMATS[name].require_gpu()
 
 
 def file_outputs(

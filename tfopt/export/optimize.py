@@ -19,7 +19,6 @@ from tfopt.export.export import (
     known_names,
     one_line,
     require_exportable,
-    require_gpu,
     write_files,
 )
 from tfopt.export.exported import (
@@ -354,7 +353,7 @@ def _usable(
         try:
             file_format.require()
             if device == "gpu":
-                child(require_gpu, file_format.name)
+                child(file_format.require_gpu)
         except (UserError, RuntimeError) as error:
             refused += [Refused(file_format.name, kind, one_line(error)) for kind in kinds]
         else:
