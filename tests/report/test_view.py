@@ -45,9 +45,13 @@ def test_the_kept_chain_is_told_in_one_sentence(cpu):
         ((0.95, 0.905, 0.996), "Runs an example 1.053 times as fast (1.004 to 1.105), at"),
         (
             (1.25, 1.2, 1.3),
-            "Nothing was shown to be faster: + Prune runs an example 1.2 times slower (1.2 to 1.3)",
+            "Nothing was shown to be faster: the chain up to + Prune runs an example 1.2 times slower "
+            "(1.2 to 1.3)",
         ),
-        ((1.0, 0.99, 1.01), "Nothing was shown to be faster: + Prune runs an example 1.00 times"),
+        (
+            (1.0, 0.99, 1.01),
+            "Nothing was shown to be faster: the chain up to + Prune runs an example 1",
+        ),
         ((0.99, 0.93, 1.08), "1.0 times as fast (0.93 to 1.1), too wide to tell."),
     ],
 )
@@ -57,7 +61,7 @@ def test_the_verdict_is_that_of_the_interval(cpu, ends, told):
 
 def test_lost_quality_is_never_recommended(lossy):
     view = view_of(lossy)
-    assert view.headline.startswith("No chain is recommended.")
+    assert view.headline.startswith("No chain is recommended. The chain up to + Prune runs")
     assert "but loses 1.20 points of test accuracy: not recommended" in view.headline
     assert "Quality is lost, not recommended: chains up to + Prune (-1.20 points)." in view.warning
     assert not any(row.kept for row in view.table.rows)
@@ -108,7 +112,7 @@ def test_the_job_as_it_is_may_be_best(cpu):
     best = replace(slower, recommendation=kept)
     told = headline(best)
     assert told.startswith(
-        "Nothing was shown to be faster: + Prune runs an example 1.10 times slower"
+        "Nothing was shown to be faster: the chain up to + Prune runs an example 1.10 times slower"
     )
     view = view_of(best)
     assert (view.keep, view.as_it_is) == (
@@ -125,7 +129,9 @@ def test_what_is_not_decided_is_no_verdict_for_the_job_as_it_is(cpu):
     kept = Recommendation(cpu.reference.chain, "nothing: the job as it is", (), ("Execution",))
     open_ = replace(unclear, recommendation=kept)
     told = headline(open_)
-    assert told.startswith("Nothing was shown to be faster: + Prune runs an example 2.0 times as")
+    assert told.startswith(
+        "Nothing was shown to be faster: the chain up to + Prune runs an example 2.0 times as"
+    )
     assert told.endswith(
         "(0.91 to 5.0), too wide to tell. Not decided yet: a longer measurement may."
     )

@@ -1,5 +1,7 @@
 """The estimated memory of a step: its parts, and how far a process is from it."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -49,6 +51,9 @@ def test_the_parts_are_those_of_the_model_and_nothing_is_changed():
     assert memory.peak_mib > memory.activations_mib + memory.input_mib
     assert str(memory).splitlines()[0].split() == ["MiB,", "batch", "of", "64"]
     assert str(memory).splitlines()[-1].split() == ["peak", f"{memory.peak_mib:.1f}"]
+    small = str(replace(memory, parameters_mib=1 / 128, peak_mib=1 / 4)).splitlines()
+    assert [line.split()[:2] for line in small[:2]] == [["KiB,", "batch"], ["parameters", "8.0"]]
+    assert small[-1].split() == ["peak", "256.0"]
 
 
 def test_each_way_to_save_memory_shows():

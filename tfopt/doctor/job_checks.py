@@ -18,6 +18,7 @@ from tfopt.errors import CannotCombine, UserError
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
 from tfopt.keras_internals import layers_inside, without_scaling
 from tfopt.monitor.nvml import gpu_memories
+from tfopt.report.format import quantity
 from tfopt.subprocesses import ask, in_time
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _memory(ready: Prepared, available_mib: float, owner: str) -> Check:
     except Exception:  # the rehearsal reports it
         return Check("job", "memory", "not here", "the step cannot be traced: see rehearsal")
     evidence = tuple(str(estimate).splitlines())
-    text = f"a step takes about {estimate.peak_mib:,.1f} of {available_mib:,.0f} MiB, {owner}"
+    text = f"a step takes about {quantity(estimate.peak_mib)} of {available_mib:,.0f} MiB, {owner}"
     if estimate.peak_mib * MEMORY_MARGIN <= available_mib:
         return Check("job", "memory", "ok", text, evidence)
     is_too_large = estimate.peak_mib > available_mib

@@ -68,7 +68,7 @@ def headline_of(report: BenchReport) -> str:
     subject, advice, best = subject_of(report), report.recommendation, kept(report)
     timed = subject is not None and decisive(subject) and is_time(report.asked.objective)
     if advice is not None and advice.brought and not timed:  # of a search
-        return f"{advice.brought[0].upper()}{advice.brought[1:]}."
+        return f"{_capital(advice.brought)}."
     if subject is None:
         return _alone_sentence(report)
     sentence = _sentence(report, subject)
@@ -98,23 +98,24 @@ def _alone_sentence(report: BenchReport) -> str:
 def _sentence(report: BenchReport, subject: VariantReport) -> str:
     """Return what is certain of the subject: its time, then its quality and what it serves."""
     found, who = decisive(subject), _who(report, subject)
+    start = _capital(who) if who.startswith("the chain ") else who
     if found is None:
         reason = fmt.one_line(subject.unavailable["against_reference"]).rstrip(".")
-        return f"{who} was not compared with {_reference(report)}: {reason}."
+        return f"{start} was not compared with {_reference(report)}: {reason}."
     (name, comparison), served = found, _served_words(report, subject)
     said = _SPOKEN[name].format(fmt.speed_in_words(comparison))
     said += _UNCERTAIN.get(comparison.verdict) or _quality_words(report, subject, name)
     best = subject is kept(report)
     if comparison.verdict == "faster":
-        said = f"{said[0].upper()}{said[1:]}" if best else f"{who} {said}"
+        said = _capital(said) if best else f"{start} {said}"
         return f"{said}; {served}." if served else f"{said}."
     if best:
-        first = f"{served[0].upper()}{served[1:]}. It" if served else "The chain to keep"
+        first = f"{_capital(served)}. It" if served else "The chain to keep"
         return f"{first} was not shown to be faster: it {said}."
     if report.asked.kind == "ablation" and comparison.verdict == "slower":
         return f"The link that matters most: {who} {said}."
     if any(map(is_faster, report.measured)):
-        return f"{who} was not shown to be faster: it {said}."
+        return f"{start} was not shown to be faster: it {said}."
     return f"Nothing was shown to be faster: {who} {said}."
 
 
@@ -123,9 +124,17 @@ def _reference(report: BenchReport) -> str:
 
 
 def _who(report: BenchReport, subject: VariantReport) -> str:
-    name = fmt.short(subject.name)
-    left_out = report.asked.kind == "ablation" and subject.transform is not None
-    return f"{name} the chain" if left_out else name
+    name, kind = fmt.short(subject.name), report.asked.kind
+    if kind == "ablation" and subject.transform is not None:
+        return f"{name} the chain"
+    # A row "+ Quantize" has the links before it too, and what they bring.
+    alone = subject.chain == f"chain({subject.transform})"
+    is_link = kind == "prefixes" and subject.transform is not None
+    return f"the chain up to {name}" if is_link and not alone else name
+
+
+def _capital(sentence: str) -> str:
+    return f"{sentence[0].upper()}{sentence[1:]}"
 
 
 def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> str:

@@ -54,11 +54,12 @@ class TrainingMemory:
     peak_mib: float
 
     def __str__(self) -> str:
+        unit, size = ("KiB", 1024) if self.peak_mib < 1 else ("MiB", 1)
         rows = [
-            (name, f"{getattr(self, f'{name}_mib'):.1f}")
+            (name, f"{getattr(self, f'{name}_mib') * size:.1f}")
             for name in ("parameters", "optimizer", "input", "gradients", "activations", "peak")
         ]
-        return "\n".join(table(("", f"MiB, batch of {self.batch_size}"), rows))
+        return "\n".join(table(("", f"{unit}, batch of {self.batch_size}"), rows))
 
 
 def training_memory(

@@ -141,7 +141,8 @@ class Search:
             )
         else:
             return True
-        why += ": only what trains the same weights is tried; seeds=0 tries all, unconfirmed."
+        why += ": only what trains the same weights is tried; seeds=0 (--seeds 0 on the command "
+        why += "line) tries all, unconfirmed."
         self.remarks += (why,)
         self._display.say(why)
         return False
