@@ -87,3 +87,7 @@ def test_of_a_file_that_keras_cannot_load_the_cause_is_told(tmp_path):
     assert first_line(ValueError()) == "ValueError"
     called = "Exception encountered when calling VAE.call().\n\n\x1b[1mIt has no size.\x1b[0m\n"
     assert first_line(TypeError(called)) == "It has no size."
+    compiled = (
+        'in user code:\n\n    File "net.py", line 9, in call  *\n        x = y\n\n    It is odd.\n'
+    )
+    assert first_line(TypeError(compiled)) == "It is odd."

@@ -12,7 +12,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar
+
+# What TensorFlow writes before the message of an error in a compiled function.
+_FRAMES = re.compile(r'in user code:\s+|File ".*", line \d+, in .*\n.*\n\s*')
 
 # Errors
 
@@ -33,6 +36,9 @@ class UserError(ValueError):
         fix: What to do.
     """
 
+    exit_code: ClassVar[int] = 2
+    """That of a command that ends with it."""
+
     def __init__(
         self,
         what: str,
@@ -45,14 +51,9 @@ class UserError(ValueError):
         self.expected = expected
         self.received = received
         self.fix = fix
-        lines = [what]
-        if expected is not None:
-            lines.append(f"  expected: {expected}")
-        if received is not None:
-            lines.append(f"  received: {received}")
-        if fix is not None:
-            lines.append(f"  fix: {fix}")
-        super().__init__("\n".join(lines))
+        parts = {"expected": expected, "received": received, "fix": fix}
+        given = [f"  {name}: {part}" for name, part in parts.items() if part is not None]
+        super().__init__("\n".join([what, *given]))
 
     def under(self, place: str) -> UserError:
         """Return the same error, prefixed by the file or key it was found in."""
@@ -186,9 +187,10 @@ def without_colours(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, cut to 400 characters; else its type.
 
-    Where Keras writes the layer or a whole configuration before the cause, it is the cause's.
+    Where Keras or a compiled function writes the layer, a configuration or frames before the cause,
+    it is the cause's.
     """
-    text = without_colours(str(error)).rpartition("Exception encountered:")[2]
+    text = _FRAMES.sub("", without_colours(str(error))).rpartition("Exception encountered:")[2]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if not line.startswith("Exception encountered when calling")]
     return causes[0][:400] if causes else type(error).__name__

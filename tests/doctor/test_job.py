@@ -101,5 +101,4 @@ def test_a_model_that_does_not_take_its_data(probed):
     assert checks["job"].verdict == "ok"
     assert checks["memory"].verdict == "not here"
     assert checks["rehearsal"].verdict == "failure"
-    assert "Sequential.call()" in checks["rehearsal"].message
-    assert "19" in checks["rehearsal"].message, "the whole of Keras's message, not its first line"
+    assert "axis -1 of input shape to have value 19" in checks["rehearsal"].message

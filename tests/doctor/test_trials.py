@@ -118,4 +118,4 @@ def test_a_process_that_ends_at_the_import_is_one_failure(monkeypatch):
 def test_the_page_names_each_line_of_pip():
     page = (Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
     for trial in TRIALS.values():
-        assert f"`{trial.pip}`" in page
+        assert f"`pip install -U {trial.packages}`" in page

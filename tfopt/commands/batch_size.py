@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from tfopt.commands import arguments
-from tfopt.recipes.flags import INTERRUPTED, add_output
+from tfopt.recipes.flags import INTERRUPTED, add_flags, add_output
 
 _DESCRIPTION = """\
 Finds the largest batch that trains, and the fastest. Each size trains some steps in its own
@@ -22,11 +22,10 @@ with its reason. Prints memory, speed, and what the learning rate may need.
 """
 
 
-def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_batch_size(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = arguments.add_command(
         commands,
-        common,
         "batch-size",
         _batch_size,
         help="find the largest batch that trains, and the fastest",
@@ -35,11 +34,11 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
     arguments.add_job(parser, chain=True)
     parser.add_argument("--at-most", type=int, metavar="N", help="the largest batch to try")
     arguments.add_budget(parser, "after so long no further trial begins", "no end", math.inf)
-    arguments.add_json(parser)
+    add_flags(parser, "--json")
     add_output(parser, "NAME_batch_size")
 
 
-def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
+def _batch_size(options: argparse.Namespace) -> int:
     target = arguments.target_of(options)
     output = arguments.output_folder(options, target, "batch_size")
     # A mistake above is told before these are loaded.

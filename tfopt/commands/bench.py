@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.commands import arguments
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder
-from tfopt.recipes.flags import add_output
+from tfopt.recipes.flags import add_flags, add_output
 
 if TYPE_CHECKING:
     from tfopt.measure.targets import Target
@@ -31,11 +31,10 @@ examples:
 """
 
 
-def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_bench(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = arguments.add_command(
         commands,
-        common,
         "bench",
         _bench,
         help="measure what each transform of a chain brings, or compare two jobs",
@@ -79,7 +78,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         default=0,
         help="seed of the order of turns, and of the first training (default: 0)",
     )
-    arguments.add_json(parser)
+    add_flags(parser, "--json")
     parser.add_argument(
         "--trace",
         type=Path,
@@ -89,7 +88,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     add_output(parser, "NAME_bench")
 
 
-def _bench(options: argparse.Namespace, given: list[str]) -> int:
+def _bench(options: argparse.Namespace) -> int:
     if options.whole and not options.seeds:
         raise UserError("--whole needs at least one training.", expected="--seeds 1 or more")
     if options.input and options.trace:
@@ -101,18 +100,14 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
         if options.input:
             document, code = _diagnose_input(targets[0], options, output), 0
         else:
-            document, code = _measure(kind, targets, options, output, f"tfopt {shlex.join(given)}")
+            document, code = _measure(kind, targets, options, output)
     if options.json and document:
         print(document.rstrip())
     return code
 
 
 def _measure(
-    kind: Any,
-    targets: tuple[Target, ...],
-    options: argparse.Namespace,
-    output: Path,
-    command: str,
+    kind: Any, targets: tuple[Target, ...], options: argparse.Namespace, output: Path
 ) -> tuple[str, int]:
     """Measure, and return the report as JSON, empty where nothing was, and the exit code."""
     from tfopt.measure.bench_plan import BUDGET_S, QUICK_S, BenchPlan
@@ -122,7 +117,7 @@ def _measure(
     usual_s = QUICK_S if options.quick else BUDGET_S
     plan = BenchPlan(
         title=" against ".join(target.name for target in targets),
-        command=command,
+        command=f"tfopt {shlex.join(options.given)}",
         kind=kind,
         targets=targets,
         budget_s=usual_s if options.budget is None else options.budget,

@@ -20,7 +20,7 @@ from tfopt.commands.monitor import add_monitor
 from tfopt.commands.report import add_report
 from tfopt.commands.tune import add_tune
 from tfopt.job.versions import library_versions
-from tfopt.recipes.flags import Parser, add_debug, exit_code_of
+from tfopt.recipes.flags import Parser, exit_code_of
 
 _COMMANDS = (
     add_tune,
@@ -45,19 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     ours, command = cut_command(given)
-    # Looked for before parsing, since Ctrl-C can come as early as that.
-    debug = "--debug" in ours
-
-    def run() -> int:
-        options = _parser().parse_args(ours, argparse.Namespace(command=command))
+    try:
+        options = _parser().parse_args(ours, argparse.Namespace(command=command, given=given))
         code = exit_code_of(
-            lambda: options.action(options, given), debug=debug, parser=options.parser
+            lambda: options.action(options), debug=options.debug, parser=options.parser
         )
         sys.stdout.flush()
         return code
-
-    try:
-        return exit_code_of(run, debug=debug)
     except BrokenPipeError:
         # Python would complain again at exit.
         drop_output()
@@ -84,11 +78,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs=0,
         help="show the versions of tfopt, TensorFlow and Keras, and exit",
     )
-    common = Parser(add_help=False)
-    add_debug(common)
     commands = parser.add_subparsers(required=True, metavar="command")
     for add in _COMMANDS:
-        add(commands, common)
+        add(commands)
     return parser
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.commands import arguments
+from tfopt.recipes.flags import add_flags
 
 _DESCRIPTION = """\
 Compares two reports of `tfopt bench`: for each variant of both the step times, their ratio B/A with
@@ -29,21 +30,15 @@ exit codes:
   4  not comparable: another machine, other versions, other data, another batch, a lost variant
   5  bad file: cut off, or no report
 """
-_CODE = {
-    "pass": arguments.PASS,
-    "regression": arguments.REGRESSION,
-    "inconclusive": arguments.INCONCLUSIVE,
-    "not comparable": arguments.NOT_COMPARABLE,
-}
+_CODE = {"pass": 0, "regression": 1, "inconclusive": 3, "not comparable": 4}
 
 
-def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_compare(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = arguments.add_command(
         commands,
-        common,
         "compare",
-        arguments.answering(_answer),
+        _compare,
         help="compare two reports; a limit for continuous integration",
         description=_DESCRIPTION,
         epilog=_CODES,
@@ -62,7 +57,7 @@ def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
         default="terminal",
         help="a table for the terminal, or Markdown (default: terminal)",
     )
-    arguments.add_json(form)
+    add_flags(form, "--json")
 
 
 def share(text: str) -> float:
@@ -79,7 +74,7 @@ def share(text: str) -> float:
     return value
 
 
-def _answer(options: argparse.Namespace) -> tuple[str, int]:
+def _compare(options: argparse.Namespace) -> int:
     from tfopt.measure.compare import compare_one, compare_two, judge, worst_of
     from tfopt.report.bench_report import read_bench_report
     from tfopt.report.compared import view_of_both
@@ -91,7 +86,7 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
     named = [(one_line(str(path)), read_bench_report(path)) for path in paths]
     found = compare_two(*named) if len(named) == 2 else compare_one(*named)
     compared = any(line.comparison is not None for line in found.lines)
-    code, judged, lines = arguments.PASS if compared else arguments.NOT_COMPARABLE, {}, []
+    code, judged, lines = _CODE["pass" if compared else "not comparable"], {}, []
     if options.max_slowdown is not None:
         outcomes = judge(found, options.max_slowdown)
         worst = worst_of(outcomes.values())
@@ -99,7 +94,10 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
         lines = [f"{name}: {outcome}" for name, outcome in outcomes.items()]
         lines.append(f"at most {options.max_slowdown * 100:g} % slower: {worst}")
     if options.json:
-        return json.dumps({**json.loads(found.to_json()), **judged}, indent=1), code
-    if options.format == "md":
-        return "\n".join([as_markdown(view_of_both(found)), *map(item, lines)]), code
-    return "\n".join([as_text(view_of_both(found)), *lines]), code
+        answer = json.dumps({**json.loads(found.to_json()), **judged}, indent=1)
+    elif options.format == "md":
+        answer = "\n".join([as_markdown(view_of_both(found)), *map(item, lines)])
+    else:
+        answer = "\n".join([as_text(view_of_both(found)), *lines])
+    arguments.print_answer(answer)
+    return code

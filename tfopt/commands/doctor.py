@@ -7,7 +7,7 @@ from typing import Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
-from tfopt.recipes.flags import duration
+from tfopt.recipes.flags import add_flags, duration
 
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions, cores, memory, the disk, the GPUs and
@@ -26,15 +26,14 @@ On the tasks of a cluster at the same time:
 """
 
 
-def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_doctor(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     from tfopt.doctor.check import THEMES
 
     parser = arguments.add_command(
         commands,
-        common,
         "doctor",
-        arguments.answering(_answer),
+        _doctor,
         help="check this machine, its cluster and a job before training",
         description=_DESCRIPTION,
         epilog="themes:\n"
@@ -57,10 +56,10 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="in a cluster: answer the other tasks' doctors for that long, such as 30s",
     )
-    arguments.add_json(parser)
+    add_flags(parser, "--json")
 
 
-def _answer(options: argparse.Namespace) -> tuple[str, int]:
+def _doctor(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tfopt.doctor.examine import as_json, as_terminal, doctor, exit_code
@@ -80,9 +79,8 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
             listen_s=options.listen,
             on_progress=lambda what: status.update(f"looking at {what}"),
         )
-    if options.json:
-        return as_json(checks), exit_code(checks)
     console = Console()
     with console.capture() as shown:
         console.print(as_terminal(checks))
-    return shown.get(), exit_code(checks)
+    arguments.print_answer(as_json(checks) if options.json else shown.get())
+    return exit_code(checks)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.commands import arguments
 from tfopt.errors import UserError
 from tfopt.files import keras_file
-from tfopt.recipes.flags import add_output, in_flags, names, points
+from tfopt.recipes.flags import add_flags, add_output, in_flags, names, points
 
 if TYPE_CHECKING:
     import keras
@@ -50,11 +50,10 @@ _DATA = (
 )
 
 
-def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_export(commands: Any) -> None:
     """Add ``tfopt export``."""
     parser = arguments.add_command(
         commands,
-        common,
         "export",
         _export,
         help="write a saved model for serving, each file compared with it",
@@ -74,15 +73,14 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
         help="how much a file may lose, in percent of changed classes or of a relative error "
         "(default: 0.1 for float32, 1 for float16, 10 for the others)",
     )
-    arguments.add_json(parser)
+    add_flags(parser, "--json")
     add_output(parser, "NAME_served")
 
 
-def add_optimize(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_optimize(commands: Any) -> None:
     """Add ``tfopt optimize``."""
     parser = arguments.add_command(
         commands,
-        common,
         "optimize",
         _optimize,
         help="find the fastest or smallest file of a saved model",
@@ -117,7 +115,7 @@ def add_optimize(commands: Any, common: argparse.ArgumentParser) -> None:
     number("--samples", default=1000, help="examples to score (default: 1000)")
     number("--batch-size", default=1, dest="batch", help="examples in a call (default: 1)")
     number("--threads", default=1, help="CPU threads (default: 1)")
-    arguments.add_json(parser)
+    add_flags(parser, "--json")
     add_output(parser, "NAME_optimized")
 
 
@@ -139,7 +137,7 @@ def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str 
     )
 
 
-def _export(options: argparse.Namespace, given: list[str]) -> int:
+def _export(options: argparse.Namespace) -> int:
     keras_file(options.model)  # before TensorFlow loads
     os.environ.setdefault(*_NO_LOG)
     from tfopt.export.export import export
@@ -159,7 +157,7 @@ def _export(options: argparse.Namespace, given: list[str]) -> int:
     return 1 if exported.refused else 0
 
 
-def _optimize(options: argparse.Namespace, given: list[str]) -> int:
+def _optimize(options: argparse.Namespace) -> int:
     keras_file(options.model)
     os.environ.setdefault(*_NO_LOG)
     from tfopt.export.optimize import optimize
@@ -211,12 +209,7 @@ def _variants(
         return {}
     plain = resolve_job(job, {})
     parts = read_recipe(recipe).chain.parts if recipe else (RemoveChannels(0.3), QuantizeAware())
-    found: dict[str, Callable[[keras.Model], keras.Model]] = {}
-    for transform in parts:
-        name = transform_name(transform)
-        alike = sum(other.startswith(name) for other in found)
-        found[f"{name}_{alike + 1}" if alike else name] = partial(_trained, plain, transform)
-    return found
+    return {transform_name(transform): partial(_trained, plain, transform) for transform in parts}
 
 
 def _trained(job: Job, transform: Transform, model: keras.Model) -> keras.Model:

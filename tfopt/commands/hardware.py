@@ -8,6 +8,7 @@ from typing import Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
+from tfopt.recipes.flags import add_flags
 
 _DESCRIPTION = """\
 Estimates on which common GPUs a job's batch fits, and whether arithmetic or bandwidth bounds its
@@ -15,11 +16,10 @@ step: what a step computes, moves and holds, set against published peaks. For ha
 mixed_precision with policy = "mixed_float16" into --chain. Nothing is trained or measured."""
 
 
-def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_hardware(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = arguments.add_command(
         commands,
-        common,
         "hardware",
         _hardware,
         help="estimate on which GPUs a job fits, and what bounds its step",
@@ -29,10 +29,10 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="examples a step (default: the job's)"
     )
-    arguments.add_json(parser)
+    add_flags(parser, "--json")
 
 
-def _hardware(options: argparse.Namespace, given: list[str]) -> int:
+def _hardware(options: argparse.Namespace) -> int:
     from tfopt.doctor.hardware_estimate import hardware_estimate
     from tfopt.export.quiet import quiet
     from tfopt.job.references import resolve_job

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from tfopt.commands.arguments import add_command, drop_output
 from tfopt.errors import UserError, require_count
@@ -54,11 +53,10 @@ def cut_command(given: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return arguments[:at], tuple(arguments[at + 1 :])
 
 
-def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_launch(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = add_command(
         commands,
-        common,
         "launch",
         _launch,
         help="start a distributed job here, or write its file for Slurm or Kubernetes",
@@ -80,30 +78,15 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
     number("--gpus-per-worker", metavar="G", help=text)
     text = "time for a task to save and end (default: 30s)"
     add("--grace", type=duration, default=30.0, metavar="TIME", help=text)
-    # argparse would take a command without its dashes for another kind of launcher.
-    plain: Callable[[str], NoReturn] = parser.error
-
-    def error(message: str) -> NoReturn:
-        word = re.search(r"invalid choice: '(.*?)'", message)
-        if word is None:
-            plain(message)
-        raise UserError(
-            f"tfopt launch cannot place {word[1]!r}.",
-            expected=_USAGE,
-            received=f"no -- before the command {word[1]!r}, or an unknown flag before it",
-            fix="tfopt launch --workers 2 -- python train.py; `tfopt launch --help` has all flags",
-        )
-
-    setattr(parser, "error", error)  # noqa: B010 (mypy: a method)
-    elsewhere = parser.add_subparsers(metavar="elsewhere", prog="tfopt launch")
-    _add_slurm(elsewhere, common)
-    _add_kubernetes(elsewhere, common)
+    # The error of a command without its dashes names what is missing.
+    elsewhere = parser.add_subparsers(metavar="-- COMMAND, or elsewhere", prog="tfopt launch")
+    _add_slurm(elsewhere)
+    _add_kubernetes(elsewhere)
 
 
-def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
+def _add_slurm(elsewhere: Any) -> None:
     parser = add_command(
         elsewhere,
-        common,
         "slurm",
         _slurm,
         help="write a batch file for Slurm",
@@ -126,10 +109,9 @@ def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
     _add_output(parser)
 
 
-def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
+def _add_kubernetes(elsewhere: Any) -> None:
     parser = add_command(
         elsewhere,
-        common,
         "kubernetes",
         _kubernetes,
         help="write a manifest for Kubernetes",
@@ -172,14 +154,14 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help=text)
 
 
-def _slurm(options: argparse.Namespace, given: list[str]) -> int:
+def _slurm(options: argparse.Namespace) -> int:
     from tfopt.distribute.launch.slurm import SlurmJob
 
     job = SlurmJob(**_fields(SlurmJob, options))
     return _written(job.batch_file(), options.output)
 
 
-def _kubernetes(options: argparse.Namespace, given: list[str]) -> int:
+def _kubernetes(options: argparse.Namespace) -> int:
     from tfopt.distribute.launch.kubernetes import KubernetesJob
 
     job = KubernetesJob(**_fields(KubernetesJob, options))
@@ -201,7 +183,7 @@ def _written(text: str, output: str | None) -> int:
     return 0
 
 
-def _launch(options: argparse.Namespace, given: list[str]) -> int:
+def _launch(options: argparse.Namespace) -> int:
     from tfopt.distribute.launch.local import LocalJob, launch_here
 
     if options.data_workers is not None:

@@ -44,11 +44,10 @@ exit codes:
 """
 
 
-def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_monitor(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = add_command(
         commands,
-        common,
         "monitor",
         _monitor,
         help="watch the GPUs and the host, live, and find what is wrong",
@@ -88,7 +87,7 @@ def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
     )
 
 
-def _monitor(options: argparse.Namespace, given: list[str]) -> int:
+def _monitor(options: argparse.Namespace) -> int:
     from importlib import resources
 
     from tfopt.files import target_of, write_atomically

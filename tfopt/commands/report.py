@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.commands import arguments
+from tfopt.recipes.flags import add_flags
 
 
-def add_report(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_report(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = arguments.add_command(
         commands,
-        common,
         "report",
         _report,
         help="show a report, or turn it into Markdown or HTML",
@@ -32,10 +32,10 @@ def add_report(commands: Any, common: argparse.ArgumentParser) -> None:
         default="terminal",
         help="tables for the terminal, Markdown, or a page (default: terminal)",
     )
-    arguments.add_json(form)
+    add_flags(form, "--json")
 
 
-def _report(options: argparse.Namespace, given: list[str]) -> int:
+def _report(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tfopt.report.bench_report import read_bench_report

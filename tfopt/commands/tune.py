@@ -6,12 +6,10 @@ Ctrl-C and a request to terminate end the search, and leave what is certain by t
 from __future__ import annotations
 
 import argparse
-import json
-from contextlib import suppress
 from typing import Any
 
 from tfopt.commands import arguments
-from tfopt.recipes.flags import INTERRUPTED, add_output
+from tfopt.recipes.flags import INTERRUPTED, add_flags, add_output, plain_value
 from tfopt.tune.objective import OBJECTIVES
 
 _DESCRIPTION = """\
@@ -29,11 +27,10 @@ examples:
 """
 
 
-def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_tune(commands: Any) -> None:
     """Add the command to ``tfopt``."""
     parser = arguments.add_command(
         commands,
-        common,
         "tune",
         _tune,
         help="find the chain that trains a job fastest on this machine",
@@ -63,11 +60,11 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     arguments.add_seeds(parser, "whole trainings that confirm the accuracy of a chain")
     arguments.add_max_drop(parser)
-    arguments.add_json(parser)
+    add_flags(parser, "--json")
     add_output(parser, "NAME_tuned")
 
 
-def _tune(options: argparse.Namespace, given: list[str]) -> int:
+def _tune(options: argparse.Namespace) -> int:
     target = arguments.target_of(options)
     output = arguments.output_folder(options, target, "tuned")
     # Loaded after the mistakes above are reported.
@@ -99,10 +96,4 @@ def setting_values(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not SETTING=VALUES: batch_size=64,128")
-    return name, [_value(value.strip()) for value in values.split(",") if value.strip()]
-
-
-def _value(text: str) -> Any:
-    with suppress(json.JSONDecodeError):
-        return json.loads(text.lower() if text in ("True", "False") else text)
-    return text
+    return name, [plain_value(value.strip()) for value in values.split(",") if value.strip()]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tfopt.errors import UserError, without_colours
+from tfopt.errors import UserError, first_line
 from tfopt.job.transform import Chain
 from tfopt.report.table import Cell, Column, Row, Table, Tone
-
-# The frames that TensorFlow writes before the message of a compiled function's error.
-_FRAMES = re.compile(r'in user code:\s+|File ".*", line \d+, in .*\n.*\n\s*')
 
 CheckVerdict = Literal["failure", "warning", "ok", "not here"]
 VERDICTS: tuple[CheckVerdict, ...] = ("failure", "warning", "ok", "not here")
@@ -103,14 +99,8 @@ def check_of_error(theme: str, name: str, error: Exception) -> Check:
     """Return an error as a failure, with the parts of a UserError, or in one line."""
     if not isinstance(error, UserError):
         fix = "train it without the doctor to see the whole traceback"
-        return Check(theme, name, "failure", in_one_line(error), (), fix)
+        text = f"{type(error).__name__}: {first_line(error)}"
+        return Check(theme, name, "failure", text, (), fix)
     parts = {"expected": error.expected, "received": error.received}
     evidence = tuple(f"{part}: {value}" for part, value in parts.items() if value)
     return Check(theme, name, "failure", " ".join(error.what.split()), evidence, error.fix)
-
-
-def in_one_line(error: BaseException, most: int = 400) -> str:
-    """Return an error's type and message in one line, without colours."""
-    message = _FRAMES.sub("", without_colours(str(error)))
-    line = " ".join(f"{type(error).__name__}: {message}".split())
-    return line if len(line) <= most else line[: most - 3] + "..."

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfopt.doctor.check import Check, Subject, in_one_line
+from tfopt.doctor.check import Check, Subject
 from tfopt.doctor.gpu_checks import tensorflow_build
 from tfopt.doctor.trials import TRIALS
+from tfopt.errors import first_line
 from tfopt.monitor.nvml import DeviceFacts, device_facts, driver_version, newest_cuda, why_no_gpu
 from tfopt.subprocesses import ask
 
@@ -35,7 +36,7 @@ def compute(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
         try:
             error = TRIALS[what].error()
         except Exception as cause:  # the next trial may work
-            yield {"what": what, "failed": in_one_line(cause)}
+            yield {"what": what, "failed": f"{type(cause).__name__}: {first_line(cause)}"}
         else:
             yield {"what": what, "error": error, "seconds": time.monotonic() - begins}
 
@@ -90,7 +91,8 @@ def judge(where: str, answers: Iterable[Mapping[str, Any]], fix: str = "") -> It
     correct: dict[str, str] = {}
     for answer in answers:
         what = answer["what"]
-        remedy = fix or (TRIALS[what].pip if what in TRIALS else "pip install -U 'tfopt[gpu]'")
+        packages = TRIALS[what].packages if what in TRIALS else "'tfopt[gpu]'"
+        remedy = fix or f"pip install -U {packages}"
         if "failed" in answer:
             text = f"{what} fails"
             yield Check("compute", name, "failure", text, (answer["failed"],), remedy)

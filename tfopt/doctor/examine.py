@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tfopt.doctor import cluster_checks, compute_checks, gpu_checks, host_checks, job_checks
-from tfopt.doctor.check import THEMES, VERDICTS, Check, Checks, Subject, in_one_line
-from tfopt.errors import UserError, require_one_of, require_within
+from tfopt.doctor.check import THEMES, VERDICTS, Check, Checks, Subject
+from tfopt.errors import UserError, first_line, require_one_of, require_within
 from tfopt.job.references import check_reference
 from tfopt.job.transform import Transform, as_chain
 from tfopt.subprocesses import in_time
@@ -136,7 +136,7 @@ def _run(inspection: Inspection, subject: Subject) -> list[Check]:
         # ``extend`` keeps the checks before an error.
         checks.extend(inspection.look(subject))
     except Exception as error:
-        text = f"could not be checked: {in_one_line(error)}"
+        text = f"could not be checked: {type(error).__name__}: {first_line(error)}"
         checks.append(Check(inspection.theme, inspection.name, "warning", text))
     return checks
 

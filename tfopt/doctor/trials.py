@@ -6,9 +6,8 @@ Each trial returns its error against float64 on the CPU. It may abort its proces
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfopt.job.job import Job
 from tfopt.job.parts import Data
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 _SIZE = 256
 
 
-@dataclass(frozen=True)
-class Computation:
+class Computation(NamedTuple):
     """A computation, and the packages to install if a GPU fails it.
 
     Attributes:
@@ -33,11 +31,6 @@ class Computation:
     error: Callable[[], float]
     allowed: float
     packages: str
-
-    @property
-    def pip(self) -> str:
-        """Return the command that installs the packages."""
-        return f"pip install -U {self.packages}"
 
 
 def _product_error(dtype: str, xla: bool = False) -> float:

@@ -38,6 +38,8 @@ _NOTED = """
 class NotComparable(UserError):
     """Two measurements that differ by more than the code."""
 
+    exit_code = 4
+
 
 Named = tuple[str, BenchReport]
 """The name that a report goes by, its file's or folder's, and the report."""

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 from tfopt.errors import UserError
 
 FAILED = 1
-USER_ERROR = 2
+DEFECT = 70
 INTERRUPTED = 130
 
 
@@ -55,9 +56,31 @@ class Parser(argparse.ArgumentParser):
         super().error(f"{message}{hint}")
 
 
-def add_debug(parser: argparse.ArgumentParser) -> None:
-    """Add ``--debug``."""
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--debug": {"action": "store_true", "help": "show the traceback of an error"},
+    "--json": {"action": "store_true", "help": "print the result as JSON alone"},
+    "--chain": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "a recipe file whose chain to put on the job",
+    },
+    "--set": {  # read by ``assignments``
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "an argument of the job function; may be repeated",
+    },
+    "--trust-functions": {
+        "action": "store_true",
+        "help": "accept a chain that names functions, and let it import and call them",
+    },
+}
+
+
+def add_flags(parser: Any, *flags: str) -> None:
+    """Add flags that are the same in every command to a parser or to a group of one."""
+    for flag in flags:
+        parser.add_argument(flag, **_FLAGS[flag])
 
 
 def add_output(parser: argparse.ArgumentParser, folder: str, default: Path | None = None) -> None:
@@ -67,33 +90,6 @@ def add_output(parser: argparse.ArgumentParser, folder: str, default: Path | Non
         type=Path,
         default=default,
         help=f"folder for the results (default: {folder})",
-    )
-
-
-def add_set(parser: argparse.ArgumentParser) -> None:
-    """Add ``--set``, whose pairs :func:`assignments` reads."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
-
-
-def add_chain(parser: argparse.ArgumentParser) -> None:
-    """Add ``--chain``."""
-    parser.add_argument(
-        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
-    )
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add ``--trust-functions``."""
-    parser.add_argument(
-        "--trust-functions",
-        action="store_true",
-        help="accept a chain that names functions, and let it import and call them",
     )
 
 
@@ -109,11 +105,16 @@ def assignments(pairs: Sequence[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
             raise UserError("--set takes NAME=VALUE.", expected="--set epochs=2", received=pair)
-        try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name] = text
+        values[name] = plain_value(text)
     return values
+
+
+def plain_value(text: str) -> Any:
+    """Return the value of JSON, Python's ``True`` and ``False`` too; any other text as it is."""
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
+    except json.JSONDecodeError:
+        return text
 
 
 def count(text: str, minimum: int = 0) -> int:
@@ -152,25 +153,30 @@ def exit_code_of(
 ) -> int:
     """Return the code of ``work``; a user's mistake is one message, and Ctrl-C one line.
 
-    Under ``debug`` either has its traceback. What the output's encoding lacks is printed as "?".
-    A message names the flags of ``parser``.
+    Under ``debug`` either has its traceback, as a defect of tfopt always has, whose exit code is
+    not Python's 1: that says "regression" or "failure". A message names the flags of
+    ``parser``. What the output's encoding lacks is printed as "?".
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
         return work()
-    except UserError as error:
-        if debug:
-            raise
-        text = str(error) if parser is None else in_flags(str(error), parser)
-        print(f"error: {text}", file=sys.stderr)
-        return USER_ERROR
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
         # Of the time before and after a measurement, which reports its own interruption.
         if debug:
             raise
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        code = error.exit_code if isinstance(error, UserError) else DEFECT
+        if debug or code == DEFECT:
+            traceback.print_exc()
+        else:
+            text = str(error) if parser is None else in_flags(str(error), parser)
+            print(f"error: {text}", file=sys.stderr)
+    return code
 
 
 # An argument of a Python function: `max_drop=1`, `max_drop` in backticks, a word such as budget_s,

@@ -28,11 +28,8 @@ from tfopt.recipes.bench_display import RECIPE, bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
     INTERRUPTED,
     Parser,
-    add_chain,
-    add_debug,
+    add_flags,
     add_output,
-    add_set,
-    add_trust,
     assignments,
     count,
     duration,
@@ -138,7 +135,7 @@ def recipe_main(
 
 
 def _parser(title: str, chain: Chain, sources: Sequence[str], data: str) -> Parser:
-    own = ", ".join(_names_in(chain))
+    own = ", ".join(transform_name(part) for part in chain.parts)
     parser = Parser(
         description=f"Find what trains {title} fastest on this machine, then measure it, and what "
         "makes the model small, beside the job as it is."
@@ -155,7 +152,7 @@ def _parser(title: str, chain: Chain, sources: Sequence[str], data: str) -> Pars
     add("--epochs", type=_POSITIVE, default=3, metavar="N", help="epochs of every row")
     add("--steps", type=_POSITIVE, metavar="N", help="steps an epoch (default: the whole data set)")
     add("--seed", type=int, default=0, help="seed of weights and shuffling in the first round")
-    add_set(parser)
+    add_flags(parser, "--set")
     add(
         "--budget",
         type=_budget,
@@ -163,8 +160,7 @@ def _parser(title: str, chain: Chain, sources: Sequence[str], data: str) -> Pars
         help="for the search of the fastest chain: 90s, 5m; 0: none, the recipe's own chain is "
         f"taken (default: {_SEARCH_S:g}s; {_SEARCH_GPU_S:g}s on a GPU)",
     )
-    add_chain(parser)
-    add_trust(parser)
+    add_flags(parser, "--chain", "--trust-functions")
     add(
         "--transforms",
         type=names,
@@ -180,7 +176,7 @@ def _parser(title: str, chain: Chain, sources: Sequence[str], data: str) -> Pars
         help="without a search, its own chain without these",
     )
     add_output(parser, f"{title}_report", Path(f"{title}_report"))
-    add_debug(parser)
+    add_flags(parser, "--debug")
     return parser
 
 
@@ -193,21 +189,14 @@ def _budget(text: str) -> float:
     return value
 
 
-def _names_in(chain: Chain) -> list[str]:
-    return [transform_name(part) for part in chain.parts]
-
-
 def _selected(chain: Chain, wanted: Sequence[str], skipped: Sequence[str]) -> Chain:
     """Return the chain without what the flags leave out; an unknown name is an error."""
-    own = _names_in(chain)
-    for flag, given, known in (("--transforms", wanted, ("all", *own)), ("--skip", skipped, own)):
-        for name in given:
-            if name not in known:
-                raise UserError(
-                    f"{flag}: this recipe has no transform {name!r}.",
-                    expected=f"some of {', '.join(known)}",
-                    received=name,
-                )
-    keep = set(own) if "all" in wanted else set(wanted)
-    keep -= set(skipped)
-    return Chain(tuple(part for part in chain.parts if transform_name(part) in keep))
+    own = {transform_name(part): part for part in chain.parts}
+    if unknown := {*wanted, *skipped} - {*own, "all"}:
+        raise UserError(
+            "--transforms and --skip take names of the recipe's own transforms.",
+            expected=f"some of {', '.join(own)}; or all",
+            received=", ".join(sorted(unknown)),
+        )
+    keep = {*(own if "all" in wanted else wanted)} - {*skipped}
+    return Chain(tuple(part for name, part in own.items() if name in keep))

@@ -179,6 +179,8 @@ def is_time(objective: Objective | None) -> bool:
 class DamagedReport(UserError):
     """A file that is no report, or not a whole one."""
 
+    exit_code = 5
+
 
 @dataclass(frozen=True)
 class Asked:
