@@ -111,7 +111,7 @@ def test_an_accuracy_that_is_not_reached_is_said(trained):
 
 
 def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
-    cells, row = row_of(trained, "+ Prune")
+    cells, _ = row_of(trained, "+ Prune")
     until = cells["Time to accuracy, s"]
     assert (until.text, until.detail) == ("3.33", f"2.38{X} (2.31{DASH}2.45)")
     assert (until.badge, until.tone) == ("faster", "better")
@@ -123,8 +123,6 @@ def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):
     )  # fmt: skip
     assert (cells["Model, KiB"].text, cells["Model, KiB"].detail) == ("250", "61.8")
     assert (cells["File, KiB"].text, cells["File, KiB"].detail) == ("58.3", "97.68 %")
-    assert [each.name for each in row.tables[0].rows] == ["seed 0", "seed 1", "seed 2"]
-    assert row.tables[0].rows[0].cells[-1].text == "160: 95.20 %; 320: 96.20 %"
     missed = row_of(trained, "+ LearningRate")[0]["Time to accuracy, s"]
     assert (missed.text, missed.reason) == ("n/a", "with seed 0 no reading reached 96.20 %")
     first = row_of(trained, "baseline")[0]

@@ -17,11 +17,6 @@ TIMES = ("whole", "to_accuracy", "against_reference")
 ``tf.data`` waits at the ends of epochs, leave the time of a whole training wide."""
 
 
-def build_s(variant: VariantReport) -> float:
-    """Return the median time that a process took for data, model and ``compile()``."""
-    return statistics.median(process.build_s for process in variant.processes)
-
-
 def lost(variant: VariantReport) -> bool:
     """Return whether quality was measured and is lost: such a variant is never recommended."""
     return variant.quality is not None and variant.quality.lost

@@ -1,4 +1,4 @@
-"""Define the columns of a report: what is shown of its variants, their trainings and processes."""
+"""Define the columns of a report: what is shown of its variants."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_figures import middle_training, steps_to_target, target, training_s
 from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.table import Cell, Column, absent, figure, speed, timed
-from tfopt.report.timed_process import TimedProcess
-from tfopt.report.training import Training
 
 _FEWER = {"faster": "fewer", "slower": "more"}
 _UNTRAINED = "it was not trained as a whole"
@@ -162,40 +160,4 @@ _STEPS = (
     Column("Host peak, MiB", "", lambda v: peak_cell(v, "host_peak_mib")),
     Column("GPU peak, MiB", "", lambda v: peak_cell(v, "gpu_peak_mib")),
     Column("First step, s", "", first_step_cell),
-)
-
-
-def _final(training: Training) -> Cell:
-    last = training.test_accuracy
-    return Cell(fmt.NOT_AVAILABLE if last is None else fmt.share(last))
-
-
-def _readings(training: Training) -> Cell:
-    read = (f"{reading.steps:,}: {fmt.share(reading.accuracy)}" for reading in training.readings)
-    return Cell("; ".join(read) or fmt.NOTHING)
-
-
-TRAINING = (
-    Column("Steps", "", lambda training: Cell(f"{training.steps:,}")),
-    Column("Epochs", "", lambda training: Cell(str(training.epochs))),
-    Column("Ends of epochs", "", lambda training: Cell(fmt.share(training.epoch_end_share))),
-    Column("Test accuracy", "", _final),
-    Column("After so many steps: accuracy", "", _readings),
-)
-
-
-def _held_down(process: TimedProcess) -> Cell:
-    throttled = (gpu for gpu in process.gpus if gpu.throttled)
-    held = sorted({reason for gpu in throttled for reason in gpu.throttle_reasons})
-    return Cell(fmt.one_line(f"GPU throttled: {', '.join(held)}") if held else fmt.NOTHING)
-
-
-PROCESS = (
-    Column("Median step, ms", "", lambda process: Cell(fmt.quantity(process.step_ms))),
-    Column("Turns", "", lambda process: Cell(str(len(process.turns_ms)))),
-    Column("Build, s", "", lambda process: Cell(fmt.quantity(process.build_s))),
-    Column("First step, s", "", lambda process: Cell(fmt.quantity(process.first_step_s))),
-    Column("Host, MiB", "", lambda process: figure(process.host_peak_mib, "")),
-    Column("GPU, MiB", "", lambda process: figure(process.gpu_peak_mib, "")),
-    Column("Remarks", "", _held_down),
 )

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import ClassVar, Literal
 
 from tfopt.report import format as fmt
-from tfopt.report.bench_figures import build_s
 from tfopt.report.bench_report import VariantReport
 from tfopt.report.columns import first_step_cell, peak_cell, step_cell
 from tfopt.report.statistics import Comparison
@@ -160,7 +160,7 @@ _COLUMNS = (
         lambda line: speed(line.comparison) if line.comparison else absent(line.why_not),
     ),
     _both("Processes", lambda variant: Cell(str(len(variant.processes)))),
-    _both("Build, s", lambda variant: Cell(fmt.quantity(build_s(variant)))),
+    _both("Build, s", lambda v: Cell(fmt.quantity(median(p.build_s for p in v.processes)))),
     _both("First step, s", first_step_cell),
     _both("Peak host, MiB", lambda variant: peak_cell(variant, "host_peak_mib")),
     _both("Peak GPU, MiB", lambda variant: peak_cell(variant, "gpu_peak_mib")),

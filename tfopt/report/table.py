@@ -93,7 +93,6 @@ class Row:
         flags: What a reader must not overlook, each in a few words.
         transform: What it adds to the row before it; ``chain`` is everything in force.
         facts: What was found beside the figures of the table.
-        tables: Its trainings and its processes, one by one.
     """
 
     name: str
@@ -105,7 +104,6 @@ class Row:
     transform: str = ""
     chain: str = ""
     facts: Words = ()
-    tables: tuple[Table, ...] = ()
 
     @property
     def measured(self) -> bool:

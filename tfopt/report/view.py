@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept, kept_for, lost
 from tfopt.report.bench_report import PLAIN, BenchReport, Kind, Provenance, VariantReport
-from tfopt.report.columns import PROCESS, TRAINING, columns_of
+from tfopt.report.columns import columns_of
 from tfopt.report.footprints import serving_table
 from tfopt.report.summary import headline_of, warning_of
 from tfopt.report.table import Column, Row, Table, Words, figure
@@ -156,8 +156,6 @@ def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...
     plain = "what everything is compared with" if variant is report.reference else ""
     # One without effect gives its own words as the reason.
     notes = (variant.reason or "", plain, *variant.changed)
-    seeds = ((f"seed {training.seed}", training) for training in variant.trainings)
-    numbered = ((f"{n}", process) for n, process in enumerate(variant.processes, 1))
     return Row(
         name=fmt.one_line(variant.name),
         cells=tuple(column.make(variant) for column in columns) if measured else (),
@@ -168,13 +166,15 @@ def _row(report: BenchReport, variant: VariantReport, columns: tuple[Column, ...
         transform=fmt.one_line(variant.transform or ""),
         chain=fmt.one_line(variant.chain),
         facts=_facts(variant),
-        tables=(Table.of(TRAINING, seeds), Table.of(PROCESS, numbered)),
     )
 
 
 def _flags(variant: VariantReport) -> tuple[str, ...]:
-    """Return that quality is lost, and that it was trained too seldom to say much."""
+    """Return that quality is lost, a GPU was throttled, and too few trainings to say much."""
     flags = ["quality lost: not recommended"] if lost(variant) else []
+    hot = (gpu for process in variant.processes for gpu in process.gpus if gpu.throttled)
+    if reasons := sorted({reason for gpu in hot for reason in gpu.throttle_reasons}):
+        flags.append(fmt.one_line(f"GPU throttled: {', '.join(reasons)}"))
     if 0 < len(variant.trainings) < _FEW_SEEDS:
         flags.append(f"trained with {fmt.count(len(variant.trainings), 'seed')}")
     return tuple(flags)
@@ -182,6 +182,7 @@ def _flags(variant: VariantReport) -> tuple[str, ...]:
 
 def _facts(variant: VariantReport) -> Words:
     arguments = ", ".join(f"{name}={value}" for name, value in variant.arguments.items())
+    shapes = dict.fromkeys(shape for process in variant.processes for shape in process.shapes)
     facts = {
         "Job": f"{variant.job}({arguments})",
         "Trained weights": "those of the job as it is, but for rounding"
@@ -190,24 +191,11 @@ def _facts(variant: VariantReport) -> Words:
         "Scaling": variant.scaling or "",
         "Quality": _quality_words(variant),
         "Data": variant.processes[0].data if variant.processes else "",
-        "Compiled by XLA": "; ".join(_compiled(variant)),
+        "Compiled by XLA": f"for batches of {' and of '.join(shapes)}" if shapes else "",
         "GPUs": "; ".join(map(_gpu_words, variant.processes[-1].gpus)) if variant.processes else "",
         "Energy an example": _energy(variant),
     }
     return tuple((name, fmt.one_line(value)) for name, value in facts.items() if value)
-
-
-def _compiled(variant: VariantReport) -> Iterator[str]:
-    """Yield what each process's first step took, whether a cache had its programs, the shapes."""
-    for process in variant.processes:
-        came = process.unavailable.get("new_programs", "all from the cache")
-        if process.new_programs:
-            came = f"at most {fmt.count(process.new_programs, 'new program')}"
-        if process.new_programs is not None or process.shapes:
-            yield f"{fmt.duration(1000 * process.first_step_s)}, {came}"
-    shapes = dict.fromkeys(shape for process in variant.processes for shape in process.shapes)
-    if shapes:
-        yield f"for batches of {' and of '.join(shapes)}"
 
 
 def _quality_words(variant: VariantReport) -> str:
