@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
+from secrets import token_hex
 
 from tfopt.errors import UserError, in_short
 
@@ -127,20 +128,16 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[str], ob
     that path has the target's suffix.
     """
     target = Path(path)
-    temporary = target
     # Renaming over a link would replace the link.
     place = target.resolve() if target.is_symlink() else target
+    temporary = place.with_name(f".{place.stem}-{token_hex(8)}{place.suffix}")
     try:
-        handle, name = tempfile.mkstemp(place.suffix, f".{place.stem}-", place.parent)
-        os.close(handle)
-        temporary = Path(name)
         if callable(content):
             content(str(temporary))
         elif isinstance(content, bytes):
             temporary.write_bytes(content)
         else:
             temporary.write_text(content, encoding="utf-8")
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, place)
     except OSError as error:
         raise UserError(
@@ -149,8 +146,8 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[str], ob
             fix="free space on that disk, or choose another output folder",
         ) from error
     finally:
-        if temporary != target:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     return target
 
 
@@ -160,9 +157,3 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -76,13 +76,9 @@ class Outcome:
     def save(self, folder: str | Path) -> tuple[Path, ...]:
         """Write ``model.keras`` and the artefacts; each file appears whole or not at all."""
         target = prepare_folder(folder)
-        paths = [target / "model.keras"]
-        write_atomically(paths[0], self.model.save)
-        for artefact in self.artefacts:
-            path = target / artefact.filename
-            write_atomically(path, artefact.content)
-            paths.append(path)
-        return tuple(paths)
+        files = {artefact.filename: artefact.content for artefact in self.artefacts}
+        contents = {"model.keras": self.model.save, **files}
+        return tuple(write_atomically(target / name, each) for name, each in contents.items())
 
 
 def run(

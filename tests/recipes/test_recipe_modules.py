@@ -44,7 +44,7 @@ WRONG = {
     "image_finetuning": [{"weights": "imagnet"}, {"size": 16}, {"unfreeze": -1}, {"examples": 0}],
     "text_transformer": [{"width": 0}, {"examples": 0}],
     "time_series": [{"hours": 0}, {"ahead": 0}],
-    "tabular": [{"rows": 0}, {"categories": "city"}],
+    "tabular": [{"rows": 0}, {"width": 0}],
 }
 
 

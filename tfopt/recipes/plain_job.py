@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -47,10 +46,16 @@ def plain_job(
     Example:
         plain_job("mine", build, data, batch_size, epochs, steps, seed)
     """
+
+    def compiled() -> dict[str, Any]:
+        import keras
+
+        return {"optimizer": keras.optimizers.Adam(), "loss": loss, "metrics": ["accuracy"]}
+
     return Job(
         build,
         data,
-        functools.partial(plain_compile, loss),
+        compiled,
         name,
         batch_size=batch_size,
         tuned_batch_size=32,
@@ -58,13 +63,6 @@ def plain_job(
         steps_per_epoch=steps,
         seed=seed,
     )
-
-
-def plain_compile(loss: str) -> dict[str, Any]:
-    """Return what the tutorials compile a classifier with."""
-    import keras
-
-    return {"optimizer": keras.optimizers.Adam(), "loss": loss, "metrics": ["accuracy"]}
 
 
 def require_counts(*, examples: int | None = None, **counts: int) -> None:

@@ -39,7 +39,7 @@ def job(
     *,
     data: str = "auto",
     label: str = "label",
-    categories: Sequence[str] = tuple(CATEGORIES),
+    categories: str | Sequence[str] = tuple(CATEGORIES),
     rows: int = 40_000,
     width: int = 64,
     batch_size: int = 32,
@@ -53,8 +53,8 @@ def job(
         data: "auto" makes a table and reads it from Parquet, "dask" and "spark" through those
             engines; or a folder with ``train`` and ``test`` in it, of Parquet or CSV.
         label: The column of a table of yours that is 0 or 1.
-        categories: Its columns of whole numbers from 0 that stand for categories, as those of
-            texts do; all the others are taken as numbers.
+        categories: Its column, or columns, of whole numbers from 0 that stand for categories, as
+            those of texts do; all the others are taken as numbers.
         rows: Of the table that is made, for training; a quarter as many for the test.
         width: Units of each hidden layer.
     """
@@ -66,14 +66,9 @@ def job(
             expected=f"{', '.join(MADE)}, or a folder with train and test in it",
             received=repr(data),
         )
-    if isinstance(categories, str):
-        raise UserError(
-            "categories is a list of columns.",
-            expected="""--set 'categories=["city", "device"]'""",
-            received=repr(categories),
-        )
+    categories = (categories,) if isinstance(categories, str) else tuple(categories)
     source = functools.partial(load_table, data, label, rows)
-    build = functools.partial(network, source, tuple(categories), width)
+    build = functools.partial(network, source, categories, width)
     return plain_job("tabular", build, source, batch_size, epochs, steps, seed, loss=BINARY)
 
 
