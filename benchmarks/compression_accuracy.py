@@ -6,18 +6,16 @@ with tfmot on the same net in tf_keras; files are LiteRT's, and their accuracy i
 The bars: within 1 point of the float model; pruned 80 %: gzip at least 3 times smaller, and int8
 as well 10 times; QAT int8 at least 3.8 times; half the channels at least 1.8 times as fast.
 
-Each net, seed and tool is a process of its own; ``--folder`` keeps each row and the float model's
-weights, so that a run that was cut short goes on, and a row that was taken out is made again.
+Each net, seed and tool is a process of its own, and leaves its rows in ``--folder``: a run that was
+cut short goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,9 +29,11 @@ from make_embedded_mnist import read_mnist
 from tfopt.data.mnist import load_mnist
 from tfopt.export.litert_file import LitertPredictor
 from tfopt.export.parity import right_answers
-from tfopt.files import write_atomically
+from tfopt.files import prepare_folder, write_atomically
+from tfopt.subprocesses import SHARING, Child
 
 BATCH, RATE = 64, 1e-3
+_LIMIT_S = 3600.0  # of a row
 LAMP = {"across": "model", "criterion": "lamp"}
 TOOLS, PARTS = ("tfopt", "tfmot"), ("train", "test")
 Way = Callable[["Work"], Any]
@@ -56,24 +56,12 @@ class Work:
             self.keras = keras
         self.train, self.test = _data(options.data)
         self.keras.utils.set_random_seed(seed)
-        self.float = self._new()
-        self._train_float()
+        self.float = self.fit(self.compile(self._new(), options.epochs))
 
     @property
     def steps(self) -> int:
         """Return the number of batches of a fine-tuning."""
         return -(-len(self.train[0]) // BATCH) * int(self.options.fine_tuning_epochs)
-
-    def _train_float(self) -> None:
-        """Train the model that all rows begin with, once."""
-        trained = _place(self.options.folder, self.tool, self.net, self.seed).with_suffix(".npz")
-        if trained.exists():
-            with np.load(trained) as file:
-                self.float.set_weights([file[f"arr_{n}"] for n in range(len(file.files))])
-            self.compile(self.float)
-            return
-        self.fit(self.compile(self.float, self.options.epochs))
-        np.savez(trained, *self.float.get_weights())
 
     def copy(self) -> Any:
         """Return the float model once more, compiled for fine-tuning."""
@@ -205,14 +193,14 @@ WAYS: dict[str, Way] = {
 }
 
 
-def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for the float model and for each way, but for those that are there."""
+def rows_of(
+    tool: str, net: str, seed: int, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for the float model of one tool, net and seed, and for each way."""
+    work = Work(tool, net, seed, options)
     plain = work.file(work.float)
-    if "float" not in there:
-        yield _row(work, "float", work.accuracy(work.float), plain)
-    for name in work.options.ways:
-        if name in there:
-            continue
+    yield _row(work, "float", work.accuracy(work.float), plain)
+    for name in options.ways:
         # What is drawn does not depend on which rows were made before in this process.
         work.keras.utils.set_random_seed(work.seed)
         try:
@@ -259,6 +247,8 @@ def _kib(content: bytes) -> float:
 
 
 def main() -> None:
+    from compression_accuracy import rows_of  # by a name that a child process finds
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
@@ -268,18 +258,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("compression_accuracy"))
     parser.add_argument("--epochs", type=int, default=10, help="of the float model")
     parser.add_argument("--fine-tuning-epochs", type=int, default=8, help="of each way")
-    parser.add_argument("--one", nargs=3, metavar=("TOOL", "NET", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    if options.one:
-        one(options)
-        return
-    for seed in range(options.seeds):
-        for net in options.nets:
-            for tool in options.tools:
-                _in_own_process(options, tool, net, seed)
+    folder = prepare_folder(options.folder)
+    for seed, net, tool in itertools.product(range(options.seeds), options.nets, options.tools):
+        path = folder / f"{tool}-{net}-{seed}.json"
+        if not path.exists():
+            with Child(gpu=True, environment=SHARING) as child:
+                found = []
+                for row in child.each(rows_of, tool, net, seed, options, limit_s=_LIMIT_S):
+                    found.append(row)
+                    print(json.dumps(row), flush=True)
+            write_atomically(path, json.dumps(found))
     # With what earlier runs left there: each line of the summary tells its own number of seeds.
-    rows = [row for path in sorted(options.folder.glob("*.json")) for row in _read(path)]
+    rows = [row for path in sorted(folder.glob("*.json")) for row in json.loads(path.read_text())]
     known = "embedded" if options.data == "embedded" else "complete"
     save_figures(
         f"compression_accuracy-{known}",
@@ -288,38 +279,6 @@ def main() -> None:
         summary=summary(rows),
         rows=rows,
     )
-
-
-def one(options: argparse.Namespace) -> None:
-    """Make the rows of one tool, net and seed, each written when it is there."""
-    tool, net, seed = options.one
-    place = _place(options.folder, tool, net, seed)
-    rows = _read(place) if place.exists() else []
-    for row in measured(Work(tool, net, int(seed), options), {row["way"] for row in rows}):
-        rows.append(row)
-        write_atomically(place, json.dumps(rows))
-
-
-def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int) -> None:
-    place = _place(options.folder, tool, net, seed)
-    if place.exists() and {row["way"] for row in _read(place)} >= {"float", *options.ways}:
-        return
-    epochs = ["--epochs", options.epochs, "--fine-tuning-epochs", options.fine_tuning_epochs]
-    arguments = ["--one", tool, net, str(seed), "--data", options.data, *map(str, epochs)]
-    arguments += ["--ways", *options.ways]
-    command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]
-    subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
-    for row in _read(place):
-        print(json.dumps(row), flush=True)
-
-
-def _read(place: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(place.read_text())
-    return rows
-
-
-def _place(folder: Path, tool: str, net: str, seed: object) -> Path:
-    return folder / f"{tool}-{net}-{seed}.json"
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

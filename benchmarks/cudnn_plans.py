@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.figures import save_figures
-from benchmarks.peers import ROOT
+from benchmarks.figures import answer_of, save_figures
 from tfopt.hooks import replaced
 from tfopt.train import attention
 from tfopt.train.fused_call import FusedCall
@@ -72,17 +70,6 @@ def refused_by_tfopt(call: FusedCall, capability: tuple[int, int]) -> str | None
         return attention.refusal(query, key, key, bias, mask)
 
 
-def refused_by_cudnn(python: str, card: dict[str, Any], kinds: list[FusedCall]) -> dict[str, Any]:
-    """Return cuDNN's version, and what it refuses of each kind, or None."""
-    given = json.dumps({"card": card, "calls": [asdict(kind) for kind in kinds]})
-    command = [python, "-m", "benchmarks.cudnn_without_card"]
-    done = subprocess.run(
-        command, input=given, stdout=subprocess.PIPE, cwd=ROOT, check=True, text=True
-    )
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", required=True, help="a Python that has cuDNN's front end")
@@ -90,15 +77,13 @@ def main() -> int:
     kinds, rows, faults = list(calls()), {}, 0
     for card in CARDS:
         capability = divmod(card["deviceVer"] // 10, 10)
-        answer = refused_by_cudnn(options.python, card, kinds)
-        beyond, missing = Counter[str](), list[str]()
-        for kind, refused in zip(kinds, answer["refused"], strict=True):
-            ours = refused_by_tfopt(kind, capability)
-            if ours is None and refused is not None:
-                missing.append(f"{kind}: {refused}")
-            elif ours is not None and refused is None:
-                beyond[ours] += 1
-        fused = sum(refused_by_tfopt(kind, capability) is None for kind in kinds)
+        given = json.dumps({"card": card, "calls": [asdict(kind) for kind in kinds]}).encode()
+        answer = answer_of(options.python, "cudnn_without_card", given)
+        ours = [refused_by_tfopt(kind, capability) for kind in kinds]
+        both = [*zip(kinds, ours, answer["refused"], strict=True)]
+        missing = [f"{kind}: {theirs}" for kind, own, theirs in both if own is None and theirs]
+        beyond = Counter(own for _, own, theirs in both if own and theirs is None)
+        fused = ours.count(None)
         rows[card["deviceName"]] = {"fused": fused, "missing": missing, "beyond": dict(beyond)}
         faults += len(missing)
         print(f"{card['deviceName']}: {fused} of {len(kinds)} kinds are fused", flush=True)

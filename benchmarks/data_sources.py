@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from figures import save_figures
 from tfopt.data import Dask, Parquet, Spark, TFRecord
 from tfopt.measure.memory import peak_host_mib
 from tfopt.report.statistics import compare_pairs
+from tfopt.subprocesses import Child
 
 BATCH = 256
 NUMBERS = [f"f{i}" for i in range(12)]
@@ -166,21 +166,13 @@ def peak_mib(folder: Path) -> float:
     return peak_host_mib({}) - before
 
 
-def peak_in_a_fresh_process(folder: Path) -> float:
-    command = [sys.executable, __file__, "--peak", str(folder)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
+    from data_sources import peak_mib  # by a name that a child process finds
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peak", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", type=int, default=1_000_000)
     options = parser.parse_args()
-    if options.peak:
-        print(peak_mib(options.peak))
-        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder, options.rows)
@@ -204,7 +196,8 @@ def main() -> None:
                     for name in taken:
                         seconds[name].append(taken[name][0])
         large_mib = write_large(folder / "large")
-        peak = peak_in_a_fresh_process(folder / "large")
+        with Child() as child:
+            peak = child(peak_mib, folder / "large")
         print(f"{large_mib:.0f} MiB read, the process grew by {peak:.0f} MiB")
     ratios = {}
     for (tried, reference, after_first), times in pairs.items():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -31,16 +32,15 @@ from pathlib import Path
 from typing import Any
 
 import tfopt
+from benchmarks.figures import RESULTS, ROOT
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.references import resolve_function
 from tfopt.measure.provenance import read_provenance
 from tfopt.monitor.nvml import gpu_memories, why_no_gpu
-from tfopt.recipes.flags import FAILED, Parser, add_debug, add_output, exit_code_of
+from tfopt.recipes.flags import FAILED, Parser, add_flags, add_output, exit_code_of
 from tfopt.subprocesses import how_it_ended, last_lines
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).parent / "results"
 DONE, BROKEN, TIMED_OUT, BEGUN = "done", "failed", "timed out", "begun"
 # Of this folder, beside all of tfopt: what the steps are made of.
 SOURCES = ("gpu_*.py", "*peer*.py", "jobs.py", "nets.py")
@@ -114,14 +114,12 @@ class Day:
     """What a step is given: its file, its time, and a folder.
 
     Attributes:
-        step: The step's name.
-        file: Its JSON file.
+        file: The step's JSON file.
         work: An empty folder for whatever a command of this step writes.
         rehearse: Whether to do it small, on the CPU.
         ends_s: When to be through, on the monotonic clock.
     """
 
-    step: str
     file: Path
     work: Path
     rehearse: bool
@@ -142,7 +140,7 @@ class Day:
 def one_step() -> None:
     """Do the step that the parent process asks for; leave how it ended, and end."""
     asked = json.loads(sys.argv[1])
-    day = Day(**{**asked["day"], "file": Path(asked["file"]), "work": Path(asked["work"])})
+    day = Day(Path(asked["file"]), Path(asked["work"]), asked["rehearse"], asked["ends_s"])
     try:
         if not day.rehearse and not asked["function"].endswith(_LOOK_THEMSELVES):
             require_gpu()
@@ -211,7 +209,8 @@ def carry_out(
             "arguments": dict(step.arguments),
             "file": str(file.resolve()),
             "work": folder,
-            "day": {"step": step.name, "rehearse": rehearse, "ends_s": ends_s},
+            "rehearse": rehearse,
+            "ends_s": ends_s,
         }
         code = _follow(json.dumps(asked), log, _variables(rehearse, folder), step.limit_s, grace_s)
         end = Path(folder, "ended.json")
@@ -275,8 +274,7 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     """Return what JSON has no word for: NumPy's numbers as Python's, anything else in words."""
-    item: Callable[[], Any] | None = getattr(value, "item", None)
-    return str(value) if item is None else item()
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def code_digest() -> str:
@@ -299,22 +297,21 @@ def with_result(digest: str, folders: Sequence[Path], *, rehearse: bool) -> dict
     return ended
 
 
-def portion(steps: Sequence[Step], ends_s: float) -> Iterator[Step]:
-    """Yield the steps that still fit when their turn comes, by the monotonic clock."""
-    for step in steps:
-        if time.monotonic() + step.limit_s <= ends_s:
-            yield step
-        else:
-            print(f"{step.name} (at most {step.limit_s:g} s): left to another portion")
-
-
 def run_steps(
-    steps: Iterable[Step], output: Path, *, digest: str | None = None, rehearse: bool = False
+    steps: Sequence[Step],
+    output: Path,
+    *,
+    digest: str | None = None,
+    rehearse: bool = False,
+    ends_s: float = math.inf,
 ) -> int:
-    """Do the steps one after the other; return the exit code."""
+    """Do the steps that still fit before ``ends_s`` when their turn comes; return the exit code."""
     broken = False
     shared = {"code_digest": digest or code_digest(), "provenance": asdict(read_provenance())}
     for step in steps:
+        if time.monotonic() + step.limit_s > ends_s:
+            print(f"{step.name} (at most {step.limit_s:g} s): left to another portion")
+            continue
         print(f"{step.name} (at most {step.limit_s:g} s) ...", flush=True)
         found = carry_out(step, output, rehearse=rehearse, shared=shared)
         broken = broken or found["status"] in (BROKEN, TIMED_OUT)
@@ -349,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rehearse", action="store_true", help="the same steps, small and on the CPU"
     )
     add_output(parser, "gpu_day, with --rehearse gpu_day_rehearsal")
-    add_debug(parser)
+    add_flags(parser, "--debug")
     options = parser.parse_args(arguments)
 
     def work() -> int:
@@ -369,11 +366,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 received=why_no_gpu(),
                 fix="--rehearse runs the same steps small, on the CPU",
             )
-        planned: Iterable[Step] = steps
+        settings = {"digest": digest, "rehearse": options.rehearse}
         if options.minutes is not None:
-            left = [step for step in steps if step.name not in ended]
-            planned = portion(left, begun_s + 60 * options.minutes)
-        return run_steps(planned, prepare_folder(folder), digest=digest, rehearse=options.rehearse)
+            steps = [step for step in steps if step.name not in ended]
+            settings["ends_s"] = begun_s + 60 * options.minutes
+        return run_steps(steps, prepare_folder(folder), **settings)
 
     return exit_code_of(work, debug=options.debug)
 

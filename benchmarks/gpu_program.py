@@ -9,25 +9,13 @@ PYTHON has ``jax[cuda12]``, whose XLA compiles what TensorFlow here has traced
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import tfopt
 from benchmarks import nets
-from benchmarks.figures import save_figures
-from benchmarks.peers import ROOT, net_of
+from benchmarks.figures import answer_of, save_figures
+from benchmarks.peers import net_of
 from tfopt.hooks import replaced
 from tfopt.train import attention
-
-
-@contextmanager
-def as_on_an_h100() -> Iterator[None]:
-    """Fuse attention as where the card is."""
-    with replaced(attention, card_refusal=lambda: None, _capability=lambda: (9, 0)):
-        yield
 
 
 def traced_step(blocks: int, fused: bool) -> bytes:
@@ -49,14 +37,6 @@ def traced_step(blocks: int, fused: bool) -> bytes:
     return program
 
 
-def compiled(python: str, program: bytes) -> dict[str, Any]:
-    """Return what the compiler prints."""
-    command = [python, "-m", "benchmarks.gpu_compiler"]
-    done = subprocess.run(command, input=program, stdout=subprocess.PIPE, cwd=ROOT, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=3, help="of BERT-base, which has 12")
@@ -64,9 +44,9 @@ def main() -> None:
     options = parser.parse_args()
     found = {}
     for name, fused in (("attention of Keras", False), ("fused attention", True)):
-        with as_on_an_h100():
-            program = traced_step(options.blocks, fused)
-        row = found[name] = compiled(options.python, program)
+        with replaced(attention, card_refusal=lambda: None, _capability=lambda: (9, 0)):
+            program = traced_step(options.blocks, fused)  # as where the card is
+        row = found[name] = answer_of(options.python, "gpu_compiler", program)
         kernels = sum(row["kernels"].values())
         print(f"{name}: {kernels} kernels, {row['gigabytes']:.1f} GB, {row['memory_mib']} MiB")
         print(f"    {row['kernels']}")

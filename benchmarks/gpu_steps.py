@@ -25,10 +25,9 @@ from tfopt import Execution, MixedPrecision, Place, chain
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job.references import resolve_job
 from tfopt.job.transform import Transform
-from tfopt.measure.engine import Candidate, Engine
+from tfopt.measure.engine import Engine
 from tfopt.measure.targets import Target
 from tfopt.monitor.readings import GPU_METRICS
-from tfopt.report.timed_process import TimedProcess
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ PRECISIONS = {
     "float32": MixedPrecision("float32", tf32=False),
     "mixed_bfloat16": MixedPrecision("mixed_bfloat16"),
 }
-_XLA = " + XLA"
 _TRIAL_S = 40.0
 
 
@@ -244,13 +242,20 @@ def largest_batch(day: Day, subject: str) -> None:
 
 def _timed(
     job: str, arguments: Mapping[str, Any], transform: Transform, day: Day
-) -> tuple[TimedProcess | None, Candidate]:
-    """Time a job under a transform in a process that has the machine to itself."""
+) -> dict[str, Any]:
+    """Return what a process with the machine to itself takes for a job under a transform."""
     variant = Target(repr(transform), job, chain(transform), arguments)
     with Engine(turn_s=0.1 if day.rehearse else 0.25) as engine:
         (candidate,) = engine.admit([variant])
         engine.take_rounds([candidate], 2 if day.rehearse else 12)
-    return candidate.timed() if candidate.turns else None, candidate
+    notes = candidate.ready.notes if candidate.ready else {}
+    found: dict[str, Any] = {"did": notes.get(repr(transform)), "reason": candidate.out}
+    if not candidate.turns:
+        return {**found, "gpu_peak_mib": None}
+    process = candidate.timed()
+    for name in ("host_peak_mib", "gpu_peak_mib", "energy_per_example_j"):
+        found[name] = getattr(process, name)
+    return {**found, "gpus": [asdict(gpu) for gpu in process.gpus]}
 
 
 # 5: tune
@@ -303,7 +308,7 @@ def memory(day: Day) -> None:
     ways = {
         "float32": chain(Execution(jit_compile=False)),
         "mixed_bfloat16": chain(PRECISIONS["mixed_bfloat16"], Execution(jit_compile=False)),
-        f"float32{_XLA}": chain(Execution(jit_compile=True)),
+        "float32 + XLA": chain(Execution(jit_compile=True)),
     }
     subjects = [(CNN_MNIST, 32)] if day.rehearse else [(RESNET50, 64), (TRANSFORMER, 64)]
     rows = []
@@ -312,13 +317,10 @@ def memory(day: Day) -> None:
         for name, way in list(ways.items())[: 1 if day.rehearse else None]:
             with prepared(resolve_job(subject.job, arguments), way) as ready:
                 told = tfopt.training_memory(ready.model, first_batch(ready), batch)
-            process, candidate = _timed(subject.job, arguments, way, day)
             row = {"job": subject.job, "arguments": arguments, "setting": name}
-            row.update(estimate=asdict(told), measured_over_estimate=None, reason=candidate.out)
-            if process is not None:
-                peak = process.gpu_peak_mib
-                row.update(gpu_peak_mib=peak, host_peak_mib=process.host_peak_mib)
-                row["measured_over_estimate"] = None if peak is None else peak / told.peak_mib
+            row |= {"estimate": asdict(told), **_timed(subject.job, arguments, way, day)}
+            peak = row["gpu_peak_mib"]
+            row["measured_over_estimate"] = None if peak is None else peak / told.peak_mib
             rows.append(row)
             day.keep(rows=rows)
 
@@ -330,13 +332,8 @@ def monitoring(day: Day) -> None:
     """List what NVML tells here, and the energy of an example."""
     own = _subject(day, "resnet50")
     arguments = own.at(max(own.batch // 2, 1))
-    process, candidate = _timed(own.job, arguments, PRECISIONS["mixed_bfloat16"], day)
-    energy = {"job": own.job, "arguments": arguments, "setting": "mixed_bfloat16"}
-    energy.update(energy_per_example_j=None, reason=candidate.out)
-    if process is not None:
-        energy["energy_per_example_j"] = process.energy_per_example_j
-        energy["gpus"] = [asdict(gpu) for gpu in process.gpus]
-    day.keep(energy=energy)
+    energy = _timed(own.job, arguments, PRECISIONS["mixed_bfloat16"], day)
+    day.keep(energy={"job": own.job, "arguments": arguments, "setting": "mixed_bfloat16", **energy})
     from tfopt.monitor.sampler import sampling
     from tfopt.run import prepared
 
@@ -410,15 +407,9 @@ def placement(day: Day) -> None:
         "most free": Place("most_free"),
         "none": Place("none"),
     }
-    arguments = {**CNN_MNIST.arguments, "batch_size": 32}
     ways: dict[str, Any] = {}
     for name, part in list(parts.items())[: 1 if day.rehearse else None]:
-        process, candidate = _timed(CNN_MNIST.job, arguments, part, day)
-        notes = candidate.ready.notes if candidate.ready else {}
-        ways[name] = {"did": notes.get(repr(part)), "reason": candidate.out}
-        if process is not None:
-            used = [gpu.name for gpu in process.gpus]
-            ways[name].update(gpu_peak_mib=process.gpu_peak_mib, gpus_used=used)
+        ways[name] = _timed(CNN_MNIST.job, CNN_MNIST.at(32), part, day)
         day.keep(ways=ways)
     import tensorflow as tf
 

@@ -216,13 +216,6 @@ def _pydataset() -> Any:
     return Slow()
 
 
-def _padded() -> Any:
-    def wide(x: Any, y: Any) -> tuple[Any, Any]:
-        return x, y
-
-    return _images().map(wide).padded_batch(BATCH, ((512, 512, 3), ())).map(_cut).prefetch(2)
-
-
 def _cut(x: Any, y: Any) -> tuple[Any, Any]:
     return x[:, :PIXELS, :PIXELS], y
 
@@ -258,7 +251,11 @@ PLANTED = {
     ),
     "jpeg": Fault(lambda: _fed(_files("jpeg").flat_map(_read()).map(_decode)), "processor", "map"),
     "png": Fault(lambda: _fed(_files("png").flat_map(_read()).map(_decode)), "processor", "map"),
-    "gzip": Fault(lambda: _fed(_gzip().map(_raw)), "processor", "read"),
+    "gzip": Fault(
+        lambda: _fed(tf.data.TFRecordDataset(_records("gzip"), "GZIP").map(_raw)),
+        "processor",
+        "read",
+    ),
     "csv": Fault(_csv, "processor", "map"),
     "slow_disk": Fault(
         lambda: _fed(_files("raw").flat_map(_read(_WAIT_US)).map(_raw)), "disk", "read"
@@ -269,15 +266,16 @@ PLANTED = {
         "read",
     ),
     "one_slow_shard": Fault(_one_slow_shard, "disk", "read"),
-    "padded_far": Fault(_padded, "processor", "batch", helps=False),
+    "padded_far": Fault(
+        lambda: _images().padded_batch(BATCH, ((512, 512, 3), ())).map(_cut).prefetch(2),
+        "processor",
+        "batch",
+        helps=False,
+    ),
     "tiny_shuffle": Fault(
         lambda: _images().shuffle(16).batch(BATCH).prefetch(2), "", "", remark="hardly change"
     ),
 }
-
-
-def _gzip() -> Any:
-    return tf.data.TFRecordDataset(_records("gzip"), "GZIP")
 
 
 def _light(x: Any, y: Any) -> tuple[Any, Any]:

@@ -6,7 +6,6 @@ are made from a seed: what is measured is the time of a step, not what is learne
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,14 +27,13 @@ def resnet50(
     ``as_bytes`` gives them as whole numbers that the model scales, as decoded files come: a
     quarter of the traffic to a GPU.
     """
-
-    def data() -> Data:
-        return Data(
-            train=nets.noise_images(examples, pixels, as_bytes=as_bytes), name="noise images"
-        )
-
-    build = functools.partial(nets.resnet50, pixels, as_bytes=as_bytes)
-    return Job(build, data, _compile("sgd"), name="resnet50", batch_size=batch_size)
+    return Job(
+        lambda: nets.resnet50(pixels, as_bytes=as_bytes),
+        lambda: Data(nets.noise_images(examples, pixels, as_bytes=as_bytes), name="noise images"),
+        _compile("sgd"),
+        name="resnet50",
+        batch_size=batch_size,
+    )
 
 
 def transformer(
@@ -49,12 +47,13 @@ def transformer(
     vocabulary: int = 5000,
 ) -> Job:
     """A small Transformer encoder that classifies sequences of tokens."""
-
-    def data() -> Data:
-        return Data(train=nets.noise_tokens(examples, tokens, vocabulary), name="noise tokens")
-
-    build = functools.partial(nets.encoder, tokens, blocks, width, heads, vocabulary)
-    return Job(build, data, _compile("adam"), name="transformer", batch_size=batch_size)
+    return Job(
+        lambda: nets.encoder(tokens, blocks, width, heads, vocabulary),
+        lambda: Data(nets.noise_tokens(examples, tokens, vocabulary), name="noise tokens"),
+        _compile("adam"),
+        name="transformer",
+        batch_size=batch_size,
+    )
 
 
 def slow_generator(*, batch_size: int = 32, wait_ms: float = 20.0, epochs: int = 1) -> Job:

@@ -74,11 +74,14 @@ def arrays(rows: int = 192) -> tuple[Any, Any]:
     return x, np.sin(x.sum(axis=1, keepdims=True)).astype("float32")
 
 
-def small_model(*, dropout: float = 0.0) -> Any:
+def compiled(optimizer: Any, dropout: float = 0.0, **settings: Any) -> Any:
+    """Return a small model, compiled."""
     layers = [keras.Input((6,)), keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization()]
     if dropout:
         layers.append(keras.layers.Dropout(dropout))
-    return keras.Sequential([*layers, keras.layers.Dense(1)])
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", **settings)
+    return model
 
 
 def shuffled(batch: int = 16) -> Any:
@@ -87,74 +90,61 @@ def shuffled(batch: int = 16) -> Any:
 
 def plain() -> tuple[Any, dict[str, Any]]:
     x, y = arrays()
-    model = small_model()
-    model.compile("sgd", "mse")
-    return model, {"x": x, "y": y, "batch_size": 16, "shuffle": False}
+    return compiled("sgd"), {"x": x, "y": y, "batch_size": 16, "shuffle": False}
 
 
 def adam_ema_schedule() -> tuple[Any, dict[str, Any]]:
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 40)
-    model = small_model()
-    model.compile(keras.optimizers.Adam(schedule, use_ema=True, ema_momentum=0.9), "mse")
-    return model, {"x": shuffled(), "validation_data": arrays(48)}
+    adam = keras.optimizers.Adam(schedule, use_ema=True, ema_momentum=0.9)
+    return compiled(adam), {"x": shuffled(), "validation_data": arrays(48)}
 
 
 def dropout() -> tuple[Any, dict[str, Any]]:
     x, y = arrays()
-    model = small_model(dropout=0.4)
-    model.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
     watched = [
         keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0.5),
         keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True),
     ]
     validation = {"validation_split": 0.25, "callbacks": watched}
+    model = compiled(keras.optimizers.AdamW(0.01), 0.4, metrics=["mae"])
     return model, {"x": x, "y": y, "batch_size": 12, **validation}
 
 
 def pruned() -> tuple[Any, dict[str, Any]]:
-    model = small_model()
     schedule = tfopt.compress.PolynomialSparsity(0.8, begin_step=3, end_step=40, frequency=5)
-    tfopt.prune(model, schedule)
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model, {"x": shuffled()}
+    return tfopt.prune(compiled(keras.optimizers.Adam(0.01)), schedule), {"x": shuffled()}
 
 
 def shuffled_arrays() -> tuple[Any, dict[str, Any]]:
     x, y = arrays()
-    model = small_model(dropout=0.2)
-    model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2)
+    model = compiled(keras.optimizers.Adam(0.01), 0.2, steps_per_execution=2)
     return model, {"x": x, "y": y, "batch_size": 16}
 
 
 def endless() -> tuple[Any, dict[str, Any]]:
-    model = small_model()
-    model.compile("rmsprop", "mse")
-    return model, {"x": shuffled().repeat(), "steps_per_epoch": 11}
+    return compiled("rmsprop"), {"x": shuffled().repeat(), "steps_per_epoch": 11}
 
 
 def mixed_float16() -> tuple[Any, dict[str, Any]]:
     keras.mixed_precision.set_global_policy("mixed_float16")
-    model = small_model()
     scaled = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.01), initial_scale=2.0**24, dynamic_growth_steps=5
     )
-    model.compile(scaled, "mse")
-    return model, {"x": shuffled()}
+    return compiled(scaled), {"x": shuffled()}
 
 
 def two_replicas() -> tuple[Any, dict[str, Any]]:
     with tfopt.distribute(logical_cpus=2):
         keras.utils.set_random_seed(7)
-        model = small_model(dropout=0.3)
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        model = compiled(keras.optimizers.Adam(0.01), 0.3, metrics=["mae"])
     return model, {"x": shuffled()}
 
 
 def two_workers(replicas_each: int = 1) -> tuple[Any, dict[str, Any]]:
     with tfopt.distribute(logical_cpus=replicas_each, peer_timeout_s=30):
         keras.utils.set_random_seed(7)
-        model = small_model(dropout=0.3)
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
+        how = {"metrics": ["mae"], "jit_compile": False}
+        model = compiled(keras.optimizers.Adam(0.01), 0.3, **how)
     return model, {"x": shuffled(), "shuffle": False, "validation_data": arrays(48)}
 
 
@@ -181,9 +171,7 @@ def pydataset() -> tuple[Any, dict[str, Any]]:
         def on_epoch_end(self) -> None:
             self.rng.shuffle(self.order)
 
-    model = small_model()
-    model.compile("adam", "mse")
-    return model, {"x": Own(), "shuffle": True}
+    return compiled("adam"), {"x": Own(), "shuffle": True}
 
 
 KINDS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {

@@ -7,12 +7,9 @@ Other benchmarks start it by ``--busy``.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,10 +19,10 @@ _BURSTS_S = (0.05, 0.3, 1.5, 4.0)
 _PAUSES_S = (0.1, 0.5, 2.0)
 
 
-def burn(seed: int, seconds: float) -> None:
+def burn(seed: int) -> None:
     """Burn one core now and then."""
-    chance, ends = random.Random(seed), time.monotonic() + seconds
-    while time.monotonic() < ends:
+    chance = random.Random(seed)
+    while True:
         until = time.monotonic() + chance.choice(_BURSTS_S)
         while time.monotonic() < until:
             sum(i * i for i in range(2000))
@@ -35,31 +32,19 @@ def burn(seed: int, seconds: float) -> None:
 @contextmanager
 def neighbour(busy: bool) -> Iterator[None]:
     """Run beside a neighbour, where that is asked for."""
-    if not busy:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, __file__, "86400"], start_new_session=True)
+    context = multiprocessing.get_context("fork")
+    cores = range(os.cpu_count() or 1) if busy else ()
+    burners = [context.Process(target=burn, args=(seed,), daemon=True) for seed in cores]
+    for burner in burners:
+        burner.start()
     try:
         yield
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("seconds", type=float)
-    options = parser.parse_args()
-    cores = multiprocessing.cpu_count()
-    burners = [
-        multiprocessing.Process(target=burn, args=(n, options.seconds), daemon=True)
-        for n in range(cores)
-    ]
-    for each in burners:
-        each.start()
-    for each in burners:
-        each.join()
+        for burner in burners:
+            burner.kill()
+            burner.join()
 
 
 if __name__ == "__main__":
-    main()
+    with neighbour(busy=True):
+        time.sleep(float(sys.argv[1]))

@@ -14,7 +14,6 @@ row that says so. ``--rehearse`` trains tiny nets on the CPU, whose figures say 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import statistics
@@ -24,27 +23,26 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import ROOT, save_figures
 from tfopt import Execution, FusedAttention, MixedPrecision, Pipeline, Place, chain
 from tfopt.errors import UserError
-from tfopt.files import prepare_folder, write_atomically
+from tfopt.files import prepare_folder
 from tfopt.job.recipe_file import chain_to_toml, read_recipe
 from tfopt.job.transform import Chain
 from tfopt.measure.children import JobProcess, Lost
 from tfopt.measure.engine import LATE, Candidate, Engine, shared_rounds
-from tfopt.measure.provenance import read_provenance
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, Turn
 from tfopt.monitor.nvml import gpu_memories, why_no_gpu
-from tfopt.recipes.flags import Parser, add_chain, add_debug, add_output, exit_code_of, names
+from tfopt.recipes.flags import Parser, add_flags, add_output, exit_code_of, names
 from tfopt.report.statistics import LEAST, compare_pairs
 from tfopt.subprocesses import SHARING, how_it_ended
 
-ROOT = Path(__file__).resolve().parent.parent
 KERAS, CHAIN, PYTORCH = "Keras", "the chain", "PyTorch"
 TUNED = chain(
     Place(compile_cache=True),
@@ -174,7 +172,7 @@ class Peer(JobProcess):
 def compare_peers(
     net: Net,
     compared: Sequence[Side],
-    keep: Callable[..., None],
+    keep: Callable[..., object],
     *,
     ends_s: float,
     python: str = sys.executable,
@@ -287,13 +285,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--with", dest="peers", type=names, default=list(PEERS))
     parser.add_argument("--blocks", type=int, help="of a Transformer (default: 12)")
     parser.add_argument("--batch", type=int, help="examples in a batch")
-    add_chain(parser)
+    add_flags(parser, "--chain")
     parser.add_argument("--xla-flags", action="append", default=[], help="may be repeated")
     parser.add_argument("--python", default=sys.executable, help="which has PyTorch and JAX")
     parser.add_argument("--minutes", type=float, default=9.0, help="at most (default: 9)")
     parser.add_argument("--rehearse", action="store_true", help="tiny nets, on the CPU")
     add_output(parser, "peers")
-    add_debug(parser)
+    add_flags(parser, "--debug")
     options = parser.parse_args(arguments)
 
     def work() -> int:
@@ -305,20 +303,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(
                 "This machine has no GPU to compare on.", received=why_no_gpu(), fix=fix
             )
-        today, folder = datetime.now(UTC).date().isoformat(), options.output or "peers"
-        path = prepare_folder(folder) / f"{today}-peers-{net.net}.json"
-        given = " ".join(sys.argv[1:] if arguments is None else arguments)
-        command = f"python -m benchmarks.peers {given}"
-        content = {"benchmark": "peers", "date": today, "command": command, "net": asdict(net)}
-        content["environment"] = asdict(read_provenance())
-
-        def keep(**figures: Any) -> None:
-            text = json.dumps({**content, **figures}, indent=1, allow_nan=False)
-            write_atomically(path, f"{text}\n")
-
+        folder = prepare_folder(options.output or "peers")
+        keep = partial(save_figures, f"peers-{net.net}", folder, net=asdict(net))
         ends_s = time.monotonic() + 60 * options.minutes
-        rows = compare_peers(net, compared, keep, ends_s=ends_s, python=options.python)
-        print(table(rows), path, sep="\n")
+        print(table(compare_peers(net, compared, keep, ends_s=ends_s, python=options.python)))
         return 0
 
     return exit_code_of(work, debug=options.debug, parser=parser)

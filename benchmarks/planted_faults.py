@@ -12,8 +12,7 @@ import argparse
 import os
 import sys
 import time
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -53,10 +52,6 @@ class Finding:
 # Faults of the step itself: what is patched, and what takes its place
 
 
-def _halved(self: Any, grads: Any) -> Any:
-    return [g if g is None else g / 2 for g in _PLAIN["_sum_of"](self, grads)]
-
-
 def _not_summed(self: Any, grads: Any) -> Any:
     return list(grads)
 
@@ -65,37 +60,40 @@ def _equal_shares(self: Shard, value: Any, kind: str) -> Any:
     return tf.convert_to_tensor(value) * (0.5 if kind == "mean" else 1.0)
 
 
-def _unweighted(loss: Any, y: Any, p: Any, weights: Any = None) -> Any:
-    return _PLAIN["terms"](loss, y, p)
-
-
 def _local(value: Any, what: str = "") -> Any:
     return value
 
 
 def _a_row_less(structure: Any) -> Any:
-    def cut(value: Any) -> Any:
-        return value[:-1] if isinstance(value, tf.Tensor) and value.shape.rank else value
-
-    return keras.tree.map_structure(lambda v: None if v is None else cut(v), structure)
-
-
-def _skips_the_second(self: Any, grads: Any) -> Any:
-    place = tf.distribute.get_replica_context()._replica_id
-    return [g * float(place == 0) for g in _PLAIN["_sum_of"](self, grads)]
+    return keras.tree.map_structure(
+        lambda v: v[:-1] if isinstance(v, tf.Tensor) and v.shape.rank else v, structure
+    )
 
 
-_PLAIN = {"_sum_of": step.Step._sum_of, "terms": losses.terms}
+def _times(factor: Callable[[], float]) -> Any:
+    """Return the sum of the gradients, times a factor."""
+    whole = step.Step._sum_of
+    return lambda self, grads: [g if g is None else g * factor() for g in whole(self, grads)]
+
+
+def _on_the_first() -> float:
+    return float(tf.distribute.get_replica_context()._replica_id == 0)
+
+
+terms = losses.terms
 Patch = tuple[Any, str, Any]
 PATCHES: dict[str, tuple[str, Patch]] = {
-    "gradients halved": ("softmax_adam_accuracy", (step.Step, "_sum_of", _halved)),
+    "gradients halved": ("softmax_adam_accuracy", (step.Step, "_sum_of", _times(lambda: 0.5))),
     "gradients not exchanged": ("softmax_adam_accuracy", (step.Step, "_sum_of", _not_summed)),
     "one replica without gradients": (
         "sample_weights",
-        (step.Step, "_sum_of", _skips_the_second),
+        (step.Step, "_sum_of", _times(_on_the_first)),
     ),
     "equal shares of uneven parts": ("own_step_of_a_mean", (Shard, "weigh", _equal_shares)),
-    "sample weights left out": ("sample_weights", (losses, "terms", _unweighted)),
+    "sample weights left out": (
+        "sample_weights",
+        (losses, "terms", lambda loss, y, p, w=None: terms(loss, y, p)),
+    ),
     "a loss of the local batch": ("several_outputs", (losses, "all_reduce_sum", _local)),
     "a whole gradient on each replica": ("a_sum_clipped", (step, "divide_gradient", _local)),
     "an example lost": ("metrics_of_regression", (metrics, "drop_padding", _a_row_less)),
@@ -124,8 +122,6 @@ def tried(name: str, group: str, replicas: int, table: dict[str, Any], patch: An
         kind, told = verdict.kind, str(verdict)
     except Exception as error:
         kind, told = type(error).__name__, str(error)
-        if os.environ.get("TRACEBACK"):
-            traceback.print_exc()
     return Finding(name, group, kind, time.perf_counter() - begin, told)
 
 

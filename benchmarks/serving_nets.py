@@ -8,17 +8,7 @@ import keras
 import numpy as np
 from keras import layers
 
-# Smallest first, so that the first results come soon.
-_NAMES = """
-    MobileNetV3Small MobileNet MobileNetV2 MobileNetV3Large NASNetMobile EfficientNetB0
-    EfficientNetV2B0 DenseNet121 EfficientNetB1 EfficientNetV2B1 EfficientNetB2 EfficientNetV2B2
-    DenseNet169 EfficientNetB3 EfficientNetV2B3 ResNet50 ResNet50V2 Xception InceptionV3
-    DenseNet201 ConvNeXtTiny EfficientNetB4 EfficientNetV2S ConvNeXtSmall ResNet101 ResNet101V2
-    EfficientNetB5 InceptionResNetV2 EfficientNetV2M ResNet152 ResNet152V2 EfficientNetB6
-    ConvNeXtBase VGG16 VGG19 NASNetLarge EfficientNetB7 EfficientNetV2L ConvNeXtLarge
-    ConvNeXtXLarge
-"""
-ARCHITECTURES = _NAMES.split()
+ARCHITECTURES = [name for name in dir(keras.applications) if name[0].isupper()]
 _SMALLEST = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from figures import RESULTS, save_figures
 from serving_nets import ARCHITECTURES, NETS, net
+from tfopt.subprocesses import Child
 
 FORMATS = ("saved_model", "litert", "onnx", "openvino")
 PRECISIONS = ("float32", "int8", "dynamic")
-_MOST_SECONDS = 1800
+_LIMIT_S = 1800.0
 _MOST_OFF = 50
 """What is further off is refused; random weights bear less than trained ones."""
 
@@ -77,24 +74,6 @@ def moved(model: Any, x: Any) -> float | None:
     return float(f"{np.abs(after - before).max() / np.abs(before).max():.2g}")
 
 
-def in_a_fresh_process(name: str, count: int) -> dict[str, Any]:
-    """Return the same; a process that ends has failed, and one that takes too long says nothing."""
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--one", name, "--examples", str(count)],
-            timeout=_MOST_SECONDS,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-    except subprocess.TimeoutExpired:
-        return {}
-    if done.returncode or not done.stdout.strip():
-        return {"failed": f"ended with {done.returncode}: {done.stderr[-300:]}"}
-    rows: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return rows
-
-
 COLUMNS = (
     *("saved_model_float32", "litert_float32", "onnx_float32", "openvino_float32"),
     *("litert_int8", "onnx_int8", "openvino_int8", "litert_dynamic", "onnx_dynamic"),
@@ -118,27 +97,23 @@ def as_markdown(nets: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    from serving_table import in_this_process  # by a name that a child process finds
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--nets", nargs="*", default=[*NETS, *ARCHITECTURES])
     parser.add_argument("--examples", type=int, default=16)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(in_this_process(options.one, options.examples)))
-        return
-    today = datetime.now(UTC).date().isoformat()
-    path = Path(RESULTS) / f"{today}-serving_table.json"
-    earlier = sorted(Path(RESULTS).glob("*-serving_table.json"))
+    earlier = sorted(RESULTS.glob("*-serving_table.json"))
     nets = json.loads(earlier[-1].read_text())["nets"] if earlier else {}
     for name in (name for name in options.nets if name not in nets):
-        rows = in_a_fresh_process(name, options.examples)
-        if not rows:
-            print(f"{name}: not done in {_MOST_SECONDS} s, left out", flush=True)
-            continue
-        nets[name] = rows
-        print(name, rows, flush=True)
+        try:
+            with Child() as child:
+                nets[name] = child(in_this_process, name, options.examples, limit_s=_LIMIT_S)
+        except RuntimeError as error:  # also of a process that ended, or took too long
+            nets[name] = {"failed": str(error)[:300]}
+        print(name, nets[name], flush=True)
         nets = {name: nets[name] for name in (*NETS, *ARCHITECTURES) if name in nets}
-        save_figures("serving_table", nets=nets)
+        path = save_figures("serving_table", nets=nets)
         path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")
 
 
