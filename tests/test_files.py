@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 
 from tfopt import UserError
@@ -53,10 +52,10 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path):
             prepare_folder(tmp_path / "locked")
 
 
-def test_an_array_where_a_path_belongs_is_shown_by_its_shape():
-    with pytest.raises(UserError) as caught:
-        target_of(np.zeros((1000, 3), "float32"))
-    assert caught.value.received == "ndarray of shape (1000, 3), float32"
+def test_a_file_in_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        target_of(tmp_path / "no" / "file")
+    assert target_of(str(tmp_path / "file")) == tmp_path / "file"
 
 
 def test_a_folder_in_which_nothing_was_written_is_not_left(tmp_path):

@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
-from tfopt.errors import UserError, in_short
+from tfopt.errors import UserError
 
 _LOCK = ".tfopt.lock"
 
@@ -76,15 +77,8 @@ def keras_file(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def target_of(path: object) -> Path:
+def target_of(path: Any) -> Path:
     """Return the path of a file to write, ``~`` expanded, in an existing folder."""
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(
-            "The path of the file to write is not a path.",
-            expected="a str or a pathlib.Path",
-            received=in_short(path),
-            fix="pass the path first, and data by keyword",
-        )
     target = Path(path).expanduser()
     if not target.parent.is_dir():
         raise UserError(

@@ -107,15 +107,11 @@ def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model
 
 def load_table(data: str, label: str, rows: int) -> Data:
     """Return the sources of both parts; a table that is to be made is written first, once."""
-    from tfopt.data.sources.open import open_source
-
-    if data not in MADE:
-        folder = Path(data).expanduser()
-        parts = {part: open_source(folder / part, label=label) for part in ("train", "test")}
-        return Data(**_numbered(**parts), name=str(folder))
-    folder = made_table(rows)
-    note = f"made of random numbers, {rows:,} rows of Parquet, not real"
+    folder = made_table(rows) if data in MADE else Path(data).expanduser()
     parts = {part: _opened_by(data, folder / part, label) for part in ("train", "test")}
+    if data not in MADE:
+        return Data(**_numbered(**parts), name=str(folder))
+    note = f"made of random numbers, {rows:,} rows of Parquet, not real"
     return Data(**parts, name="table", note=note if data in MADE[:2] else f"{note}, by {data}")
 
 
@@ -155,7 +151,7 @@ def _numbered(train: Source, test: Source) -> dict[str, Any]:
 
 
 def _opened_by(engine: str, path: Path, label: str) -> Any:
-    """Return a folder of Parquet files as the source of an engine."""
+    """Return a folder of files as a source, that of an engine where ``engine`` names one."""
     from tfopt.data.sources.open import open_source
     from tfopt.data.sources.source import needs
 
