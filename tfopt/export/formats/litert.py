@@ -251,16 +251,17 @@ def _slice_to_split(model: Any, name_of: Callable[[Any, int], str]) -> None:
                 graph.operators.append(op)
                 continue
             axis = int(model.buffers[graph.tensors[op.inputs[0]].buffer].data.view("int32")[0])
+            part = graph.tensors[op.outputs[0]]  # as large as the others
+            sizes = part.shape if part.shapeSignature is None else part.shapeSignature
+            ends = _whole_numbers(model, graph, part, "sizes", sizes)
             for number, index in enumerate(op.outputs):
                 part = graph.tensors[index]
                 begin = [0] * len(part.shape)
                 begin[axis] = number * part.shape[axis]
-                sizes = part.shape if part.shapeSignature is None else part.shapeSignature
                 begins = _whole_numbers(model, graph, part, "begin", begin)
                 if index not in taken:  # no other number of a tensor changes
                     graph.tensors[index] = graph.tensors.pop()
                     continue
-                ends = _whole_numbers(model, graph, part, "sizes", sizes)
                 one = copy(op)
                 one.inputs, one.outputs = [op.inputs[1], begins, ends], [index]
                 one.opcodeIndex = _operator(model, names, "SLICE", _SLICE)
