@@ -69,6 +69,13 @@ def test_quantize_aware_and_quantize(tmp_path):
     np.testing.assert_allclose(answers, model.predict(X, verbose=0), atol=0.05)
 
 
+def test_quantize_to_four_bits_in_blocks():
+    model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(4)])
+    x = np.random.default_rng(0).normal(size=(64, 32)).astype("float32")
+    (answers,) = tfopt.quantize(model, precision="int4", calibration=x, max_drop=100).predict(x)
+    np.testing.assert_allclose(answers, model.predict(x, verbose=0), atol=0.5)
+
+
 def test_remove_channels():
     assert fine_tuned(tfopt.remove_channels(net(), 0.5)).get_layer("hidden").units == 8
 

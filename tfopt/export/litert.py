@@ -136,7 +136,7 @@ def convert(served: Traced, *, sparse: bool = False) -> bytes:
     except Exception as error:
         log = "".join(getattr(error, "__notes__", ()))
         raise _not_convertible(served, error, log) from error
-    return with_shared_vectors(content)
+    return with_shared_vectors(content, "tensorflow.lite.python")
 
 
 def save(served: Traced, folder: Path, owner: Any = None) -> Path:

@@ -20,10 +20,13 @@ _ROOM_PER_BUFFER = 64
 _LARGEST = 1 << 30
 
 
-def with_shared_vectors(content: bytes) -> bytes:
-    """Return the file without duplicate vectors."""
-    # The schema of the TensorFlow that wrote the file
-    schema: Any = import_module("tensorflow.lite.python.schema_py_generated")
+def with_shared_vectors(content: bytes, schema_of: str) -> bytes:
+    """Return the file without duplicate vectors.
+
+    ``schema_of`` is the package that wrote the file: the schema of another one, older or newer, may
+    lack what is in the file, such as the scales of blocks that TensorFlow 2.18 does not know.
+    """
+    schema: Any = import_module(f"{schema_of}.schema_py_generated")
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     if len(content) > _LARGEST:
         return content

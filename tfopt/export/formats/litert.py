@@ -204,7 +204,7 @@ def quantized(
             received=f"{type(error).__name__}: {first_line(error)}",
             fix="use another precision, or the format onnx or openvino",
         ) from error
-    return with_shared_vectors(bytes(result))
+    return with_shared_vectors(bytes(result), "ai_edge_litert")
 
 
 def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
