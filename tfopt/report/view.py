@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
@@ -182,7 +182,6 @@ def _flags(variant: VariantReport) -> tuple[str, ...]:
 
 def _facts(variant: VariantReport) -> Words:
     arguments = ", ".join(f"{name}={value}" for name, value in variant.arguments.items())
-    shapes = dict.fromkeys(shape for process in variant.processes for shape in process.shapes)
     facts = {
         "Job": f"{variant.job}({arguments})",
         "Trained weights": "those of the job as it is, but for rounding"
@@ -191,11 +190,24 @@ def _facts(variant: VariantReport) -> Words:
         "Scaling": variant.scaling or "",
         "Quality": _quality_words(variant),
         "Data": variant.processes[0].data if variant.processes else "",
-        "Compiled by XLA": f"for batches of {' and of '.join(shapes)}" if shapes else "",
+        "Compiled by XLA": "; ".join(_compiled(variant)),
         "GPUs": "; ".join(map(_gpu_words, variant.processes[-1].gpus)) if variant.processes else "",
         "Energy an example": _energy(variant),
     }
     return tuple((name, fmt.one_line(value)) for name, value in facts.items() if value)
+
+
+def _compiled(variant: VariantReport) -> Iterator[str]:
+    """Yield what each process's first step took, whether a cache had its programs, the shapes."""
+    for process in variant.processes:
+        came = process.unavailable.get("new_programs", "all from the cache")
+        if process.new_programs:
+            came = f"at most {fmt.count(process.new_programs, 'new program')}"
+        if process.new_programs is not None or process.shapes:
+            yield f"{fmt.duration(1000 * process.first_step_s)}, {came}"
+    shapes = dict.fromkeys(shape for process in variant.processes for shape in process.shapes)
+    if shapes:
+        yield f"for batches of {' and of '.join(shapes)}"
 
 
 def _quality_words(variant: VariantReport) -> str:
