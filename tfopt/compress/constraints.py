@@ -44,8 +44,9 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
     ``get_config``, and fitted to the current weights (a checkpoint's, say) when a step is compiled.
     """
 
-    def __init__(self, inner: Any = None) -> None:
+    def __init__(self, inner: Any = None, step: int = 1) -> None:
         self.inner = keras.constraints.get(inner)
+        self._first_step = step
         # By id of the kernel; a state refers to its kernel, so that the id is not reused.
         self._states: dict[int, Any] = {}
 
@@ -60,7 +61,9 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
     @property
     def step(self) -> int:
         """Return the number of the next batch, counted from 1."""
-        raise NotImplementedError
+        for state in self._states.values():
+            return int(state.step.numpy())
+        return self._first_step
 
     @property
     def unfinished(self) -> str | None:
@@ -99,14 +102,12 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
 
 
 def require_free(
-    name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
+    name: str, sites: Sequence[Site], then: str, *, replaced: type | tuple[type, ...] = ()
 ) -> None:
     """Raise for a model with constraints of tfopt, except of the class to be ``replaced``."""
     for site in sites:
         constraint = site.constraint
-        if isinstance(constraint, Constraint) and not (
-            replaced and isinstance(constraint, replaced)
-        ):
+        if isinstance(constraint, Constraint) and not isinstance(constraint, replaced):
             raise UserError(
                 f"{name!r} has masks or clusters already.",
                 expected="a model without masks or clusters",

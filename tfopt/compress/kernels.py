@@ -158,8 +158,7 @@ def kernels_of(layer: Any) -> tuple[Kernel, ...]:
     """Return a layer's own kernels, without those of inner layers."""
     kind = next((name for name in _keras_ancestry(layer) if name in _KERNELS), None)
     rows = _KERNELS.get(kind or "", ())
-    kernels = (_kernel(layer, name, name, inputs) for name, _, inputs in rows)
-    return tuple(kernel for kernel in kernels if kernel is not None)
+    return tuple(k for name, _, inputs in rows for k in _built(layer, name, name, inputs))
 
 
 def _visit(
@@ -176,8 +175,7 @@ def _visit(
     kind = next((name for name in ancestry if name in _KERNELS), None)
     if kind is not None:
         for name, attribute, inputs in _KERNELS[kind]:
-            kernel = _kernel(layer, name, f"{path}/{name}", inputs)
-            kernels = () if kernel is None else (kernel,)
+            kernels = _built(layer, name, f"{path}/{name}", inputs)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
     elif own := _own_variables(layer):
         reason = f"{type(layer).__name__} has no kernel"
@@ -191,11 +189,11 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
     projections = [
         child for child in layers_inside(layer) if "EinsumDense" in _keras_ancestry(child)
     ]
-    candidates = (
-        _kernel(child, "kernel", f"{path}/{child.name}/kernel", _contracted)
+    kernels = tuple(
+        kernel
         for child in projections
+        for kernel in _built(child, "kernel", f"{path}/{child.name}/kernel", _contracted)
     )
-    kernels = tuple(kernel for kernel in candidates if kernel is not None)
     holders = ((layer, attribute), *((child, "kernel_constraint") for child in projections))
     return Site(path, layer, holders, kernels, rebuilt_by)
 
@@ -211,21 +209,15 @@ def _keras_ancestry(layer: Any) -> list[str]:
     return [c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("keras.")]
 
 
-def _kernel(layer: Any, name: str, path: str, inputs: _Inputs) -> Kernel | None:
-    variable = _variable(layer, name)
-    if variable is None:
-        return None
-    return Kernel(path, variable, inputs(layer, len(variable.shape)))
-
-
-def _variable(layer: Any, name: str) -> Any:
-    """Return a kernel's variable; with LoRA the attribute is a tensor computed from it."""
+def _built(layer: Any, name: str, path: str, inputs: _Inputs) -> tuple[Kernel, ...]:
+    """Return the kernel of a name, or nothing if the layer is not built."""
     import keras
 
-    value = getattr(layer, name, None)
-    if value is None or isinstance(value, keras.Variable):
-        return value
-    return next((weight for weight in layer.weights if weight.name == name), None)
+    variable = getattr(layer, name, None)
+    if variable is not None and not isinstance(variable, keras.Variable):
+        # With LoRA the attribute is a tensor computed from the kernel.
+        variable = next((weight for weight in layer.weights if weight.name == name), None)
+    return () if variable is None else (Kernel(path, variable, inputs(layer, len(variable.shape))),)
 
 
 def rebuilder(layer: Any, outer: str | None) -> str | None:

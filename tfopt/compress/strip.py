@@ -76,10 +76,6 @@ def strip(model: Any) -> Any:
 
 def awareness_of(model: Any) -> list[Any]:
     """Return the quantization-aware models in a model, including itself."""
-    import keras
-
-    if not isinstance(model, keras.Layer):
-        return []
     return [layer for layer in layers_of(model) if hasattr(layer, "quantization_awareness")]
 
 

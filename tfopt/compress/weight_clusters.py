@@ -98,11 +98,10 @@ class WeightClusters(Constraint):
         begin_step: int = 0,
         zeros: bool = False,
     ) -> None:
-        super().__init__(inner)
+        super().__init__(inner, step)
         self.clusters = clusters
         self.begin_step = begin_step
         self.zeros = zeros
-        self._first_step = step
 
     def bind(self, kernel: Any) -> None:
         """Form a kernel's clusters, unless they are formed later. Not for a compiled step."""
@@ -136,9 +135,8 @@ class WeightClusters(Constraint):
     @property
     def step(self) -> int:
         """Return the number of the next batch, at most ``begin_step``."""
-        for state in self._states.values():
-            return self.begin_step if state.step is None else int(state.step.numpy())
-        return self._first_step
+        formed = any(state.step is None for state in self._states.values())
+        return self.begin_step if formed else super().step
 
     @property
     def unfinished(self) -> str | None:

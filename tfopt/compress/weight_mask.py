@@ -135,14 +135,13 @@ class WeightMask(Constraint):
         shared: SharedChoice | None = None,
         stays: bool = False,
     ) -> None:
-        super().__init__(inner)
+        super().__init__(inner, step)
         self.schedule = schedule
         self.pattern = pattern
         self.criterion = criterion
         self.inputs = dict(inputs or {})
         self.shared = shared
         self.stays = stays
-        self._first_step = step
 
     def bind(self, kernel: Any) -> None:
         """Apply the mask of the current step to a kernel. Not for a compiled step."""
@@ -160,12 +159,6 @@ class WeightMask(Constraint):
         mask = state.mask.read_value() if self.stays else self._mask_for(state, value, step)
         # zeros_like is faster than broadcasting 0 on a CPU.
         return tf.where(mask, value, tf.zeros_like(value))
-
-    @property
-    def step(self) -> int:
-        for state in self._states.values():
-            return int(state.step.numpy())
-        return self._first_step
 
     @property
     def unfinished(self) -> str | None:

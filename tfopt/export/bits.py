@@ -15,7 +15,7 @@ from tfopt.export.litert_file import LiteRTKernel, kernels
 from tfopt.export.parity import compare
 from tfopt.export.reference import Reference
 from tfopt.report.format import few
-from tfopt.subprocesses import Child, ChildEnded
+from tfopt.subprocesses import Child
 
 _KINDS = ("FULLY_CONNECTED", "CONV_2D")
 _FEWEST = 1024
@@ -35,8 +35,6 @@ def fewer_bits(
     Large kernels are rounded to four bits one by one, for their error per weight; then the cheapest
     are rounded together. A combination is judged by its own file, as errors do not add up.
     """
-    if "litert_integers" not in reference.graphs.forms:
-        return None
     graphs, number = reference.graphs, count(1)
 
     def tried(four_bits: Sequence[LiteRTKernel]) -> tuple[Path, Sequence[Array] | None]:
@@ -46,7 +44,7 @@ def fewer_bits(
             child(write_mixed, graphs, list(four_bits), place)
             examples = reference.given.examples
             return place, child(file_outputs, LiteRT(), place, graphs.signature, examples)
-        except (ChildEnded, RuntimeError, ValueError):
+        except (RuntimeError, ValueError):
             return place, None
 
     def cost(kernel: LiteRTKernel) -> float:

@@ -41,7 +41,7 @@ from tfopt.files import prepared_folder
 from tfopt.job.cgroup import usable_cores
 from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.plain_values import did_you_mean
-from tfopt.subprocesses import Child, ChildEnded
+from tfopt.subprocesses import Child
 
 if TYPE_CHECKING:
     import keras
@@ -214,7 +214,7 @@ def write_files(
         limit = _DROPS.get(precision, _DROP) if max_drop is None else max_drop
         try:
             yield _compared_file(reference, kind, precision, place, child, limit)
-        except (UserError, ChildEnded, RuntimeError) as error:
+        except (UserError, RuntimeError) as error:
             reason = one_line(error)
             if place.exists():
                 reason += "; the file of an earlier export is still in its folder"
