@@ -247,10 +247,6 @@ class Analysis:
         """Record a change of a layer's configuration."""
         self.changes.append((call.layer, change))
 
-    def multiplies(self, kernel: Any, times: int | None) -> None:
-        """Record the multiplications of a kernel."""
-        self.work.append((kernel, times))
-
     def along(self, call: Call, flow: Flow, axis: int) -> Array:
         """Return the labels along one axis; pin those that vary along others."""
         axis = flow.axis(axis)

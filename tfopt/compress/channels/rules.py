@@ -49,7 +49,7 @@ def _dense(analysis: Analysis, call: Call) -> list[Flow]:
     analysis.cut(call, layer.kernel, 1, makes, "makes")
     analysis.cut(call, layer.bias, 0, makes, "makes")
     analysis.change(call, lambda kept: {"units": kept(makes)})
-    analysis.multiplies(layer.kernel, call.positions(-1))
+    analysis.work.append((layer.kernel, call.positions(-1)))
     return [_after_activation(analysis, call, Flow.on_axis(call.shapes[0], -1, makes))]
 
 
@@ -79,10 +79,10 @@ def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
         analysis.cut(call, dense.kernel, 0, analysis.along(call, flow, -1), "takes")
         analysis.cut(call, dense.kernel, 1, heads, "makes")
         analysis.cut(call, dense.bias, 0, heads, "makes")
-        analysis.multiplies(dense.kernel, call.positions(-1, of=flow))
+        analysis.work.append((dense.kernel, call.positions(-1, of=flow)))
     out = layer.output_dense
     analysis.cut(call, out.kernel, 0, heads, "takes")
-    analysis.multiplies(out.kernel, call.positions(-1, of=query))
+    analysis.work.append((out.kernel, call.positions(-1, of=query)))
     if len(call.shapes) > 1:
         analysis.labels.pin(heads, f"{call.title} returns its scores per head")
     rest = [Flow.plain(shape) for shape in call.shapes[1:]]
@@ -115,7 +115,7 @@ def _convolution(analysis: Analysis, call: Call) -> list[Flow]:
     layer, (axis, takes) = call.layer, _taken(analysis, call)
     if getattr(layer, "groups", 1) > 1:
         makes = _grouped(analysis, call, takes)
-        analysis.multiplies(layer.kernel, call.positions(axis))
+        analysis.work.append((layer.kernel, call.positions(axis)))
         return _given(analysis, call, axis, makes, "makes")
     is_transposed = type(layer).__name__.endswith("Transpose")
     of_inputs, of_outputs = (-1, -2) if is_transposed else (-2, -1)
@@ -125,7 +125,7 @@ def _convolution(analysis: Analysis, call: Call) -> list[Flow]:
     analysis.change(call, lambda kept: {"filters": kept(makes)})
     # A weight of a transposed one is multiplied with every position of the input.
     counted = call.inputs[0] if is_transposed else None
-    analysis.multiplies(layer.kernel, call.positions(axis, of=counted))
+    analysis.work.append((layer.kernel, call.positions(axis, of=counted)))
     return _given(analysis, call, axis, makes, "makes")
 
 
@@ -155,7 +155,7 @@ def _depthwise(analysis: Analysis, call: Call) -> list[Flow]:
     layer, (axis, takes) = call.layer, _taken(analysis, call)
     makes = np.repeat(takes, layer.depth_multiplier)
     analysis.cut(call, layer.kernel, -2, takes, "follows")
-    analysis.multiplies(layer.kernel, call.positions(axis))
+    analysis.work.append((layer.kernel, call.positions(axis)))
     return _given(analysis, call, axis, makes, "follows")
 
 
@@ -168,7 +168,7 @@ def _separable(analysis: Analysis, call: Call) -> list[Flow]:
     analysis.cut(call, layer.pointwise_kernel, -1, makes, "makes")
     analysis.change(call, lambda kept: {"filters": kept(makes)})
     for kernel in (layer.depthwise_kernel, layer.pointwise_kernel):
-        analysis.multiplies(kernel, call.positions(axis))
+        analysis.work.append((kernel, call.positions(axis)))
     return _given(analysis, call, axis, makes, "makes")
 
 
