@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tfopt.errors import UserError, keep_plain, require_count, require_within, within
+from tfopt.errors import UserError, keep_plain, real, require_count, within
 from tfopt.job.parts import Facts
 
 # The largest integer up to which float32 counts exactly
@@ -166,7 +166,13 @@ def require_sparsity(name: str, value: object) -> None:
 
 def require_share(name: str, value: object) -> None:
     """Raise unless ``value`` is a fraction in [0, 1]."""
-    require_within(name, value, 0, 1, "a fraction of the training")
+    number = real(value)
+    if number is None or not 0 <= number <= 1:
+        raise UserError(
+            f"{name} is not a fraction of the training.",
+            expected="0 <= fraction <= 1",
+            received=repr(value),
+        )
 
 
 def training_steps(facts: Facts, transform: str, fix: str) -> int:
