@@ -192,10 +192,10 @@ def _budget(text: str) -> float:
 def _selected(chain: Chain, wanted: Sequence[str], skipped: Sequence[str]) -> Chain:
     """Return the chain without what the flags leave out; an unknown name is an error."""
     own = {transform_name(part): part for part in chain.parts}
-    if unknown := {*wanted, *skipped} - {*own, "all"}:
+    if unknown := ({*wanted} - {*own, "all"}) | ({*skipped} - {*own}):
         raise UserError(
             "--transforms and --skip take names of the recipe's own transforms.",
-            expected=f"some of {', '.join(own)}; or all",
+            expected=f"some of {', '.join(own)}; or --transforms all",
             received=", ".join(sorted(unknown)),
         )
     keep = {*(own if "all" in wanted else wanted)} - {*skipped}
