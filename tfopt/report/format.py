@@ -29,8 +29,8 @@ _SCIENTIFIC_FROM = 1e9
 _SCIENTIFIC_BELOW = 1e-4
 _FEW_NAMES = 3
 _LONGEST_NAME = 60
-# Control characters, formats such as a reversed direction of reading, unpaired surrogates.
-_ACTING = ("Cc", "Cf", "Cs")
+# Embeddings, overrides and isolates let a text show other than it is.
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -173,12 +173,8 @@ def count(number: int, noun: str) -> str:
 
 def clean(text: str) -> str:
     """Return ``text`` without characters that act on the reader's screen; line breaks stay."""
-    bad = "\N{REPLACEMENT CHARACTER}"
-    lines = (
-        "".join(bad if unicodedata.category(letter) in _ACTING else letter for letter in line)
-        for line in text.replace("\t", " ").splitlines()
-    )
-    return "\n".join(map(str.rstrip, lines)).strip()
+    lines = text.replace("\t", " ").splitlines()
+    return "\n".join("".join(map(_harmless, line)).rstrip() for line in lines).strip()
 
 
 def one_line(text: str) -> str:
@@ -190,3 +186,9 @@ def short(name: str) -> str:
     """Return a name for a sentence, without its end where it is long."""
     text = one_line(name)
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME].rstrip()}..."
+
+
+def _harmless(character: str) -> str:
+    if character in _REORDERING or unicodedata.category(character) in ("Cc", "Cs"):
+        return "\N{REPLACEMENT CHARACTER}"
+    return character
