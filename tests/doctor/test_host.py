@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from nvml_stand_in.library import gpu
 
 from tfopt import keras_internals
+from tfopt.distribute import replicas
 from tfopt.doctor import host_checks as host
 from tfopt.doctor.check import Subject
 from tfopt.measure.provenance import cpu_model
@@ -48,6 +49,18 @@ def test_nightly_packages_are_among_the_versions(monkeypatch):
     monkeypatch.setattr("tfopt.job.versions.version", version)
     first = next(iter(host.versions(Subject())))
     assert "TensorFlow 2.23.0.dev1, Keras 3.16.0.dev1" in first.message
+
+
+def test_a_keras_that_distribute_refuses_is_a_warning(monkeypatch):
+    refused = []
+    for number in ("3.10.0", "3.9.2"):
+        monkeypatch.setattr(replicas, "library_versions", lambda number=number: {"Keras": number})
+        checks = host.versions(Subject())
+        refused += [check for check in checks if check.message.startswith("distribute() is ref")]
+    check = only(refused)
+    assert check.verdict == "warning"
+    assert check.message.endswith("Found: Keras 3.9.2")
+    assert "keras>=3.10" in check.fix
 
 
 def test_cores_against_a_quota(tmp_path, monkeypatch):

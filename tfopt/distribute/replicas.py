@@ -26,6 +26,7 @@ from tfopt.errors import (
 )
 from tfopt.hooks import Scope
 from tfopt.job.transform import Run, Transform, require_one_batch
+from tfopt.job.versions import library_versions
 from tfopt.resume.peers import exchange_of
 
 _PEER_TIMEOUT_S = 600.0
@@ -164,15 +165,14 @@ def _training_place() -> ClusterPlace | None:
     return place if place.workers > 1 else None
 
 
-def _require_metrics_of_replicas() -> None:
+def require_metrics_of_replicas() -> None:
     """Refuse a Keras whose metrics count the examples of all replicas on each one."""
-    import keras
-
-    if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
+    number = library_versions()["Keras"]
+    if tuple(map(int, number.split(".")[:2])) < (3, 10):
         raise UserError(
             "Metrics on several replicas are wrong in this Keras.",
             expected="Keras 3.10 or newer",
-            received=f"Keras {keras.__version__}",
+            received=f"Keras {number}",
             fix='pip install "keras>=3.10", or train on one device',
         )
 
@@ -190,7 +190,7 @@ def _strategy(place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: f
                 fix="use the same devices, or train in another process",
             )
         if place is not None or len(devices) > 1:
-            _require_metrics_of_replicas()
+            require_metrics_of_replicas()
         from tfopt.distribute.strategy import MirroredStrategy, join
 
         if place is None:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import psutil
 
+from tfopt.distribute.replicas import require_metrics_of_replicas
 from tfopt.doctor.check import Check, Subject
+from tfopt.errors import UserError
 from tfopt.job.cgroup import allowed_cores, cpu_quota, memory_limit_gib
 from tfopt.job.versions import library_versions, unsupported
 from tfopt.keras_internals import lacking
@@ -31,7 +33,14 @@ def versions(subject: Subject) -> Iterable[Check]:
     for error in unsupported():
         text = f"{error.what} Found: {error.received}"
         yield Check("host", "versions", "failure", text, (), error.fix)
-    for name, functions in lacking().items() if "Keras" in libraries else ():
+    if "Keras" not in libraries:
+        return
+    try:
+        require_metrics_of_replicas()
+    except UserError as error:
+        text = f"distribute() is refused: {error.what} Found: {error.received}"
+        yield Check("host", "versions", "warning", text, (), error.fix)
+    for name, functions in lacking().items():
         text = f"this Keras has no {name}, without which this does not work: {functions}"
         fix = "pip install 'keras~=3.15.0', which has it, or a newer tfopt"
         yield Check("host", "versions", "warning", text, (), fix)
