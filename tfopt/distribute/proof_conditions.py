@@ -123,9 +123,9 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
 def moving_statistics(model: Any) -> Iterator[list[str]]:
     """Let unsynchronized normalization layers use their moving statistics; yield the reason."""
     layers = unsynchronized(model)
-    with ExitStack() as undo:
+    with putting() as put:
         for layer in layers:
-            undo.enter_context(replaced(layer, call=partial(_untrained, layer.call)))
+            put(layer, "call", partial(_untrained, layer.call))
         names = few([repr(layer.name) for layer in layers])
         reason = (
             f"{names} normalize the examples of each replica separately "
@@ -141,12 +141,10 @@ def _untrained(call: Any, inputs: Any, training: Any = None, mask: Any = None) -
 @contextmanager
 def metrics_of_one_device(model: Any) -> Iterator[None]:
     """Let metrics read their first copy, in place of the sum of all copies."""
-    variables = [variable for metric in metrics_of(model) for variable in metric.variables]
-    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-    with ExitStack() as undo:
-        for value in map(stored, variables):
+    with putting() as put:
+        for value in [stored(v) for metric in metrics_of(model) for v in metric.variables]:
             if hasattr(value, "_aggregation"):
-                undo.enter_context(replaced(value, _aggregation=first))
+                put(value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)
         yield
 
 
@@ -180,19 +178,6 @@ def retrace_functions() -> Iterator[None]:
         yield
 
 
-def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function compiled once, without TensorFlow's warning about retracing."""
-    traced = tf.function(function, autograph=False, reduce_retracing=True)
-    compiled: list[Any] = []
-
-    def call(iterator: Any) -> Any:
-        if not compiled:
-            compiled.append(traced.get_concrete_function(iterator))
-        return compiled[0](iterator)
-
-    return call
-
-
 @contextmanager
 def without_tensor_float_32() -> Iterator[None]:
     """Compute products of float32 without TensorFloat-32, which rounds factors to 10 bits."""
@@ -212,12 +197,8 @@ def _one_row(own: Any, stateless: Any, names: set[str]) -> Callable[..., Any]:
         settings = {name: arguments[name] for name in _OF_A_DRAW if name in arguments}
         names.add(own.__name__)
         shape = tf.convert_to_tensor(arguments["shape"], dtype_hint=tf.int32)
-        static = tf.get_static_value(shape, partial=True)
         one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
-        drawn = tf.broadcast_to(stateless(one_row, seed=_SEED, **settings), shape)
-        if static is not None:
-            drawn.set_shape([None if size is None else int(size) for size in static])
-        return drawn
+        return tf.broadcast_to(stateless(one_row, seed=_SEED, **settings), shape)
 
     return draw
 

@@ -75,29 +75,28 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
     One device then needs no more memory than in a step of ``fit``.
     """
     batches = [_arrays(batch) for batch in _first(arguments, steps)]
-    if not batches or not len(tree.flatten(batches[0])[0]):
+    if arguments.get("class_weight") is not None:
+        batches = list(map(_with_weights, batches))
+    rows = min((len(tree.flatten(batch)[0]) for batch in batches), default=0)
+    if not rows:
         raise UnreadableData("there is no data")
     is_fixed = _is_fixed(arguments.get("x"), model)
-    size = min(len(tree.flatten(batch)[0]) for batch in batches)
+    sizes = [rows] * steps
     if not is_fixed:
-        even = max(size // replicas, min(size, 2 * replicas + 2))
-        uneven = min(size, max(even - 3, replicas + 1))
+        even = max(rows // replicas, min(rows, 2 * replicas + 2))
+        uneven = min(rows, max(even - 3, replicas + 1))
         uneven -= uneven > replicas + 1 and uneven % replicas == 0
         sizes = [uneven] + [even] * (steps - 1)
-    else:
-        sizes = [size] * steps
-    cut = [
-        tree.map_structure(lambda v, n=n: v[:n], batches[k % len(batches)])
-        for k, n in enumerate(sizes)
-    ]
+    repeated = zip(itertools.cycle(batches), sizes, strict=False)
+    cut = [tree.map_structure(lambda v, n=n: v[:n], batch) for batch, n in repeated]
     return ProofBatches(cut, is_fixed)
 
 
 def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
     """Return the first batches; a generator is replaced by one that begins with them."""
-    x, weights = arguments.get("x"), arguments.get("class_weight")
+    x = arguments.get("x")
     if x is None:
-        raise UnreadableData("there is no data")
+        return []
     if isinstance(x, types.GeneratorType):
         read = list(itertools.islice(x, steps))
         arguments["x"] = (batch for batch in itertools.chain(read, x))
@@ -111,7 +110,7 @@ def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
         raise UnreadableData(f"a {type(x).__name__} cannot be read twice")
     else:
         batches = _array_batches(arguments, steps)
-    return [_with_class_weights(batch, weights) for batch in batches]
+    return list(batches)
 
 
 def _array_batches(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
@@ -120,15 +119,13 @@ def _array_batches(arguments: dict[str, Any], steps: int) -> Iterator[Any]:
     if tree.is_nested(y) and weights is not None and not tree.is_nested(weights):
         weights = tree.map_structure(lambda _: weights, y)
     data = keras.utils.pack_x_y_sample_weight(x, y, weights)
-    leaves = tree.flatten(data)
-    for leaf in leaves:
-        _require_dense(leaf)
-    number = len(leaves[0])
+    number = tree.flatten(data)[0].shape[0]
     size, in_steps = arguments.get("batch_size"), arguments.get("steps_per_epoch")
     size = size or (-(-number // in_steps) if in_steps else 32)
     for begin in range(0, min(number, steps * size), size):
 
         def rows(value: Any, first: int = begin) -> Any:
+            _require_dense(value)
             part = np.asarray(value[first : first + size])
             return part.astype(keras.backend.floatx()) if part.dtype.kind == "f" else part
 
@@ -161,31 +158,23 @@ def _packed(batch: Any) -> Any:
     return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
-def _with_class_weights(batch: Any, class_weight: Any) -> Any:
-    if class_weight is None:
-        return batch
+def _with_weights(batch: Any) -> Any:
+    """Return a batch with weights in place of those of classes: any weights prove the same."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    if weights is not None:
-        raise UnreadableData("sample weights and class weights together")  # which fit refuses
-    labels = np.asarray(y)
-    if labels.ndim > 1:
-        labels = labels[..., 0] if labels.shape[-1] == 1 else labels.argmax(axis=-1)
-    weights = np.array([class_weight.get(round(float(label)), 1.0) for label in labels], "float32")
+    if weights is None:
+        weights = np.linspace(0.5, 1.5, len(tree.flatten(x)[0]), dtype="float32")
     return keras.utils.pack_x_y_sample_weight(x, y, weights)
 
 
 def _arrays(batch: Any) -> Any:
-    arrays = tree.map_structure(_array, batch)
+    for leaf in tree.flatten(batch):
+        _require_dense(leaf)
+    arrays = tree.map_structure(np.asarray, batch)
     if any(leaf.ndim == 0 for leaf in tree.flatten(arrays)):
         raise UnreadableData("a part of each batch is a single number")
     if len({len(leaf) for leaf in tree.flatten(arrays)}) != 1:
         raise UnreadableData("the parts of a batch differ in length")
     return arrays
-
-
-def _array(value: Any) -> Any:
-    _require_dense(value)
-    return np.asarray(value)
 
 
 def _require_dense(value: Any) -> None:

@@ -20,47 +20,26 @@ class Value:
     Attributes:
         name: The variable's path, or "log 'loss' of step 1".
         copies: Its arrays, one per replica where they differ.
-        before: The array before the run; zeros for a log.
+        update: What the run has added, on the first device; of a log, its value.
         group: "trained" or "weights"; the slot of an optimizer; of a log, its name.
     """
 
     name: str
     copies: list[Any]
-    before: Any
+    update: Any
     group: str
-
-    @property
-    def update(self) -> Any:
-        """Return what the run has added, on the first device."""
-        return np.subtract(self.copies[0], self.before, dtype="float64")
 
 
 Values = Mapping[str, Value]
 """The values of a run, by keys that are equal in all runs."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A value that differs between two runs.
-
-    Attributes:
-        name: The value's name.
-        group: The value's group.
-        by: The largest difference of an element.
-        of: The value's largest update.
-    """
-
-    name: str
-    group: str
-    by: float
-    of: float
-
-    def __str__(self) -> str:
-        return f"{self.name} by {self.by:.1e} of {self.of:.1e}"
-
-
-def differences(one: Values, other: Values, noisy: Values, tolerance: float) -> list[Difference]:
+def differences(
+    one: Values, other: Values, noisy: Values, tolerance: float
+) -> list[tuple[str, str]]:
     """Return the values of two runs that differ by more than rounding, the clearest first.
+
+    Each is its group, and in words its largest difference of an element and its largest update.
 
     Args:
         one: The values on one device.
@@ -69,7 +48,7 @@ def differences(one: Values, other: Values, noisy: Values, tolerance: float) -> 
         tolerance: The difference that is allowed, as a share of a value's update.
     """
     largest = _largest_updates(one)
-    found = []
+    found: list[tuple[float, str, str]] = []
     for key, value in one.items():
         copies = other[key].copies if key in other else []
         by = max((_gap(copy, value.copies[0]) for copy in copies), default=np.inf)
@@ -79,8 +58,9 @@ def differences(one: Values, other: Values, noisy: Values, tolerance: float) -> 
         if key in noisy:
             allowed += _NOISE * _gap(noisy[key].update, value.update)
         if by > allowed:
-            found.append((by / allowed, Difference(value.name, value.group, by, update)))
-    return [difference for _, difference in sorted(found, key=lambda pair: -pair[0])]
+            text = f"{value.name} by {by:.1e} of {update:.1e}"
+            found.append((by / allowed, value.group, text))
+    return [(group, text) for _, group, text in sorted(found, reverse=True)]
 
 
 def as_array(value: Any) -> Any:

@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -25,7 +25,6 @@ import tensorflow as tf
 from tfopt.distribute.model_parts import optimizer_variables, optimizers_of, overrides
 from tfopt.distribute.proof_conditions import (
     SavedState,
-    compile_once,
     equal_rows_drawn,
     metrics_of_one_device,
     moving_statistics,
@@ -38,13 +37,7 @@ from tfopt.distribute.proof_data import (
     broadcast_batches,
     read_batches,
 )
-from tfopt.distribute.proof_values import (
-    Difference,
-    Value,
-    Values,
-    as_array,
-    differences,
-)
+from tfopt.distribute.proof_values import Value, Values, as_array, differences
 from tfopt.distribute.step import Step
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError, first_line
@@ -95,11 +88,6 @@ class Verdict:
     replicas: int = 0
     seconds: float = 0.0
 
-    @property
-    def is_expected(self) -> bool:
-        """Return whether it is equal, up to random numbers."""
-        return self.kind == "equal" or (self.is_rest_equal and self.reasons == [_RANDOM])
-
     def __str__(self) -> str:
         where = f"{self.steps} steps on {self.replicas} replicas"
         if self.kind == "equal":
@@ -115,7 +103,8 @@ def prove(step: Step, arguments: dict[str, Any]) -> Verdict:
     verdict = verify(step, arguments)
     if verdict.kind == "different":
         raise _refusal(step, verdict)
-    if verdict.is_expected:
+    only_random = verdict.is_rest_equal and verdict.reasons == [_RANDOM]
+    if verdict.kind == "equal" or only_random:
         _LOG.info("%s: %s", step.model.name, verdict)
     else:
         warnings.warn(f"{step.model.name}: {verdict}", RuntimeWarning, stacklevel=2)
@@ -137,7 +126,7 @@ def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
     with SavedState(step.model) as state:
         batches, reason = _read(step, arguments)
         state.save_random_state()  # which reading a generator has changed
-        if batches is None:
+        if batches is None or reason:
             verdict = Verdict("inconclusive", reasons=[reason])
         else:
             getattr(step.model, BUILD)(data_batch=batches.specs())
@@ -166,7 +155,8 @@ def _read(step: Step, arguments: dict[str, Any]) -> tuple[ProofBatches | None, s
     """Return the batches to verify on, the same on all workers; or None, and the reason."""
     counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(step.model).values()]
     steps = min(max([2, *counts]), _MOST_STEPS)
-    batches, reason = None, ""
+    batches: Any = None
+    reason = ""
     try:
         batches = read_batches(arguments, steps, replicas_of(step.strategy), step.model)
     except UnreadableData as error:
@@ -174,11 +164,9 @@ def _read(step: Step, arguments: dict[str, Any]) -> tuple[ProofBatches | None, s
     if step.exchange is not None:
         facts = step.exchange.gather({"call": "the proof before fit()", "reason": reason})
         reason = next((fact["reason"] for fact in facts.values() if fact["reason"]), "")
-    if batches is None or reason:
-        return None, reason
-    if step.exchange is not None:
-        batches = broadcast_batches(batches, step.exchange, step.strategy)
-    return batches, ""
+        if not reason:
+            batches = broadcast_batches(batches, step.exchange, step.strategy)
+    return batches, reason
 
 
 def _worst_of_workers(exchange: Any, verdict: Verdict) -> Verdict:
@@ -212,8 +200,9 @@ class _Runs:
         ):
             differ, doubt = self._compare()
         if differ and not doubt:
-            largest = "; ".join(map(str, differ[:3]))
-            return Verdict("different", largest, _causes(differ), steps=steps)
+            largest = "; ".join(text for _, text in differ[:3])
+            causes = _causes({group for group, _ in differ})
+            return Verdict("different", largest, causes, steps=steps)
         if drawn:
             reasons.append(_RANDOM)
         if doubt:
@@ -222,11 +211,10 @@ class _Runs:
             return Verdict("inconclusive", reasons=reasons, is_rest_equal=not doubt, steps=steps)
         return Verdict("equal", steps=steps)
 
-    def _compare(self) -> tuple[list[Difference], str]:
+    def _compare(self) -> tuple[list[tuple[str, str]], str]:
         """Return the differences, and why the runs prove nothing, if they do not."""
-        one_device = self._on_iterator(self.model.train_step)
         try:
-            one = self._on_one_device(one_device)
+            one = self._on_one_device()
         except Exception as error:
             self._on_all_replicas()  # fails as well if the error is that of the step
             return [], f"one device fails ({type(error).__name__}: {first_line(error)})"
@@ -234,33 +222,25 @@ class _Runs:
         noisy: Values = {}
         differ = differences(one, replicas, noisy, self.tolerance)
         if differ:  # by rounding, perhaps
-            noisy = self._on_one_device(one_device, change=self.change)
+            noisy = self._on_one_device(change=self.change)
             differ = differences(one, replicas, noisy, self.tolerance)
         if differ:
-            traced_anew = self._on_iterator(self.model.train_step)
-            again = self._on_one_device(traced_anew, is_seed_other=True)
+            again = self._on_one_device(is_seed_other=True)
             if differences(one, again, noisy, self.tolerance):
                 return differ, "the results depend on the seed"
         return differ, ""
 
-    def _on_one_device(self, train: Callable[[Any], Any], **how: Any) -> Values:
+    def _on_one_device(self, **how: Any) -> Values:
         with metrics_of_one_device(self.model):
-            return self._run(train, self.batches.dataset(), copies=1, **how)
+            return self._run(self.model.train_step, self.batches.dataset(), copies=1, **how)
 
     def _on_all_replicas(self) -> Values:
-        train = self._on_iterator(functools.partial(self.step.run, "train_step"))
         data = self.step.strategy.experimental_distribute_dataset(self.batches.dataset())
-        return self._run(self.step.limited(train), data)
-
-    def _on_iterator(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def train(iterator: Any) -> Any:
-            return step(self.batches.pack(iterator.get_next()))
-
-        return train if self.model.run_eagerly else compile_once(train)
+        return self._run(functools.partial(self.step.run, "train_step"), data)
 
     def _run(
         self,
-        train: Callable[[Any], Any],
+        step: Callable[[Any], Any],
         dataset: Any,
         copies: int | None = None,
         change: float = 0.0,
@@ -277,8 +257,14 @@ class _Runs:
         values: dict[str, Value] = {}
         self.model.reset_metrics()
         data = iter(dataset)
+
+        def train(iterator: Any) -> Any:
+            return step(self.batches.pack(iterator.get_next()))
+
+        if not self.model.run_eagerly:
+            train = tf.function(train, autograph=False).get_concrete_function(data)
         for number in range(1, len(self.batches.all) + 1):
-            logs = train(data)
+            logs = self.step.limited(train)(data)
             if overrides(self.model, "train_step"):  # its logs may be of one replica
                 logs = getattr(self.model, LOGS_OF_EPOCH)(logs)
             values |= _logs_of_step(logs, number)
@@ -297,7 +283,8 @@ class _Runs:
             before = begin.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
                 arrays = list(map(as_array, values_of(stored(variable))))[:copies]
-                values[f"{place}"] = Value(variable.path, arrays, as_array(before), group)
+                update = np.subtract(arrays[0], as_array(before), dtype="float64")
+                values[f"{place}"] = Value(variable.path, arrays, update, group)
         return values
 
 
@@ -307,13 +294,13 @@ def _logs_of_step(logs: Any, number: int) -> dict[str, Value]:
         name = f"log {key!r} of step {number}"
         for place, leaf in enumerate(tf.nest.flatten(value)):
             array = as_array(leaf)
-            values[f"{name} {place}"] = Value(name, [array], np.zeros_like(array), name)
+            values[f"{name} {place}"] = Value(name, [array], array, name)
     return values
 
 
-def _causes(differ: Sequence[Difference]) -> str:
-    """Return the usual causes of such differences."""
-    groups = {difference.group for difference in differ if not difference.group.startswith("log ")}
+def _causes(groups: set[str]) -> str:
+    """Return the usual causes of differences of values of these groups."""
+    groups = {group for group in groups if not group.startswith("log ")}
     if not groups:
         return _CAUSES_OF_LOGS
     return _CAUSES_OF_WEIGHTS if groups == {"weights"} else _CAUSES_OF_GRADIENTS
