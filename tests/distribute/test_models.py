@@ -183,10 +183,6 @@ def sizes():
         return error_of(model.fit, *data, verbose=0, **fitted)
 
     singles = tf.data.Dataset.from_tensor_slices((x, y[:, 0]))
-    layers = [K.Reshape((3, 2)), K.Bidirectional(K.LSTM(3, stateful=True)), K.Dense(3)]
-    with scope():
-        stateful = keras.Sequential([keras.Input(batch_shape=(8, 6)), *layers])
-        stateful.compile("sgd", "mse", jit_compile=False)
     refused = [
         answer(x, y, batch_size=7),
         answer(pairs.batch(7, drop_remainder=True).shuffle(9).prefetch(2).repeat(2)),
@@ -195,7 +191,6 @@ def sizes():
     others = [
         answer(singles),
         answer(x, y, validation_data=singles, batch_size=8),
-        error_of(stateful.fit, x[:64], y[:64], batch_size=8, verbose=0),
     ]
     before = int(model.optimizer.iterations.numpy()) if model.optimizer.built else 0
     even = [
@@ -209,11 +204,10 @@ def sizes():
 
 
 def test_batches_that_do_not_divide_are_refused_before_a_step(replicas):
-    refused, (single, validation, stateful), before, even = replicas(sizes)
+    refused, (single, validation), before, even = replicas(sizes)
     assert all("The global batch of 7 does not divide over 2 replicas" in each for each in refused)
     assert single.startswith("x is a dataset of single examples")
     assert validation.startswith("validation_data is a dataset of single examples")
-    assert "stateful=False" in stateful
     assert before == 0
     assert even == [None] * 3
 

@@ -12,8 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -43,24 +42,20 @@ _OWN = ("compile", "make_predict_function", "predict_on_batch", "predict_step")
 _NAME = "_distributed"  # the attribute of a model, which Keras does not track
 
 
-@dataclass(frozen=True)
-class ScopeSettings:
-    """The user's settings for the models of a scope."""
-
-    own_losses: Literal["mean", "sum"] | None = None
-    verify: bool = True
-    global_batch: int | None = None
-    """The default ``batch_size`` of ``fit`` for arrays."""
-
-
 class DistributedModel:
-    """The methods of one model that trains on several replicas."""
+    """The methods of one model that trains on several replicas.
 
-    def __init__(self, model: Any, strategy: Any, settings: ScopeSettings) -> None:
+    ``global_batch``: the default ``batch_size`` of ``fit`` for arrays.
+    """
+
+    def __init__(
+        self, model: Any, strategy: Any, own_losses: str | None, verify: bool, global_batch: Any
+    ) -> None:
         self.strategy = strategy
-        self.settings = settings
+        self.verifies = verify
+        self.global_batch = global_batch
         self.exchange = exchange_of(strategy)
-        self.step = Step(model, settings.own_losses, self.exchange)
+        self.step = Step(model, own_losses, self.exchange)
         self.proof: Any = None
         """The verdict of ``verify``; None before ``fit``."""
         self._model = model
@@ -105,7 +100,7 @@ class DistributedModel:
                     self._check_divisible(arguments)
                 if self.exchange is not None:
                     self._prepare_for_workers(arguments)
-                is_unproven = self.settings.verify and self.proof is None and self._model.compiled
+                is_unproven = self.verifies and self.proof is None and self._model.compiled
                 if name == "fit" and is_unproven:
                     self.proof = prove(self.step, arguments)
                 return plain(**arguments)
@@ -121,23 +116,21 @@ class DistributedModel:
 
     def _check_divisible(self, arguments: dict[str, Any]) -> None:
         """Set the scope's batch in a call of ``fit``, and refuse what replicas cannot divide."""
-        declared, given = self.settings.global_batch, arguments.get("batch_size")
+        declared, given = self.global_batch, arguments.get("batch_size")
+        optimizer = without_scaling(self._model.optimizer)
+        # How many batches of ``fit`` an update takes, as ``tfopt.accumulate`` sets it.
+        accumulated = getattr(optimizer, "gradient_accumulation_steps", None) or 1
         if given is None:
             if all(hasattr(leaf, "shape") for leaf in tree.flatten(arguments.get("x"))):  # arrays
                 arguments["batch_size"] = declared
-        elif declared not in (None, given, given * self._accumulated()):
+        elif declared not in (None, given, given * accumulated):
             raise UserError(
                 "`fit` trains with another batch than `distribute` was given.",
                 expected=f"batch_size={declared}, the global batch, or none",
                 received=f"batch_size={given}",
                 fix="leave batch_size out of fit, or give distribute no batch",
             )
-        check_divisible(self._model, arguments, replicas_of(self.strategy))
-
-    def _accumulated(self) -> int:
-        """Return how many batches of ``fit`` an update takes, as ``tfopt.accumulate`` sets it."""
-        optimizer = without_scaling(self._model.optimizer)
-        return getattr(optimizer, "gradient_accumulation_steps", None) or 1
+        check_divisible(arguments, replicas_of(self.strategy))
 
     def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(getattr(type(self._model), name), self._model)
@@ -207,15 +200,18 @@ def skip_verification(model: Any) -> None:
     """Let ``fit`` begin without ``verify``, such as to measure a few steps."""
     attached = distributed(model)
     if attached is not None:
-        attached.settings = replace(attached.settings, verify=False)
+        attached.verifies = False
 
 
-_open: list[tuple[Any, ScopeSettings]] = []
+_open: list[tuple[Any, tuple[Any, ...]]] = []
 
 
 @contextmanager
-def attach_models(strategy: Any, settings: ScopeSettings) -> Iterator[None]:
-    """Attach every model that is created under this strategy inside the block."""
+def attach_models(strategy: Any, *settings: Any) -> Iterator[None]:
+    """Attach every model that is created under this strategy inside the block.
+
+    ``settings``: the further arguments of ``DistributedModel``.
+    """
     entry = (strategy, settings)
     with _models_watched(), _numbers():
         _open.append(entry)
@@ -238,7 +234,7 @@ def _watch_models() -> Iterator[None]:
         initialise(self, *args, **kwargs)
         for strategy, settings in reversed(_open):
             if self.distribute_strategy is strategy and distributed(self) is None:
-                DistributedModel(self, strategy, settings).attach()
+                DistributedModel(self, strategy, *settings).attach()
                 break
 
     def checked(plain: Callable[..., Any], call: str) -> Callable[..., Any]:

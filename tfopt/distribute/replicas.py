@@ -142,10 +142,10 @@ def _distribute_scope(settings: Distribute, peer_timeout_s: float) -> Iterator[R
     strategy = _strategy(place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
     watched = nullcontext() if exchange is None else name_lost_workers(exchange)
-    from tfopt.distribute.models import ScopeSettings, attach_models
+    from tfopt.distribute.models import attach_models
 
-    of_models = ScopeSettings(settings.own_losses, settings.verify, total)
-    with watched, strategy.scope(), attach_models(strategy, of_models):
+    attached = attach_models(strategy, settings.own_losses, settings.verify, total)
+    with watched, strategy.scope(), attached:
         yield Replicas(strategy, count, tuple(devices), total, part, workers, rank)
 
 

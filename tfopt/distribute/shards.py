@@ -19,7 +19,6 @@ from tfopt.data.stages import (
     yields_file_names,
 )
 from tfopt.errors import UserError
-from tfopt.keras_internals import layers_of
 
 _log = logging.getLogger("tfopt")
 # The operations by which TensorFlow's sharding sees that a dataset reads files.
@@ -28,34 +27,17 @@ _READERS = frozenset({"FixedLengthRecordDataset", "TextLineDataset", "TFRecordDa
 }
 
 
-def check_divisible(model: Any, arguments: Mapping[str, Any], replicas: int) -> None:
-    """Refuse a ``fit`` whose model or batches cannot be divided over the replicas.
+def check_divisible(arguments: Mapping[str, Any], replicas: int) -> None:
+    """Refuse a ``fit`` whose batches cannot be divided over the replicas.
 
     The last batch of an epoch, batches of Python code, and those of ``evaluate`` and ``predict``
     may be uneven.
     """
-    _refuse_stateful(model)
     for name in ("x", "validation_data"):
         _refuse_unbatched(name, arguments.get(name))
     batch = _batch(arguments)
     if batch is not None:
         per_replica(batch, replicas)
-
-
-def _refuse_stateful(model: Any) -> None:
-    import keras
-
-    layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.RNN)]
-    stateful = [f"{layer.name} ({type(layer).__name__})" for layer in layers if layer.stateful]
-    if stateful:
-        raise UserError(
-            f"{model.name!r} keeps a state for each position in the global batch, which is divided "
-            "over the replicas.",
-            expected="recurrent layers without stateful=True",
-            received=", ".join(stateful),
-            fix="train with stateful=False, on longer sequences where the state matters, and copy "
-            "the weights to a stateful model for inference; or train on one device",
-        )
 
 
 def _refuse_unbatched(name: str, data: Any) -> None:

@@ -153,7 +153,14 @@ class Step:
         with replica_step(shard):
             logs = getattr(self.model, name)(data)
             if name == "train_step" and self.model.trainable_weights and not shard.is_applied:
-                raise _unknown_optimizer(self.model)
+                raise UserError(
+                    f"The train_step of {type(self.model).__name__} applies no optimizer of the "
+                    "model, so the replicas cannot sum its gradients.",
+                    expected="self.optimizer.apply(...), or an optimizer that is an attribute of "
+                    "the model or of a layer",
+                    received="another optimizer, or assigned weights",
+                    fix="make the optimizer an attribute of the model: self.other = optimizer",
+                )
             if isinstance(logs, dict):
                 logs = self._reduce_logs(logs, shard, name, metric_names)
             if name == "train_step":
@@ -345,17 +352,6 @@ def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
 
     values = strategy.experimental_distribute_values_from_function(part)
     return values, all(size % replicas == 0 for size in sizes)
-
-
-def _unknown_optimizer(model: Any) -> UserError:
-    return UserError(
-        f"The train_step of {type(model).__name__} applies no optimizer of the model, so the "
-        "replicas cannot sum its gradients.",
-        expected="self.optimizer.apply(...), or an optimizer that is an attribute of the model or "
-        "of a layer",
-        received="another optimizer, or assigned weights",
-        fix="make the optimizer an attribute of the model: self.other = optimizer",
-    )
 
 
 def _adds_only_activity_loss(layer: Any) -> bool:

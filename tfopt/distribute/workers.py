@@ -203,9 +203,6 @@ class StepLimit:
         self._exchange = exchange
         self._begin: float | None = None
         self._steps = 1
-
-    def start(self) -> None:
-        """Start the thread that watches steps."""
         threading.Thread(target=self._watch, name="tfopt-step-limit", daemon=True).start()
 
     @contextmanager

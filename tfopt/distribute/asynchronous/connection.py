@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.roll_call import unreachable, wait_for
-from tfopt.errors import UserError, first_line
+from tfopt.errors import UserError
 from tfopt.subprocesses import in_time
 
 _END_S = 10.0  # the timeout of ending tasks
@@ -34,7 +34,7 @@ class Connection:
         self.patience_s = patience_s
         self._ps = place.tasks("ps")
         self._workers = place.tasks("worker")
-        wait_for({**self._ps, **self._workers}, patience_s, f"chief at {place.address}")
+        wait_for(self._ps | self._workers, place, patience_s)
         self.strategy = _connected(place, patience_s)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 
@@ -136,10 +136,3 @@ def _connected(place: ClusterPlace, patience_s: float) -> Any:
             received=", ".join(place.cluster["ps"] + place.cluster["worker"]),
             fix="check that no other program listens there, and that all tasks run this script",
         ) from None
-    except tf.errors.OpError as error:
-        raise UserError(
-            f"The chief cannot listen at {place.address}, or cannot connect.",
-            expected="a free port of this machine, and tasks of this cluster elsewhere",
-            received=first_line(error),
-            fix="end the process that uses the port (an earlier run?), or change it in TF_CONFIG",
-        ) from error

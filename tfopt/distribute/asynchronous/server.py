@@ -20,7 +20,12 @@ def serve(place: ClusterPlace, patience_s: float) -> None:
     """Run this task's server until the chief is done; raise the error of the chief."""
     import tensorflow as tf
 
-    server = _started(tf, place)
+    with listening(place):
+        pass  # refuses a used port
+    spec = tf.train.ClusterSpec({kind: list(tasks) for kind, tasks in place.cluster.items()})
+    server = tf.distribute.Server(
+        spec, job_name=place.kind, task_index=place.index, protocol="grpc"
+    )
     try:
         word = _wait_for_end(tf, place, patience_s)
     finally:
@@ -31,14 +36,6 @@ def serve(place: ClusterPlace, patience_s: float) -> None:
             received=word,
             fix="fix the error of the chief, and start all tasks again",
         )
-
-
-def _started(tf: Any, place: ClusterPlace) -> Any:
-    with listening(place):
-        pass  # refuses a used port
-    cluster = {kind: list(addresses) for kind, addresses in place.cluster.items()}
-    spec = tf.train.ClusterSpec(cluster)
-    return tf.distribute.Server(spec, job_name=place.kind, task_index=place.index, protocol="grpc")
 
 
 def _wait_for_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
