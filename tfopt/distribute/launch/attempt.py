@@ -28,6 +28,7 @@ _KILL_S = 5.0  # the wait for killed processes
 _POLL_S = 0.1
 _LINES_S = 5.0  # the wait for the last lines of an ended task
 _RESTART_S = 5.0  # before a failed worker starts again: another task may be the cause
+_writing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,15 @@ class Task:
         return variables
 
 
-class LabeledLines(threading.Thread):
+def _write_labeled(source: IO[bytes], label: str, target: IO[bytes], last: deque[str]) -> None:
     """Write the lines of a task's stream, each labeled by the task; a carriage return ends one."""
-
-    _lock = threading.Lock()
-
-    def __init__(
-        self,
-        source: IO[bytes],
-        label: str,
-        target: IO[bytes],
-        last: deque[str],
-    ) -> None:
-        super().__init__(name=f"tfopt-lines-{label}", daemon=True)
-        # Bytes that are not UTF-8 pass unchanged.
-        self._lines = io.TextIOWrapper(source, "utf-8", errors="surrogateescape")
-        self._label, self._target, self._last = label, target, last
-
-    def run(self) -> None:
-        with self._lines:
-            for line in self._lines:
-                self._last.append(line.rstrip("\n"))
-                text = f"[{self._label}] {self._last[-1]}\n".encode("utf-8", "surrogateescape")
-                with suppress(OSError), self._lock:
-                    write_all(self._target, text)
+    # Bytes that are not UTF-8 pass unchanged.
+    with io.TextIOWrapper(source, "utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            last.append(line.rstrip("\n"))
+            text = f"[{label}] {last[-1]}\n".encode("utf-8", "surrogateescape")
+            with suppress(OSError), _writing:
+                write_all(target, text)
 
 
 def write_all(target: IO[bytes], text: bytes) -> None:
@@ -85,15 +71,6 @@ def write_all(target: IO[bytes], text: bytes) -> None:
     while rest:
         rest = rest[target.write(rest) :]
     target.flush()
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How an attempt ended."""
-
-    code: int
-    stopped: bool = False
-    """Whether a signal stopped the launcher."""
 
 
 @dataclass
@@ -121,6 +98,7 @@ class Attempt:
     """
 
     command: Sequence[str]
+    environment: Mapping[str, str]
     grace: float
     signals: list[int]
     """Those heard by the launcher, to be forwarded."""
@@ -128,19 +106,18 @@ class Attempt:
     log: Callable[[str], None]
     restarts: Iterator[int]
     """The numbers of the remaining restarts, for TFOPT_RESTART."""
+    stopped_by: signal.Signals | None = field(default=None, init=False)
+    """The first signal that the launcher has heard."""
 
-    _environment: Mapping[str, str] = field(default_factory=dict, init=False)
     _to_start: list[tuple[float, Task, int]] = field(default_factory=list, init=False)
-    _lines: list[LabeledLines] = field(default_factory=list, init=False)
+    _lines: list[threading.Thread] = field(default_factory=list, init=False)
     _running: list[_Running] = field(default_factory=list, init=False)
     _failed: _Running | None = field(default=None, init=False)
-    _stopped_by: signal.Signals | None = field(default=None, init=False)
     _deadline: float | None = field(default=None, init=False)
     _killed: bool = field(default=False, init=False)
 
-    def run(self, tasks: Sequence[Task], environment: Mapping[str, str]) -> Ending:
-        """Start the tasks and return once all have ended."""
-        self._environment = environment
+    def run(self, tasks: Sequence[Task]) -> int:
+        """Start the tasks, and return the exit code of the job once all have ended."""
         try:
             for task in tasks:
                 self._start(task)
@@ -149,10 +126,10 @@ class Attempt:
         finally:
             self._kill()
             self._join_lines()
-        return self._ending()
+        return self._exit_code()
 
     def _start(self, task: Task, **more: str) -> None:
-        environment = {**self._environment, **task.environment, **more}
+        environment = {**self.environment, **task.environment, **more}
         environment[LAUNCHER] = str(os.getpid())
         try:
             process = subprocess.Popen(
@@ -169,7 +146,12 @@ class Attempt:
         self._running.append(running)
         for source, target in zip((process.stdout, process.stderr), self.streams, strict=True):
             assert source is not None
-            lines = LabeledLines(source, task.place.name, target, running.last)
+            lines = threading.Thread(
+                target=_write_labeled,
+                args=(source, task.place.name, target, running.last),
+                name=f"tfopt-lines-{task.place.name}",
+                daemon=True,
+            )
             lines.start()
             self._lines.append(lines)
 
@@ -186,11 +168,11 @@ class Attempt:
     def _forward_signals(self) -> None:
         while self.signals:
             number = signal.Signals(self.signals.pop(0))
-            if self._stopped_by is signal.SIGINT and number is signal.SIGINT:
+            if self.stopped_by is signal.SIGINT and number is signal.SIGINT:
                 self.log("interrupted twice: killing all tasks")
                 self._kill()
                 return
-            self._stopped_by = self._stopped_by or number
+            self.stopped_by = self.stopped_by or number
             self.log(f"forwarding {number.name} to all tasks")
             self._end_all(number)
 
@@ -273,21 +255,21 @@ class Attempt:
         for lines in self._lines:
             lines.join(max(0.0, deadline - time.monotonic()))
 
-    def _ending(self) -> Ending:
-        """Log and return how the attempt ended."""
+    def _exit_code(self) -> int:
+        """Log how the attempt ended, and return its exit code."""
         # The workers and ps of a parameter-server job always end by a signal.
         deciding = [run for run in self._running if run.task.is_chief_of_ps] or self._running
         codes = [run.code for run in deciding]
-        if self._stopped_by is not None:
-            code = 128 + self._stopped_by
+        if self.stopped_by is not None:
+            code = 128 + self.stopped_by
             if PREEMPTED in codes:
                 code = PREEMPTED
             elif not any(codes):
                 code = 0
-            self.log(f"stopped by {self._stopped_by.name}")
-            return Ending(code, stopped=True)
+            self.log(f"stopped by {self.stopped_by.name}")
+            return code
         if self._failed is None:
-            return Ending(0)
+            return 0
         code, label = self._failed.code or 0, self._failed.task.place.name
         if code == PREEMPTED:
             self.log(f"{label} requests a restart (exit code {PREEMPTED})")
@@ -296,7 +278,7 @@ class Attempt:
             self.log(f"{label} failed first: {_how(code)}. {last}")
             for line in self._failed.last:
                 self.log(f"    {line}")
-        return Ending(code)
+        return code
 
 
 def _how(code: int) -> str:

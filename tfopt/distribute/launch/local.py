@@ -95,17 +95,17 @@ def launch_here(
         while True:
             tasks = tasks_here(job.workers, job.ps, gpus)
             log("starting " + (f"a chief, {workers}, {job.ps} ps" if job.ps else workers))
-            attempt = Attempt(job.command, job.grace, signals, (out, err), log, restarts)
-            ending = attempt.run(tasks, base)
-            if ending.code == 0 and not joined.exists() and (job.workers > 1 or job.ps):
+            attempt = Attempt(job.command, base, job.grace, signals, (out, err), log, restarts)
+            code = attempt.run(tasks)
+            if code == 0 and not joined.exists() and (job.workers > 1 or job.ps):
                 call = "train_asynchronously" if job.ps else "distribute"
                 log(
                     f"no task has called tfopt.{call}(): unless the script connects the tasks in "
                     "another way, each has trained a separate model"
                 )
-            number = None if ending.code == 0 or ending.stopped else next(restarts, None)
+            number = None if code == 0 or attempt.stopped_by else next(restarts, None)
             if number is None:
-                return ending.code
+                return code
             base["TFOPT_RESTART"] = str(number)
             log(f"starting again ({number} of {job.restarts} restarts)")
 

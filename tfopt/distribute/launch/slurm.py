@@ -68,19 +68,17 @@ class SlurmJob:
             options.append(f"--gres=gpu:{self.gpus_per_worker * self.workers_per_node}")
         options += [f"--partition={self.partition}"] if self.partition else []
         options += [f"--time={self.time}"] if self.time else []
+        # The command's Python if it begins with one, else that of the job's PATH.
+        first = self.command[0]
+        python = first if re.fullmatch(r"python[0-9.]*", Path(first).name) else "python"
         return _FILE.format(
             options="\n".join(f"#SBATCH {option}" for option in options),
             gpus=self.gpus_per_worker,
             cpus=self.cpus_per_worker,
-            python=shlex.quote(self._python()),
+            python=shlex.quote(python),
             command=shlex.join(self.command),
             requeue=_REQUEUE if self.requeue else "",
         )
-
-    def _python(self) -> str:
-        """Return the command's Python if it begins with one, else that of the job's PATH."""
-        first = self.command[0]
-        return first if re.fullmatch(r"python[0-9.]*", Path(first).name) else "python"
 
 
 _REQUEUE = f"""\
