@@ -5,13 +5,15 @@ Importing this module imports Keras: import it inside functions.
 
 from __future__ import annotations
 
+import math
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import keras
 
-from tfopt.errors import UserError
-from tfopt.resume.keeper import Keeper, Settings, folder_of
+from tfopt.errors import UserError, require_count, require_within
+from tfopt.resume.keeper import Keeper
 from tfopt.resume.position import running_fit
 
 
@@ -63,15 +65,30 @@ def resume(
     Example:
         model.fit(data, epochs=10, callbacks=[tfopt.resume("checkpoints")])
     """
-    return Resume(Settings(folder_of(folder), every_steps, every_seconds, keep))
+    return Resume(folder, every_steps, every_seconds, keep)
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     """The callback that ``tfopt.resume`` returns."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, folder: object, every_steps: Any, every_seconds: float | None, keep: Any
+    ) -> None:
         super().__init__()
-        self.settings = settings
+        if not isinstance(folder, str | PathLike) or not str(folder):
+            raise UserError(
+                "Invalid resume(folder).",
+                expected="a text or a pathlib.Path",
+                received=repr(folder),
+            )
+        if every_seconds is not None:
+            require_within("resume(every_seconds=...)", every_seconds, 0, math.inf, "seconds")
+        if every_steps is not None:
+            every_steps = require_count("resume(every_steps=...)", every_steps)
+        self.folder = Path(folder).expanduser().absolute()
+        self.every_steps = every_steps
+        self.every_seconds = every_seconds
+        self.keep = require_count("resume(keep=...)", keep)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Add the callback that saves and restores after all others, so that it runs last."""
@@ -80,7 +97,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         _refuse_others(callbacks)
         without_state = (Resume, keras.callbacks.ProgbarLogger)
         others = [callback for callback in callbacks if not isinstance(callback, without_state)]
-        keeper = Keeper(self.settings, fit, others)
+        keeper = Keeper(self, fit, others)
         keeper.set_params(self.params)
         keeper.set_model(self.model)
         callbacks.append(keeper)

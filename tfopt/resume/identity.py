@@ -29,26 +29,21 @@ def identity_of(
     model: Any, variables: list[NamedVariable], data: dict[str, Any], workers: int
 ) -> dict[str, Any]:
     """Return what must be equal for a training to resume."""
+    optimizer, settings = model.optimizer, {"class": "None"}
+    if optimizer is not None:
+        settings = _initial_settings.setdefault(optimizer, _plain(optimizer))
     replicas: Any = model.distribute_strategy.num_replicas_in_sync
     if workers > 1:
         replicas = f"{replicas} of {workers} workers"
     return {
         "layers": [_layer_form(layer) for layer in layers_of(model)],
-        "optimizer": settings_of(model.optimizer),
+        "optimizer": settings,
         "loss": _plain(model.loss),
         "loss_weights": _plain(compile_settings(model).get("loss_weights")),
         "replicas": replicas,
         "data": data,
         "variables": [named.facts for named in variables],
     }
-
-
-def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's class and its settings at the first call."""
-    if optimizer is None:
-        return {"class": "None"}
-    settings: dict[str, Any] = _initial_settings.setdefault(optimizer, _plain(optimizer))
-    return settings
 
 
 def require_same_training(

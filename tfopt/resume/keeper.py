@@ -9,23 +9,21 @@ Importing this module imports Keras: import it inside functions.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 import keras
 import numpy as np
 
-from tfopt.errors import UserError, keep_plain, real, require_count, within
+from tfopt.errors import UserError, real
 from tfopt.keras_internals import (
     FIRST_EPOCH,
     KNOWN_BATCHES,
@@ -37,7 +35,7 @@ from tfopt.resume.callback_memory import CallbackStates
 from tfopt.resume.identity import identity_of, require_same_training
 from tfopt.resume.peers import LEAVE, SAVE, peers_of
 from tfopt.resume.position import Fit, data_facts, replay_epochs, replay_in, start_at
-from tfopt.resume.store import Checkpoints, lock_folder
+from tfopt.resume.store import Checkpoints
 from tfopt.resume.variables import (
     build_all,
     capture_host,
@@ -47,44 +45,11 @@ from tfopt.resume.variables import (
     values_of,
     variables_of,
 )
+from tfopt.subprocesses import handling
 
 _log = logging.getLogger("tfopt")
 PREEMPTED = 75
 """The exit status of a training that saved and ended on SIGTERM: EX_TEMPFAIL of sysexits.h."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of ``tfopt.resume``."""
-
-    folder: Path
-    every_steps: int | None
-    every_seconds: float | None
-    keep: int
-
-    def __post_init__(self) -> None:
-        keep_plain(self)
-        require_count("resume(keep=...)", self.keep)
-        if self.every_steps is not None:
-            require_count("resume(every_steps=...)", self.every_steps)
-        seconds = self.every_seconds
-        if seconds is not None and not (seconds and within(seconds, 0, math.inf)):
-            raise UserError(
-                "Invalid resume(every_seconds=...).",
-                expected="a number above 0, or None",
-                received=seconds,
-            )
-
-
-def folder_of(path: object) -> Path:
-    """Return the absolute path of the folder."""
-    if not isinstance(path, str | os.PathLike) or not str(path):
-        raise UserError(
-            "Invalid resume(folder).",
-            expected="a text or a pathlib.Path",
-            received=repr(path),
-        )
-    return Path(path).expanduser().absolute()
 
 
 @dataclass
@@ -107,9 +72,9 @@ _POSITION = [field.name for field in fields(_Position)]
 
 
 class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
-    """The callback that saves and restores one ``fit``, added by ``Resume``."""
+    """The callback that saves and restores one ``fit``, by the settings of a ``Resume``."""
 
-    def __init__(self, settings: Settings, fit: Fit, others: list[Any]) -> None:
+    def __init__(self, settings: Any, fit: Fit, others: list[Any]) -> None:
         super().__init__()
         self._settings = settings
         self._data, self._shuffles = fit.epoch_iterator, fit.shuffles
@@ -138,9 +103,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._variables = variables_of(self.model)
         data = data_facts(self._data)
         self._identity = identity_of(self.model, self._variables, data, peers.count)
-        folder = self._settings.folder
-        store = self._store = Checkpoints(folder, self._settings.keep, peers)
-        peers.run_on_all(lambda: lock_folder(folder, store, self._open, peers.writes))
+        store = self._store = Checkpoints(self._settings.folder, self._settings.keep, peers)
+        peers.run_on_all(lambda: store.lock(self._open))
         newest = store.read_newest()
         peers.run_on_all(lambda: require_same_training(newest, self._identity, store.folder))
         self._states = CallbackStates(self._others)
@@ -184,9 +148,14 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._step_checked:
             self._step_checked = True
             require_no_new_variables(self.model, self._variables)
-        steps = self._settings.every_steps
+        steps, seconds = self._settings.every_steps, self._settings.every_seconds
         is_due = steps is not None and self._at.trained - self._saved_at >= steps
-        action = self._peers.decide(LEAVE if self._preempted.is_set() else self._wish_by_time())
+        waited_s = time.monotonic() - self._saved_at_s
+        wish = ""
+        # Of several workers only the chief checks the time.
+        if seconds is not None and self._peers.writes and waited_s >= seconds:
+            wish = SAVE
+        action = self._peers.decide(LEAVE if self._preempted.is_set() else wish)
         if is_due or action in (SAVE, LEAVE):
             self._save()
         if action == LEAVE:
@@ -204,13 +173,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         setattr(self.model, FIRST_EPOCH, None)
         self._open.close()
-
-    def _wish_by_time(self) -> str:
-        seconds = self._settings.every_seconds
-        # Of several workers only the chief checks the time.
-        if seconds is None or not self._peers.writes:
-            return ""
-        return SAVE if time.monotonic() - self._saved_at_s >= seconds else ""
 
     def _restore(self, name: str, state: dict[str, Any]) -> None:
         self._at = _Position(**{part: state[part] for part in _POSITION})
@@ -297,27 +259,21 @@ def _listening() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield preempted
         return
-    process = os.getpid()
+    process, before = os.getpid(), signal.getsignal(signal.SIGTERM)
 
     def on_signal(number: int, frame: Any) -> None:
         # A forked process, such as one that makes batches, ends by SIGTERM.
         if os.getpid() == process and not over.is_set():
             preempted.set()
             return
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, on_signal)
-    # None is a handler from outside Python, which cannot be restored.
-    before = signal.SIG_DFL if before is None else before
-    try:
+    # A failed training may be collected in another thread, which cannot set a handler (ValueError):
+    # this handler then forwards the signal.
+    with suppress(ValueError), handling(on_signal, signal.SIGTERM):
         yield preempted
-    finally:
-        over.set()
-        # A failed training may be collected in another thread, which cannot set a handler: this
-        # handler then forwards the signal.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+    over.set()
 
 
 def _numbers(logs: dict[str, Any]) -> dict[str, float]:

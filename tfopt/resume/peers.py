@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from tfopt.errors import UserError, WorkerMissing
 from tfopt.subprocesses import in_time
-
-T = TypeVar("T")
 
 _trainings = count()
 _DELETED_TOGETHER = 256  # old decisions
@@ -27,8 +25,8 @@ class SingleWorker:
 
     name, writes, count = "worker 0", True, 1
 
-    def run_on_all(self, step: Callable[[], T]) -> T:
-        return step()
+    def run_on_all(self, step: Callable[[], object]) -> None:
+        step()
 
     def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {self.name: facts}
@@ -55,12 +53,11 @@ class SeveralWorkers:
         self._key = f"tfopt/resume/{next(_trainings)}"
         self._turns: Iterator[int] = count()
 
-    def run_on_all(self, step: Callable[[], T]) -> T:
+    def run_on_all(self, step: Callable[[], object]) -> None:
         """Run ``step`` and wait for the other workers; raise an error if it fails on one."""
         failure: UserError | None = None
-        results: list[T] = []
         try:
-            results.append(step())
+            step()
         except UserError as error:
             failure = error
         facts = self.share({"wrong": failure and failure.what})
@@ -73,7 +70,6 @@ class SeveralWorkers:
                     expected="all workers ready to train",
                     fix=f"see the output of {name}",
                 )
-        return results[0]
 
     def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the facts of all workers, by their names."""
@@ -148,17 +144,5 @@ def exchange_of(strategy: Any) -> Any:
 
 def peers_of(model: Any) -> Peers:
     """Return the workers that train this model."""
-    import tensorflow as tf
-
-    strategy = model.distribute_strategy
-    exchange = exchange_of(strategy)
-    if exchange is not None:
-        return SeveralWorkers(exchange)
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        raise UserError(
-            "resume() cannot reach the other workers of this strategy.",
-            expected="a model built inside tfopt.distribute()",
-            received="another MultiWorkerMirroredStrategy",
-            fix="use tfopt.distribute() in its place; it reads the same TF_CONFIG",
-        )
-    return SingleWorker()
+    exchange = exchange_of(model.distribute_strategy)
+    return SingleWorker() if exchange is None else SeveralWorkers(exchange)

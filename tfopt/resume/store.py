@@ -27,6 +27,8 @@ from tfopt.resume.peers import Peers
 
 _NAME = "checkpoint-"
 FORMAT = 4  # of the checkpoints; increased with every change of their content
+# The thread and lock of a fit(), by folder. A notebook keeps an error, and so the lock.
+_locks: dict[str, tuple[int, ExitStack]] = {}
 
 
 class DamagedCheckpoint(Exception):
@@ -77,7 +79,8 @@ class Checkpoints:
             errors = [f"{name}: {fact['wrong']}" for name, fact in facts.items() if fact["wrong"]]
             if not errors:
                 for text in damaged:
-                    _warn_damaged(self._chiefs, text)
+                    text = f"{self._chiefs}: {text}. It is skipped, and the one before it is used."
+                    warnings.warn(text, RuntimeWarning, stacklevel=3)
                 self._continue_after(number)
                 return name_of(number), state
             damaged.append(f"{name_of(number)}: {'; '.join(errors)}")
@@ -93,6 +96,20 @@ class Checkpoints:
             )
         self._continue_after(0)
         return None
+
+    def lock(self, stack: ExitStack) -> None:
+        """Lock the folder until ``stack`` is closed; refuse one that is locked or not writable.
+
+        A lock of this thread that an error has left is released. Of several workers one locks.
+        """
+        key, thread = os.path.realpath(self._chiefs), threading.get_ident()
+        if key in _locks and _locks[key][0] == thread:
+            _locks.pop(key)[1].close()
+        prepare_folder(self.folder)
+        if self._peers.writes:
+            stack.enter_context(alone_in(self._chiefs))
+            _locks[key] = thread, stack
+        self.clear_unfinished()
 
     def clear_unfinished(self) -> None:
         """Remove the unfinished files of a killed process."""
@@ -149,15 +166,6 @@ def name_of(number: int) -> str:
     return f"{_NAME}{number:06d}"
 
 
-def _warn_damaged(folder: Path, text: str) -> None:
-    """Warn that a checkpoint is skipped."""
-    warnings.warn(
-        f"{folder}: {text}. It is skipped, and the checkpoint before it is used.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-
-
 def _write(path: str, state: Any) -> None:
     arrays: list[Any] = []
     packed = pack(state, arrays)
@@ -210,25 +218,6 @@ def _dtype(name: str) -> Any:
         import tensorflow as tf
 
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)
-
-
-# The thread and lock of a fit(), by folder. A notebook keeps an error, and so the lock.
-_locks: dict[str, tuple[int, ExitStack]] = {}
-
-
-def lock_folder(folder: Path, checkpoints: Checkpoints, stack: ExitStack, writes: bool) -> None:
-    """Lock the folder until ``stack`` is closed; refuse a folder that is locked or not writable.
-
-    A lock of this thread that an error has left is released. Only a process that ``writes`` locks.
-    """
-    key, thread = os.path.realpath(folder), threading.get_ident()
-    if key in _locks and _locks[key][0] == thread:
-        _locks.pop(key)[1].close()
-    prepare_folder(checkpoints.folder)
-    if writes:
-        stack.enter_context(alone_in(folder))
-        _locks[key] = thread, stack
-    checkpoints.clear_unfinished()
 
 
 class NotSerializable(TypeError):

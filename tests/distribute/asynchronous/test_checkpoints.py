@@ -1,5 +1,7 @@
 """What is kept at epochs' ends, of this training alone."""
 
+from contextlib import ExitStack
+
 import keras
 import numpy as np
 import pytest
@@ -20,24 +22,25 @@ def built(activation="relu", **compiled):
     return model
 
 
-def progress(folder, model):
-    return Progress(folder, model, (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 3))))
+ELEMENTS = tf.TensorSpec((None, 4)), tf.TensorSpec((None, 3))
+
+
+def variables(model):
+    return [*model.variables, *model.optimizer.variables, *model.second[0].variables]
 
 
 def test_every_optimizer_comes_back(tmp_path):
-    def variables(model):
-        return [*model.variables, *model.optimizer.variables, *model.second[0].variables]
-
     model = built()
-    kept = progress(tmp_path, model)
-    for variable in variables(model):
-        variable.assign(np.full(variable.shape, 3))
-    kept.save(7, model)
+    with ExitStack() as stack:
+        kept = Progress(tmp_path, stack)
+        assert kept.restore(model, model, ELEMENTS) == 0
+        for variable in variables(model):
+            variable.assign(np.full(variable.shape, 3))
+        kept.save(7, model)
     # A metric more trains no other model, and neither does the rate that a callback has set.
     again = built(metrics=["mae"])
-    kept = progress(tmp_path, again)
-    again.optimizer.learning_rate = 0.25
-    assert kept.restore(again) == 7
+    with ExitStack() as stack:
+        assert Progress(tmp_path, stack).restore(again, again, ELEMENTS) == 7
     restored = [np.asarray(variable.numpy(), "float32") for variable in variables(again)[:2]]
     assert all((values == 3).all() for values in restored)
     assert int(again.second[0].iterations.numpy()) == 3
@@ -45,7 +48,10 @@ def test_every_optimizer_comes_back(tmp_path):
 
 def test_what_another_training_has_kept_is_refused_before_anything_is_changed(tmp_path):
     model = built()
-    progress(tmp_path, model).save(1, model)
+    with ExitStack() as stack:
+        kept = Progress(tmp_path, stack)
+        kept.restore(model, model, ELEMENTS)
+        kept.save(1, model)
     for other, difference in (
         ({"activation": "tanh"}, "'tanh' here"),
         ({"optimizer": "adamw"}, "optimizer: class is 'Adam' in the checkpoint, 'AdamW' here"),
@@ -53,6 +59,6 @@ def test_what_another_training_has_kept_is_refused_before_anything_is_changed(tm
     ):
         different = built(**other)
         before = different.get_weights()
-        with pytest.raises(UserError, match=difference):
-            progress(tmp_path, different).restore(different)
+        with ExitStack() as stack, pytest.raises(UserError, match=difference):
+            Progress(tmp_path, stack).restore(different, different, ELEMENTS)
         np.testing.assert_array_equal(before[0], different.get_weights()[0])

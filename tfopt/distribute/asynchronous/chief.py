@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -118,7 +117,7 @@ class Chief:
         build: Callable[[], Any],
         data: Callable[[Any], Any],
         staleness: int | None,
-        folder: Path | None,
+        progress: Progress | None,
     ) -> None:
         self._connection = connection
         self._local = build()
@@ -133,10 +132,9 @@ class Chief:
         build_variables(self._local, element_spec)
         with strategy.scope():
             build_variables(self._model, element_spec)
-        self._progress, self._done = None, 0
-        if folder is not None:
-            self._progress = Progress(folder, self._local, element_spec)
-            self._done = self._progress.restore(self._model)
+        self._progress, self._done = progress, 0
+        if progress is not None:
+            self._done = progress.restore(self._model, self._local, element_spec)
         iterator = iter(coordinator.create_per_worker_dataset(examples))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
         self._steps = Steps(connection, step, iterator, staleness)

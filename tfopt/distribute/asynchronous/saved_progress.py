@@ -18,30 +18,28 @@ import tensorflow as tf
 from tfopt.errors import UserError
 from tfopt.resume.identity import identity_of, require_same_training
 from tfopt.resume.peers import SingleWorker
-from tfopt.resume.store import Checkpoints, lock_folder
+from tfopt.resume.store import Checkpoints
 from tfopt.resume.variables import NamedVariable, restore_values, values_of, variables_of
 
 _log = logging.getLogger("tfopt")
 _KEPT = 3
 
 
-def open_folder(checkpoint: str | Path, stack: ExitStack) -> Path:
-    """Create and return the folder, locked for this training while ``stack`` is open."""
-    folder = Path(checkpoint).expanduser()
-    lock_folder(folder, _checkpoints(folder), stack, writes=True)
-    return folder
-
-
 class Progress:
-    """The checkpoints of the training of a built model ``local`` on such elements."""
+    """The checkpoints of a training, in a folder that is locked while ``stack`` is open."""
 
-    def __init__(self, folder: Path, local: Any, element_spec: Any) -> None:
-        self.folder = folder
-        self._store = _checkpoints(folder)
+    def __init__(self, folder: str | Path, stack: ExitStack) -> None:
+        self.folder = Path(folder).expanduser()
+        self._store = Checkpoints(self.folder, _KEPT, SingleWorker())
+        self._identity: dict[str, Any] = {}
+        self._store.lock(stack)
+
+    def restore(self, model: Any, local: Any, element_spec: Any) -> int:
+        """Restore the newest intact checkpoint; return the number of its epochs.
+
+        It must be of the training of a built model ``local`` on such elements.
+        """
         self._identity = _identity(local, element_spec)
-
-    def restore(self, model: Any) -> int:
-        """Restore the newest intact checkpoint; return the number of its epochs."""
         newest = self._store.read_newest()
         if newest is None:
             return 0
@@ -65,10 +63,6 @@ class Progress:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def _checkpoints(folder: Path) -> Checkpoints:
-    return Checkpoints(folder, _KEPT, SingleWorker())
 
 
 def copy(model: Any, other: Any) -> None:

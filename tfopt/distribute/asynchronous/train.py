@@ -10,7 +10,7 @@ from typing import Any
 from tfopt.distribute.asynchronous.server import DONE, serve
 from tfopt.distribute.launch.place import ClusterPlace, place_in_cluster
 from tfopt.distribute.launch.task import mark_joined
-from tfopt.errors import UserError, require_count, within
+from tfopt.errors import UserError, require_count, require_within
 
 
 def train_asynchronously(
@@ -76,15 +76,15 @@ def train_asynchronously(
     from tfopt.distribute.asynchronous.building import check_callbacks
     from tfopt.distribute.asynchronous.chief import Chief
     from tfopt.distribute.asynchronous.connection import Connection
-    from tfopt.distribute.asynchronous.saved_progress import open_folder
+    from tfopt.distribute.asynchronous.saved_progress import Progress
 
     connection = Connection(place, patience_s)
     word = "the chief was stopped"
     try:
         with ExitStack() as stack:
-            folder = None if checkpoint is None else open_folder(checkpoint, stack)
+            progress = None if checkpoint is None else Progress(checkpoint, stack)
             check_callbacks(callbacks)
-            chief = Chief(connection, build, data, staleness, folder)
+            chief = Chief(connection, build, data, staleness, progress)
             trained = chief.train(epochs, validation_data, callbacks)
         del chief
         word = DONE
@@ -113,10 +113,7 @@ def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any
     require_count("epochs", epochs)
     if staleness is not None:
         require_count("staleness", staleness, minimum=0)
-    if not patience_s or not within(patience_s, 0, float("inf")):
-        raise UserError(
-            "Invalid `patience_s`.", expected="seconds above 0", received=repr(patience_s)
-        )
+    require_within("`patience_s`", patience_s, 1, float("inf"), "seconds")
 
 
 def _place() -> ClusterPlace:
