@@ -56,7 +56,11 @@ class GpuWatch:
             return
         try:
             nvml = self._stack.enter_context(session())
-            self._gpus = [(gpu, _poller(nvml, gpu)) for gpu in _chosen(nvml, wanted)]
+            for gpu in _chosen(nvml, wanted):
+                poller = Poller({} if gpu.lost else _questions(nvml, gpu.handle), _why)
+                if gpu.lost:
+                    poller.missing.update({metric.name: gpu.lost for metric in GPU_METRICS})
+                self._gpus.append((gpu, poller))
         except Exception as error:  # of any kind, from a driver
             self.no_gpu_reason = _why(error)
             self.close()
@@ -75,13 +79,6 @@ class GpuWatch:
         """End the session."""
         with suppress(Exception):  # of a lost driver
             self._stack.close()
-
-
-def _poller(nvml: Any, gpu: ListedGpu) -> Poller:
-    poller = Poller({} if gpu.lost else _questions(nvml, gpu.handle), _why)
-    if gpu.lost:
-        poller.missing.update({metric.name: gpu.lost for metric in GPU_METRICS})
-    return poller
 
 
 def _why(error: Exception) -> str:

@@ -92,7 +92,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._stack = ExitStack()
         self._sampler: Sampler | None = None
         self._scalars: Any = None
-        self._steps = self._new_marks()
+        self._steps = StepMarks(self._keep, time.perf_counter, self._waited)
         self._ended = _NOTHING
         self._measured = False
         self._warned: set[str] = set()
@@ -108,7 +108,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._end()
-        self._stack, self._steps = ExitStack(), self._new_marks()
+        self._stack = ExitStack()
+        self._steps = StepMarks(self._keep, time.perf_counter, self._waited)
         # An error ends a training without on_train_end.
         weakref.finalize(self, self._stack.close)
         self._try("sampling", self._begin_sampling)
@@ -188,15 +189,12 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         if port is not None:
             self.port = self._stack.enter_context(serving(recording, port, host))
 
-    def _new_marks(self) -> StepMarks:
-        def waited() -> float | None:
-            return seconds_waited() if self._measured else None
+    def _waited(self) -> float | None:
+        return seconds_waited() if self._measured else None
 
-        def keep(mark: StepMark) -> None:
-            if self._sampler is not None:
-                self._sampler.mark(mark)
-
-        return StepMarks(keep, time.perf_counter, waited)
+    def _keep(self, mark: StepMark) -> None:
+        if self._sampler is not None:
+            self._sampler.mark(mark)
 
     def _write_scalars(self, mark: StepMark) -> None:
         samples = self.recording.samples

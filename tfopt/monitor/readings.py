@@ -6,9 +6,10 @@ has the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, astuple, dataclass, field, fields
 from datetime import datetime
+from operator import add, sub
 from statistics import fmean
 from typing import Any, Literal
 
@@ -153,13 +154,15 @@ class StepMark:
 
     def joined(self, later: StepMark) -> StepMark:
         """Return both as one mark; a figure that is None in one is None."""
+        return later._by(add, self)
 
-        def total(name: str) -> Any:
-            values = (getattr(self, name), getattr(later, name))
-            return None if None in values else sum(values)
+    def since(self, earlier: StepMark) -> StepMark:
+        """Return what has come since an earlier mark, both of all steps from the beginning."""
+        return self._by(sub, earlier)
 
-        figures = ("steps", "seconds", "examples", "input_wait_s")
-        return StepMark(later.ended_s, **{name: total(name) for name in figures})
+    def _by(self, operation: Callable[[Any, Any], Any], other: StepMark) -> StepMark:
+        pairs = zip(astuple(self)[1:], astuple(other)[1:], strict=True)
+        return StepMark(self.ended_s, *(None if None in p else operation(*p) for p in pairs))
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ import math
 import threading
 import time
 import warnings
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import psutil
@@ -53,12 +51,29 @@ class Sampler:
         self._trained: StepMark | None = None
         self._busy = threading.Lock()
         self._ended = threading.Event()
-        self._hangs = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, period_s: float) -> None:
+        """Take a sample, and more in a thread until ``close``."""
+        self.take()
+        self._thread = threading.Thread(
+            target=self._run, args=(period_s,), name="tfopt-sampler", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
-        """End the session with NVML, unless it hangs."""
-        if not self._hangs:
-            self._gpus.close()
+        """End the thread, and the session with NVML, unless it hangs."""
+        self._ended.set()
+        # Garbage collection may close it in its own thread, which ends.
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_HANG_S)
+            if self._thread.is_alive():
+                _warn(
+                    f"NVML has not replied for {_HANG_S:.0f} s, and its thread is left behind. The "
+                    "NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
+                )
+                return
+        self._gpus.close()
 
     def take(self) -> Sample:
         """Take, store and return a sample; an empty one while a driver hangs in another thread."""
@@ -99,20 +114,6 @@ class Sampler:
             host_missing=dict(self._host.missing),
         )
 
-    @contextmanager
-    def running(self, period_s: float) -> Iterator[None]:
-        """Take a sample, and more in a thread while the block runs."""
-        self.take()
-        thread = threading.Thread(
-            target=self._run, args=(period_s,), name="tfopt-sampler", daemon=True
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            self._wait_for(thread)
-
     def _run(self, period_s: float) -> None:
         pause_s = period_s
         while not self._ended.wait(pause_s):
@@ -130,22 +131,10 @@ class Sampler:
                 self._listeners.remove(listener)
                 _warn(f"{listener!r} failed and gets no more samples: {error}")
 
-    def _wait_for(self, thread: threading.Thread) -> None:
-        if thread is threading.current_thread():
-            return  # the block was garbage-collected in this thread, which ends
-        thread.join(_HANG_S)
-        if thread.is_alive():
-            self._hangs = True
-            _warn(
-                f"NVML has not replied for {_HANG_S:.0f} s, and its thread is left behind. The "
-                "NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
-            )
-
 
 def _between(moments: deque[T], at: str, begin_s: float, end_s: float) -> tuple[T, ...]:
-    copy, time_of = tuple(moments), attrgetter(at)  # another thread may append
-    first = bisect_left(copy, begin_s, key=time_of)
-    return copy[first : bisect_right(copy, end_s, key=time_of)]
+    copy = tuple(moments)  # another thread may append
+    return tuple(moment for moment in copy if begin_s <= getattr(moment, at) <= end_s)
 
 
 def _warn(message: str) -> None:
@@ -175,7 +164,8 @@ def sampling(
         ...     model.fit(x, y)
         >>> sampler.recording().samples[-1].host.rss_mib
     """
-    with closing(Sampler(process_id, clock, wanted)) as sampler, sampler.running(period_s):
+    with closing(Sampler(process_id, clock, wanted)) as sampler:
+        sampler.start(period_s)
         yield sampler
 
 

@@ -35,59 +35,55 @@ class StepMarks:
         self._last_batch_size: int | None = None
         self._epoch_steps: int | None = None
         self._done = 0
-        self._open: tuple[float, float, int, int] | None = None
+        self._examples: Any = None
+        self._open: StepMark | None = None
 
     def begin(self, batches: tuple[int | None, int | None], epoch_steps: int | None) -> None:
         """Set the sizes of batches and of the last one, and the steps of an epoch."""
         self._batch_size, self._last_batch_size = batches
+        self._examples = None if self._batch_size is None else 0
         self._epoch_steps = epoch_steps
 
     def pause(self) -> None:
         """End the open mark, before evaluation or callbacks."""
-        self._close(self._clock())
+        self._close()
         self._open = None
 
     def begin_step(self, batch: int) -> None:
         """Begin a call of the training function, in a resumed epoch at a later batch."""
         if self._open is None:
             self._done = batch
-            self._open = (self._clock(), self._waited() or 0.0, self._done, self.steps)
+            self._open = self._so_far()
 
     def end_step(self, batch: int) -> StepMark | None:
         """End the call, whose last batch is ``batch``; return a mark if one is due."""
         last = batch if self._epoch_steps is None else min(batch, self._epoch_steps - 1)
-        self.steps += last + 1 - self._done
-        self._done = last + 1
-        now_s = self._clock()
+        count, self._done = last + 1 - self._done, last + 1
+        self.steps += count
+        if self._batch_size is not None:
+            self._examples += self._batch_size * count
+            if self._last_batch_size and self._done == self._epoch_steps:
+                self._examples += self._last_batch_size - self._batch_size
         # The first call, which compiles, has a separate mark.
-        is_due = not self._compiled or (self._open and now_s - self._open[0] >= _MARK_S)
-        return self._close(now_s) if is_due else None
+        is_due = not self._compiled
+        if self._open is not None:
+            is_due |= self._clock() - self._open.ended_s >= _MARK_S
+        return self._close() if is_due else None
 
-    def _close(self, now_s: float) -> StepMark | None:
-        if self._open is None or self._open[3] == self.steps:
+    def _so_far(self) -> StepMark:
+        """Return all steps until now as a mark; its seconds are those of the clock."""
+        now_s = self._clock()
+        return StepMark(now_s, self.steps, now_s, self._examples, self._waited())
+
+    def _close(self) -> StepMark | None:
+        if self._open is None or self._open.steps == self.steps:
             return None
-        begin_s, waited_before_s, done, steps = self._open
-        waited_s, count = self._waited(), self.steps - steps
-        mark = StepMark(
-            now_s,
-            count,
-            now_s - begin_s,
-            self._examples(done, count),
-            None if waited_s is None else max(0.0, waited_s - waited_before_s),
-        )
+        # The next one begins at its end: Python between two steps counts.
+        begin, self._open = self._open, self._so_far()
+        mark = self._open.since(begin)
         self._compiled = True
         self._keep(mark)
-        # The next one begins at its end: Python between two steps counts.
-        self._open = (now_s, waited_s or 0.0, self._done, self.steps)
         return mark
-
-    def _examples(self, done: int, count: int) -> int | None:
-        if self._batch_size is None:
-            return None
-        examples = self._batch_size * count
-        if self._last_batch_size and done + count == self._epoch_steps:
-            examples += self._last_batch_size - self._batch_size
-        return examples
 
 
 def batch_sizes(model: Any) -> tuple[int | None, int | None]:
