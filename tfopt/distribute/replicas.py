@@ -267,7 +267,21 @@ class Distribute(Transform):
     def __post_init__(self) -> None:
         keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
-        _validate(self)
+        if self.own_losses is not None:
+            require_one_of("own_losses", self.own_losses, ("mean", "sum"))
+        for name in ("logical_cpus", "global_batch", "per_replica_batch"):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
+        if self.gpus is not None:
+            _validate_gpus(self.gpus)
+        for one, other in (("gpus", "logical_cpus"), ("global_batch", "per_replica_batch")):
+            values = getattr(self, one), getattr(self, other)
+            if None not in values:
+                raise UserError(
+                    f"{one} and {other} exclude each other.",
+                    received=f"{one}={values[0]!r}, {other}={values[1]!r}",
+                    fix="give one of them",
+                )
 
     @property
     def batch_asked(self) -> int | None:
@@ -315,24 +329,6 @@ def _summary(replicas: Replicas) -> str:
         f"{type(replicas.strategy).__name__} over {replicas.count} replicas{of} "
         f"({', '.join(replicas.devices)}), learning rate unchanged"
     )
-
-
-def _validate(settings: Distribute) -> None:
-    if settings.own_losses is not None:
-        require_one_of("own_losses", settings.own_losses, ("mean", "sum"))
-    for name in ("logical_cpus", "global_batch", "per_replica_batch"):
-        if getattr(settings, name) is not None:
-            require_count(name, getattr(settings, name))
-    if settings.gpus is not None:
-        _validate_gpus(settings.gpus)
-    for one, other in (("gpus", "logical_cpus"), ("global_batch", "per_replica_batch")):
-        values = getattr(settings, one), getattr(settings, other)
-        if None not in values:
-            raise UserError(
-                f"{one} and {other} exclude each other.",
-                received=f"{one}={values[0]!r}, {other}={values[1]!r}",
-                fix="give one of them",
-            )
 
 
 def _validate_gpus(gpus: Any) -> None:

@@ -102,7 +102,15 @@ def prove(step: Step, arguments: dict[str, Any]) -> Verdict:
     """Verify a model before ``fit`` and log the verdict; refuse a model that trains differently."""
     verdict = verify(step, arguments)
     if verdict.kind == "different":
-        raise _refusal(step, verdict)
+        other = {"mean": "sum", "sum": "mean"}.get(str(step.own_losses))
+        declare = f'declare own_losses="{other}" in distribute(), or ' if other else ""
+        raise UserError(
+            f"{step.model.name!r} does not train on {verdict.replicas} replicas as on one "
+            f"device. Nothing was trained. Usual causes: {verdict.causes}.",
+            expected="the weights and logs of one device",
+            received=f"after {verdict.steps} steps, {verdict.differences}",
+            fix=f"{declare}fix the cause; distribute(verify=False) trains in spite of it",
+        )
     only_random = verdict.is_rest_equal and verdict.reasons == [_RANDOM]
     if verdict.kind == "equal" or only_random:
         _LOG.info("%s: %s", step.model.name, verdict)
@@ -134,21 +142,13 @@ def verify(step: Step, arguments: dict[str, Any]) -> Verdict:
             # In another thread, outside the scope of this one.
             with ThreadPoolExecutor(1) as outside:
                 verdict = outside.submit(_Runs(step, batches, state).verdict).result()
-            verdict = _worst_of_workers(step.exchange, verdict)
+            if step.exchange is not None:  # by the worst one all workers continue or stop
+                facts = {"call": "the end of the proof", "verdict": asdict(verdict)}
+                gathered = step.exchange.gather(facts).values()
+                verdicts = [Verdict(**fact["verdict"]) for fact in gathered]
+                verdict = max(verdicts, key=lambda worker: _KINDS.index(worker.kind))
     verdict.replicas, verdict.seconds = replicas_of(step.strategy), time.perf_counter() - begin
     return verdict
-
-
-def _refusal(step: Step, verdict: Verdict) -> UserError:
-    other = {"mean": "sum", "sum": "mean"}.get(str(step.own_losses))
-    declare = f'declare own_losses="{other}" in distribute(), or ' if other else ""
-    return UserError(
-        f"{step.model.name!r} does not train on {verdict.replicas} replicas as on one "
-        f"device. Nothing was trained. Usual causes: {verdict.causes}.",
-        expected="the weights and logs of one device",
-        received=f"after {verdict.steps} steps, {verdict.differences}",
-        fix=f"{declare}fix the cause; distribute(verify=False) trains in spite of it",
-    )
 
 
 def _read(step: Step, arguments: dict[str, Any]) -> tuple[ProofBatches | None, str]:
@@ -167,15 +167,6 @@ def _read(step: Step, arguments: dict[str, Any]) -> tuple[ProofBatches | None, s
         if not reason:
             batches = broadcast_batches(batches, step.exchange, step.strategy)
     return batches, reason
-
-
-def _worst_of_workers(exchange: Any, verdict: Verdict) -> Verdict:
-    """Return the worst verdict of all workers, by which all of them continue or stop."""
-    if exchange is None:
-        return verdict
-    facts = exchange.gather({"call": "the end of the proof", "verdict": asdict(verdict)})
-    verdicts = [Verdict(**fact["verdict"]) for fact in facts.values()]
-    return max(verdicts, key=lambda worker: _KINDS.index(worker.kind))
 
 
 class _Runs:

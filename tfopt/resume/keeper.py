@@ -212,7 +212,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                     f"{self._settings.folder} are finite",
                 )
         self._saved_at, self._saved_at_s = self._at.trained, time.monotonic()
-        self._write(self._state(variables, values))
+        try:
+            name = self._store.write(self._state(variables, values))
+        except UserError as error:
+            _warn(
+                f"No checkpoint was written at {self._at}: {error.what} ({error.received}) The "
+                "training continues."
+            )
+        else:
+            _log.info("saved %s: %s", name, self._at)
 
     def _state(self, variables: list[Any], values: list[Any]) -> dict[str, Any]:
         if not self._peers.writes:
@@ -229,15 +237,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             "random": capture_host(),
             "random_at_epoch": self._random_at_epoch,
         }
-
-    def _write(self, state: dict[str, Any]) -> None:
-        try:
-            _log.info("saved %s: %s", self._store.write(state), self._at)
-        except UserError as error:
-            _warn(
-                f"No checkpoint was written at {self._at}: {error.what} ({error.received}) The "
-                "training continues."
-            )
 
     def _leave(self) -> None:
         self._open.close()
