@@ -1,4 +1,4 @@
-"""Make calls in threads, some of them before their results are needed."""
+"""Call a function in threads, for some items before their results are needed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-T = TypeVar("T")
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
-def called_ahead(calls: Iterable[Callable[[], T]], threads: int) -> Generator[T, None, None]:
-    """Yield the results of calls in order, while ``threads`` threads make the next ones."""
+def mapped_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Generator[Result, None, None]:
+    """Yield the function's results in order, while ``threads`` threads make the next ones."""
     with ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[T]] = deque()
+        pending: deque[Future[Result]] = deque()
         try:
-            for call in calls:
-                pending.append(pool.submit(call))
+            for item in items:
+                pending.append(pool.submit(function, item))
                 if len(pending) > threads:
                     yield pending.popleft().result()
             while pending:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfopt.data.ahead import called_ahead
+from tfopt.data.ahead import mapped_ahead
 from tfopt.data.signature import (
     BATCHES_FOR_SIGNATURE,
     batch_length,
@@ -414,8 +414,9 @@ class PyDatasetExamples(Examples):
         if not self._first:
             raise yields_nothing(owner)
         signature = batch_signature(self._first, owner)
-        order = None if orders is None or count == INFINITE else _epoch_orders(count, orders)
-        dataset = _from_generator(partial(_epoch, data, count, order, signature), signature)
+        epochs = itertools.count()
+        epoch = partial(_epoch, data, count, signature, orders, epochs)
+        dataset = _from_generator(epoch, signature)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         notes: tuple[str, ...] = ()
         if data.use_multiprocessing:
@@ -426,41 +427,27 @@ class PyDatasetExamples(Examples):
         return next(iter(self._first), None)
 
 
-def _epoch_orders(count: int, seed: int) -> Callable[[], np.ndarray[Any, Any]]:
-    """Return a function that returns the order of the next epoch, as the seed decides it."""
-    epochs = itertools.count()
+def _epoch(
+    data: Any, count: int, signature: Any, seed: int | None, epochs: Iterator[int]
+) -> Iterator[Any]:
+    """Yield the next epoch, in an order that the seed decides, if there is one.
 
-    def order() -> np.ndarray[Any, Any]:
-        seeds = (abs(seed), int(seed < 0), next(epochs))
-        return np.random.default_rng(seeds).permutation(count)
-
-    return order
-
-
-def _epoch(data: Any, count: int, order: Any, signature: Any) -> Iterator[Any]:
-    """Yield one epoch, with on_epoch_end called before the last batch.
-
-    ``fit`` knows the length and stops at the last batch, so code after it would not run.
+    ``fit`` knows the length and stops at the last batch, so on_epoch_end is called before it.
     """
     numbers: Iterable[Any] = range(count) if count != INFINITE else itertools.count()
-    if order is not None:
-        numbers = order()
+    if seed is not None and count != INFINITE:
+        seeds = (abs(seed), int(seed < 0), next(epochs))
+        numbers = map(int, np.random.default_rng(seeds).permutation(count))
     data.on_epoch_begin()
-    batches = _fetched(data, map(int, numbers), max(data.workers, 1))
+    batches = (data[number] for number in numbers)
+    if data.workers > 1:
+        batches = mapped_ahead(data.__getitem__, numbers, data.workers)
     for position, batch in enumerate(batches, start=1):
         copy = conform(batch, signature, type(data).__name__)
         if position == count:
             batches.close()
             data.on_epoch_end()
         yield copy
-
-
-def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, None, None]:
-    """Yield the batches in order, fetched by ``workers`` threads."""
-    if workers == 1:
-        yield from (data[number] for number in numbers)
-    else:
-        yield from called_ahead((partial(data.__getitem__, n) for n in numbers), workers)
 
 
 def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from tfopt.data.ahead import called_ahead
+from tfopt.data.ahead import mapped_ahead
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table_source import TableSource
 from tfopt.errors import UserError, first_line, require_count
@@ -59,8 +59,7 @@ class Dask(TableSource):
         arrow = needs("pyarrow", "Dask", "dask")
         schema = arrow.schema([self.schema().field(name) for name in columns])
         parts = self._parts(columns)
-        calls = (partial(_computed, number, parts[number]) for number in splits)
-        for number, frame in called_ahead(calls, self.ahead):
+        for number, frame in mapped_ahead(partial(_computed, parts), splits, self.ahead):
             try:
                 table = arrow.Table.from_pandas(frame, schema, preserve_index=False)
             except (arrow.ArrowException, KeyError) as error:
@@ -97,10 +96,10 @@ class Dask(TableSource):
         return self.data
 
 
-def _computed(number: int, part: Any) -> tuple[int, Any]:
+def _computed(parts: Sequence[Any], number: int) -> tuple[int, Any]:
     """Return a partition's number and rows, computed on the current client's cluster, if any."""
     try:
-        return number, part.compute()
+        return number, parts[number].compute()
     except Exception as error:
         see = f"frame.partitions[{number}].compute()"
         raise _not_computed(f"Partition {number}", error, see) from error

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
-from tfopt.data.ahead import called_ahead
+from tfopt.data.ahead import mapped_ahead
 from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
@@ -38,8 +37,8 @@ def undecodable(images: Iterable[Encoded]) -> UserError | None:
 
     TensorFlow's error names none, since its operation gets only the bytes.
     """
-    tries = (partial(_decoding_error, image) for image in images)
-    bad = [(place, text) for place, text in called_ahead(tries, usable_cores()) if text]
+    tried = mapped_ahead(_decoding_error, images, usable_cores())
+    bad = [(place, text) for place, text in tried if text]
     if not bad:
         return None
     places = [place for place, _ in bad[:_NAMED]]
