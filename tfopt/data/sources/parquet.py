@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -103,10 +104,6 @@ class Parquet(TableSource):
         return None if self.filter is None else pq.filters_to_expression(list(self.filter))
 
     def layout(self) -> Layout:
-        return self._layout
-
-    @cached_property
-    def _layout(self) -> Layout:
         plan = super().layout()
         if self.filter is None:
             self._files.refuse_nulls(plan.unfilled)
@@ -195,7 +192,7 @@ class _Files:
 
 
 def _open(source: Parquet) -> _Files:
-    """Read every file's footer, and refuse files with different columns."""
+    """Read the footers of all files, and refuse files with different columns."""
     arrow = needs("pyarrow", type(source).__name__, "parquet")
     pads = needs("pyarrow.dataset", type(source).__name__, "parquet")
     path: Any = os.path.expanduser(source.path)
@@ -215,15 +212,15 @@ def _open(source: Parquet) -> _Files:
             expected="at least one file",
             received="an empty folder, or a pattern without a match",
         )
+    files = list(dataset.get_fragments())
     with ThreadPoolExecutor(8) as pool:
-        opened = list(pool.map(_footer, dataset.get_fragments()))
-    _require_alike(source, opened)
-    schema = opened[0].schema
-    row_groups = tuple(group for file in opened for group in file.row_groups)
+        row_groups = tuple(chain.from_iterable(pool.map(_row_groups, files)))
+    _require_alike(source, files)
+    schema = files[0].physical_schema
     if not any(group.rows for group in row_groups):
         raise UserError(f"{source.path} holds no rows.", expected="rows", received="empty files")
     partitions = [column for column in dataset.schema if column.name not in schema.names]
-    infos = dataset.filesystem.get_file_info([file.path for file in opened])
+    infos = dataset.filesystem.get_file_info([file.path for file in files])
     return _Files(
         arrow.schema([*schema, *partitions], metadata=schema.metadata),
         dataset.format,
@@ -233,55 +230,44 @@ def _open(source: Parquet) -> _Files:
     )
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """The footer of a file."""
-
-    path: str
-    schema: Any
-    row_groups: tuple[_RowGroup, ...]
-
-
-def _footer(fragment: Any) -> _Opened:
+def _row_groups(file: Any) -> list[_RowGroup]:
+    """Return the row groups of a file by its footer; of CSV, all of it as one."""
     try:
-        schema = fragment.physical_schema
-        if not hasattr(fragment, "split_by_row_group"):
-            size = fragment.filesystem.get_file_info(fragment.path).size
-            whole = _RowGroup(fragment, fragment.count_rows(), size)
-            return _Opened(fragment.path, schema, (whole,))
-        groups = [(part, part.row_groups[0]) for part in fragment.split_by_row_group()]
-        footer = fragment.metadata
-        parts = tuple(
-            _RowGroup(p, g.num_rows, g.total_byte_size, footer.row_group(g.id)) for p, g in groups
-        )
-        return _Opened(fragment.path, schema, parts)
+        if not hasattr(file, "split_by_row_group"):
+            size = file.filesystem.get_file_info(file.path).size
+            return [_RowGroup(file, file.count_rows(), size)]
+        groups = [(part, part.row_groups[0]) for part in file.split_by_row_group()]
+        return [
+            _RowGroup(p, g.num_rows, g.total_byte_size, file.metadata.row_group(g.id))
+            for p, g in groups
+        ]
     except Exception as error:
         raise UserError(
-            f"{fragment.path} cannot be opened.",
+            f"{file.path} cannot be opened.",
             expected="an intact file",
             received=first_line(error),
             fix="write it again, or remove it",
         ) from error
 
 
-def _require_alike(source: Parquet, files: Sequence[_Opened]) -> None:
+def _require_alike(source: Parquet, files: Sequence[Any]) -> None:
     """Refuse files that differ in the columns that are read."""
     types: dict[str, Any] = {}
     for file in files:
-        types = _columns_read(source, file.schema) | types
+        types = _columns_read(source, file.physical_schema) | types
     for file in files:
         for name, expected in types.items():
-            index = file.schema.get_field_index(name)
-            if index >= 0 and file.schema.field(index).type == expected:
-                continue
-            raise UserError(
-                f"{file.path}: the column {name!r} differs from that of other files.",
-                expected=str(expected),
-                received="no such column" if index < 0 else str(file.schema.field(index).type),
-                fix="declare it: types={" + repr(name) + ': "float64"}'
-                if source.format == "csv"
-                else "write the file again with the columns of the others",
-            )
+            index = file.physical_schema.get_field_index(name)
+            received = file.physical_schema.field(index).type if index >= 0 else "no such column"
+            if received != expected:
+                raise UserError(
+                    f"{file.path}: the column {name!r} differs from that of other files.",
+                    expected=str(expected),
+                    received=str(received),
+                    fix="declare it: types={" + repr(name) + ': "float64"}'
+                    if source.format == "csv"
+                    else "write the file again with the columns of the others",
+                )
 
 
 def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
