@@ -22,7 +22,7 @@ def test_without_a_gpu_the_effect_says_why(fresh_python):
     "bad",
     [
         {"gpus": 1.5},
-        {"gpus": "GPU:1"},
+        {"gpus": ""},
         {"gpus": ()},
         {"gpus": (0, 0)},
         {"memory_limit_mib": 0},
@@ -105,8 +105,9 @@ def test_the_gpu_with_most_free_memory_is_chosen(two_gpus, monkeypatch):
 def test_an_unknown_gpu_lists_those_there_are(two_gpus):
     with pytest.raises(UserError, match="1: NVIDIA H100"):
         place("A100")
-    with pytest.raises(UserError, match="no such GPU"):
-        place(2)
+    for missing in (2, "GPU:1"):
+        with pytest.raises(UserError, match="no such GPU"):
+            place(missing)
     assert two_gpus.calls == []
 
 
