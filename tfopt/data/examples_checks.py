@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,8 @@ def check_examples(
         classes: The number of classes where labels are class indices; None checks no labels.
         ignored: A label that the loss ignores (``ignore_class``).
     """
+    import tensorflow as tf
+
     owner = f"The {name} data"
     with refusals(examples.given):
         sample = examples.sample()
@@ -44,7 +46,8 @@ def check_examples(
     where = "example"
     if examples.kind != "arrays":
         where = "example of the first batch, number"
-    batch = _with_dense_leaves(sample)
+    ragged = tf.RaggedTensor | tf.SparseTensor  # which are not looked at
+    batch = tf.nest.map_structure(lambda x: None if isinstance(x, ragged) else x, sample)
     arrays = [(place, leaf) for place, leaf in leaves(batch) if leaf is not None]
     check_leaves(arrays, owner)
     count = length_of(arrays, owner)
@@ -54,18 +57,6 @@ def check_examples(
     if classes is not None and hasattr(labels, "shape"):
         _check_labels(labels, classes, ignored, name, where)
     return count
-
-
-def _with_dense_leaves(batch: Any) -> Any:
-    import tensorflow as tf
-
-    if isinstance(batch, tf.RaggedTensor | tf.SparseTensor):
-        return None
-    if isinstance(batch, Mapping):
-        return {key: _with_dense_leaves(value) for key, value in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(map(_with_dense_leaves, batch))
-    return batch
 
 
 def _check_finite(leaf: Any, where: str, unit: str) -> None:
