@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import json
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,21 +48,12 @@ def cached_in_memory(dataset: Any, size: CacheSize) -> tuple[Any, str]:
     return dataset.cache(), f"cached in memory, {size.bytes / MIB:,.1f} MiB"
 
 
-def cached_in_file(
-    dataset: Any, path: Path, size: CacheSize, origin: dict[str, Any]
-) -> tuple[Any, str]:
+def cached_in_file(dataset: Any, path: Path, origin: dict[str, Any]) -> tuple[Any, str]:
     """Return the dataset with a cache on disk behind it, and a note.
 
     ``origin`` describes data and settings; a file of another origin is refused.
     """
     prepare_folder(path.parent)
-    if path.is_dir():
-        raise UserError(
-            "The path of the cache is a folder.",
-            expected="a file name without suffix, which TensorFlow adds",
-            received=str(path),
-            fix=f"cache='file:{path / 'cache'}'",
-        )
     note, beside = f"cached in {path}", path.with_name(f"{path.name}.tfopt.json")
     if path.with_name(f"{path.name}.index").exists():
         _require_same(path, beside, origin)
@@ -74,14 +64,6 @@ def cached_in_file(
             expected="a complete cache, or none",
             received=str(locks[0]),
             fix=f"delete it: {path}.* and {path}_*; or wait for the run that writes it",
-        )
-    free = shutil.disk_usage(path.parent).free
-    if size.bytes is not None and size.bytes > free:
-        raise UserError(
-            f"The cache does not fit on the disk of {path.parent}.",
-            expected=f"at most the free {free / MIB:,.0f} MiB",
-            received=f"{size.bytes / MIB:,.0f} MiB ({size.detail})",
-            fix="choose a path on another disk",
         )
     write_atomically(beside, json.dumps(origin, indent=1, sort_keys=True))
     return dataset.cache(str(path)), note

@@ -262,7 +262,6 @@ class _Flow:
             dataset,
             plan.service,
             plan.batch_size or source.batch_size,
-            examples=self._example_counts(source)[0],
             buffer=plan.options.buffer if shuffle else 0,
             seed=self.seed,
         )
@@ -313,13 +312,13 @@ class _Flow:
         return dataset.batch(batch, drop_remainder=self.drop_remainder)
 
     def _cached(self, dataset: Any, source: Any, count: int | None, unit: str) -> Any:
-        size = cache_size(source, count, dataset, per_example=unit == "examples")
         path = self.plan.cache_file
         if path is None:
+            size = cache_size(source, count, dataset, per_example=unit == "examples")
             dataset, note = cached_in_memory(dataset, size)
         else:
             origin = cache_origin(self.plan, source, dataset, unit)
-            dataset, note = cached_in_file(dataset, path, size, origin)
+            dataset, note = cached_in_file(dataset, path, origin)
         self.notes.append(note)
         return dataset
 

@@ -17,7 +17,7 @@ from tfopt.errors import UserError, first_line
 
 
 def served(
-    dataset: Any, address: str, batch_size: int, *, examples: int | None, buffer: int, seed: int
+    dataset: Any, address: str, batch_size: int, *, buffer: int, seed: int
 ) -> tuple[Any, list[str]]:
     """Return batches that data workers prepare, and notes.
 
@@ -25,7 +25,6 @@ def served(
         dataset: Batches of any size.
         address: Address of the dispatcher.
         batch_size: Examples per batch.
-        examples: The number of examples; None: unknown.
         buffer: Size of the shuffle buffer behind the service; 0: no shuffling.
         seed: Seed of this shuffling; the order in which batches arrive varies.
     """
@@ -46,9 +45,6 @@ def served(
         batches = batches.batch(batch_size)
     else:
         batches = batches.rebatch(batch_size)
-    if examples is not None:
-        length = tf.data.experimental.assert_cardinality(-(-examples // batch_size))
-        batches = batches.apply(length)
     return batches, notes
 
 
