@@ -69,7 +69,7 @@ class Layout:
         return {name: rule for name, rule in self.rules.items() if rule.kind == "image"}
 
     def arranged(self, values: Mapping[str, Any]) -> Any:
-        """Return arrays, tensors or specs by column as ``x``, ``(x, y)`` or ``(x, y, weight)``."""
+        """Return tensors by column as ``x``, ``(x, y)`` or ``(x, y, weight)``."""
         x = _picked(values, self.x)
         if self.stack and isinstance(x, dict):
             x = _stacked(list(x.values()))
@@ -230,16 +230,12 @@ def _require_numbers(rules: list[Rule]) -> None:
 
 
 def _stacked(parts: list[Any]) -> Any:
-    """Return columns as one matrix, or its spec."""
+    """Return columns as one matrix."""
     import keras
     import tensorflow as tf
 
-    dtype = keras.config.floatx()
-    if not isinstance(parts[0], np.ndarray):
-        width = sum(spec.shape[1] if spec.shape.rank > 1 else 1 for spec in parts)
-        return tf.TensorSpec((None, width), dtype)
-    wide = [part if part.ndim > 1 else part[:, None] for part in parts]
-    return np.concatenate(wide, axis=1, dtype=dtype, casting="unsafe")
+    wide = [part if part.shape.rank > 1 else part[:, None] for part in parts]
+    return tf.concat([tf.cast(part, keras.config.floatx()) for part in wide], axis=1)
 
 
 def arrays(batch: Any, rules: Mapping[str, Rule], where: str) -> dict[str, Array]:

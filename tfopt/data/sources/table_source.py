@@ -96,17 +96,11 @@ class TableSource(Source):
         def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
             return shuffled_blocks(self._blocks(splits, plan, order), order, reading.buffer)
 
+        dataset = streamed(blocks, spec, shuffle=reading.shuffle, seed=reading.seed)
         if not plan.images:
-            dataset = streamed(
-                blocks,
-                plan.arranged,
-                plan.arranged(spec),
-                shuffle=reading.shuffle,
-                seed=reading.seed,
-            )
-            return dataset.rebatch(batch_size, drop_remainder=reading.drop_remainder)
-        rows = streamed(blocks, dict, spec, shuffle=reading.shuffle, seed=reading.seed).unbatch()
-        images = rows.map(
+            examples = dataset.map(plan.arranged)
+            return examples.rebatch(batch_size, drop_remainder=reading.drop_remainder)
+        images = dataset.unbatch().map(
             lambda row: plan.arranged(_decoded(row, plan.images)),
             num_parallel_calls=usable_cores(),
         )
@@ -140,7 +134,6 @@ def has_null(where: str, name: str, received: str) -> UserError:
 
 def streamed(
     blocks: Callable[[np.random.Generator | None], Iterator[dict[str, Array]]],
-    arranged: Callable[[dict[str, Array]], Any],
     signature: Any,
     *,
     shuffle: bool,
@@ -150,8 +143,7 @@ def streamed(
     import tensorflow as tf
 
     def epoch(number: Any) -> Iterator[Any]:
-        order = np.random.default_rng(int(number) % 2**63) if shuffle else None
-        yield from map(arranged, blocks(order))
+        return blocks(np.random.default_rng(int(number) % 2**63) if shuffle else None)
 
     numbers = epoch_numbers(seed) if shuffle else tf.data.Dataset.from_tensors(np.int64(0))
     return numbers.flat_map(
