@@ -56,22 +56,18 @@ def compile_cache(folder: str | Path | None = None, *, limit_mib: int = _LIMIT_M
     require_count("limit_mib", limit_mib)
     earlier = kept_in(os.environ) if _CALL in _set_by else None
     if earlier is not None:
-        folder = _same_folder(folder, earlier.parents[1])
+        base = earlier.parents[1]
+        if folder is not None and Path(folder).expanduser().resolve() != base:
+            raise CannotCombine(
+                "This process has a compile cache in another folder.",
+                expected=f"{base}, which TensorFlow has read",
+                received=str(folder),
+                fix="call compile_cache() once",
+            )
+        folder = base
     kept, variables = _prepared(os.environ, folder, limit_mib)
     set_before_devices(variables, _CALL, fix="move tfopt.compile_cache() right after the imports")
     return kept
-
-
-def _same_folder(folder: str | Path | None, earlier: Path) -> Path:
-    """Return the folder of an earlier call, or raise if another one is asked for."""
-    if folder is not None and Path(folder).expanduser().resolve() != earlier:
-        raise CannotCombine(
-            "This process has a compile cache in another folder.",
-            expected=f"{earlier}, which TensorFlow has read",
-            received=str(folder),
-            fix="call compile_cache() once",
-        )
-    return earlier
 
 
 def set_before_devices(variables: Mapping[str, str], by: str, fix: str) -> Callable[[], None]:
@@ -132,7 +128,8 @@ def _prepared(
     environment: Mapping[str, str], folder: str | Path | None, limit_mib: int
 ) -> tuple[Path, dict[str, str]]:
     """Return the folder of the programs, and the variables for it."""
-    base = Path(folder or _default_folder(environment)).expanduser().resolve() / _OWN
+    caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = Path(folder or Path(caches, "tfopt")).expanduser().resolve() / _OWN
     if len(str(base).split()) > 1:
         raise UserError(
             "The compile cache's folder must not have a space in its path: XLA cannot read it.",
@@ -177,11 +174,6 @@ def _has_devices() -> bool:
         return True
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     return False
-
-
-def _default_folder(environment: Mapping[str, str]) -> Path:
-    caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches, "tfopt")
 
 
 def _key(gpus: list[str], environment: Mapping[str, str]) -> str:

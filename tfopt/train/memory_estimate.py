@@ -84,7 +84,12 @@ def training_memory(
     """
     require_built_keras3(model)
     require_compiled(model, "training_memory")
-    _require_one_replica(model)
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise UserError(
+            "training_memory() needs a model without replicas.",
+            received=f"{model.distribute_strategy.num_replicas_in_sync} replicas",
+            fix="build it without a strategy and give batch_size=global batch // replicas",
+        )
     if batch_size is not None:
         require_count("training_memory(batch_size)", batch_size)
     specs, examples = _specs(batch, batch_size)
@@ -102,15 +107,6 @@ def training_memory(
         activations_mib=(most - of_results) / MIB,
         peak_mib=(parameters + slots + taken + max(most, gradients)) / MIB,
     )
-
-
-def _require_one_replica(model: Any) -> None:
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        raise UserError(
-            "training_memory() needs a model without replicas.",
-            received=f"{model.distribute_strategy.num_replicas_in_sync} replicas",
-            fix="build it without a strategy and give batch_size=global batch // replicas",
-        )
 
 
 def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
