@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +21,21 @@ from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 
 
-@dataclass(frozen=True)
-class CacheSize:
-    """The size of a cache; ``detail`` gives the reason where ``bytes`` is None."""
-
-    bytes: int | None
-    detail: str
-
-
-def cached_in_memory(dataset: Any, size: CacheSize) -> tuple[Any, str]:
+def cached_in_memory(
+    dataset: Any, source: Arrays | Batches, examples: int | None, *, per_example: bool
+) -> tuple[Any, str]:
     """Return the dataset with a cache in memory behind it, and a note."""
-    if size.bytes is None:
+    if examples is None:
         raise UserError(
             'cache="memory" needs the number of examples, to know whether they fit.',
             expected="a source of known length",
-            received=size.detail,
+            received=f"a {getattr(source, 'kind', 'source')} of unknown length",
             fix='give examples=N, or cache="file:/path"',
         )
-    require_fits(
-        size.bytes,
-        what="The cache",
-        detail=size.detail,
-        fix='cache="file:/path" keeps it on disk; or drop cache=',
-    )
-    return dataset.cache(), f"cached in memory, {size.bytes / MIB:,.1f} MiB"
+    size, detail = size_in_memory(source, examples, dataset, per_example=per_example)
+    fix = 'cache="file:/path" keeps it on disk; or drop cache='
+    require_fits(size, what="The cache", detail=detail, fix=fix)
+    return dataset.cache(), f"cached in memory, {size / MIB:,.1f} MiB"
 
 
 def cached_in_file(dataset: Any, path: Path, origin: dict[str, Any]) -> tuple[Any, str]:
@@ -98,18 +88,19 @@ def _require_same(path: Path, beside: Path, origin: dict[str, Any]) -> None:
         )
 
 
-def cache_size(
-    source: Arrays | Batches, examples: int | None, dataset: Any, *, per_example: bool
-) -> CacheSize:
-    """Return the size of ``examples`` examples as elements of ``dataset``, single or in batches."""
-    if examples is None:
-        return CacheSize(None, f"a {getattr(source, 'kind', 'source')} of unknown length")
+def size_in_memory(
+    source: Arrays | Batches, examples: int, dataset: Any, *, per_example: bool
+) -> tuple[int, str]:
+    """Return the bytes of ``examples`` examples as elements of ``dataset``, and in words.
+
+    The elements are single examples, or batches of them.
+    """
     size, basis = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"
     if size is None:  # an open shape
         first = _first(source, dataset)
         length = 1 if per_example else batch_length(first)
         size, basis = math.ceil(value_bytes(first) / length), "as the first ones"
-    return CacheSize(size * examples, f"{examples:,} examples of {size:,} bytes, {basis}")
+    return size * examples, f"{examples:,} examples of {size:,} bytes, {basis}"
 
 
 def _bytes_by_shape(spec: Any, per_example: bool) -> int | None:

@@ -13,10 +13,10 @@ from typing import Any
 from tfopt.data.augment import in_input, random_layers, require_random
 from tfopt.data.caching import (
     cache_origin,
-    cache_size,
     cached_in_file,
     cached_in_memory,
     looking_ahead,
+    size_in_memory,
 )
 from tfopt.data.fit_data import (
     DEFAULT_BATCH,
@@ -296,14 +296,10 @@ class _Flow:
                 # The buffer refers to the cached examples and copies none.
                 buffer = max(bound, 2)
         else:
-            size = cache_size(source, min(buffer, bound or buffer), dataset, per_example=True)
-            assert size.bytes is not None
-            require_fits(
-                size.bytes,
-                what="The shuffle buffer",
-                detail=size.detail,
-                fix="PipelineOptions(buffer=...) with fewer examples",
-            )
+            held = min(buffer, bound or buffer)
+            size, detail = size_in_memory(source, held, dataset, per_example=True)
+            fix = "PipelineOptions(buffer=...) with fewer examples"
+            require_fits(size, what="The shuffle buffer", detail=detail, fix=fix)
         whole = bound is not None and buffer >= bound
         self.notes.append(
             "a new order every epoch" if whole else f"shuffled among {buffer:,} examples"
@@ -314,8 +310,8 @@ class _Flow:
     def _cached(self, dataset: Any, source: Any, count: int | None, unit: str) -> Any:
         path = self.plan.cache_file
         if path is None:
-            size = cache_size(source, count, dataset, per_example=unit == "examples")
-            dataset, note = cached_in_memory(dataset, size)
+            single = unit == "examples"
+            dataset, note = cached_in_memory(dataset, source, count, per_example=single)
         else:
             origin = cache_origin(self.plan, source, dataset, unit)
             dataset, note = cached_in_file(dataset, path, origin)
