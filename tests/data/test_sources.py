@@ -292,7 +292,7 @@ def test_csv_files_with_declared_types(tmp_path):
     (tmp_path / "texts" / "a.csv").write_text("name,y\nNA,0\nnull,1\n")
     x = next(iter(tfopt.pipeline(tmp_path / "texts", features="name", shuffle=False)))
     assert x.numpy().tolist() == [b"NA", b"null"]
-    with pytest.raises(UserError, match="an unknown Arrow type"):
+    with pytest.raises(ValueError, match="No type alias for wrong"):
         Csv(tmp_path, types={"id": "wrong"}).schema()
 
 

@@ -40,7 +40,7 @@ def cache_place(stages: Sequence[Stage]) -> int | None:
             place, begin = None, number + 1
             continue
         # With a fixed seed random elements repeat every epoch, and a cache would freeze them.
-        if draws_random(stage.dataset) or not _same(stage.dataset, stage.dataset):
+        if draws_random(stage.dataset) or not _repeats(stage.dataset):
             break
         place = number
     if place is None or {stage.kind for stage in stages[begin : place + 1]} <= _IN_MEMORY:
@@ -48,12 +48,12 @@ def cache_place(stages: Sequence[Stage]) -> int | None:
     return place
 
 
-def _same(one: Any, other: Any, elements: int = 8) -> bool:
-    """Return whether two datasets begin with the same elements, up to rounding."""
+def _repeats(dataset: Any) -> bool:
+    """Return whether a dataset begins with the same elements when read again, up to rounding."""
     import numpy as np
     import tensorflow as tf
 
-    for first, second in zip(one.take(elements), other.take(elements), strict=True):
+    for first, second in zip(dataset.take(8), dataset.take(8), strict=True):
         for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
             if a.dtype.is_floating and not np.allclose(a, b, rtol=1e-5, atol=1e-6):
                 return False

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from tfopt.data.sources.parquet import Parquet
 from tfopt.data.sources.source import needs
-from tfopt.errors import UserError
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,14 +35,7 @@ class Csv(Parquet):
         arrow = needs("pyarrow", "Csv", "parquet")
         csv = needs("pyarrow.csv", "Csv", "parquet")
         pads = needs("pyarrow.dataset", "Csv", "parquet")
-        try:
-            types = {name: arrow.type_for_alias(kind) for name, kind in self.types.items()}
-        except ValueError as error:
-            raise UserError(
-                "types names an unknown Arrow type.",
-                expected="such as int64, float32, string, bool",
-                received=str(error),
-            ) from error
+        types = {name: arrow.type_for_alias(kind) for name, kind in self.types.items()}
         return pads.CsvFileFormat(
             parse_options=csv.ParseOptions(delimiter=self.delimiter),
             convert_options=csv.ConvertOptions(

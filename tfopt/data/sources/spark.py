@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from tfopt.data.sources.arrow_table import ArrowTable
-from tfopt.data.sources.source import needs
 from tfopt.data.sources.table_source import TableSource
 from tfopt.errors import UserError
 
@@ -35,7 +34,7 @@ class Spark(TableSource):
     data: Any
 
     def schema(self) -> Any:
-        return _run("be described", lambda: self._frame.limit(0).toArrow().schema)
+        return _run("be described", lambda: self.data.limit(0).toArrow().schema)
 
     def count_examples(self) -> int:
         return self._rows.count()
@@ -48,18 +47,8 @@ class Spark(TableSource):
 
     @cached_property
     def _rows(self) -> ArrowTable:
-        frame = self._frame.select(*self.layout().columns)
+        frame = self.data.select(*self.layout().columns)
         return ArrowTable(_run("be read", frame.toArrow))
-
-    @cached_property
-    def _frame(self) -> Any:
-        if not isinstance(self.data, needs("pyspark.sql", "Spark", "spark").DataFrame):
-            raise UserError(
-                "Spark takes a DataFrame of pyspark.sql.",
-                expected="a pyspark.sql.DataFrame",
-                received=type(self.data).__name__,
-            )
-        return self.data
 
 
 def _run(what: str, action: Callable[[], Any]) -> Any:
