@@ -10,7 +10,7 @@ from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.model_checks import require_compiled
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import auto_jit_compile, compile_settings, layers_of
-from tfopt.train.xla_cpu_max_pool import pools_tiles, probe, tiled_max_pool
+from tfopt.train.xla_cpu_max_pool import pools_tiles, tiled_max_pool
 from tfopt.train.xla_flags import require_flags, set_xla_flags
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Execution(Transform):
         """Return whether XLA's slow gradient of max pooling on a CPU is replaced."""
         import tensorflow as tf
 
-        return self.jit_compile is True and not tf.config.get_visible_devices("GPU") and probe()
+        return self.jit_compile is True and not tf.config.get_visible_devices("GPU")
 
     def scope(self, run: Run) -> AbstractContextManager[None]:
         return tiled_max_pool() if self._mends_pooling else nullcontext()

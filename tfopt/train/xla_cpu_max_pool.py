@@ -12,27 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from tfopt.hooks import replaced
-
-
-@cache
-def probe() -> bool:
-    """Return whether XLA still lowers this gradient to select-and-scatter on the CPU."""
-    import tensorflow as tf
-
-    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
-    def gradient(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.nn.max_pool2d(x, 2, 2, "VALID")
-        return tape.gradient(y, x)
-
-    with tf.device("CPU:0"):
-        program = gradient.experimental_get_compiler_ir(tf.zeros((1, 4, 4, 1)))(stage="hlo")
-    return "select-and-scatter" in program
 
 
 @contextmanager
