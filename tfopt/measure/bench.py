@@ -345,7 +345,7 @@ class _Session:
         """Return the rows to train whole: all, or those that train other weights and the job."""
         if not self.plan.seeds:
             return []
-        lossy = [row for row in rows if not row.variant.exact]
+        lossy = [row for row in rows if not row.variant.chain.exact]
         chosen = lossy if self.plan.kind != "pair" else []
         if self.plan.whole:
             chosen = list(rows)

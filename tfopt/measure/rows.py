@@ -123,7 +123,7 @@ def row_report(
     """
     before = _NONE_BEFORE if previous is None else row.compared(previous) or TOO_FEW
     found: dict[str, Any] = _timings(row, reference) | {"against_previous": before}
-    exact = row.variant.exact and _same_job(row, reference)
+    exact = row.variant.chain.exact and _same_job(row, reference)
     found["quality"] = _quality(row, plain, max_drop, exact=exact)
     if row.status != "measured":
         found = dict.fromkeys(found, row.reason)

@@ -36,11 +36,6 @@ class Target:
     changed: tuple[Transform, ...] = ()
     way: Any = None
 
-    @property
-    def exact(self) -> bool:
-        """Return whether it trains the weights of the job under no chain, but for rounding."""
-        return self.chain.exact
-
 
 def plain_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a job function, which other processes get as JSON."""

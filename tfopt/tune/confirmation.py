@@ -35,7 +35,7 @@ class Confirmation:
 
     def as_good(self, trial: Trial) -> Trial | None:
         """Return a trial, maybe with another learning rate, that loses no accuracy; else None."""
-        if trial.variant.exact:
+        if trial.variant.chain.exact:
             return trial
         if trial.lost:
             return None

@@ -193,7 +193,7 @@ class Search:
             raced = self._race(waiting[: min(affordable, WAVE)], what) if affordable > 0 else 0
             if raced:
                 waiting = waiting[raced:]
-            elif self.best.variant.exact and not self._only_exact and not self.stopped:
+            elif self.best.variant.chain.exact and not self._only_exact and not self.stopped:
                 # Nothing is to be trained whole: that time is left for what needs no training.
                 self._only_exact = True
                 exact = self._sensible(waiting)

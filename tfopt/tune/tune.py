@@ -277,7 +277,7 @@ def _brought(search: Search) -> str:
     else:
         words = f"{fmt.speed_and_interval(confirmed)} as fast, by {what}"
     found = search.quality
-    if chosen.variant.exact:
+    if chosen.variant.chain.exact:
         return f"{words}; the trained weights are the same but for rounding"
     if isinstance(found, Quality):
         seeds = fmt.count(len(found.seeds), "seed")
