@@ -19,7 +19,7 @@ from tfopt.errors import (
 )
 from tfopt.job.parts import Effect
 from tfopt.job.transform import Run, Transform
-from tfopt.monitor.nvml import GpuMemory, gpu_memories, why_no_gpu
+from tfopt.monitor.nvml import gpu_memories, why_no_gpu
 from tfopt.train.compile_cache import compile_cache as keep_compiled
 
 Gpus = str | int | Sequence[int | str]
@@ -124,7 +124,7 @@ def _choose(gpus: Gpus, physical: list[Any]) -> list[Any]:
 
 
 def _most_free(count: int) -> int:
-    memories = gpu_memories()
+    memories = gpu_memories()[:count]
     if not memories:
         raise UserError(
             'place("most_free") cannot read the free memory of the GPUs.',
@@ -132,8 +132,7 @@ def _most_free(count: int) -> int:
             received=why_no_gpu(),
             fix="name the GPU by index",
         )
-    visible: list[GpuMemory] = memories[:count]
-    return max(range(len(visible)), key=lambda index: visible[index].free_mib)
+    return max(range(len(memories)), key=lambda index: memories[index].free_mib)
 
 
 def _model(gpu: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tfopt.errors import UserError
 from tfopt.train.compile_cache import moved_cache, set_before_devices
@@ -31,7 +31,8 @@ def set_xla_flags(flags: Sequence[str]) -> None:
     fix = "run the job in a new process"
     undo = set_before_devices(variables, "Execution(xla=...)", fix=fix)
     try:
-        _require_known(flags)
+        for flag in flags:
+            _require_known(flag)
     except UserError:
         undo()
         raise
@@ -52,32 +53,25 @@ def _name(flag: str) -> str:
     return flag.partition("=")[0]
 
 
-def _require_known(flags: Sequence[str]) -> None:
-    if _are_known(flags):
-        return
-    unknown = [flag for flag in flags if not _are_known([flag])]
-    raise UserError(
-        f"XLA does not know {' '.join(unknown or flags)}.",
-        expected="flags of this TensorFlow's XLA, with valid values",
-        fix="remove it: XLA aborts a process with an unknown flag",
-    )
-
-
-def _are_known(flags: Sequence[str]) -> bool:
-    """Return whether a process survives these flags."""
-    variables = {"XLA_FLAGS": " ".join(flags), "TF_XLA_FLAGS": "", "CUDA_VISIBLE_DEVICES": "-1"}
+def _require_known(flag: str) -> None:
+    """Raise unless a process survives this flag."""
     # A fork is safe: TensorFlow may be imported, but has not initialised its devices.
-    child = multiprocessing.get_context("fork").Process(target=_read, args=(variables,))
+    child = multiprocessing.get_context("fork").Process(target=_read, args=(flag,))
     child.start()
     child.join(_PROBE_S)
     child.kill()
     child.join()
-    return child.exitcode == 0
+    if child.exitcode != 0:
+        raise UserError(
+            f"XLA does not know {flag}.",
+            expected="a flag of this TensorFlow's XLA, with a valid value",
+            fix="remove it: XLA aborts a process with an unknown flag",
+        )
 
 
-def _read(variables: Mapping[str, str]) -> None:
+def _read(flag: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # XLA's error
-    os.environ.update(variables)
+    os.environ.update(XLA_FLAGS=flag, TF_XLA_FLAGS="", CUDA_VISIBLE_DEVICES="-1")
     import tensorflow as tf
 
     tf.function(lambda x: x + 1, jit_compile=True)(tf.constant(1.0))
