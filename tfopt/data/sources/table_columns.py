@@ -238,12 +238,8 @@ def _stacked(parts: list[Any]) -> Any:
     return tf.concat([tf.cast(part, keras.config.floatx()) for part in wide], axis=1)
 
 
-def arrays(batch: Any, rules: Mapping[str, Rule], where: str) -> dict[str, Array]:
-    """Return the columns of a record batch without nulls as arrays."""
-    return {name: _array(batch.column(name), rule, where) for name, rule in rules.items()}
-
-
-def _array(column: Any, rule: Rule, where: str) -> Array:
+def array_of(column: Any, rule: Rule, where: str) -> Array:
+    """Return a column of a record batch, without nulls that no rule fills, as an array."""
     pa = needs("pyarrow", "A table", "parquet")
     pc = needs("pyarrow.compute", "A table", "parquet")
     if pa.types.is_dictionary(column.type):

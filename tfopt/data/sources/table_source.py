@@ -12,7 +12,7 @@ import numpy as np
 
 from tfopt.data.sources.images import Encoded, decode_image
 from tfopt.data.sources.source import ReadOrder, Source
-from tfopt.data.sources.table_columns import Array, Layout, Rule, arrays, layout
+from tfopt.data.sources.table_columns import Array, Layout, Rule, array_of, layout
 from tfopt.errors import UserError, require_switch
 from tfopt.job.cgroup import usable_cores
 
@@ -119,7 +119,8 @@ class TableSource(Source):
                     count = f"{batch[name].null_count} nulls"
                     raise has_null(where, name, f"{count}, the first in row {row} of this part")
             if batch.num_rows:
-                yield arrays(batch, plan.rules, where)
+                columns = plan.rules.items()
+                yield {name: array_of(batch.column(name), rule, where) for name, rule in columns}
 
 
 def has_null(where: str, name: str, received: str) -> UserError:
