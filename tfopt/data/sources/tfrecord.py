@@ -62,7 +62,7 @@ class TFRecord(Source):
 
         files = self.files()
         spec = self.first_spec()
-        names = self._names(spec)
+        wanted = {name: spec[name] for name in self._names(spec)}
         compression = self._compression()
 
         def records_of(name: Any) -> Any:
@@ -82,16 +82,13 @@ class TFRecord(Source):
             ).shuffle(reading.buffer, seed=reading.seed + 1, reshuffle_each_iteration=True)
 
         def parsed(serialized: Any) -> Any:
-            return tf.io.parse_example(serialized, {name: spec[name] for name in names})
-
-        def parallel(dataset: Any, function: Any) -> Any:
-            return dataset.map(function, num_parallel_calls=usable_cores())
+            return self._arranged(tf.io.parse_example(serialized, wanted))
 
         if self.images:  # single examples, decoded in parallel
-            examples = parallel(records, lambda record: self._arranged(parsed(record)))
+            examples = records.map(parsed, num_parallel_calls=usable_cores())
             return examples.batch(batch_size, drop_remainder=reading.drop_remainder)
         batches = records.batch(batch_size, drop_remainder=reading.drop_remainder)
-        return parallel(batches, lambda batch: self._arranged(parsed(batch)))
+        return batches.map(parsed, num_parallel_calls=usable_cores())
 
     def encoded_images(self) -> Iterator[Encoded]:
         import tensorflow as tf
