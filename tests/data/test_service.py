@@ -48,6 +48,9 @@ def test_each_example_comes_once_an_epoch_in_whole_batches_and_new_orders(record
     assert all(sorted(epoch) == list(range(1, ROWS + 1)) for epoch in epochs)
     assert int(data.cardinality()) == 6
     assert [len(batch) for batch in data] == [50] * 5 + [6]
+    whole = tfopt.data.PipelineOptions(drop_remainder=True)
+    even = tfopt.pipeline(records, batch_size=50, service=address, options=whole)
+    assert [len(batch) for batch in even] == [50] * 5
     places = [np.argsort(epoch) for epoch in epochs]
     for one, other in ((0, 1), (1, 2)):
         correlation = np.corrcoef(places[one], places[other])[0, 1]

@@ -54,7 +54,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Batches:
-    """A tf.data.Dataset of batches; ``count`` is its cardinality."""
+    """A tf.data.Dataset of batches; ``count`` is their number, ``INFINITE`` or ``UNKNOWN``."""
 
     dataset: Any
     count: int
@@ -314,23 +314,12 @@ class DatasetExamples(Examples):
         return f"{super().extent()} of {_shapes(self.given.element_spec, first=0)}"
 
 
-def source_batches(
-    source: Source, batch_size: int, reading: ReadOrder, *, whole: bool = True
-) -> Batches:
-    """Return the batches of a source of files or tables.
-
-    ``whole=False`` asserts no length: each data worker reads a part.
-    """
-    import tensorflow as tf
-
-    dataset = source.batches(batch_size, reading)
-    rows = source.count()
+def source_batches(source: Source, batch_size: int, reading: ReadOrder) -> Batches:
+    """Return the batches of a source of files or tables."""
+    dataset, rows = source.batches(batch_size, reading), source.count()
     if rows == 0:
         raise yields_nothing(f"The {type(source).__name__}")
-    count = rows // batch_size if reading.drop_remainder else math.ceil(rows / batch_size)
-    if whole:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    origin = source.fingerprint()
+    count, origin = math.ceil(rows / batch_size), source.fingerprint()
     return Batches(dataset, count, "source", rows=rows, size=batch_size, origin=origin)
 
 

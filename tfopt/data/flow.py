@@ -78,7 +78,8 @@ class _Flow:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.drop_remainder = self.plan.options.drop_remainder
+        # The workers of a data service have a part of the examples each: none drops any.
+        self.drop_remainder = self.plan.options.drop_remainder and self.plan.service is None
 
     # The source
 
@@ -97,14 +98,9 @@ class _Flow:
         self.notes.append(f"read from {type(source).__name__}")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
-        reading = ReadOrder(
-            shuffle=shuffle,
-            buffer=plan.options.buffer,
-            seed=self.seed,
-            drop_remainder=self.drop_remainder and plan.map is None,
-        )
+        reading = ReadOrder(shuffle=shuffle, buffer=plan.options.buffer, seed=self.seed)
         batch = plan.batch_size or DEFAULT_BATCH
-        return source_batches(source, batch, reading, whole=plan.service is None)
+        return source_batches(source, batch, reading)
 
     # Arrays
 
@@ -216,7 +212,7 @@ class _Flow:
         if in_any_order:
             self.notes.append("its batches in a new order every epoch")
         batch = plan.batch_size or source.batch_size
-        if self.drop_remainder or batch != source.batch_size:
+        if plan.options.drop_remainder or batch != source.batch_size:
             self.notes.append(f"batches of {batch} instead of {source.batch_size}")
             dataset = dataset.rebatch(batch, drop_remainder=self.drop_remainder)
             return dataset, self._steps_of(source, exact, batch)
@@ -264,6 +260,7 @@ class _Flow:
             plan.batch_size or source.batch_size,
             buffer=plan.options.buffer if shuffle else 0,
             seed=self.seed,
+            drop_remainder=plan.options.drop_remainder,
         )
         self.notes.extend(notes)
         return dataset
@@ -325,7 +322,7 @@ class _Flow:
         return None if exact is None else self._steps(exact, batch)
 
     def _steps(self, examples: int, batch: int) -> int:
-        if not self.drop_remainder:
+        if not self.plan.options.drop_remainder:
             return math.ceil(examples / batch)
         if examples < batch:
             raise UserError(

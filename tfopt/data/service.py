@@ -17,7 +17,7 @@ from tfopt.errors import UserError, first_line
 
 
 def served(
-    dataset: Any, address: str, batch_size: int, *, buffer: int, seed: int
+    dataset: Any, address: str, batch_size: int, *, buffer: int, seed: int, drop_remainder: bool
 ) -> tuple[Any, list[str]]:
     """Return batches that data workers prepare, and notes.
 
@@ -27,6 +27,7 @@ def served(
         batch_size: Examples per batch.
         buffer: Size of the shuffle buffer behind the service; 0: no shuffling.
         seed: Seed of this shuffling; the order in which batches arrive varies.
+        drop_remainder: Drop a smaller last batch.
     """
     import tensorflow as tf
 
@@ -42,9 +43,9 @@ def served(
     if buffer:
         notes.append(f"shuffled among {buffer:,} examples")
         batches = batches.unbatch().shuffle(buffer, seed=seed, reshuffle_each_iteration=True)
-        batches = batches.batch(batch_size)
+        batches = batches.batch(batch_size, drop_remainder=drop_remainder)
     else:
-        batches = batches.rebatch(batch_size)
+        batches = batches.rebatch(batch_size, drop_remainder=drop_remainder)
     return batches, notes
 
 

@@ -58,7 +58,7 @@ class ImageFolder(Source):
 
     def batches(self, batch_size: int, reading: ReadOrder) -> Any:
         images = self._read(shuffle=reading.shuffle, seed=reading.seed)
-        return images.batch(batch_size, drop_remainder=reading.drop_remainder)
+        return images.batch(batch_size)
 
     def _read(self, *, shuffle: bool, seed: int) -> Any:
         """Return a dataset of single images; Keras shuffles their paths, not the images."""

@@ -31,13 +31,11 @@ class ReadOrder:
         shuffle: A new order every epoch; ``seed`` decides the order of the n-th one.
         buffer: Size of the shuffle buffer, in examples.
         seed: Seed of the orders.
-        drop_remainder: Drop a smaller last batch.
     """
 
     shuffle: bool = False
     buffer: int = 10_000
     seed: int = 0
-    drop_remainder: bool = False
 
 
 class Source(ABC):

@@ -99,12 +99,12 @@ class TableSource(Source):
         dataset = streamed(blocks, spec, shuffle=reading.shuffle, seed=reading.seed)
         if not plan.images:
             examples = dataset.map(plan.arranged)
-            return examples.rebatch(batch_size, drop_remainder=reading.drop_remainder)
+            return examples.rebatch(batch_size)
         images = dataset.unbatch().map(
             lambda row: plan.arranged(_decoded(row, plan.images)),
             num_parallel_calls=usable_cores(),
         )
-        return images.batch(batch_size, drop_remainder=reading.drop_remainder)
+        return images.batch(batch_size)
 
     def _blocks(
         self, splits: Sequence[Any], plan: Layout, order: np.random.Generator | None

@@ -66,7 +66,7 @@ class TFDS(Source):
             examples = examples.shuffle(
                 reading.buffer, seed=seed + 1, reshuffle_each_iteration=True
             )
-        return examples.batch(batch_size, drop_remainder=reading.drop_remainder)
+        return examples.batch(batch_size)
 
     def _arranged(self, info: Any) -> Any:
         """Return a function that converts an example to x, or (x, y)."""

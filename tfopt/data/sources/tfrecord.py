@@ -86,8 +86,8 @@ class TFRecord(Source):
 
         if self.images:  # single examples, decoded in parallel
             examples = records.map(parsed, num_parallel_calls=usable_cores())
-            return examples.batch(batch_size, drop_remainder=reading.drop_remainder)
-        batches = records.batch(batch_size, drop_remainder=reading.drop_remainder)
+            return examples.batch(batch_size)
+        batches = records.batch(batch_size)
         return batches.map(parsed, num_parallel_calls=usable_cores())
 
     def encoded_images(self) -> Iterator[Encoded]:
