@@ -96,12 +96,16 @@ def _kind(data: Any) -> type[Any] | None:
     return ArrowTable if hasattr(data, "__arrow_c_stream__") else None
 
 
+def _kind_of_name(path: Path) -> type[Any] | None:
+    """Return the class for a file by its endings: "a.csv.gz", "a.tfrecord-00000-of-00010"."""
+    endings = (suffix.partition("-")[0].lower() for suffix in path.suffixes)
+    return next((_SUFFIXES[ending] for ending in endings if ending in _SUFFIXES), None)
+
+
 def _kind_of_path(path: str) -> type[Any]:
-    for suffix in map(str.lower, Path(path).suffixes):
-        for known, kind in _SUFFIXES.items():
-            if suffix == known or suffix.startswith(f"{known}-"):
-                return kind
     folder = Path(path).expanduser()
+    if kind := _kind_of_name(folder):
+        return kind
     if folder.is_dir():
         if (folder / "features.json").exists():
             return TFDS
@@ -110,9 +114,8 @@ def _kind_of_path(path: str) -> type[Any]:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):
             if file.suffix.lower() in (".jpg", ".jpeg", ".png", ".gif", ".bmp"):
                 return ImageFolder
-            for suffix in map(str.lower, file.suffixes):
-                if suffix in _SUFFIXES:
-                    return _SUFFIXES[suffix]
+            if kind := _kind_of_name(file):
+                return kind
     if not folder.exists():
         raise UserError(
             f"{path} does not exist.", expected="a file or a folder", fix=nearest_path(folder)
