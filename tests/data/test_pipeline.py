@@ -312,7 +312,6 @@ def test_a_wrong_setting_is_refused_when_it_is_made(settings, words):
         ((X[:0], Y[:0]), "nothing"),
         (dataset().take(0), "nothing"),
         (batches(), "only once"),
-        (lambda path: None, "without arguments"),
         (dataset().unbatch(), "single examples"),
         (lambda: iter([np.float32(1)]), "yield whole batches"),
         ((tf.ragged.constant([[1.0], [2.0, 3.0]]), Y[:2]), "A RaggedTensor cannot be cut"),
