@@ -52,13 +52,12 @@ _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s]+@")
 
 def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that are set, sorted by name, without those of the compile cache."""
-    secret = {
-        name
-        for name, value in variables.items()
-        if _SECRET_NAME.search(name) or _ADDRESS_WITH_PASSWORD.search(value)
-    }
+
+    def is_secret(name: str, value: str) -> bool:
+        return bool(_SECRET_NAME.search(name) or _ADDRESS_WITH_PASSWORD.search(value))
+
     return {
-        name: MASKED if name in secret else value
+        name: MASKED if is_secret(name, value) else value
         for name, value in sorted(without_cache(variables).items())
         if name.startswith(tuple(_PREFIXES.split())) and not name.startswith(_NOT)
     }
