@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfopt.data.sources.images import Encoded
+from tfopt.data.sources.images import Encoded, require_image_shape
 from tfopt.data.sources.source import ReadOrder, Source
-from tfopt.errors import UserError, first_line, require_count
+from tfopt.errors import UserError, first_line
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,14 +31,7 @@ class ImageFolder(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for value in self.size:
-            require_count("ImageFolder.size", value)
-        if self.channels not in (1, 3, 4):
-            raise UserError(
-                "Invalid ImageFolder.channels.",
-                expected="1, 3 or 4",
-                received=repr(self.channels),
-            )
+        require_image_shape("ImageFolder", (*self.size, self.channels))
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tfopt.data.ahead import mapped_ahead
-from tfopt.errors import UserError, first_line
+from tfopt.errors import UserError, first_line, whole
 from tfopt.job.cgroup import usable_cores
 
 _NAMED = 10
@@ -18,6 +18,17 @@ class Encoded(NamedTuple):
     place: str
     content: bytes
     channels: int
+
+
+def require_image_shape(owner: str, shape: Sequence[Any]) -> None:
+    """Refuse anything but the height, the width and the channels of an image."""
+    sizes = [whole(size) or 0 for size in shape]
+    if len(sizes) != 3 or min(sizes) < 1 or sizes[2] not in (1, 3, 4):
+        raise UserError(
+            f"{owner}: the shape is not that of an image.",
+            expected="(height, width, channels) with 1, 3 or 4 channels",
+            received=repr(tuple(shape)),
+        )
 
 
 def decode_image(encoded: Any, shape: tuple[int, ...]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.sources.images import Encoded, decode_image
+from tfopt.data.sources.images import Encoded, decode_image, require_image_shape
 from tfopt.data.sources.source import ReadOrder, Source
 from tfopt.data.sources.table_columns import Array, Layout, Rule, array_of, layout
 from tfopt.errors import UserError, require_switch
@@ -53,12 +53,7 @@ class TableSource(Source):
         super().__post_init__()
         require_switch("stack", self.stack)
         for name, shape in self.images.items():
-            if len(tuple(shape)) != 3 or tuple(shape)[2] not in (1, 3, 4):
-                raise UserError(
-                    f"images: the shape of {name!r} is not that of an image.",
-                    expected="(height, width, channels) with 1, 3 or 4 channels",
-                    received=repr(shape),
-                )
+            require_image_shape(f"images of {name!r}", shape)
 
     @abstractmethod
     def schema(self) -> Any:
