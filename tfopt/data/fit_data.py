@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -354,6 +354,8 @@ class GeneratorExamples(Examples):
             getattr(running, "close", lambda: None)()
 
     def read(self, orders: int | None = None) -> Batches:
+        import tensorflow as tf
+
         owner = "The generator function"
         if not self._first:
             raise yields_nothing(owner)
@@ -363,7 +365,8 @@ class GeneratorExamples(Examples):
             for batch in self.given():
                 yield conform(batch, signature, owner)
 
-        return Batches(_from_generator(epoch, signature), UNKNOWN, "generator")
+        dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
+        return Batches(dataset, UNKNOWN, "generator")
 
     def sample(self) -> Any:
         return next(iter(self._first), None)
@@ -394,9 +397,8 @@ class PyDatasetExamples(Examples):
         if not self._first:
             raise yields_nothing(owner)
         signature = batch_signature(self._first, owner)
-        epochs = itertools.count()
-        epoch = partial(_epoch, data, count, signature, orders, epochs)
-        dataset = _from_generator(epoch, signature)
+        epoch = partial(_epoch, data, count, signature, orders, itertools.count())
+        dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         notes: tuple[str, ...] = ()
         if data.use_multiprocessing:
@@ -428,12 +430,6 @@ def _epoch(
             batches.close()
             data.on_epoch_end()
         yield copy
-
-
-def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_generator(epoch, output_signature=signature)
 
 
 # In words
