@@ -115,12 +115,7 @@ def serving(workers: int, *, port: int = 0, host: str | None = None) -> Iterator
             received=first_line(error),
         ) from error
     port, host = int(dispatcher.target.rpartition(":")[2]), host or socket.gethostname()
-    servers = []
-    for _ in range(workers):
-        with socket.socket() as free:
-            free.bind(("", 0))
-            own = free.getsockname()[1]
-        config = service.WorkerConfig(f"localhost:{port}", f"{host}:{own}", port=own)
-        servers.append(service.WorkerServer(config))
+    config = service.WorkerConfig(f"localhost:{port}", f"{host}:%port%")  # its own, a free one
+    servers = [service.WorkerServer(config) for _ in range(workers)]
     yield f"grpc://{host}:{port}"
     del servers
