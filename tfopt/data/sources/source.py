@@ -14,6 +14,7 @@ from typing import Any
 
 from tfopt.data.sources.images import Encoded, undecodable
 from tfopt.errors import UserError, default_of, first_line, hashable, keep_plain
+from tfopt.job.plain_values import did_you_mean
 
 _PLAIN = (str, int, float, bool, tuple, Mapping)
 
@@ -123,14 +124,15 @@ def refusals(*read: Any) -> Iterator[None]:
         raise UserError(what, **parts) from error
 
 
-def require_features(owner: str, known: Iterable[str], asked: Iterable[str]) -> None:
-    """Refuse names of features that the examples do not have."""
+def require_known(what: str, known: Iterable[str], asked: Iterable[str]) -> None:
+    """Refuse names that are not among the known ones; ``what`` says what is wrong then."""
     missing = [name for name in asked if name not in known]
     if missing:
         raise UserError(
-            f"{owner} has no such feature.",
+            what,
             expected=f"one of {', '.join(known)}",
             received=", ".join(missing),
+            fix=did_you_mean(missing[0], [*known]),
         )
 
 

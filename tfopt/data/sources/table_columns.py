@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfopt.data.sources.source import needs
+from tfopt.data.sources.source import needs, require_known
 from tfopt.errors import UserError
-from tfopt.job.plain_values import did_you_mean
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["number", "text", "class", "image"]
@@ -102,14 +101,7 @@ def layout(schema: Any, table: Any) -> Layout:
         ("shapes", tuple(table.shapes)),
         ("images", tuple(table.images)),
     ):
-        missing = [name for name in given if name not in names]
-        if missing:
-            raise UserError(
-                f"{setting} names a missing column.",
-                expected=f"one of {', '.join(names)}",
-                received=", ".join(missing),
-                fix=did_you_mean(missing[0], names),
-            )
+        require_known(f"{setting} names a missing column.", names, given)
     if weight and not labels:
         raise UserError(
             "weight needs label.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.source import ReadOrder, Source, arranged, require_features
+from tfopt.data.sources.source import ReadOrder, Source, arranged, require_known
 from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
@@ -74,7 +74,8 @@ class TFDS(Source):
         if label is None and features is None and info.supervised_keys is not None:
             features, label = info.supervised_keys
         names = (features,) if isinstance(features, str) else features or ()
-        require_features(self.name, info.features, [name for name in (*names, label) if name])
+        asked = [name for name in (*names, label) if name]
+        require_known(f"{self.name} has no such feature.", info.features, asked)
         return lambda example: arranged(example, label, features)
 
     def _builder(self) -> Any:

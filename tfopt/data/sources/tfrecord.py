@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.images import Encoded, decode_image
-from tfopt.data.sources.source import ReadOrder, Source, arranged, require_features
+from tfopt.data.sources.source import ReadOrder, Source, arranged, require_known
 from tfopt.errors import UserError, first_line
 from tfopt.job.cgroup import usable_cores
 
@@ -112,7 +112,8 @@ class TFRecord(Source):
         labels = () if self.label is None else (self.label,)
         chosen = (self.features,) if isinstance(self.features, str) else self.features
         names = tuple(n for n in spec if n not in labels) if chosen is None else tuple(chosen)
-        require_features(self.path, spec, (*names, *labels, *self.images))
+        asked = (*names, *labels, *self.images)
+        require_known(f"{self.path} has no such feature.", spec, asked)
         return (*names, *labels)
 
     def files(self) -> list[str]:
