@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tfopt.data.sources.images import Encoded, decode_image, require_image_shape
 from tfopt.data.sources.source import ReadOrder, Source
-from tfopt.data.sources.table_columns import Array, Layout, Rule, array_of, layout
+from tfopt.data.sources.table_columns import Array, Layout, array_of, layout
 from tfopt.errors import UserError, require_switch
 from tfopt.job.cgroup import usable_cores
 
@@ -84,21 +84,32 @@ class TableSource(Source):
             read[where] += batch.num_rows
 
     def batches(self, batch_size: int, reading: ReadOrder) -> Any:
+        import tensorflow as tf
+
         plan = self.layout()
         splits = list(self.splits())
         spec = {name: rule.spec for name, rule in plan.rules.items()}
 
-        def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
+        def epoch(number: Any) -> Iterator[dict[str, Array]]:
+            order = np.random.default_rng(int(number) % 2**63) if reading.shuffle else None
             return shuffled_blocks(self._blocks(splits, plan, order), order, reading.buffer)
 
-        dataset = streamed(blocks, spec, shuffle=reading.shuffle, seed=reading.seed)
+        numbers = tf.data.Dataset.from_tensors(np.int64(0))
+        if reading.shuffle:
+            numbers = epoch_numbers(reading.seed)
+        dataset = numbers.flat_map(
+            lambda number: tf.data.Dataset.from_generator(
+                epoch, args=(number,), output_signature=spec
+            )
+        ).prefetch(2)
         if not plan.images:
-            examples = dataset.map(plan.arranged)
-            return examples.rebatch(batch_size)
-        images = dataset.unbatch().map(
-            lambda row: plan.arranged(_decoded(row, plan.images)),
-            num_parallel_calls=usable_cores(),
-        )
+            return dataset.map(plan.arranged).rebatch(batch_size)
+
+        def decoded(row: dict[str, Any]) -> Any:
+            rules = plan.images.items()
+            return plan.arranged(row | {n: decode_image(row[n], rule.shape) for n, rule in rules})
+
+        images = dataset.unbatch().map(decoded, num_parallel_calls=usable_cores())
         return images.batch(batch_size)
 
     def _blocks(
@@ -126,27 +137,6 @@ def has_null(where: str, name: str, received: str) -> UserError:
         received=received,
         fix=f"fill={{{name!r}: value}}, or drop such rows where the table is written",
     )
-
-
-def streamed(
-    blocks: Callable[[np.random.Generator | None], Iterator[dict[str, Array]]],
-    signature: Any,
-    *,
-    shuffle: bool,
-    seed: int,
-) -> Any:
-    """Return a dataset of blocks of rows: one pass over ``blocks(order)`` an epoch."""
-    import tensorflow as tf
-
-    def epoch(number: Any) -> Iterator[Any]:
-        return blocks(np.random.default_rng(int(number) % 2**63) if shuffle else None)
-
-    numbers = epoch_numbers(seed) if shuffle else tf.data.Dataset.from_tensors(np.int64(0))
-    return numbers.flat_map(
-        lambda number: tf.data.Dataset.from_generator(
-            epoch, args=(number,), output_signature=signature
-        )
-    ).prefetch(2)
 
 
 def shuffled_blocks(
@@ -186,10 +176,6 @@ def _bytes(values: Array) -> int:
     if values.dtype != object:
         return int(values.nbytes)
     return len(values) * sum(map(len, values[:64])) // min(len(values), 64)
-
-
-def _decoded(row: dict[str, Any], images: Mapping[str, Rule]) -> dict[str, Any]:
-    return row | {name: decode_image(row[name], rule.shape) for name, rule in images.items()}
 
 
 def epoch_numbers(seed: int) -> Any:
