@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -396,8 +396,24 @@ class PyDatasetExamples(Examples):
         data, count, owner = self.given, self.count, type(self.given).__name__
         if not self._first:
             raise yields_nothing(owner)
-        signature = batch_signature(self._first, owner)
-        epoch = partial(_epoch, data, count, signature, orders, itertools.count())
+        signature, epochs = batch_signature(self._first, owner), itertools.count()
+
+        def epoch() -> Iterator[Any]:
+            numbers: Iterable[int] = range(count) if count != INFINITE else itertools.count()
+            if orders is not None and count != INFINITE:
+                seeds = (abs(orders), int(orders < 0), next(epochs))
+                numbers = map(int, np.random.default_rng(seeds).permutation(count))
+            data.on_epoch_begin()
+            batches = (data[number] for number in numbers)
+            if data.workers > 1:
+                batches = mapped_ahead(data.__getitem__, numbers, data.workers)
+            for position, batch in enumerate(batches, start=1):
+                copy = conform(batch, signature, owner)
+                if position == count:  # ``fit`` knows it, and does not come back after the last
+                    batches.close()
+                    data.on_epoch_end()
+                yield copy
+
         dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         notes: tuple[str, ...] = ()
@@ -407,29 +423,6 @@ class PyDatasetExamples(Examples):
 
     def sample(self) -> Any:
         return next(iter(self._first), None)
-
-
-def _epoch(
-    data: Any, count: int, signature: Any, seed: int | None, epochs: Iterator[int]
-) -> Iterator[Any]:
-    """Yield the next epoch, in an order that the seed decides, if there is one.
-
-    ``fit`` knows the length and stops at the last batch, so on_epoch_end is called before it.
-    """
-    numbers: Iterable[Any] = range(count) if count != INFINITE else itertools.count()
-    if seed is not None and count != INFINITE:
-        seeds = (abs(seed), int(seed < 0), next(epochs))
-        numbers = map(int, np.random.default_rng(seeds).permutation(count))
-    data.on_epoch_begin()
-    batches = (data[number] for number in numbers)
-    if data.workers > 1:
-        batches = mapped_ahead(data.__getitem__, numbers, data.workers)
-    for position, batch in enumerate(batches, start=1):
-        copy = conform(batch, signature, type(data).__name__)
-        if position == count:
-            batches.close()
-            data.on_epoch_end()
-        yield copy
 
 
 # In words

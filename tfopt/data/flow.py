@@ -253,15 +253,8 @@ class _Flow:
         """Let a data service prepare the batches."""
         plan = self.plan
         shuffle = plan.shuffle is True or (source.kind == "source" and plan.shuffle is None)
-        assert plan.service is not None
-        dataset, notes = served(
-            dataset,
-            plan.service,
-            plan.batch_size or source.batch_size,
-            buffer=plan.options.buffer if shuffle else 0,
-            seed=self.seed,
-            drop_remainder=plan.options.drop_remainder,
-        )
+        batch = plan.batch_size or source.batch_size
+        dataset, notes = served(dataset, plan, batch, shuffle=shuffle, seed=self.seed)
         self.notes.extend(notes)
         return dataset
 

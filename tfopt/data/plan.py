@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tfopt.data.service import require_service
 from tfopt.errors import (
     CannotCombine,
     UserError,
@@ -71,7 +70,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        require_service(self.service)
+        grpc = isinstance(self.service, str) and self.service.startswith("grpc://")
+        if self.service is not None and not grpc:
+            raise UserError(
+                "service is not the address of a data service.",
+                expected='"grpc://host:port" as `tfopt launch --data-workers` prints it',
+                received=repr(self.service),
+            )
         for setting, value in (("cache", self.cache), ("shuffle", self.shuffle)):
             if self.service is not None and value not in (None, True):
                 raise CannotCombine(

@@ -12,25 +12,22 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from tfopt.data.plan import Plan
 from tfopt.data.stages import PYTHON_OPERATIONS, dataset_graph, operations_of
 from tfopt.errors import UserError, first_line
 
 
 def served(
-    dataset: Any, address: str, batch_size: int, *, buffer: int, seed: int, drop_remainder: bool
+    dataset: Any, plan: Plan, batch_size: int, *, shuffle: bool, seed: int
 ) -> tuple[Any, list[str]]:
-    """Return batches that data workers prepare, and notes.
+    """Return batches of this size that the plan's data workers prepare, and notes.
 
-    Args:
-        dataset: Batches of any size.
-        address: Address of the dispatcher.
-        batch_size: Examples per batch.
-        buffer: Size of the shuffle buffer behind the service; 0: no shuffling.
-        seed: Seed of this shuffling; the order in which batches arrive varies.
-        drop_remainder: Drop a smaller last batch.
+    They are shuffled here by the seed, if at all: the order in which they arrive varies.
     """
     import tensorflow as tf
 
+    address, drops = plan.service, plan.options.drop_remainder
+    assert address is not None
     _require_portable(dataset)
     _require_answer(address)
     batches = dataset.apply(
@@ -40,23 +37,12 @@ def served(
         )
     )
     notes = [f"prepared by the data service at {address}, in the order in which batches are ready"]
-    if buffer:
-        notes.append(f"shuffled among {buffer:,} examples")
-        batches = batches.unbatch().shuffle(buffer, seed=seed, reshuffle_each_iteration=True)
-        batches = batches.batch(batch_size, drop_remainder=drop_remainder)
-    else:
-        batches = batches.rebatch(batch_size, drop_remainder=drop_remainder)
-    return batches, notes
-
-
-def require_service(service: object) -> None:
-    """Refuse anything but an address, or None."""
-    if service is not None and not (isinstance(service, str) and service.startswith("grpc://")):
-        raise UserError(
-            "service is not the address of a data service.",
-            expected='"grpc://host:port" as `tfopt launch --data-workers` prints it',
-            received=repr(service),
-        )
+    if not shuffle:
+        return batches.rebatch(batch_size, drop_remainder=drops), notes
+    buffer = plan.options.buffer
+    notes.append(f"shuffled among {buffer:,} examples")
+    batches = batches.unbatch().shuffle(buffer, seed=seed, reshuffle_each_iteration=True)
+    return batches.batch(batch_size, drop_remainder=drops), notes
 
 
 def _require_portable(dataset: Any) -> None:
