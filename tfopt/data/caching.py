@@ -46,7 +46,18 @@ def cached_in_file(dataset: Any, path: Path, origin: dict[str, Any]) -> tuple[An
     prepare_folder(path.parent)
     note, beside = f"cached in {path}", path.with_name(f"{path.name}.tfopt.json")
     if path.with_name(f"{path.name}.index").exists():
-        _require_same(path, beside, origin)
+        try:
+            earlier = json.loads(beside.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            earlier = {}
+        differing = sorted(name for name, value in origin.items() if earlier.get(name) != value)
+        if differing:
+            raise UserError(
+                f"The cache {path} belongs to other data or settings.",
+                expected="a cache of this data with these settings, or none",
+                received=f"another {' and '.join(differing)}",
+                fix=f"delete it: {path}.* and {path}_*; or choose another path",
+            )
         return dataset.cache(str(path)), f"{note}, filled by an earlier run"
     if locks := sorted(path.parent.glob(f"{path.name}_*.lockfile")):
         raise UserError(
@@ -71,21 +82,6 @@ def looking_ahead(dataset: Any) -> Any:
         return tf.data.Dataset.zip(window if len(window) > 1 else window[0]).take(1)
 
     return dataset.window(2, shift=1).flat_map(first)
-
-
-def _require_same(path: Path, beside: Path, origin: dict[str, Any]) -> None:
-    try:
-        earlier = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        earlier = {}
-    differing = sorted(name for name, value in origin.items() if earlier.get(name) != value)
-    if differing:
-        raise UserError(
-            f"The cache {path} belongs to other data or settings.",
-            expected="a cache of this data with these settings, or none",
-            received=f"another {' and '.join(differing)}",
-            fix=f"delete it: {path}.* and {path}_*; or choose another path",
-        )
 
 
 def size_in_memory(
