@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -226,19 +226,15 @@ def _number(head: bytes, position: int) -> tuple[int, int]:
 
 
 def _remove_oldest(base: Path, limit: int) -> None:
-    entries = sorted(_entries(base))
-    size = sum(entry_size for _, entry_size, _ in entries)
-    for _, entry_size, path in entries:
-        if size <= limit:
-            return
-        path.unlink(missing_ok=True)
-        size -= entry_size
-
-
-def _entries(base: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield the modification time, size and path of the files."""
+    entries = list[tuple[float, int, Path]]()
     for path in base.rglob("*"):
         with suppress(FileNotFoundError):
             if path.is_file():
                 facts = path.stat()
-                yield facts.st_mtime, facts.st_size, path
+                entries.append((facts.st_mtime, facts.st_size, path))
+    size = sum(entry_size for _, entry_size, _ in entries)
+    for _, entry_size, path in sorted(entries):
+        if size <= limit:
+            return
+        path.unlink(missing_ok=True)
+        size -= entry_size

@@ -23,7 +23,10 @@ def recomputed(layer: Any) -> Callable[..., Any]:
     plain = layer.call
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _trains(args, kwargs):
+        training = kwargs.get("training")
+        if training is None:
+            training = internals.training_of_call()
+        if training is False or is_symbolic((args, kwargs)):
             return plain(*args, **kwargs)
         return _Call(layer, plain, args, kwargs).outputs()
 
@@ -38,14 +41,6 @@ def is_symbolic(arguments: Any) -> bool:
         scope = inner.original_scope
     # In Keras's own scope the gradient of these values would be lost.
     return scope is not None and not isinstance(scope, State)
-
-
-def _trains(args: Any, kwargs: Any) -> bool:
-    """Return whether a call is neither symbolic nor with ``training=False``."""
-    if is_symbolic((args, kwargs)):
-        return False
-    training = kwargs.get("training")
-    return (internals.training_of_call() if training is None else training) is not False
 
 
 class _Call:
