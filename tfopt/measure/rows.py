@@ -115,9 +115,9 @@ def _notes(variant: Target, notes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def row_report(
-    row: Row, *, reference: Row, previous: Row | None, plain: Trainings, max_drop: float
+    row: Row, *, reference: Row, plain: Trainings, max_drop: float, previous: Row | None = None
 ) -> VariantReport:
-    """Return the row of the report; ``previous`` is the prefix before it.
+    """Return the row of the report; ``previous`` is the prefix before it, if there is one.
 
     ``plain`` are the trainings of the job under no chain, which a loss of accuracy is one from.
     """

@@ -246,13 +246,7 @@ def _report(search: Search, rows: Sequence[Row]) -> BenchReport:
         ),
         data=plain.data,
         variants=tuple(
-            row_report(
-                row,
-                reference=plain,
-                previous=None,
-                plain=plain.trainings,
-                max_drop=search.max_drop,
-            )
+            row_report(row, reference=plain, plain=plain.trainings, max_drop=search.max_drop)
             for row in rows
         ),
         recommendation=Recommendation(
