@@ -30,12 +30,8 @@ def served(
     assert address is not None
     _require_portable(dataset)
     _require_answer(address)
-    batches = dataset.apply(
-        tf.data.experimental.service.distribute(
-            tf.data.experimental.service.ShardingPolicy.DYNAMIC,
-            address,
-        )
-    )
+    service = tf.data.experimental.service
+    batches = dataset.apply(service.distribute(service.ShardingPolicy.DYNAMIC, address))
     notes = [f"prepared by the data service at {address}, in the order in which batches are ready"]
     if not shuffle:
         return batches.rebatch(batch_size, drop_remainder=drops), notes

@@ -8,15 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfopt.data.stages import (
-    AUTOTUNE,
-    Stage,
-    draws_random,
-    kind_of,
-    nodes_of,
-    number_of,
-    stages_of,
-)
+from tfopt.data.stages import AUTOTUNE, Stage, draws_random, kind_of, nodes_of, number_of, stages_of
 
 CHANGES: Mapping[str, str] = {
     "parallel_read": "num_parallel_calls=tf.data.AUTOTUNE where files are interleaved, or "

@@ -18,13 +18,7 @@ from tfopt.hooks import ModelHooks, replaced
 from tfopt.job.compiled_steps import forget_compiled_steps
 from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.transform import Run, Transform
-from tfopt.keras_internals import (
-    WEIGHT_DECAY,
-    auto_jit_compile,
-    graph_of,
-    store,
-    without_scaling,
-)
+from tfopt.keras_internals import WEIGHT_DECAY, auto_jit_compile, graph_of, store, without_scaling
 from tfopt.report.format import count
 from tfopt.train.memory_estimate import bytes_of
 from tfopt.train.out_of_memory import room_on
