@@ -191,12 +191,8 @@ class Pipeline(Transform):
         )
         if self.source is not None:
             train = open_source(self.source, self.label, self.features)
-        dataset, notes = build(
-            plan,
-            train,
-            seed=facts.seed,
-            endless=facts.steps_per_epoch is not None,
-        )
+        endless = facts.steps_per_epoch is not None
+        dataset, notes = build(plan, train, seed=facts.seed, endless=endless)
         if facts.update_batch != facts.tuned_batch_size:
             notes.append(
                 f"the job's learning rate is for batches of {facts.tuned_batch_size}: "

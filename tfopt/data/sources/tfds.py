@@ -58,9 +58,7 @@ class TFDS(Source):
         seed = reading.seed
         config = tfds.ReadConfig(shuffle_seed=seed, shuffle_reshuffle_each_iteration=True)
         examples = builder.as_dataset(
-            split=self.split,
-            shuffle_files=reading.shuffle,
-            read_config=config,
+            split=self.split, shuffle_files=reading.shuffle, read_config=config
         ).map(self._arranged(builder.info), num_parallel_calls=usable_cores())
         if reading.shuffle:
             examples = examples.shuffle(
