@@ -72,8 +72,9 @@ def set_policies(layer: Any, policy: str, is_output: bool, tally: Tally) -> None
         return
     # Keras adds the penalty to the loss, which is float32, without a cast.
     penalised = layer.activity_regularizer is not None and policy != "float32"
-    exact = is_output or penalised
-    if exact or _is_of_keras(layer):
+    exact, kind = is_output or penalised, type(layer)
+    is_of_keras = kind.__module__.split(".")[0] == "keras" and kind.__name__ not in _REFUSING
+    if exact or is_of_keras:
         layer.dtype_policy = "float32" if exact else policy
         # The inner layers of a wrapper or RNN compute the same output.
         inside = Tally()
@@ -88,7 +89,7 @@ def set_policies(layer: Any, policy: str, is_output: bool, tally: Tally) -> None
         obstacle = _obstacle(layer, policy)
         if obstacle is not None:
             _restore(before)
-            tally.obstacles.append(f"{layer.name} ({type(layer).__name__} {obstacle})")
+            tally.obstacles.append(f"{layer.name} ({kind.__name__} {obstacle})")
             return
     if is_output:
         tally.outputs.append(layer.name)
@@ -96,12 +97,6 @@ def set_policies(layer: Any, policy: str, is_output: bool, tally: Tally) -> None
         tally.left.append(f"{layer.name} (float32, for its activity regularizer)")
     else:
         tally.changed += 1
-
-
-def _is_of_keras(layer: Any) -> bool:
-    """Return whether a layer is one of Keras's that compute in any precision."""
-    kind = type(layer)
-    return kind.__module__.split(".")[0] == "keras" and kind.__name__ not in _REFUSING
 
 
 def _plain_policies(layer: Any) -> list[tuple[Any, Any]]:
