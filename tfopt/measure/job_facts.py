@@ -88,11 +88,14 @@ class JobFacts:
 
 def facts_of(ready: Prepared) -> JobFacts:
     """Return the facts of a job that is ready to train; nothing is trained."""
+    import keras
     import tensorflow as tf
 
     job, facts, data, model = ready.job, ready.facts, ready.data, ready.model
     chain = ready.run.chain
-    train, (optimizer, rate) = ready.examples["train"], _optimizer_of(model)
+    train, optimizer = ready.examples["train"], without_scaling(model.optimizer)
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    scheduled = isinstance(learning_rate_of(optimizer), schedule)
     varies = vary_in_shape(ready.train_input)
     assert facts.update_batch is not None
     examples = None
@@ -118,8 +121,8 @@ def facts_of(ready: Prepared) -> JobFacts:
         epoch_examples=ready.epoch_examples,
         rebatch=train.keeps_batches and not any(isinstance(t, Pipeline) for t in chain.parts),
         accumulate=facts.accumulate,
-        optimizer=optimizer,
-        rate=rate,
+        optimizer=type(optimizer).__name__,
+        rate=None if scheduled else float(optimizer.learning_rate),
         tested=data.test is not None and _has_accuracy(model),
         varies=varies,
     )
@@ -136,16 +139,6 @@ def _half(model: keras.Model, replicas: int) -> str | None:
         # float16 needs loss scaling, which several replicas break; Ampere and newer have the other.
         return "mixed_bfloat16" if min(gpu_capabilities()) >= (8, 0) else None
     return chosen
-
-
-def _optimizer_of(model: Any) -> tuple[str, float | None]:
-    """Return the name of a model's optimizer, and its learning rate; None under a schedule."""
-    import keras
-
-    optimizer = without_scaling(model.optimizer)
-    schedule = keras.optimizers.schedules.LearningRateSchedule
-    scheduled = isinstance(learning_rate_of(optimizer), schedule)
-    return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
 
 
 def _has_accuracy(model: Any) -> bool:
