@@ -42,7 +42,8 @@ class Dask(TableSource):
         meta = self._frame._meta
         schema = arrow.Schema.from_pandas(meta, preserve_index=False)
         for place, dtype in enumerate(meta.dtypes):
-            if _is_unknown(dtype):
+            categories = getattr(dtype, "categories", None)
+            if categories is not None and {*categories} <= {"__UNKNOWN_CATEGORIES__"}:
                 schema = schema.set(place, schema.field(place).with_type(arrow.large_string()))
         return schema
 
@@ -103,14 +104,6 @@ def _computed(parts: Sequence[Any], number: int) -> tuple[int, Any]:
     except Exception as error:
         see = f"frame.partitions[{number}].compute()"
         raise _not_computed(f"Partition {number}", error, see) from error
-
-
-def _is_unknown(dtype: Any) -> bool:
-    """Return whether it has categories that only the partitions show."""
-    categories = getattr(dtype, "categories", None)
-    return categories is not None and (
-        not len(categories) or "__UNKNOWN_CATEGORIES__" in categories
-    )
 
 
 def _not_computed(what: str, error: Exception, see: str) -> UserError:

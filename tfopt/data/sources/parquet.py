@@ -205,7 +205,14 @@ def _open(source: Parquet) -> _Files:
             partitioning="hive" if isinstance(path, str) else None,
         )
     except (arrow.ArrowException, OSError) as error:
-        raise _not_opened(source, error) from error
+        remote, missing = "://" in source.path, isinstance(error, FileNotFoundError)
+        fix = nearest_path(Path(source.path)) if missing and not remote else None
+        raise UserError(
+            f"{source.path} cannot be opened.",
+            expected=f"{source.format} files that this process may read",
+            received="no such file or folder" if missing else first_line(error),
+            fix="check the address, the network and the credentials" if remote else fix,
+        ) from error
     if not dataset.files:
         raise UserError(
             f"{source.path} holds no {source.format} files.",
@@ -280,17 +287,6 @@ def _columns_read(source: Parquet, schema: Any) -> dict[str, Any]:
         )
     names -= set(index_columns(schema))
     return {column.name: column.type for column in schema if column.name in names}
-
-
-def _not_opened(source: Parquet, error: Exception) -> UserError:
-    remote, missing = "://" in source.path, isinstance(error, FileNotFoundError)
-    fix = nearest_path(Path(source.path)) if missing and not remote else None
-    return UserError(
-        f"{source.path} cannot be opened.",
-        expected=f"{source.format} files that this process may read",
-        received="no such file or folder" if missing else first_line(error),
-        fix="check the address, the network and the credentials" if remote else fix,
-    )
 
 
 def _place(fragment: Any) -> str:
