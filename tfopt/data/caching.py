@@ -32,7 +32,7 @@ def cached_in_memory(
             received=f"a {getattr(source, 'kind', 'source')} of unknown length",
             fix='give examples=N, or cache="file:/path"',
         )
-    size, detail = size_in_memory(source, examples, dataset, per_example=per_example)
+    size, detail = size_in_memory(dataset, examples, per_example=per_example)
     fix = 'cache="file:/path" keeps it on disk; or drop cache='
     require_fits(size, what="The cache", detail=detail, fix=fix)
     return dataset.cache(), f"cached in memory, {size / MIB:,.1f} MiB"
@@ -84,16 +84,16 @@ def looking_ahead(dataset: Any) -> Any:
     return dataset.window(2, shift=1).flat_map(first)
 
 
-def size_in_memory(
-    source: Arrays | Batches, examples: int, dataset: Any, *, per_example: bool
-) -> tuple[int, str]:
+def size_in_memory(dataset: Any, examples: int, *, per_example: bool) -> tuple[int, str]:
     """Return the bytes of ``examples`` examples as elements of ``dataset``, and in words.
 
     The elements are single examples, or batches of them.
     """
     size, basis = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"
     if size is None:  # an open shape
-        first = _first(source, dataset)
+        first = next(iter(dataset.take(1)), None)
+        if first is None:
+            raise yields_nothing("The source")
         length = 1 if per_example else batch_length(first)
         size, basis = math.ceil(value_bytes(first) / length), "as the first ones"
     return size * examples, f"{examples:,} examples of {size:,} bytes, {basis}"
@@ -107,14 +107,6 @@ def _bytes_by_shape(spec: Any, per_example: bool) -> int | None:
         return tf.TensorSpec(leaf.shape[1:], leaf.dtype) if plain else leaf
 
     return spec_bytes(spec if per_example else tf.nest.map_structure(one, spec))
-
-
-def _first(source: Arrays | Batches, dataset: Any) -> Any:
-    if isinstance(source, Batches) and dataset is source.dataset:
-        return source.first
-    for element in dataset.take(1):
-        return element
-    raise yields_nothing("The source")
 
 
 def cache_origin(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from tfopt.data.fit_data import (
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.service import served
-from tfopt.data.sources.source import ReadOrder, Source
+from tfopt.data.sources.source import ReadOrder
 from tfopt.data.sources.table_source import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cgroup import usable_cores
@@ -85,22 +85,17 @@ class _Flow:
 
     def read(self, examples: Examples) -> Arrays | Batches:
         """Return the arrays or batches, in new orders if neither a plan nor a cache forbids it."""
-        if isinstance(examples, SourceExamples):
-            return self._read_source(examples.given)
-        # A PyDataset can be read in any order; a cache would freeze the first one.
-        in_new_orders = self.plan.shuffle is not False and self.plan.cache is None
-        return examples.read(self.seed if in_new_orders else None)
-
-    def _read_source(self, source: Source) -> Batches:
-        """Return the batches of files or tables, shuffled while reading unless cached."""
-        plan = self.plan
-        shuffle = plan.shuffle is not False and plan.cache is None and plan.service is None
-        self.notes.append(f"read from {type(source).__name__}")
+        plan, buffer = self.plan, self.plan.options.buffer
+        # A cache would freeze the first order.
+        shuffle = plan.shuffle is not False and plan.cache is None
+        if not isinstance(examples, SourceExamples):
+            return examples.read(self.seed if shuffle else None)
+        shuffle = shuffle and plan.service is None
+        self.notes.append(f"read from {type(examples.given).__name__}")
         if shuffle:
-            self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
-        reading = ReadOrder(shuffle=shuffle, buffer=plan.options.buffer, seed=self.seed)
-        batch = plan.batch_size or DEFAULT_BATCH
-        return source_batches(source, batch, reading)
+            self.notes.append(f"a new order every epoch, among {buffer:,} examples")
+        reading = ReadOrder(shuffle=shuffle, buffer=buffer, seed=self.seed)
+        return source_batches(examples.given, plan.batch_size or DEFAULT_BATCH, reading)
 
     # Arrays
 
@@ -287,7 +282,7 @@ class _Flow:
                 buffer = max(bound, 2)
         else:
             held = min(buffer, bound or buffer)
-            size, detail = size_in_memory(source, held, dataset, per_example=True)
+            size, detail = size_in_memory(dataset, held, per_example=True)
             fix = "PipelineOptions(buffer=...) with fewer examples"
             require_fits(size, what="The shuffle buffer", detail=detail, fix=fix)
         whole = bound is not None and buffer >= bound
