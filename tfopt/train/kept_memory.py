@@ -37,7 +37,11 @@ def keep_host_memory() -> Effect:
         return Effect(False, "this system's C library is not glibc")
     if "malloc" in os.environ.get("LD_PRELOAD", ""):  # jemalloc, tcmalloc and mimalloc come so
         return Effect(False, f"{os.environ['LD_PRELOAD']} allocates the host's memory")
-    _trigger_tensorflow_setting()
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):  # TensorFlow sets the threshold at the first generator dataset only
+        spec = tf.TensorSpec((), tf.int32)
+        list(tf.data.Dataset.from_generator(lambda: iter([0]), output_signature=spec))
     # glibc before 2.35 accepts at most 32 MiB.
     library.mallopt(_MMAP_THRESHOLD, 1024 * MIB) or library.mallopt(_MMAP_THRESHOLD, 32 * MIB)
     library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
@@ -57,12 +61,3 @@ class KeepHostMemory(Transform):
         # After the choice of devices, before the first step.
         effect = keep_host_memory()
         run.note(effect.note, acted=effect.acted)
-
-
-def _trigger_tensorflow_setting() -> None:
-    """Create a generator dataset: TensorFlow sets the threshold at the first one only."""
-    import tensorflow as tf
-
-    with tf.device("CPU:0"):
-        spec = tf.TensorSpec((), tf.int32)
-        list(tf.data.Dataset.from_generator(lambda: iter([0]), output_signature=spec))

@@ -84,13 +84,10 @@ class LearningRate(Transform):
                 fix="drop LearningRate from the chain, or compile with a plain rate",
             )
         base = float(optimizer.learning_rate)
-        peak = self._peak(base, run.facts)
-        optimizer.learning_rate = peak if self._constant() else self._schedule(peak, run.facts)
-        run.note(self._note(base, peak), acted=not self._constant() or peak != base)
+        peak, varies = self._peak(base, run.facts), self.warmup > 0 or self.decay is not None
+        optimizer.learning_rate = self._schedule(peak, run.facts) if varies else peak
+        run.note(self._note(base, peak), acted=varies or peak != base)
         return {**arguments, "optimizer": optimizer}
-
-    def _constant(self) -> bool:
-        return self.warmup == 0 and self.decay is None
 
     def _peak(self, base: float, facts: Facts) -> float:
         if self.peak is None:
