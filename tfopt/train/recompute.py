@@ -70,23 +70,17 @@ class _Call:
         return keras.tree.pack_sequence_as(self._structure, results)
 
     def _compute(self, late: Any, *inputs: Any) -> tuple[Any, ...]:
-        if self._state is None:
-            return (*self._compute_first(inputs), late)
-        return (*self._compute_again(late, inputs), late)
-
-    def _compute_first(self, inputs: Any) -> tuple[Any, ...]:
-        args, kwargs = self._packed(self._leaves, inputs)
-        with State(self._layer) as state:
-            self._structure = self._plain(*args, **kwargs)
-        self._state, self._first = state, keras.tree.flatten(self._structure)
-        return differentiable_of(self._first, state.losses)
-
-    def _compute_again(self, late: Any, inputs: Any) -> tuple[Any, ...]:
-        """Compute with the values that were read the first time.
+        """Compute, and later again with the values that were read the first time.
 
         ``late`` is zero, but known only with the gradient: otherwise TensorFlow would merge the
         operations with those of the forward pass, and keep their results.
         """
+        if self._state is None:
+            args, kwargs = self._packed(self._leaves, inputs)
+            with State(self._layer) as state:
+                self._structure = self._plain(*args, **kwargs)
+            self._state, self._first = state, keras.tree.flatten(self._structure)
+            return (*differentiable_of(self._first, state.losses), late)
         before = {
             key: (variable, _after(late, value))
             for key, (variable, value) in self._state.before.items()
@@ -94,7 +88,7 @@ class _Call:
         args, kwargs = self._packed([_after(late, leaf) for leaf in self._leaves], inputs)
         with internals.in_call_state(self._context), State(self._layer, before) as state:
             result = self._plain(*args, **kwargs)
-        return differentiable_of(keras.tree.flatten(result), state.losses)
+        return (*differentiable_of(keras.tree.flatten(result), state.losses), late)
 
     def _packed(self, leaves: list[Any], inputs: Any) -> Any:
         values = list(leaves)
