@@ -61,9 +61,7 @@ class Constraint(keras.constraints.Constraint):  # type: ignore[misc]
     @property
     def step(self) -> int:
         """Return the number of the next batch, counted from 1."""
-        for state in self._states.values():
-            return int(state.step.numpy())
-        return self._first_step
+        raise NotImplementedError
 
     @property
     def unfinished(self) -> str | None:

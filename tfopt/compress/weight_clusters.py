@@ -135,8 +135,9 @@ class WeightClusters(Constraint):
     @property
     def step(self) -> int:
         """Return the number of the next batch, at most ``begin_step``."""
-        formed = any(state.step is None for state in self._states.values())
-        return self.begin_step if formed else super().step
+        for state in self._states.values():
+            return self.begin_step if state.step is None else int(state.step.numpy())
+        return self._first_step
 
     @property
     def unfinished(self) -> str | None:

@@ -161,6 +161,12 @@ class WeightMask(Constraint):
         return tf.where(mask, value, tf.zeros_like(value))
 
     @property
+    def step(self) -> int:
+        for state in self._states.values():
+            return int(state.step.numpy())
+        return self._first_step
+
+    @property
     def unfinished(self) -> str | None:
         """Return the position of an unfinished schedule, or None."""
         if self.stays or self.step >= self.schedule.last:
