@@ -216,11 +216,14 @@ def test_a_table_goes_into_the_saved_model(tmp_path):
     look_up = layers.StringLookup(vocabulary=["a", "b"])
     text = keras.Input((1,), dtype="string", name="text")
     model = keras.Model(text, layers.Embedding(4, 2)(look_up(text)), name="words")
-    x = np.array([["a"], ["b"], ["c"]], dtype=object)
+    x = np.array(["a", "b", "c"], dtype=object)
     import tensorflow as tf
 
-    exported = tfopt.export(model, tmp_path, formats="saved_model", examples=tf.constant(x))
-    assert exported["saved_model"].parity.relative_error < 1e-6
+    for examples in (tf.constant(x[:, None]), x, tf.data.Dataset.from_tensor_slices(x).batch(2)):
+        exported = tfopt.export(model, tmp_path, formats="saved_model", examples=examples)
+        assert exported["saved_model"].parity.relative_error < 1e-6
+    (vectors,) = tfopt.load(exported.files[0].folder)(x)  # a column of the table, as fit takes it
+    np.testing.assert_allclose(vectors, model.predict(tf.constant(x[:, None]), verbose=0))
 
 
 class Counting(keras.Model):

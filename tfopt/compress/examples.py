@@ -126,9 +126,8 @@ def _arrays(values: Any, ports: Ports, *labels: Array) -> tuple[Array, ...]:
 
 def checked(values: Array, port: Any) -> Array:
     """Return an array in the input's dtype; raise if it does not fit."""
-    if port.dtype == "string":
-        return values.astype(object)
-    if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
+    text = port.dtype == "string"
+    if not text and values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
         raise UserError(
             f"The examples for input {port.name!r} are not numbers.",
             expected=f"{port.dtype} of shape (n, {port.shape_text()})",
@@ -143,6 +142,8 @@ def checked(values: Array, port: Any) -> Array:
             received=f"shape {values.shape}",
             fix="batch the dataset; arrays must have one example per row",
         )
+    if text:
+        return values.astype(object)
     if np.dtype(port.dtype).kind in "iu" and not np.array_equal(values, np.trunc(values)):
         raise UserError(
             f"Input {port.name!r} takes integers.",
