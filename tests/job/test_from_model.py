@@ -180,6 +180,22 @@ def test_training_goes_on_exactly_where_the_model_was(make):
         np.testing.assert_array_equal(old, now)
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"validation_data": (X, Y)}, "no field 'validation_data'[\\s\\S]*validation=\\(x_val"),
+        ({"class_weight": {0: 2.0}}, "no field 'class_weight'[\\s\\S]*\\(x, y, weights\\)"),
+        (
+            {"callbacks": [keras.callbacks.EarlyStopping()]},
+            "functions that return[\\s\\S]*lambda: EarlyStopping",
+        ),
+    ],
+)
+def test_a_word_of_fit_is_refused_with_its_place(setting, words):
+    with pytest.raises(UserError, match=words):
+        Job.from_model(compiled(sequential()), (X, Y), **setting)
+
+
 def two_inputs():
     a, b = keras.Input((6,)), keras.Input((6,))
     h = keras.layers.Concatenate()([a, b])

@@ -7,7 +7,7 @@ it, changed by transforms.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,14 @@ class Job:
         keep_plain(self)
         for name in RETURNS:
             _require_function(name, getattr(self, name))
+        for callback in self.callbacks:
+            if not callable(callback):
+                kind = type(callback).__name__
+                raise UserError(
+                    "Job.callbacks are functions that return a callback: each run takes a new one.",
+                    expected=f"callbacks=[lambda: {kind}(...)]",
+                    received=kind,
+                )
         if self.batch_size is not None:
             require_count("Job.batch_size", self.batch_size)
         require_count("Job.epochs", self.epochs)
@@ -84,19 +92,33 @@ class Job:
         """
         from tfopt.job.from_model import fields_of_model
 
+        _require_fields(settings)
         return Job(**fields_of_model(model, data, settings))
 
     def with_(self, **changes: Any) -> Job:
         """Return a copy with fields changed; an unknown field raises an error that lists them."""
-        known = {f.name for f in fields(self)}
-        for name in changes:
-            if name not in known:
-                raise UserError(
-                    f"Job has no field {name!r}.", expected=", ".join(sorted(known)), received=name
-                )
+        _require_fields(changes)
         return replace(self, **changes)
 
 
+def _require_fields(names: Iterable[str]) -> None:
+    """Raise for a name that is no field of Job; what ``fit`` knows by it has its place."""
+    known = {f.name for f in fields(Job)}
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"Job has no field {name!r}.",
+                expected=", ".join(sorted(known)),
+                received=name,
+                fix=_PLACES.get(name),
+            )
+
+
+_PLACES = {
+    "validation_data": "put it into the data: tfopt.Data(train=(x, y), validation=(x_val, y_val))",
+    "class_weight": "give each example the weight of its class: (x, y, weights)",
+    "sample_weight": "put the weights into the data: (x, y, weights)",
+}
 RETURNS = {
     "build": "a model",
     "data": "tfopt.Data(train=..., test=...)",

@@ -177,17 +177,29 @@ class Tuned:
         assert advice is not None
         return report_fragment(self.report, advice.brought, code=repr(self.chain))
 
-    def fit(self, model: keras.Model, data: Any, **settings: Any) -> Outcome:
+    def fit(
+        self,
+        model: keras.Model,
+        data: Any,
+        *,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        verbose: int = 0,
+        **settings: Any,
+    ) -> Outcome:
         """Train a compiled model under the chain, and return the outcome with the trained model.
 
-        The given model is not changed. ``settings`` are those of :meth:`tfopt.Job.from_model`. XLA
-        flags in the chain are left out with a warning, since XLA reads them before a model exists:
-        ``run(job, tuned.chain)`` in a new process sets them.
+        The given model is not changed. ``callbacks`` and ``verbose`` are as in ``model.fit``,
+        ``settings`` those of :meth:`tfopt.Job.from_model`. XLA flags in the chain are left out
+        with a warning, since XLA reads them before a model exists: ``run(job, tuned.chain)`` in a
+        new process sets them.
 
         Example:
-            trained = tuned.fit(model, (x, y), epochs=10).model
+            data = tfopt.Data(train=(x, y), validation=(x_val, y_val))
+            stop = keras.callbacks.EarlyStopping(patience=2)
+            trained = tuned.fit(model, data, epochs=10, callbacks=[stop]).model
         """
-        return run(Job.from_model(model, data, **settings), _without_flags(self.chain))
+        job = Job.from_model(model, data, **settings)
+        return run(job, _without_flags(self.chain), callbacks=callbacks, verbose=verbose)
 
     def write_recipe(self, path: str | Path) -> Path:
         """Write the chain, and the job if it has a name, as a recipe file for ``tfopt bench``."""
