@@ -121,7 +121,8 @@ def test_convolutions_over_sequences_or_with_gaps_leave_the_integers_at_the_ends
 def test_a_decoder_of_leaky_layers_and_a_largest_value_are_computed_with_integers():
     x = keras.Input((8, 8, 2))
     h = layers.LeakyReLU(0.3)(layers.Conv2D(4, 3, strides=2, padding="same")(x))
-    h = layers.Conv2D(4, 3, padding="same")(layers.UpSampling2D((2, 3))(h))
+    h = layers.Conv2DTranspose(4, 3, padding="same")(layers.UpSampling2D((2, 3))(h))
+    h = layers.Conv2D(4, 3, padding="same")(h)  # needs the sizes that the layers before it know
     row = layers.UpSampling1D(2)(layers.Reshape((12, 32))(h))
     h = layers.Concatenate()([layers.GlobalMaxPooling2D()(h), layers.GlobalMaxPooling1D()(row)])
     examples = RNG.normal(size=(32, 8, 8, 2))

@@ -170,14 +170,14 @@ _STATIC_FORMS: dict[str, Form] = {
     "Reshape": _reshaped,
     "MaxPooling3D": _pooled,
     "AveragePooling3D": _pooled,
+    "UpSampling1D": _enlarged,
+    "UpSampling2D": _enlarged,
 }
 # Of operators that have integer kernels
 _INTEGER_FORMS: dict[str, Form] = {
     "GlobalMaxPooling1D": _largest,
     "GlobalMaxPooling2D": _largest,
     "LeakyReLU": _leaky_relu,
-    "UpSampling1D": _enlarged,
-    "UpSampling2D": _enlarged,
 }
 
 
