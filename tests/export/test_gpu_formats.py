@@ -73,7 +73,7 @@ def test_what_xla_cannot_compile_is_refused_with_its_reason(tmp_path):
     x = np.array([["a", "b", "c"]] * 4)
     with pytest.raises(UserError, match="No file of") as caught:
         tfopt.export(model, tmp_path / "out", formats="saved_model_xla", examples=x)
-    assert "XLA cannot compile this model.; received: " in caught.value.received
+    assert "XLA cannot compile this model; received: " in caught.value.received
     assert "OpKernel for XLA_CPU_JIT" in caught.value.received
     assert not (tmp_path / "out").exists()
 

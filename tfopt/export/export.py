@@ -298,7 +298,7 @@ def one_line(error: Exception) -> str:
     if not isinstance(error, UserError):
         return str(error)
     parts = [error.what, error.received and f"received: {error.received}", error.fix]
-    return "; ".join(str(part) for part in parts if part)
+    return "; ".join(str(part).removesuffix(".") for part in parts if part)
 
 
 # In the child process

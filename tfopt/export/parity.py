@@ -115,7 +115,8 @@ def right_answers(scores: Array, labels: Array, threshold: float) -> Array:
             expected=f"class numbers from 0 to {most} of shape {classes.shape}, or one-hot rows",
             received=f"{labels.dtype} from {labels.min():g} to {labels.max():g} of shape "
             f"{labels.shape}",
-            fix="leave out examples without a label",
+            fix="leave out examples without a label; targets of a regression have no accuracy: "
+            "compare predict(x) with them",
         )
     return np.asarray(classes == labels)
 
