@@ -398,3 +398,17 @@ def activity_losses_are_means() -> bool:
         layer = keras.layers.Activation("linear", activity_regularizer=keras.regularizers.L1(1.0))
         layer(tf.ones((2, 1)))
         return bool(layer.losses[0] == 1)
+
+
+@functools.cache
+def masked_rows_are_zero() -> bool:
+    """Return whether a softmax is zero in a row that is masked as a whole (Keras 3.10).
+
+    In Keras 3.8 and 3.9 all its probabilities are equal.
+    """
+    import keras
+    import tensorflow as tf
+
+    with tf.init_scope():
+        row = keras.layers.Softmax(name="row")(tf.zeros((1, 2)), mask=tf.zeros((1, 2), "bool"))
+        return bool(tf.reduce_max(row) == 0)

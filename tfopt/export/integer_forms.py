@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfopt.compress.model_graph import kinds
-from tfopt.keras_internals import ATTENTION, scale_of
+from tfopt.keras_internals import ATTENTION, masked_rows_are_zero, scale_of
 
 # All masked keys of a row have at most e ** -6 of the probability of the largest one.
 _BELOW = 6.0
@@ -75,8 +75,9 @@ def attention(
     kept = ops.cast(mask, "bool")
     query = ops.multiply(query, ops.cast(scale_of(layer), query.dtype))
     shares = ops.softmax(lowered_scores(ops.einsum("bsnh,btnh->bnts", key, query), kept))
-    # For a fully masked row Keras computes the mean, or zero on its path with dropout.
-    if layer.dropout > 0 or any(rest[1:]) or named.get("return_attention_scores"):
+    # For a fully masked row Keras computes the mean, or on its path with dropout by its softmax.
+    with_softmax = layer.dropout > 0 or any(rest[1:]) or named.get("return_attention_scores")
+    if with_softmax and masked_rows_are_zero():
         shares = ops.where(kept, shares, 0.0)
     return ops.einsum("bnts,bsnh->btnh", shares, value), shares
 
