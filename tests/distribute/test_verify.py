@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.distribute.models import distributed
+from tfopt.distribute.proof_data import read_batches
 from tfopt.distribute.verify import verify
 from tfopt.errors import UserError
 from tfopt.resume.variables import values_of, variables_of
@@ -114,6 +115,17 @@ def verdicts(*names):
 def test_right_models_are_equal_and_wrong_ones_are_not(replicas, names):
     for name, told in replicas(verdicts, *names).items():
         assert re.match(VERDICTS[name][1], told), (name, told)
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "size"),
+    [(64, 2, 32), (16, 2, 8), (70, 4, 16), (7, 2, 4), (3, 2, 2), (1, 2, 1)],
+)
+def test_parts_of_its_batches_are_even_where_there_are_rows_enough(rows, count, size):
+    """TensorFlow's gradient of a 1x1 convolution with strides may crash on an odd part."""
+    given = {"x": x[:rows], "y": y[:rows], "batch_size": rows, "class_weight": {0: 2.0}}
+    batches = read_batches(given, 2, count, None).all
+    assert [[len(leaf) for leaf in batch] for batch in batches] == [[size] * 3] * 2
 
 
 def everything(model):

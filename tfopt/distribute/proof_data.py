@@ -26,7 +26,7 @@ class UnreadableData(Exception):
 
 @dataclass(frozen=True)
 class ProofBatches:
-    """Batches as NumPy arrays, the first one uneven if shapes allow it."""
+    """Batches of one size as NumPy arrays."""
 
     all: list[Any]
     is_fixed: bool
@@ -70,9 +70,11 @@ def broadcast_batches(batches: ProofBatches, exchange: Any, strategy: Any) -> Pr
 
 
 def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: Any) -> ProofBatches:
-    """Return batches of the data of ``fit``, of one replica's size and the first one uneven.
+    """Return batches of the data of ``fit``, of one size that the replicas divide.
 
-    One device then needs no more memory than in a step of ``fit``.
+    They have the size of one replica's part, or a little more: one device then needs no more memory
+    than in a step of ``fit``. Parts of an odd size are avoided: TensorFlow 2.19 to 2.21 may crash
+    on a CPU in the gradient of a 1x1 convolution with strides.
     """
     batches = [_arrays(batch) for batch in _first(arguments, steps)]
     if arguments.get("class_weight") is not None:
@@ -81,14 +83,12 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
     if not rows:
         raise UnreadableData("there is no data")
     is_fixed = _is_fixed(arguments.get("x"), model)
-    sizes = [rows] * steps
     if not is_fixed:
-        even = max(rows // replicas, min(rows, 2 * replicas + 2))
-        uneven = min(rows, max(even - 3, replicas + 1))
-        uneven -= uneven > replicas + 1 and uneven % replicas == 0
-        sizes = [uneven] + [even] * (steps - 1)
-    repeated = zip(itertools.cycle(batches), sizes, strict=False)
-    cut = [tree.map_structure(lambda v, n=n: v[:n], batch) for batch, n in repeated]
+        rows = min(rows, max(rows // replicas, 4 * replicas))
+        unit = next(unit for unit in (2 * replicas, replicas, 1) if unit <= rows)
+        rows -= rows % unit
+    repeated = itertools.islice(itertools.cycle(batches), steps)
+    cut = [tree.map_structure(lambda v: v[:rows], batch) for batch in repeated]
     return ProofBatches(cut, is_fixed)
 
 
