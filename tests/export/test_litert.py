@@ -121,8 +121,7 @@ def test_convolutions_over_sequences_or_with_gaps_leave_the_integers_at_the_ends
 def test_a_decoder_of_leaky_layers_and_a_largest_value_are_computed_with_integers():
     x = keras.Input((8, 8, 2))
     h = layers.LeakyReLU(0.3)(layers.Conv2D(4, 3, strides=2, padding="same")(x))
-    h = layers.Conv2DTranspose(4, 3, padding="same")(layers.UpSampling2D((2, 3))(h))
-    h = layers.Conv2D(4, 3, padding="same")(h)  # needs the sizes that the layers before it know
+    h = layers.Conv2D(4, 3, padding="same")(layers.UpSampling2D((2, 3))(h))
     row = layers.UpSampling1D(2)(layers.Reshape((12, 32))(h))
     h = layers.Concatenate()([layers.GlobalMaxPooling2D()(h), layers.GlobalMaxPooling1D()(row)])
     examples = RNG.normal(size=(32, 8, 8, 2))
@@ -133,6 +132,19 @@ def test_a_decoder_of_leaky_layers_and_a_largest_value_are_computed_with_integer
     plain = quantize(keras.Model(x, h), precision="float32", examples=examples)
     assert plain.parity.relative_error < 1e-5
     assert plain.notes == ()
+
+
+def test_a_decoder_of_several_levels_has_a_float_file():
+    """Sizes that are read at run time are none for the padding of a later convolution."""
+    h = x = keras.Input((4, 4, 2))
+    for filters in (4, 3, 2):
+        larger = layers.UpSampling2D(2)(h)
+        h = layers.Conv2DTranspose(filters, 3, padding="same")(layers.ReLU()(h))
+        h = layers.UpSampling2D(2)(layers.BatchNormalization()(h))
+        h = layers.add([h, layers.Conv2D(filters, 1, padding="same")(larger)])
+    model = keras.Model(x, layers.Conv2D(3, 3)(h))
+    made = quantize(model, precision="float32", examples=RNG.normal(size=(8, 4, 4, 2)))
+    assert made.parity.relative_error < 1e-5
 
 
 def test_a_split_with_a_part_that_nobody_takes_is_computed_with_integers():
