@@ -62,7 +62,8 @@ class Job:
         keep_plain(self)
         for name in RETURNS:
             _require_function(name, getattr(self, name))
-        for callback in self.callbacks:
+        given: tuple[Any, ...] = self.callbacks
+        for callback in given:
             if not callable(callback):
                 kind = type(callback).__name__
                 raise UserError(
