@@ -37,6 +37,16 @@ def test_across_the_model_the_largest_of_all_weights_stay():
     assert (weights_of(model) != 0).sum() == 64
 
 
+def test_a_step_ranks_the_weights_of_all_kernels_once():
+    model = seeded_model()
+    prune(model, 0.75, across="model")
+    kernels = [layer.kernel for layer in model.layers]
+    step = tf.function(lambda: [kernel.constraint(kernel) for kernel in kernels], autograph=False)
+    library = step.get_concrete_function().graph.as_graph_def().library
+    operations = [node.op for function in library.function for node in function.node_def]
+    assert operations.count("TopKV2") == 1
+
+
 def test_lamp_is_a_weights_share_of_those_that_are_not_smaller():
     weights = RNG.normal(size=(3, 4, 5)).astype("float32")
     weights[0, 0, :2] = 0

@@ -7,6 +7,7 @@ files saved with masks.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,6 +53,8 @@ class SharedChoice:
         self._schedule = schedule
         self._members: list[tuple[_State, _Scores]] = []
         self._ranked_at: Any = None
+        self._ranker: _State | None = None
+        self._graph: Callable[[], Any] = lambda: None  # of the step that is traced
 
     def add(self, member: _State, scores: _Scores) -> None:
         """Add a kernel."""
@@ -72,8 +75,14 @@ class SharedChoice:
     def choose(self, member: _State, step: Any) -> Any:
         """Return True for the weights of one kernel that are kept from a step on."""
         assert self._ranked_at is not None, "begin() comes first"
-        done = tf.equal(self._ranked_at.read_value(), step)
-        tf.cond(done, lambda: tf.constant(True), lambda: self._rank(step))
+        # This graph is the branch of one kernel, in that of a step.
+        graph = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
+        if graph is None or self._graph() is not graph:
+            self._ranker = member
+            self._graph = (lambda: None) if graph is None else weakref.ref(graph)
+        if self._ranker is member:  # the others only read: each would hold the whole ranking
+            done = tf.equal(self._ranked_at.read_value(), step)
+            tf.cond(done, lambda: tf.constant(True), lambda: self._rank(step))
         return member.mask.read_value()
 
     def _rank(self, step: Any) -> Any:
