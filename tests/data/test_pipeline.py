@@ -238,13 +238,16 @@ def test_map_batch_sees_whole_batches():
     assert sorted(sizes) == [20, 40, 40]
 
 
-def test_a_cache_that_does_not_fit_is_refused_with_the_figures():
+def test_a_cache_that_does_not_fit_is_refused_with_the_figures(tmp_path):
     big = tf.data.Dataset.from_tensors(np.zeros((1000, 1000), "float32")).repeat(10**9)
     with pytest.raises(UserError, match="does not fit") as caught:
         tfopt.pipeline(big, cache="memory")
     assert "MiB" in caught.value.expected
     assert "1,000,000,000,000 examples" in caught.value.received
     assert "file:" in caught.value.fix
+    with pytest.raises(UserError, match="does not fit on the disk"):
+        tfopt.pipeline(big, cache=f"file:{tmp_path}/cache")
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="shuffle buffer"):
         tfopt.pipeline(big, shuffle=True, options=PipelineOptions(buffer=10**12))
 

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ def cached_in_memory(
     return dataset.cache(), f"cached in memory, {size / MIB:,.1f} MiB"
 
 
-def cached_in_file(dataset: Any, path: Path, origin: dict[str, Any]) -> tuple[Any, str]:
+def cached_in_file(
+    dataset: Any, path: Path, origin: dict[str, Any], examples: int | None, *, per_example: bool
+) -> tuple[Any, str]:
     """Return the dataset with a cache on disk behind it, and a note.
 
     ``origin`` describes data and settings; a file of another origin is refused.
@@ -66,6 +69,16 @@ def cached_in_file(dataset: Any, path: Path, origin: dict[str, Any]) -> tuple[An
             received=str(locks[0]),
             fix=f"delete it: {path}.* and {path}_*; or wait for the run that writes it",
         )
+    if examples is not None:
+        size, detail = size_in_memory(dataset, examples, per_example=per_example)
+        free = shutil.disk_usage(path.parent).free
+        if size > free:
+            raise UserError(
+                f"The cache does not fit on the disk of {path.parent}.",
+                expected=f"at most the free {free / MIB:,.0f} MiB",
+                received=f"{size / MIB:,.0f} MiB ({detail})",
+                fix="choose a path on another disk",
+            )
     write_atomically(beside, json.dumps(origin, indent=1, sort_keys=True))
     return dataset.cache(str(path)), note
 

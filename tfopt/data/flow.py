@@ -293,13 +293,12 @@ class _Flow:
         return dataset.batch(batch, drop_remainder=self.drop_remainder)
 
     def _cached(self, dataset: Any, source: Any, count: int | None, unit: str) -> Any:
-        path = self.plan.cache_file
+        path, single = self.plan.cache_file, unit == "examples"
         if path is None:
-            single = unit == "examples"
             dataset, note = cached_in_memory(dataset, source, count, per_example=single)
         else:
             origin = cache_origin(self.plan, source, dataset, unit)
-            dataset, note = cached_in_file(dataset, path, origin)
+            dataset, note = cached_in_file(dataset, path, origin, count, per_example=single)
         self.notes.append(note)
         return dataset
 
