@@ -84,7 +84,7 @@ WRONG = [
     ("tfopt = 1\n[chain]\ntransform = 'place'", ": chain does not fit.", None),
     ("tfopt = 1\n[[chain]]\ntransform='place'\n[[chain]]\ngpus = 1", ": chain[1]: There is no transform None.", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'Exectuion'", ": chain[0]: There is no transform 'Exectuion'.", "did you mean execution?"),
-    ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: gpus of place() must be different, and at least one.", 'use "none" to run on the CPU'),
+    ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [2, 2]", ": chain[0]: Invalid gpus of place().", None),
     ("tfopt = 1\n[[chain]]\ntransform = 'pipeline'\noptions = {autoshar = 'off'}",
      ": chain[0]: options.autoshar is an unknown key.", None),
 ]  # fmt: skip

@@ -347,7 +347,16 @@ class GeneratorExamples(Examples):
     @cached_property
     def _first(self) -> list[Any]:
         """Return the first batches, which give the signature."""
-        running = iter(self.given())
+        try:
+            running = iter(self.given())
+        except TypeError as error:
+            name = getattr(self.given, "__name__", type(self.given).__name__)
+            raise UserError(
+                "The generator function cannot be started.",
+                expected="a function without arguments that returns an iterator over batches",
+                received=f"{name}: {error}",
+                fix="bind its arguments: functools.partial(function, ...)",
+            ) from error
         try:
             return [standardised(batch) for batch in islice(running, BATCHES_FOR_SIGNATURE)]
         finally:

@@ -212,8 +212,9 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                     f"{self._settings.folder} are finite",
                 )
         self._saved_at, self._saved_at_s = self._at.trained, time.monotonic()
+        state = self._state(variables, values)
         try:
-            name = self._store.write(self._state(variables, values))
+            name = self._store.write(state)
         except UserError as error:
             _warn(
                 f"No checkpoint was written at {self._at}: {error.what} ({error.received}) The "

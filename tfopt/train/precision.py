@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress.kernels import rebuilder
-from tfopt.errors import UserError, require_one_of, require_switch
+from tfopt.errors import UserError, require_switch
 from tfopt.job.cgroup import cpu_flags
 from tfopt.job.compiled_steps import ONE_AT_A_TIME
 from tfopt.job.from_model import compile_factory, state_of
 from tfopt.job.model_checks import require_built_keras3
 from tfopt.job.parts import Effect
+from tfopt.job.plain_values import did_you_mean
 from tfopt.job.rebuild import blueprint, custom_objects
 from tfopt.job.transform import Run, Transform
 from tfopt.keras_internals import layers_inside, layers_of, nodes_of
@@ -211,7 +212,7 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
     Example:
         model = tfopt.mixed_precision(model, "mixed_bfloat16")
     """
-    require_one_of("policy", policy, POLICIES)
+    _validate(policy)
     chosen = choose_policy()[0] if policy == "auto" else policy
     retyped, effect, failed = _retype(model, chosen)
     if failed:
@@ -272,7 +273,7 @@ class MixedPrecision(Transform):
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_one_of("MixedPrecision.policy", self.policy, POLICIES)
+        _validate(self.policy)
         if self.tf32 is not None:
             expected = "True, False or None (leave as it is)"
             require_switch("MixedPrecision.tf32", self.tf32, expected)
@@ -346,6 +347,19 @@ def gpu_capabilities() -> list[tuple[int, int]]:
         tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
         for gpu in tf.config.get_visible_devices("GPU")
     ]
+
+
+def _validate(policy: object) -> None:
+    if policy not in POLICIES:
+        fix = did_you_mean(str(policy), POLICIES)
+        if policy in ("float16", "bfloat16"):
+            fix = f'use "mixed_{policy}", which keeps float32 weights'
+        raise UserError(
+            "Unknown precision policy.",
+            expected=" | ".join(POLICIES),
+            received=repr(policy),
+            fix=fix,
+        )
 
 
 def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect, bool]:
