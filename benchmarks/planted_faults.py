@@ -29,6 +29,7 @@ from figures import save_figures
 from tfopt.distribute import losses, metrics, step
 from tfopt.distribute.models import distributed
 from tfopt.distribute.verify import verify
+from tfopt.distribute.whole_batch import Shard
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Finding:
 
 def _not_summed(self: Any, grads: Any) -> Any:
     return list(grads)
+
+
+def _equal_shares(self: Shard, value: Any, kind: str) -> Any:
+    return tf.convert_to_tensor(value) * (0.5 if kind == "mean" else 1.0)
 
 
 def _local(value: Any, what: str = "") -> Any:
@@ -84,10 +89,12 @@ PATCHES: dict[str, tuple[str, Patch]] = {
         "sample_weights",
         (step.Step, "_sum_of", _times(_on_the_first)),
     ),
+    "equal shares of uneven parts": ("own_step_of_a_mean", (Shard, "weigh", _equal_shares)),
     "sample weights left out": (
         "sample_weights",
         (losses, "terms", lambda loss, y, p, w=None: terms(loss, y, p)),
     ),
+    "a loss of the local batch": ("several_outputs", (losses, "all_reduce_sum", _local)),
     "a whole gradient on each replica": ("a_sum_clipped", (step, "divide_gradient", _local)),
     "an example lost": ("metrics_of_regression", (metrics, "drop_padding", _a_row_less)),
     "rows of one replica": ("contrastive_loss", (losses, "gather_rows", _local)),

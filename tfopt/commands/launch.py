@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from tfopt.commands.arguments import add_command, drop_output
 from tfopt.errors import UserError, require_count
@@ -78,8 +79,17 @@ def add_launch(commands: Any) -> None:
     number("--gpus-per-worker", metavar="G", help=text)
     text = "time for a task to save and end (default: 30s)"
     add("--grace", type=duration, default=30.0, metavar="TIME", help=text)
-    # The error of a command without its dashes names what is missing.
-    elsewhere = parser.add_subparsers(metavar="-- COMMAND, or elsewhere", prog="tfopt launch")
+    # argparse would take a command without its dashes for another kind of launcher.
+    plain: Callable[[str], NoReturn] = parser.error
+
+    def error(message: str) -> NoReturn:
+        if word := re.search(r"invalid choice: '(.*?)'", message):
+            message = f"no -- before the command {word[1]!r}, or an unknown flag before it"
+            message += "; as in: tfopt launch --workers 2 -- python train.py"
+        plain(message)
+
+    setattr(parser, "error", error)  # noqa: B010 (mypy: a method)
+    elsewhere = parser.add_subparsers(metavar="elsewhere", prog="tfopt launch")
     _add_slurm(elsewhere)
     _add_kubernetes(elsewhere)
 

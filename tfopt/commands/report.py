@@ -22,7 +22,8 @@ def add_report(commands: Any) -> None:
         description="Prints the report that `tfopt bench`, `tfopt tune` or a recipe has written.\n",
         epilog="examples:\n"
         "  tfopt report cnn_mnist_report\n"
-        "  tfopt report cnn_mnist_report --format md > report.md\n",
+        "  tfopt report cnn_mnist_report --format md > report.md\n"
+        "exit codes: 0, or 5 for a file that is cut off or no report\n",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a bench.json, or its folder")
     form = parser.add_mutually_exclusive_group()

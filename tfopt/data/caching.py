@@ -46,6 +46,13 @@ def cached_in_file(
 
     ``origin`` describes data and settings; a file of another origin is refused.
     """
+    if path.is_dir():
+        raise UserError(
+            "The path of the cache is a folder.",
+            expected="a file name without suffix, which TensorFlow adds",
+            received=str(path),
+            fix=f"cache='file:{path / 'cache'}'",
+        )
     prepare_folder(path.parent)
     note, beside = f"cached in {path}", path.with_name(f"{path.name}.tfopt.json")
     if path.with_name(f"{path.name}.index").exists():

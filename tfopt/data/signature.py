@@ -195,9 +195,15 @@ def _dtype(leaf: Any) -> Any:
 def _common_spec(*arrays: Any) -> Any:
     import tensorflow as tf
 
-    dtype = _dtype(arrays[0])  # one that differs is refused where its batch comes
+    dtypes = {_dtype(leaf) for leaf in arrays}
+    if len(dtypes) > 1:
+        raise UserError(
+            "The first batches differ in dtype.",
+            expected="one dtype",
+            received=" and ".join(sorted(dtype.name for dtype in dtypes)),
+        )
     if len({leaf.ndim for leaf in arrays}) > 1:
-        return tf.TensorSpec(None, dtype)
+        return tf.TensorSpec(None, dtypes.pop())
     sizes = zip(*(leaf.shape[1:] for leaf in arrays), strict=True)
     inner = [size[0] if len(set(size)) == 1 else None for size in sizes]
-    return tf.TensorSpec([None, *inner], dtype)
+    return tf.TensorSpec([None, *inner], dtypes.pop())

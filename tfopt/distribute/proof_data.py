@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfopt.data.stages import dataset_graph, upstream_datasets
+from tfopt.keras_internals import layers_of
 
 
 class UnreadableData(Exception):
@@ -26,7 +27,7 @@ class UnreadableData(Exception):
 
 @dataclass(frozen=True)
 class ProofBatches:
-    """Batches of one size as NumPy arrays."""
+    """Batches as NumPy arrays, the first one uneven if shapes allow it."""
 
     all: list[Any]
     is_fixed: bool
@@ -70,11 +71,10 @@ def broadcast_batches(batches: ProofBatches, exchange: Any, strategy: Any) -> Pr
 
 
 def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: Any) -> ProofBatches:
-    """Return batches of the data of ``fit``, of one size that the replicas divide.
+    """Return batches of the data of ``fit``, the first one uneven.
 
     They have the size of one replica's part, or a little more: one device then needs no more memory
-    than in a step of ``fit``. Parts of an odd size are avoided: TensorFlow 2.19 to 2.21 may crash
-    on a CPU in the gradient of a 1x1 convolution with strides.
+    than in a step of ``fit``.
     """
     batches = [_arrays(batch) for batch in _first(arguments, steps)]
     if arguments.get("class_weight") is not None:
@@ -83,13 +83,28 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
     if not rows:
         raise UnreadableData("there is no data")
     is_fixed = _is_fixed(arguments.get("x"), model)
+    sizes = [rows] * steps
     if not is_fixed:
         rows = min(rows, max(rows // replicas, 4 * replicas))
         unit = next(unit for unit in (2 * replicas, replicas, 1) if unit <= rows)
         rows -= rows % unit
-    repeated = itertools.islice(itertools.cycle(batches), steps)
-    cut = [tree.map_structure(lambda v: v[:rows], batch) for batch in repeated]
+        first = rows if rows <= replicas or _crashes_on_odd_parts(model) else rows - 1
+        sizes = [first] + [rows] * (steps - 1)
+    repeated = zip(itertools.cycle(batches), sizes, strict=False)
+    cut = [tree.map_structure(lambda v, n=n: v[:n], batch) for batch, n in repeated]
     return ProofBatches(cut, is_fixed)
+
+
+def _crashes_on_odd_parts(model: Any) -> bool:
+    """Return whether oneDNN may end the process in the gradient of a strided 1x1 convolution.
+
+    TensorFlow 2.19 to 2.21 do so on a CPU for some widths, where a replica's part has an odd size.
+    """
+    return not tf.config.get_visible_devices("GPU") and any(
+        isinstance(layer, keras.layers.Conv2D)
+        and (layer.kernel_size, max(layer.strides) > 1) == ((1, 1), True)
+        for layer in layers_of(model)
+    )
 
 
 def _first(arguments: dict[str, Any], steps: int) -> list[Any]:

@@ -21,32 +21,37 @@ _PAUSE_S = 0.2
 _CONNECT_S = 2.0  # the timeout of a connection
 
 
-def wait_for(tasks: Mapping[str, str], place: ClusterPlace, timeout_s: float) -> None:
-    """Wait until these tasks, addresses by name, listen, as this one does; name the missing ones.
+def wait_for_workers(place: ClusterPlace, timeout_s: float) -> None:
+    """Wait until all workers listen at their addresses, as this one does meanwhile.
 
     Afterwards TensorFlow's server listens there, which waits for others without a timeout.
     """
+    with listening(place):
+        wait_for(place.others, place, timeout_s)
+
+
+def wait_for(tasks: Mapping[str, str], place: ClusterPlace, timeout_s: float) -> None:
+    """Wait until these tasks, addresses by name, listen; name the missing ones."""
     own = f"{place.name} at {place.address}"
     absent = dict(tasks)
     begin = time.monotonic()
     log_at = begin + _LATE_S
-    with listening(place):
-        while absent := {name: absent[name] for name in unreachable(absent)}:
-            names = ", ".join(f"{name} at {address}" for name, address in absent.items())
-            now = time.monotonic()
-            if now > begin + timeout_s:
-                raise WorkerMissing(
-                    f"{names} did not start.",
-                    expected=f"all {len(tasks) + 1} tasks within {timeout_s:g} s",
-                    received=f"no connection from {own}",
-                    fix="check that it runs, that the addresses are correct and the same in each "
-                    "TF_CONFIG, and that no firewall is between; peer_timeout_s=, or "
-                    "patience_s= of train_asynchronously(), waits longer",
-                )
-            if now > log_at:
-                _log.warning("%s waits for %s", own, names)
-                log_at = now + _AGAIN_S
-            time.sleep(_PAUSE_S)
+    while absent := {name: absent[name] for name in unreachable(absent)}:
+        names = ", ".join(f"{name} at {address}" for name, address in absent.items())
+        now = time.monotonic()
+        if now > begin + timeout_s:
+            raise WorkerMissing(
+                f"{names} did not start.",
+                expected=f"all {len(tasks) + 1} tasks within {timeout_s:g} s",
+                received=f"no connection from {own}",
+                fix="check that it runs, that the addresses are correct and the same in each "
+                "TF_CONFIG, and that no firewall is between; peer_timeout_s=, or "
+                "patience_s= of train_asynchronously(), waits longer",
+            )
+        if now > log_at:
+            _log.warning("%s waits for %s", own, names)
+            log_at = now + _AGAIN_S
+        time.sleep(_PAUSE_S)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import mark_joined
-from tfopt.distribute.roll_call import wait_for
+from tfopt.distribute.roll_call import wait_for_workers
 from tfopt.distribute.shards import prepare_sharding
 from tfopt.distribute.whole_batch import current_shard, replicas_of
 from tfopt.distribute.workers import Exchange
@@ -69,7 +69,7 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
             fix="enter distribute() right after the imports, and build or load the model inside",
         )
     mark_joined()
-    wait_for(place.others, place, timeout_s)
+    wait_for_workers(place, timeout_s)
     exchange = Exchange(place, timeout_s)
     try:
         strategy = _several_workers(place, devices, timeout_s)

@@ -31,6 +31,9 @@ class Served:
         ``x`` is an array, a list in the order of the model's inputs, or a dict by name.
         """
         signature = self.file.signature
+        names = [port.name for port in signature.inputs]
+        if isinstance(x, list | tuple) and len(x) == len(names) > 1:
+            x = dict(zip(names, x, strict=True))  # each may be a list of rows
         columns = columns_of(x, Ports(signature.inputs, structure=None))
         return run_all(self._run, columns, signature.batch)
 

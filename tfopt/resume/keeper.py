@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 from weakref import finalize
@@ -45,7 +45,6 @@ from tfopt.resume.variables import (
     values_of,
     variables_of,
 )
-from tfopt.subprocesses import handling
 
 _log = logging.getLogger("tfopt")
 PREEMPTED = 75
@@ -259,21 +258,27 @@ def _listening() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield preempted
         return
-    process, before = os.getpid(), signal.getsignal(signal.SIGTERM)
+    process = os.getpid()
 
     def on_signal(number: int, frame: Any) -> None:
         # A forked process, such as one that makes batches, ends by SIGTERM.
         if os.getpid() == process and not over.is_set():
             preempted.set()
             return
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # A failed training may be collected in another thread, which cannot set a handler (ValueError):
-    # this handler then forwards the signal.
-    with suppress(ValueError), handling(on_signal, signal.SIGTERM):
+    before = signal.signal(signal.SIGTERM, on_signal)
+    # None is a handler from outside Python, which cannot be restored.
+    before = signal.SIG_DFL if before is None else before
+    try:
         yield preempted
-    over.set()
+    finally:
+        over.set()
+        # A failed training may be collected in another thread, which cannot set a handler: this
+        # handler then forwards the signal.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _numbers(logs: dict[str, Any]) -> dict[str, float]:

@@ -229,8 +229,8 @@ def test_command_lines_that_say_too_little_and_what_the_launcher_loads():
     assert (unsaid.returncode, "number of workers" in unsaid.stderr) == (2, True)
     misplaced = tfopt_launch("--workers", "2", "true")
     assert misplaced.returncode == 2
-    assert "argument -- COMMAND, or elsewhere: invalid choice: 'true'" in misplaced.stderr
-    assert "tfopt launch --workers N [options] -- COMMAND" in misplaced.stderr
+    assert "no -- before the command" in misplaced.stderr
+    assert "-- python train.py" in misplaced.stderr
     # What stands behind the dashes is the command's, whatever it is.
     command = ("--workers", "1", "--", "echo", "--debug", "--", "--workers")
     traced = tfopt_launch(*command, python=("-X", "importtime"))

@@ -12,7 +12,7 @@ from tfopt.errors import UserError, WorkerMissing
 
 def wait_for_others(addresses):
     place = ClusterPlace("worker", 0, {"worker": tuple(addresses)}, "TF_CONFIG")
-    roll_call.wait_for(place.others, place, 2)
+    roll_call.wait_for_workers(place, 2)
 
 
 def test_who_does_not_come_is_logged_and_named(monkeypatch, caplog):

@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 
 from tfopt.distribute.asynchronous.server import DONE, LAST_WORD
 from tfopt.distribute.launch.place import ClusterPlace
-from tfopt.distribute.roll_call import unreachable, wait_for
+from tfopt.distribute.roll_call import listening, unreachable, wait_for
 from tfopt.errors import UserError
 from tfopt.subprocesses import in_time
 
@@ -34,6 +34,8 @@ class Connection:
         self.patience_s = patience_s
         self._ps = place.tasks("ps")
         self._workers = place.tasks("worker")
+        with listening(place):
+            pass  # refuses a used port
         wait_for(self._ps | self._workers, place, patience_s)
         self.strategy = _connected(place, patience_s)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -113,7 +114,7 @@ def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any
     require_count("epochs", epochs)
     if staleness is not None:
         require_count("staleness", staleness, minimum=0)
-    require_within("`patience_s`", patience_s, 1, float("inf"), "seconds")
+    require_within("`patience_s`", patience_s, 1, threading.TIMEOUT_MAX, "seconds")
 
 
 def _place() -> ClusterPlace:

@@ -6,6 +6,7 @@ Names follow Prometheus's conventions: base units (bytes, seconds, hertz, ratios
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field
@@ -108,9 +109,17 @@ def serving(recording: Callable[[], Recording], port: int, host: str = LOOPBACK)
     try:
         yield int(server.server_port)
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        ending = threading.Thread(target=_end, args=(server, thread))
+        ending.start()
+        # A failed training may be collected in the server's thread, which cannot join itself.
+        if threading.current_thread() is not thread:
+            ending.join()
+
+
+def _end(server: Any, thread: threading.Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 def client_library() -> Any:
