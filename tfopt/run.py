@@ -272,6 +272,8 @@ class Prepared:
         verbose: int = 0,
     ) -> keras.callbacks.History:
         """Train, with the callbacks of the job and the chain before ``callbacks``."""
+        import keras
+
         run, facts = self.run, self.run.facts
         own = [make() for make in run.job.callbacks]
         own += [callback for transform in run.acting() for callback in transform.callbacks(run)]
@@ -284,7 +286,7 @@ class Prepared:
                 epochs=epochs or run.job.epochs,
                 steps_per_epoch=run.job.steps_per_epoch,
                 validation_data=readable(validation, facts.batch_size),
-                callbacks=[*own, *callbacks],
+                callbacks=[*own, *keras.tree.flatten(callbacks)],
                 verbose=verbose,
             )
         if self.model.stop_training:

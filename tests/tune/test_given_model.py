@@ -152,7 +152,7 @@ def test_tuned_fit_trains_under_the_chain_and_leaves_the_model_alone(machine, tm
     seen = []
     see = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
     data = Data(train=(X, Y), test=(X, Y), validation=(X, Y))
-    outcome = tuned.fit(given, data, epochs=2, batch_size=8, callbacks=[see])
+    outcome = tuned.fit(given, data, epochs=2, batch_size=8, callbacks=see)
     assert (len(outcome.history["val_loss"]), seen) == (2, [0, 1])
     assert outcome.evaluation.keys() >= {"accuracy"}
     assert [transform for transform, _ in outcome.effects] == list(tuned.chain.parts)

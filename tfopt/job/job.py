@@ -116,6 +116,7 @@ def _require_fields(names: Iterable[str]) -> None:
 
 
 _PLACES = {
+    "test": "put it into the data: tfopt.Data(train=(x, y), test=(x_test, y_test))",
     "validation_data": "put it into the data: tfopt.Data(train=(x, y), validation=(x_val, y_val))",
     "class_weight": "give each example the weight of its class: (x, y, weights)",
     "sample_weight": "put the weights into the data: (x, y, weights)",

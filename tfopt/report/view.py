@@ -217,7 +217,9 @@ def _quality_words(variant: VariantReport) -> str:
         return why if variant.processes else ""
     lost_or_not = "lost" if quality.lost else "nothing lost"
     if not quality.certain:
-        lost_or_not += ", not certain: the interval holds the tolerance, more seeds would tell"
+        several = len(quality.seeds) > 1
+        why = "the interval holds the tolerance" if several else "one seed gives no interval"
+        lost_or_not += f", not certain: {why}, more seeds would tell"
     return (
         f"{quality.metric}: {fmt.signed_points(quality.points)} points, 95 % interval "
         f"{fmt.points_interval(quality)}, over {fmt.count(len(quality.seeds), 'seed')}: "
