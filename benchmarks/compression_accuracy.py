@@ -6,8 +6,8 @@ with tfmot on the same net in tf_keras; files are LiteRT's, and their accuracy i
 The bars: within 1 point of the float model; pruned 80 %: gzip at least 3 times smaller, and int8
 as well 10 times; QAT int8 at least 3.8 times; half the channels at least 1.8 times as fast.
 
-Each net, seed and tool is a process of its own, and leaves its rows in ``--folder``: a run that was
-cut short goes on.
+Each net, seed and tool runs in its own process and saves its rows in ``--folder``. An interrupted
+run resumes with the first process that has saved none.
 """
 
 from __future__ import annotations

@@ -316,11 +316,11 @@ def memory(day: Day) -> None:
         arguments = {**subject.at(batch), **({} if day.rehearse else {"examples": 4 * batch})}
         for name, way in list(ways.items())[: 1 if day.rehearse else None]:
             with prepared(resolve_job(subject.job, arguments), way) as ready:
-                told = tfopt.training_memory(ready.model, first_batch(ready), batch)
+                estimate = tfopt.training_memory(ready.model, first_batch(ready), batch)
             row = {"job": subject.job, "arguments": arguments, "setting": name}
-            row |= {"estimate": asdict(told), **_timed(subject.job, arguments, way, day)}
+            row |= {"estimate": asdict(estimate), **_timed(subject.job, arguments, way, day)}
             peak = row["gpu_peak_mib"]
-            row["measured_over_estimate"] = None if peak is None else peak / told.peak_mib
+            row["measured_over_estimate"] = None if peak is None else peak / estimate.peak_mib
             rows.append(row)
             day.keep(rows=rows)
 

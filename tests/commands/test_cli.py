@@ -179,6 +179,6 @@ def test_report_in_each_form(tmp_path, capsys):
     assert main(["report", str(tmp_path / "bench.json"), "--json"]) == 0
     assert capsys.readouterr().out == written
     assert main(["report", str(tmp_path.parent)]) == 5
-    told = capsys.readouterr().err
-    assert "does not exist" in told
-    assert str(tmp_path) in told.partition("name one of these: ")[2]
+    printed = capsys.readouterr().err
+    assert "does not exist" in printed
+    assert str(tmp_path) in printed.partition("name one of these: ")[2]

@@ -230,7 +230,7 @@ def test_int8_keeps_the_accuracy_of_a_trained_net(digits, tmp_path):
     assert abs(made.accuracy(x, y) - expected) < 0.01
     assert made.accuracy(x, np.eye(10)[y]) == made.accuracy(x, y)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
-    assert made.accuracy(dataset) == made.accuracy((x, y)) == made.accuracy(x, y)
+    assert made.accuracy(dataset) == made.accuracy((x, y.tolist())) == made.accuracy(x, y)
     for given in ((dataset.repeat(),), (dataset, y), (dataset.take(0),), (x,)):
         with pytest.raises(UserError, match=r"endless|takes the labels|yields nothing|no labels"):
             made.accuracy(*given)

@@ -116,6 +116,6 @@ def test_what_was_found_together_is_one_row(monkeypatch, tmp_path, capsys):
     assert "the disk of the data is gone" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--debug"])
     assert recipe_main.recipe_main("toy:job", chain(Quantize()), title="toy") == 2
-    told = capsys.readouterr().err
-    assert "Traceback" in told
-    assert "The job as it is cannot be trained" in told
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert "The job as it is cannot be trained" in printed

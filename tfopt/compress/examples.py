@@ -107,6 +107,8 @@ def _read(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array | None]:
             inputs = list(batch)
         else:
             inputs, labels = (*batch, None)[:2]
+    if isinstance(labels, list) and all(getattr(label, "shape", ()) == () for label in labels):
+        labels = np.asarray(labels)  # not the labels of several outputs
     if not hasattr(labels, "__array__"):
         return _arrays(inputs, ports), None
     labels = np.asarray(labels)

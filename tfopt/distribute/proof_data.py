@@ -102,7 +102,8 @@ def _crashes_on_odd_parts(model: Any) -> bool:
     """
     return not tf.config.get_visible_devices("GPU") and any(
         isinstance(layer, keras.layers.Conv2D)
-        and (layer.kernel_size, max(layer.strides) > 1) == ((1, 1), True)
+        and layer.kernel_size == (1, 1)
+        and max(layer.strides) > 1
         for layer in layers_of(model)
     )
 
