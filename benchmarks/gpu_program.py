@@ -23,7 +23,7 @@ def traced_step(blocks: int, fused: bool) -> bytes:
     import keras
     import tensorflow as tf
 
-    net = net_of("bert", blocks)
+    net = net_of("bert", blocks=blocks)
     keras.backend.clear_session()
     model = tfopt.mixed_precision(nets.build(net.net, net.sizes), "mixed_bfloat16")
     model.compile(nets.OPTIMIZERS[net.net], "sparse_categorical_crossentropy")

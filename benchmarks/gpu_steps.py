@@ -179,9 +179,10 @@ def peers(
     most: int | None = None,
 ) -> None:
     """Train a net by turns with some of the sides that ``benchmarks.peers`` has."""
-    chosen = net_of(net, None if day.rehearse else blocks, rehearse=day.rehearse)
+    on = "rehearsal" if day.rehearse else "gpu"
+    chosen = net_of(net, on, blocks=None if day.rehearse else blocks)
     most, flags = (4, flags[:1]) if day.rehearse else (most, flags)
-    compared = sides(beside, flags=flags)
+    compared = sides(beside, on, flags=flags)
     if flags:  # only what they change
         compared = [side for side in compared if side.chain == TUNED]
     day.keep(net=asdict(chosen))

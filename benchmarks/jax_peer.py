@@ -1,4 +1,4 @@
-"""A net of ``nets.py`` on Keras's JAX backend: ``fit``, in mixed_bfloat16; KERAS_BACKEND is jax."""
+"""A net of ``nets.py`` on Keras's JAX backend, by ``fit``; KERAS_BACKEND is jax."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from benchmarks.peer_process import BATCHES, turns
 
 
 def train(
-    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, rehearse: bool, **_: Any
+    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, on: str, **_: Any
 ) -> None:
     """Train a net until the parent ends this process."""
     device = jax.local_devices()[0]
-    if device.platform != "gpu" and not rehearse:
+    if on == "gpu" and device.platform != "gpu":
         pipe.send(("refused", "JAX sees no GPU"))
         return
     begun = time.perf_counter()
-    keras.config.set_dtype_policy("mixed_bfloat16")
+    precision = "float32" if on == "cpu" else "mixed_bfloat16"
+    keras.config.set_dtype_policy(precision)
     model = nets.build(net, sizes)
     model.compile(nets.OPTIMIZERS[net], "sparse_categorical_crossentropy")
     model.make_train_function()
-    what = f"Keras {keras.__version__} on JAX {jax.__version__}, mixed_bfloat16"
+    what = f"Keras {keras.__version__} on JAX {jax.__version__}, {precision}"
     parameters = sum(int(keras.ops.size(each)) for each in model.trainable_variables)
     facts = {"what": what, "parameters": parameters}
     x, y = nets.examples(net, sizes, BATCHES * batch_size)

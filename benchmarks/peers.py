@@ -2,14 +2,16 @@
 
     python -m benchmarks.peers --net bert --with torch,jax
     python -m benchmarks.peers --net bert --blocks 3 --xla-flags=--xla_gpu_enable_triton_gemm=false
-    python -m benchmarks.peers --net vit --rehearse
+    python -m benchmarks.peers --net vit --on cpu
+    python -m benchmarks.peers --net vit --on rehearsal
 
 All sides train the same net (``nets.py``, ``torch_peer.py``) on batches from the host's memory:
 Keras as it is and in mixed_bfloat16, the chain in two processes (the second one finds compiled
 programs), the chain under each set of XLA's flags, PyTorch by ``torch.compile`` with autocast and
 ``channels_last``, and Keras on JAX in mixed_bfloat16. Each is a process. First steps are taken one
 after the other, alone on the GPU; then all take turns. A side that is not installed or fails is a
-row that says so. ``--rehearse`` trains tiny nets on the CPU, whose figures say nothing.
+row that says so. On a CPU the nets are smaller, and Keras, the chain, PyTorch and JAX train them
+in float32; a rehearsal does all of it on a CPU with tiny nets, whose figures say nothing.
 """
 
 from __future__ import annotations
@@ -51,15 +53,22 @@ TUNED = chain(
     Pipeline(),
     Execution(steps_per_execution=4),
 )
-# The sizes of BERT-base (arXiv:1810.04805) and of ViT-B/16 (arXiv:2010.11929).
+TUNED_ON_CPU = chain(Pipeline(), Execution(steps_per_execution=4))
+# BERT-base (arXiv:1810.04805) and ViT-B/16 (arXiv:2010.11929); on a CPU BERT-Mini
+# (arXiv:1908.08962) and ViT-Ti/16 (arXiv:2012.12877).
 _BASE = {"blocks": 12, "width": 768, "heads": 12}
 SIZES: dict[str, dict[str, int]] = {
-    "resnet50": {"pixels": 224},
-    "bert": {**_BASE, "tokens": 512, "vocabulary": 30522},
-    "vit": {**_BASE, "pixels": 224},
+    "resnet50": {"pixels": 224, "batch": 256},
+    "bert": {**_BASE, "tokens": 512, "vocabulary": 30522, "batch": 32},
+    "vit": {**_BASE, "pixels": 224, "batch": 128},
 }
-_TINY = {"blocks": 1, "width": 32, "heads": 2, "tokens": 16, "vocabulary": 100, "pixels": 32}
-_BATCHES = {"resnet50": 256, "bert": 32, "vit": 128}
+_SMALLER: dict[str, dict[str, int]] = {
+    "resnet50": {"batch": 8},
+    "bert": {"blocks": 4, "width": 256, "heads": 4, "tokens": 128},
+    "vit": {"width": 192, "heads": 3, "batch": 8},
+}
+_TINY = {"blocks": 1, "width": 32, "heads": 2, "tokens": 16, "vocabulary": 100}
+_TINY |= {"pixels": 32, "batch": 4}
 _ROUNDS, _ROUNDS_AT_ONCE, _TURN_S, _FOR_TURNS_S = 20, 5, 0.25, 30.0
 _CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")  # empty ones: first steps are first steps
 _FOR_JAX = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -67,24 +76,25 @@ _FOR_JAX = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 @dataclass(frozen=True)
 class Net:
-    """A net of ``nets.py`` by its name, with its sizes and its batch."""
+    """A net of ``nets.py`` by its name: its sizes, its batch, and what it is trained ``on``."""
 
     net: str
     sizes: Mapping[str, int]
     batch_size: int
-    rehearse: bool = False
+    on: str = "gpu"
 
 
-def net_of(
-    name: str, blocks: int | None = None, batch: int | None = None, *, rehearse: bool = False
-) -> Net:
-    """Return a net with so many blocks of its Transformer."""
-    sizes = {size: _TINY[size] for size in SIZES[name]} if rehearse else dict(SIZES[name])
-    if blocks is not None:
-        if "blocks" not in sizes:
-            raise UserError(f"{name} has no number of blocks to choose.", fix="leave --blocks out")
-        sizes["blocks"] = blocks
-    return Net(name, sizes, batch or (4 if rehearse else _BATCHES[name]), rehearse)
+def net_of(name: str, on: str = "gpu", **chosen: int | None) -> Net:
+    """Return a net for a GPU, a CPU or a rehearsal; its blocks and its batch may be chosen."""
+    sizes = dict(SIZES[name])
+    if on == "cpu":
+        sizes |= _SMALLER[name]
+    elif on == "rehearsal":
+        sizes = {size: _TINY[size] for size in sizes}
+    if chosen.get("blocks") and "blocks" not in sizes:
+        raise UserError(f"{name} has no number of blocks to choose.", fix="leave --blocks out")
+    sizes |= {size: number for size, number in chosen.items() if number}
+    return Net(name, sizes, sizes.pop("batch"), on)
 
 
 @dataclass(frozen=True)
@@ -100,19 +110,25 @@ PEERS = {
 }
 
 
-def sides(peers: Sequence[str], tuned: Chain = TUNED, flags: Sequence[str] = ()) -> list[Side]:
+def sides(
+    peers: Sequence[str], on: str = "gpu", tuned: Chain | None = None, flags: Sequence[str] = ()
+) -> list[Side]:
     """Return what is compared, in the order in which it starts."""
     unknown = [each for each in peers if each not in PEERS]
     if unknown:
         raise UserError("Unknown peer.", expected="torch, jax", received=", ".join(unknown))
-    own = Side(CHAIN, "tfopt_peer", tuned)
+    own = Side(CHAIN, "tfopt_peer", tuned or (TUNED_ON_CPU if on == "cpu" else TUNED))
+    others = [PEERS[each] for each in peers]
+    plain = Side(KERAS, "tfopt_peer")
+    if on == "cpu":
+        return [own, *others, plain]
     return [
         Side("Keras, mixed_bfloat16", "tfopt_peer", chain(MixedPrecision("mixed_bfloat16"))),
         own,
-        *(PEERS[each] for each in peers),
+        *others,
         replace(own, name=f"{CHAIN}, second process"),
         *(replace(own, name=f"{CHAIN}, {each}", variables={"XLA_FLAGS": each}) for each in flags),
-        Side(KERAS, "tfopt_peer"),
+        plain,
     ]
 
 
@@ -122,7 +138,7 @@ class Peer(JobProcess):
     def __init__(self, side: Side, net: Net, python: str, log: Path) -> None:
         self._log, self._facts = log, dict[str, Any]()
         caches = {name: str(log.parent) for name in _CACHES}
-        hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if net.rehearse else {}
+        hidden = {} if net.on == "gpu" else {"CUDA_VISIBLE_DEVICES": "-1"}
         ours, theirs = socket.socketpair()
         with theirs, log.open("wb") as words:
             command = [python, "-m", "benchmarks.peer_process", str(theirs.fileno()), side.job]
@@ -181,7 +197,7 @@ def compare_peers(
 
     It ends at ``ends_s``, on the monotonic clock. ``python`` runs PyTorch and JAX.
     """
-    rounds, turn_s = (2, _TURN_S / 10) if net.rehearse else (_ROUNDS, _TURN_S)
+    rounds, turn_s = (2, _TURN_S / 10) if net.on == "rehearsal" else (_ROUNDS, _TURN_S)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder, Engine(turn_s=turn_s) as engine:
         candidates: list[Candidate] = []
         try:
@@ -283,23 +299,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(description="Train one net in Keras, tfopt, PyTorch and JAX, by turns.")
     parser.add_argument("--net", choices=list(SIZES), default="bert")
     parser.add_argument("--with", dest="peers", type=names, default=list(PEERS))
+    parser.add_argument("--on", choices=["gpu", "cpu", "rehearsal"], default="gpu")
     parser.add_argument("--blocks", type=int, help="of a Transformer (default: 12)")
     parser.add_argument("--batch", type=int, help="examples in a batch")
     add_flags(parser, "--chain")
     parser.add_argument("--xla-flags", action="append", default=[], help="may be repeated")
     parser.add_argument("--python", default=sys.executable, help="which has PyTorch and JAX")
     parser.add_argument("--minutes", type=float, default=9.0, help="at most (default: 9)")
-    parser.add_argument("--rehearse", action="store_true", help="tiny nets, on the CPU")
     add_output(parser, "peers")
     add_flags(parser, "--debug")
     options = parser.parse_args(arguments)
 
     def work() -> int:
-        net = net_of(options.net, options.blocks, options.batch, rehearse=options.rehearse)
-        tuned = read_recipe(options.chain).chain if options.chain else TUNED
-        compared = sides(options.peers, tuned, options.xla_flags)
-        if not options.rehearse and not gpu_memories():
-            fix = "--rehearse trains tiny nets on the CPU"
+        net = net_of(options.net, options.on, blocks=options.blocks, batch=options.batch)
+        tuned = read_recipe(options.chain).chain if options.chain else None
+        compared = sides(options.peers, options.on, tuned, options.xla_flags)
+        if options.on == "gpu" and not gpu_memories():
+            fix = "--on cpu trains smaller nets in float32"
             raise UserError(
                 "This machine has no GPU to compare on.", received=why_no_gpu(), fix=fix
             )

@@ -25,12 +25,12 @@ class Told(Way):
     """Train the job as it is, and tell which net that is and whether its attention is fused."""
 
     pipe: Connection
-    rehearse: bool
+    on: str
     models: list[Any] = field(default_factory=list)
 
     def ready(self, ready: Prepared) -> Prepared:
         # Not earlier: a chain with a compile cache has to be there before devices are listed.
-        if not self.rehearse and not tf.config.list_physical_devices("GPU"):
+        if self.on == "gpu" and not tf.config.list_physical_devices("GPU"):
             raise UserError("TensorFlow sees no GPU.")
         parameters = sum(int(keras.ops.size(each)) for each in ready.model.trainable_variables)
         what = f"Keras {keras.__version__} on TensorFlow {tf.__version__}"
@@ -47,7 +47,7 @@ class Told(Way):
 
 
 def train(
-    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, rehearse: bool, chain: str
+    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, on: str, chain: str
 ) -> None:
     """Train a net until the parent ends this process."""
     compiled = {"optimizer": nets.OPTIMIZERS[net], "loss": "sparse_categorical_crossentropy"}
@@ -58,4 +58,4 @@ def train(
         name=net,
         batch_size=batch_size,
     )
-    TakeTurns(Told(pipe, rehearse))(job, chain_from_toml(chain), pipe)
+    TakeTurns(Told(pipe, on))(job, chain_from_toml(chain), pipe)

@@ -102,11 +102,11 @@ class Encoder(nn.Module):
 
 
 def train(
-    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, rehearse: bool, **_: Any
+    pipe: Connection, net: str, sizes: dict[str, Any], batch_size: int, on: str, **_: Any
 ) -> None:
     """Train a net until the parent ends this process."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not rehearse:
+    if on == "gpu" and device == "cpu":
         pipe.send(("refused", "PyTorch sees no GPU"))
         return
     begun = time.perf_counter()
@@ -120,14 +120,15 @@ def train(
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7, fused=on_gpu)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    what = f"PyTorch {torch.__version__}, torch.compile, autocast to bfloat16"
+    what = f"PyTorch {torch.__version__}, torch.compile"
+    what += ", float32" if on == "cpu" else ", autocast to bfloat16"
     what += "" if is_bert else ", channels_last"
     parameters = sum(each.numel() for each in model.parameters())
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         if not is_bert:
             x = x.permute(0, 3, 1, 2).float() / 127.5 - 1  # channels stay last in memory
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=on != "cpu"):
             return functional.cross_entropy(model(x).float(), y)
 
     x, y = (torch.from_numpy(each) for each in nets.examples(net, sizes, BATCHES * batch_size))
@@ -140,8 +141,8 @@ def train(
         lambda loss: torch.cuda.synchronize() if on_gpu else None,
         lambda: torch.cuda.max_memory_allocated() / 2**20 if on_gpu else None,
     )
-    # On a CPU it would compile for minutes.
-    compiled = torch.compile(loss_of, backend="eager" if rehearse else "inductor")
+    # It would compile for minutes.
+    compiled = torch.compile(loss_of, backend="eager" if on == "rehearsal" else "inductor")
     next(clock)
     while True:
         for batch in zip(x.split(batch_size), y.split(batch_size), strict=True):

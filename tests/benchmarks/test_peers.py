@@ -18,7 +18,7 @@ STAND_IN = """
 import os, time
 from benchmarks.peer_process import turns
 
-def train(pipe, net, sizes, batch_size, rehearse, chain):
+def train(pipe, net, sizes, batch_size, on, chain):
     kind = os.environ["KIND"]
     if kind == "crashes":
         print("a kernel went wrong", flush=True)
@@ -70,7 +70,7 @@ def test_sides_take_turns_and_one_that_cannot_is_a_row(load, tmp_path, monkeypat
     sides.append(peers.Side("Keras on JAX", "needs_more"))
     kept = []
     rows = peers.compare_peers(
-        peers.net_of("bert", rehearse=True),
+        peers.net_of("bert", "rehearsal"),
         sides,
         lambda rows: kept.append(rows),
         ends_s=time.monotonic() + 120,
@@ -109,11 +109,11 @@ def test_tfopts_side_speaks_the_same_protocol(load, net):
                 raise EOFError
             return self.windows.pop()
 
-    pipe, small = Pipe(), peers.net_of(net, rehearse=True)
+    pipe, small = Pipe(), peers.net_of(net, "rehearsal")
     way = tfopt.chain(tfopt.Pipeline(), tfopt.Execution(jit_compile=False))
     with pytest.raises(EOFError):
         load("tfopt_peer").train(
-            pipe, net, dict(small.sizes), 1, rehearse=True, chain=chain_to_toml(way)
+            pipe, net, dict(small.sizes), 1, on="rehearsal", chain=chain_to_toml(way)
         )
     (_, facts), (_, ready), (_, turn) = pipe.sent
     model = nets.build(net, small.sizes)
@@ -127,5 +127,5 @@ def test_without_a_gpu_it_refuses(load, monkeypatch, tmp_path, capsys):
     peers = load("peers")
     monkeypatch.setattr(peers, "gpu_memories", list)
     assert peers.main(["--output", str(tmp_path / "peers")]) == 2
-    assert "fix: --rehearse" in capsys.readouterr().err
+    assert "fix: --on cpu" in capsys.readouterr().err
     assert not (tmp_path / "peers").exists()
