@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,8 @@ from benchmarks.figures import save_figures
 from tfopt.measure.input_doctor import InputDiagnosis, diagnose_input
 from tfopt.measure.targets import Target
 
-FILES = Path(tempfile.gettempdir()) / "tfopt_input_faults"
+# A child's tempfile.gettempdir() is its own.
+FILES = Path(os.environ.get("TMPDIR", "/tmp"), "tfopt_input_faults")
 BATCH, PIXELS = 32, 32
 _PYTHON_LOOPS = 6000
 _WAIT_US = 1500

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -63,6 +64,17 @@ def drawing() -> Job:
     import numpy as np
 
     return job(note=str(np.random.random()))
+
+
+def leaving(dies=False) -> Job:
+    """Return a job whose data tells the temporary folder in which it left a file and a folder."""
+    handle, name = tempfile.mkstemp()
+    os.close(handle)
+    Path(tempfile.mkdtemp(), "more").touch()
+    if dies:
+        print(Path(name).parent, file=sys.stderr, flush=True)
+        os.abort()
+    return job(note=str(Path(name).parent))
 
 
 def troubled(trouble) -> Job:

@@ -1,13 +1,15 @@
 """Run work that may hang or crash: in a thread with a timeout, or in a child process.
 
 Quantized files can crash the process that opens them, and a library's threads and logs stay out of
-the user's process. A child and its own children end with the parent, however that ends.
+the user's process. A child and its own children end with the parent, however that ends. Python's
+temporary files go to a folder of the child's own, which is removed with it.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tfopt.errors import UserError, first_line
@@ -121,6 +124,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._log: IO[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Child:
         return self
@@ -182,15 +186,20 @@ class Child:
         if self._log is not None:
             self._log.close()
             self._log = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _start(self) -> None:
         self.end()
         self._pipe, other = Pipe()
         path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        self._folder = tempfile.TemporaryDirectory(prefix="tfopt-", ignore_cleanup_errors=True)
+        place = self._folder.name
+        self._log = Path(place, "output.txt").open("w+b")  # noqa: SIM115 (as long as the process)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(other.fileno())],
+                [sys.executable, "-m", __name__, str(other.fileno()), place],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.PIPE,  # closed when this process ends
                 stdout=self._log,
@@ -238,19 +247,22 @@ def ask(
     return ChildAnswers(tuple(answers))
 
 
-def _work(pipe: Connection) -> None:
+def _work(pipe: Connection, folder: str) -> None:
+    # TensorFlow's AutoGraph, for one, leaves its files to an exit handler, which SIGKILL prevents.
+    tempfile.tempdir = folder
     # Otherwise a process forked here would keep the pipe open after this one has crashed.
     os.register_at_fork(after_in_child=pipe.close)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=[folder], daemon=True).start()
     while True:
         function, arguments = pipe.recv()
         for answer in _answers(function, arguments):
             pipe.send(answer)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     while os.read(0, 1):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -269,4 +281,4 @@ def _answers(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterat
 
 
 if __name__ == "__main__":
-    _work(Connection(int(sys.argv[1])))
+    _work(Connection(int(sys.argv[1])), sys.argv[2])

@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -332,6 +334,18 @@ def test_a_child_that_dies_is_replaced():
         with pytest.raises(UserError, match="scale is not a count"):
             child(require_count, "scale", 0)
         assert list(child.each(heapq.merge, [1, 3], [2])) == [1, 2, 3]
+
+
+def test_what_a_child_leaves_in_the_temporary_folder_is_gone_with_it():
+    with Child() as child:
+        before = Path(child(tempfile.mkdtemp))
+        with pytest.raises(ChildEnded, match="killed by SIGSEGV"):
+            child(os.kill, child(os.getpid), signal.SIGSEGV)
+        left = Path(child(tempfile.mkdtemp))
+        assert left.exists()
+        assert not before.exists()
+    assert not left.exists()
+    assert left.parents[1] == Path(tempfile.gettempdir())
 
 
 def test_a_file_that_cannot_be_loaded_is_refused(served, tmp_path):

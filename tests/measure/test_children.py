@@ -74,6 +74,15 @@ def test_one_that_is_silent_is_lost_and_a_job_that_is_not_there_refused(in_toy_f
     assert caught.value.status == "refused"
 
 
+def test_what_a_child_leaves_in_the_temporary_folder_is_gone_with_it(in_toy_folder):
+    ended = Path(carried_out(target("leaving"), TellData()))
+    with pytest.raises(Lost, match="its last output: /") as lost:
+        carried_out(target("leaving", dies=True), TellData())
+    died = Path(str(lost.value).split("its last output: ")[1])
+    assert len({ended, died}) == 2
+    wait_until(lambda: not ended.exists() and not died.exists())
+
+
 def test_forked_children_draw_other_random_numbers(in_toy_folder):
     drawn = {carried_out(target("drawing"), TellData()) for _ in range(3)}
     assert len(drawn) == 3
@@ -116,7 +125,7 @@ def test_who_has_no_turn_stands_still_with_all_its_processes(start, in_toy_folde
     wait_until(lambda: not processes_in(in_toy_folder))
 
 
-def test_no_process_outlives_a_parent_that_is_killed(in_toy_folder):
+def test_no_process_and_no_temporary_file_outlives_a_parent_that_is_killed(in_toy_folder):
     code = """
         from pathlib import Path
         from toy_jobs import Talk
@@ -124,7 +133,7 @@ def test_no_process_outlives_a_parent_that_is_killed(in_toy_folder):
         from tfopt.measure.targets import Target
 
         jobs = [Target(t, "toy_jobs:troubled", arguments={"trouble": t}) for t in ("has workers", "")]
-        children = [JobProcess(job, Talk()) for job in jobs]
+        children = [JobProcess(job, Talk()) for job in (*jobs, Target("left", "toy_jobs:leaving"))]
         for child in children:
             child.send(1)
             child.receive(120)
@@ -133,11 +142,13 @@ def test_no_process_outlives_a_parent_that_is_killed(in_toy_folder):
         children[1].receive(600)
     """
     Path("parent.py").write_text("\n".join(line[8:] for line in code.splitlines()))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    (temporary := in_toy_folder / "temporary").mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)}
     parent = subprocess.Popen([sys.executable, "parent.py"], env=environment)
     try:
         wait_until(lambda: Path("ready").exists() or parent.poll() is not None)
-        assert len(processes_in(in_toy_folder)) == 5
+        assert len(processes_in(in_toy_folder)) == 6
+        assert list(temporary.glob("tfopt-*/*/*/more"))
         wait_until(lambda: "T" in processes_in(in_toy_folder).values())
         (starter,) = children_of(parent.pid)
     finally:
@@ -145,6 +156,7 @@ def test_no_process_outlives_a_parent_that_is_killed(in_toy_folder):
         parent.wait()
     wait_until(lambda: not processes_in(in_toy_folder))
     wait_until(lambda: not Path(f"/proc/{starter}").exists())
+    assert not list(temporary.iterdir())
 
 
 def children_of(pid):

@@ -150,12 +150,18 @@ class Starter:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self._count = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="tfopt-")
+        self._folder = tempfile.TemporaryDirectory(prefix="tfopt-", ignore_cleanup_errors=True)
         self._words = Path(self._folder.name, "starter.txt")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._words.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tfopt.measure.starter", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "tfopt.measure.starter",
+                    str(theirs.fileno()),
+                    self._folder.name,
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

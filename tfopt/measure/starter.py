@@ -2,8 +2,8 @@
 
 TensorFlow is loaded once, not used, and each child is forked from here, which saves it the import:
 CUDA starts in a fork too, as long as it has not started here. Each child is the leader of a process
-group, and has a watcher, which tells how it ended. All end with this process, and this process with
-its parent.
+group, and has a watcher, which tells how it ended, and a folder for Python's temporary files, which
+the watcher removes. All end with this process, and this process with its parent.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import gc
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import sys
 import sysconfig
+import tempfile
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -30,7 +32,7 @@ _FRAME = re.compile(r'\s*File "|\s{4}')  # the way to an operation, as TensorFlo
 _LONGEST_PATH = 1 << 12
 
 
-def serve(socket_number: int) -> None:
+def serve(socket_number: int, folder: str) -> None:
     """Start a child for each message of the parent, a log's path with the child's end of a pipe."""
     control = socket.socket(fileno=socket_number)
     _load_tensorflow()
@@ -38,7 +40,8 @@ def serve(socket_number: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     while True:
         log, numbers, _, _ = socket.recv_fds(control, _LONGEST_PATH, 1)
-        if not log:  # the parent is gone
+        if not log:  # the parent is gone, and may not have removed its folder
+            shutil.rmtree(folder, ignore_errors=True)
             return
         if os.fork() == 0:
             control.close()
@@ -49,6 +52,8 @@ def serve(socket_number: int) -> None:
 def _watch(pipe: int, log: str) -> None:
     """Fork the child that carries out a task; tell its process id, and in the end its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # TensorFlow's AutoGraph, for one, leaves its files to an exit handler, which never runs.
+    tempfile.tempdir = tempfile.mkdtemp(dir=Path(log).parent)
     pid = os.fork()
     if pid == 0:
         _become_child(pipe, log)
@@ -66,6 +71,7 @@ def _watch(pipe: int, log: str) -> None:
     with suppress(OSError):  # of a parent that has let go of the child
         told.send(("started", pid))
         told.send(("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    shutil.rmtree(tempfile.tempdir, ignore_errors=True)
     os._exit(0)
 
 
@@ -171,4 +177,4 @@ def _place(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), sys.argv[2])
