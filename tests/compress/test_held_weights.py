@@ -129,7 +129,8 @@ def test_depthwise_kernels_are_left_alone_unless_they_are_named(held):
     assert model.layers[0].kernel.constraint is not None
     model = held.on(dense_model(), layers="^hid")
     _, out = pruning_report(model) if held is MASKS else clustering_report(model)
-    assert out.remark == "not among the chosen layers"
+    verb = "prune" if held is MASKS else "cluster"
+    assert out.remark == f"not chosen, or frozen when {verb}() was called"
     assert [layer.kernel.constraint is None for layer in model.layers] == [False, True]
 
 

@@ -158,6 +158,9 @@ def _rows(entry: Site | UnprunableLayer, most: int | None) -> list[LayerClusters
     return rows or [LayerClusters(entry.path, 0, 0, None, remark)]
 
 
+_UNCHOSEN = "not chosen, or frozen when cluster() was called"
+
+
 def _remark(site: Site, most: int | None) -> tuple[int | None, str | None]:
     """Return the number of clusters of a site, or None, and a remark."""
     from tfopt.compress.weight_clusters import WeightClusters
@@ -168,7 +171,7 @@ def _remark(site: Site, most: int | None) -> tuple[int | None, str | None]:
         waits = f"its clusters are formed at step {constraint.begin_step}"
         return constraint.clusters, waits if constraint.waits else None
     reason = _obstacle(site, most or 0)
-    remark = reason or ("not among the chosen layers" if most else "no clusters")
+    remark = reason or (_UNCHOSEN if most else "no clusters")
     return None, remark + ("; its zeros are kept" if isinstance(constraint, WeightMask) else "")
 
 

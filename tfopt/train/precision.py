@@ -141,14 +141,15 @@ def _obstacle(layer: Any, policy: str) -> str | None:
             return f"does not build in {policy}"
         computes = _is_traced(made, shape) or not _is_traced(plain, shape)
     # A container or an input computes nothing itself; the other layers have to follow.
-    left = [
-        inner.name
-        for inner in layers_inside(made)
+    left = dict.fromkeys(
+        type(created).__name__
+        for created in layers_inside(made, recursive=False)
+        for inner in layers_of(created)
         if inner.dtype_policy.name in set(PLAIN) - {policy}
         and not (layers_inside(inner) or isinstance(inner, keras.layers.InputLayer))
-    ]
+    )
     if left:
-        return f"creates layers without passing its dtype on: {', '.join(left)}"
+        return f"creates {', '.join(left)} without dtype=self.dtype_policy"
     return None if computes else f"does not compute in {policy}"
 
 
