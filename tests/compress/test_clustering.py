@@ -10,6 +10,20 @@ from tfopt.compress.cluster import cluster, clustering_report
 from tfopt.compress.strip import strip
 
 
+def test_each_value_is_the_mean_of_the_weights_nearest_to_it():
+    model = dense_model()
+    twin = keras.models.clone_model(model)
+    twin.set_weights(model.get_weights())
+    before = model.layers[0].kernel.numpy()
+    cluster(model, 6)
+    after = model.layers[0].kernel.numpy()
+    values = np.unique(after)
+    np.testing.assert_array_equal(after, values[np.abs(before[..., None] - values).argmin(-1)])
+    for value in values:
+        assert before[after == value].mean() == pytest.approx(value, rel=1e-5)
+    assert_same(model, cluster(twin, 6))
+
+
 def test_a_cluster_moves_by_the_mean_of_what_its_weights_would_have_moved():
     model, free = (dense_model(optimizer=keras.optimizers.SGD(0.1)) for _ in range(2))
     free.set_weights(model.get_weights())

@@ -12,6 +12,7 @@ from tfopt.compress.patterns import UNSTRUCTURED, Block, TwoOfFour, as_pattern
 from tfopt.compress.prune import prune, pruning_report, settings
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compress.strip import strip
+from tfopt.compress.weight_mask import WeightMask
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -24,6 +25,31 @@ def kept(weights, pattern, sparsity=0.5, inputs=(0,), jit=False):
         return pattern.choose(tf.abs(values), schedule, 0, inputs)
 
     return tf.function(choose, jit_compile=jit)(tf.constant(weights)).numpy()
+
+
+def test_sparsity_zero_keeps_all_and_something_is_always_kept():
+    assert kept(np.zeros(5, "float32"), UNSTRUCTURED, 0.0).all()
+    row = np.arange(5, dtype="float32")
+    assert kept(row, UNSTRUCTURED, 0.99).tolist() == [False] * 4 + [True]
+
+
+def test_a_weight_that_became_nan_stays_visible():
+    mask = WeightMask(ConstantSparsity(0.5))
+    kernel = keras.Variable(np.float32([np.nan, 1.0, 2.0, 3.0]))
+    assert np.isnan(mask(kernel).numpy()).tolist() == [True, False, False, False]
+    assert mask(kernel).numpy()[1:].tolist() == [0.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize(("jit", "dtype"), [(False, "float64"), (True, "float32")])
+def test_single_weights_are_chosen_as_a_stable_sort_would(jit, dtype):
+    # From subnormal to infinite, with repetitions.
+    values = RNG.standard_normal(4000) * 10.0 ** RNG.integers(-44, 38, 4000)
+    weights = RNG.permutation(np.concatenate([values, values[:500], [np.inf, 0.0, -0.0]]))
+    weights = weights.astype(dtype)
+    order = np.argsort(-np.abs(weights), kind="stable")
+    for sparsity in (0.1, 0.5, 0.903, 0.999):
+        stays = np.flatnonzero(kept(weights, UNSTRUCTURED, sparsity, jit=jit))
+        assert sorted(stays) == sorted(order[: round(len(weights) * (1 - sparsity))])
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -297,6 +297,7 @@ def test_a_subclassed_model_is_rebuilt_in_float32_for_its_file():
     model = Holder(keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(3)]))
     model(x)
     made = quantize(tfopt.mixed_precision(model, "mixed_bfloat16"), calibration=x)
+    assert "another precision" in str(made)
     np.testing.assert_allclose(made.predict(x)[0], model.predict(x, verbose=0), atol=0.05)
 
 
@@ -403,6 +404,7 @@ ROWS = RNG.random((16, 4)).astype("float32")
         (lookup_like, {}, "no kernel for Erfinv"),
         (not_finite, {}, "NaN or infinite"),
         (quantized, {}, "quantized already"),
+        (lambda: quantize_aware(dense()), {}, r"tfopt\.strip\(model\) first"),
         (keras2, {}, "must be a Keras 3 model"),
         (dense, {"precision": "int7"}, "float32, float16, int8"),
         (dense, {"precision": "dynamic", "integer_io": True}, "integer_io"),

@@ -1,10 +1,11 @@
-"""Zeros and few values stay what they are under quantization-aware training, into the file."""
+"""What quantization-aware training leaves as it is: zeros and few values, into the file; own results."""
 
 import keras
 import numpy as np
 import pytest
 from int8_kernels import int8_kernels
 from keras import layers
+from one_file import OneFile
 
 import tfopt
 
@@ -85,3 +86,38 @@ def test_a_file_saved_after_an_average_holds_what_was_held(tmp_path, held):
             assert np.mean(kernel == 0) >= 0.74
         else:
             assert len(np.unique(kernel)) <= 6
+
+
+def test_masks_and_the_values_of_int4_are_in_the_file():
+    x = keras.Input((16,))
+    model = keras.Model(x, layers.Dense(3, name="out")(layers.Dense(64, "relu", name="in")(x)))
+    model.compile("adam", "mse", jit_compile=False)
+    tfopt.prune(model, 0.75, layers="^in")
+    tfopt.quantize_aware(model, "int4")
+    data = RNG.normal(size=(64, 16)).astype("float32")
+    model.fit(data, RNG.normal(size=(64, 3)), verbose=0)
+    made = tfopt.quantize(tfopt.strip(model), calibration=data)
+    stored = int8_kernels(made.content, (1024,))[1024].reshape(64, 16)
+    assert np.mean(stored == 0) >= 0.75
+    assert max(len(np.unique(row)) for row in stored) <= 15
+
+
+class FeedForward(layers.Layer):
+    """Has an activation in the middle, which Keras's attribute does not tell from one at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.activation = keras.activations.relu
+        self.up, self.down = layers.Dense(32), layers.Dense(16)
+
+    def call(self, x):
+        return self.down(self.activation(self.up(x)))
+
+
+def test_nothing_is_cut_off_the_result_of_a_call_of_ones_own():
+    rows = RNG.normal(size=(128, 16)).astype("float32")
+    file = OneFile({"own": lambda x: FeedForward()(layers.Dense(16)(x))}, rows)
+    after, plain = file.trained_aware(batches=1)["own"], file.wanted["own"]
+    step = np.ptp(plain) / 255
+    assert abs(after.min() - plain.min()) < 6 * step
+    assert abs(after.max() - plain.max()) < 6 * step

@@ -175,7 +175,8 @@ def test_layers_that_are_not_followed_are_named_and_their_work_is_not_guessed():
 
 
 def test_layers_are_chosen_and_the_report_says_who_was_not():
-    for choice in ("second", lambda layer: layer.name == "second", layers.Conv2D):
+    by_type = (layers.Conv2D, layers.Embedding)
+    for choice in ("second", lambda layer: layer.name == "second", layers.Conv2D, by_type):
         report = channels_report(small_cnn(), 0.5, layers=choice)
         rows = {group.layers[0]: group for group in report.groups}
         assert rows["second"].after == 32
@@ -322,6 +323,8 @@ def aware_inside():
         (small_cnn, {"options": 5}, "options must be a ChannelOptions"),
         (small_cnn, {"layers": "nowhere"}, "correct layers="),
         (small_cnn, {"layers": "("}, "not a regular expression"),
+        (small_cnn, {"layers": ()}, "does not choose layers"),
+        (small_cnn, {"layers": layers.Dense(1)}, "does not choose layers"),
         (small_cnn, {"target": "parameters", "fraction": 0.999}, "use a smaller fraction"),
         (small_cnn, {"fraction": 0.05}, "every width rounds to itself"),
         (small_cnn, {"target": lambda m: float("nan")}, "is not a number"),
