@@ -51,6 +51,7 @@ SUITE = (
     "tests/doctor/test_command.py",
     "tests/recipes/test_recipe_modules.py",
     "tests/measure/test_children.py",
+    "tests/measure/test_trainings.py",
     "tests/tune/test_batch_size.py",
     "tests/tune/test_given_model.py",
     "tests/train/test_split.py",

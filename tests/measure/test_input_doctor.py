@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfopt import Data, Distribute, Job, Pipeline, chain
 from tfopt.commands.cli import main
+from tfopt.keras_internals import last_step
 from tfopt.measure.engine import Engine
 from tfopt.measure.input_doctor import StageTime, judged
 from tfopt.measure.input_ways import Changed, Drained, Resident
@@ -160,7 +161,7 @@ def steps_by(way, ready, steps=10):
     """Take some steps of the model in a way; return the job as the way made it."""
 
     def stop(batch, logs):
-        ready.model.stop_training = batch + 1 >= steps
+        ready.model.stop_training = last_step(ready.model, batch) + 1 >= steps
 
     made = way.ready(ready)
     made.train(callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=stop)])

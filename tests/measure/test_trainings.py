@@ -79,7 +79,7 @@ def test_ends_of_epochs_are_a_share_without_validation_and_reading(monkeypatch):
     monkeypatch.setattr(scores, "time", clock)
     job = SimpleNamespace(epochs=3)
     ready = SimpleNamespace(facts=SimpleNamespace(steps_per_epoch=4), job=job)
-    ready.data = SimpleNamespace(test=None)
+    ready.data, ready.model = SimpleNamespace(test=None), SimpleNamespace(steps_per_execution=1)
     watching = scores._Scores(ready, 10)
     callback = watching.callback()
     clock.now = 50.0  # the first execution compiles

@@ -24,6 +24,7 @@ from tfopt.job.job import Job
 from tfopt.job.parts import Artefact
 from tfopt.job.rebuild import rebuild
 from tfopt.job.transform import Chain
+from tfopt.keras_internals import last_step
 from tfopt.report.training import Reading, Training
 from tfopt.run import Outcome, Prepared, prepared
 
@@ -105,7 +106,8 @@ class _Scores:
 
     def _execution_ends(self, batch: int, logs: object) -> None:
         now = time.perf_counter()
-        reached = batch + 1 if self._length is None else min(batch + 1, self._length)
+        reached = last_step(self._ready.model, batch) + 1
+        reached = reached if self._length is None else min(reached, self._length)
         if self.steps:  # the first execution compiles; XLA also a smaller last batch
             inside = self._done and reached != self._length
             (self._within_s if inside else self._between_s).append(now - self._last)
