@@ -17,7 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -71,13 +71,21 @@ def handling(handle: Callable[[int, Any], object], *numbers: int) -> Iterator[No
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def signals_as_interrupt(*numbers: int) -> AbstractContextManager[None]:
-    """Return a context in which these signals raise KeyboardInterrupt, as Ctrl-C does."""
+@contextmanager
+def signals_as_interrupt(*numbers: int) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at the first of these signals, as Ctrl-C does; yield those heard.
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    Later ones do not disturb how it ends: ``timeout`` sends its signal twice.
+    """
+    heard: list[int] = []
 
-    return handling(interrupt, *numbers)
+    def interrupt(number: int, _: object) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            raise KeyboardInterrupt
+
+    with handling(interrupt, *numbers):
+        yield heard
 
 
 def last_lines(output: str) -> str:

@@ -113,21 +113,26 @@ def test_json_is_one_document_and_nothing_else(folder, shown, capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_what_was_measured(folder):
-    """One job alone, stopped in its turns: a valid report, and no process that stays."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_leave_what_was_measured(folder, number, code):
+    """One job alone, stopped in its turns: a valid report, no process and no temporary file."""
     command = [sys.executable, "-m", "tfopt", "bench", "toy_jobs:job"]
     command += ["--set", "samples=512", "--budget", "60s", "--output", "out"]
     path = os.pathsep.join(sys.path)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+    (temporary := folder / "temporary").mkdir()
+    environment = {
+        **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path, "TMPDIR": str(temporary)
+    }  # fmt: skip
     stopped = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     while "turns of" not in (line := stopped.stdout.readline()):
         assert line, "it ended before its turns"
     time.sleep(3)
-    stopped.send_signal(signal.SIGINT)
+    stopped.send_signal(number)
     told, _ = stopped.communicate(timeout=60)
-    assert stopped.returncode == 130, told
+    assert stopped.returncode == code, told
+    assert not list(temporary.iterdir())
     report = read_bench_report(folder / "out/bench.json")
     assert not report.complete
     assert report.reference.processes

@@ -1,6 +1,8 @@
 """The tfopt command: one vocabulary, one error a mistake, errors in the words of the flags."""
 
 import argparse
+import re
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +11,8 @@ from bench_reports import single
 
 from tfopt.commands.cli import _parser, main
 from tfopt.recipes import cnn_mnist
-from tfopt.recipes.flags import count, duration, in_flags, points
+from tfopt.recipes.flags import count, duration, exit_code_of, in_flags, points
+from tfopt.subprocesses import handling
 
 
 @pytest.fixture
@@ -52,6 +55,51 @@ def test_the_same_thing_has_the_same_flag_in_every_command():
     assert [name for name, flags in found.items() if "--max-drop" in flags] == [
         "tune", "bench", "export", "optimize",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_as_ctrl_c_does_with_its_own_exit_code(capsys, number):
+    done = []
+
+    def work():
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)  # timeout sends it twice
+            done.append("cleaned up")
+
+    before = signal.getsignal(number)
+    for debug, told in (
+        (False, r"Interrupted\.\n"),
+        (True, r"Traceback(.|\n)*KeyboardInterrupt\n"),
+    ):
+        try:
+            assert exit_code_of(work, debug=debug) == 128 + number
+            signal.raise_signal(number)  # once more, at exit
+        finally:
+            signal.signal(number, before)
+        assert re.fullmatch(told, capsys.readouterr().err)
+    assert done == ["cleaned up"] * 2
+
+
+def test_a_signal_that_is_ignored_or_has_a_handler_of_the_work_ends_no_command():
+    heard = []
+
+    def work(code=7):
+        signal.raise_signal(signal.SIGTERM)
+        return code
+
+    def with_its_own_handler():
+        with handling(lambda number, _: heard.append(number), signal.SIGTERM):
+            return work(signal.SIGTERM)
+
+    assert exit_code_of(with_its_own_handler, debug=False) == signal.SIGTERM
+    assert heard == [signal.SIGTERM]
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert exit_code_of(work, debug=False) == 7
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_times_counts_and_points():

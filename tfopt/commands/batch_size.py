@@ -1,13 +1,12 @@
 """Find the largest batch that trains, the fastest one, and what each takes: ``tfopt batch-size``.
 
-Ctrl-C and a request to terminate end the search with what was found by then.
+Ctrl-C ends the search with what was found by then.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
 from typing import Any
 
@@ -43,10 +42,9 @@ def _batch_size(options: argparse.Namespace) -> int:
     output = arguments.output_folder(options, target, "batch_size")
     # A mistake above is told before these are loaded.
     from tfopt.files import alone_in, write_atomically
-    from tfopt.subprocesses import signals_as_interrupt
     from tfopt.tune.batch_size import find_batch_size
 
-    with arguments.json_alone(options), alone_in(output), signals_as_interrupt(signal.SIGTERM):
+    with arguments.json_alone(options), alone_in(output):
         try:
             found = find_batch_size(
                 target.job,

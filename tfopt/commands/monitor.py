@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -92,7 +91,6 @@ def _monitor(options: argparse.Namespace) -> int:
 
     from tfopt.files import target_of, write_atomically
     from tfopt.monitor.sampler import watching
-    from tfopt.subprocesses import signals_as_interrupt
 
     if options.dashboard is not None:
         dashboard = resources.files("tfopt.monitor.outlets") / "grafana.json"
@@ -104,7 +102,7 @@ def _monitor(options: argparse.Namespace) -> int:
         )
         next(samples)  # it has no rates yet
         _open_outlets(stack, sampler, options)
-        with suppress(KeyboardInterrupt), signals_as_interrupt(signal.SIGTERM, signal.SIGHUP):
+        with suppress(KeyboardInterrupt):
             if options.once:
                 samples = islice(samples, 1)
             if options.json:

@@ -1,6 +1,6 @@
 """Find the chain that trains a job fastest on this machine: ``tfopt tune``.
 
-Ctrl-C and a request to terminate end the search, and leave what is certain by then.
+Ctrl-C ends the search, and leaves what is certain by then.
 """
 
 from __future__ import annotations

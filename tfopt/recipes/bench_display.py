@@ -1,12 +1,11 @@
 """Carry out a search or a measurement for a person: progress, a table, files.
 
-Ctrl-C and a request to terminate end the processes, leave what was measured as a valid report, and
-show in the exit code; two measurements never share a folder.
+Ctrl-C ends the processes, leaves what was measured as a valid report, and shows in the exit code;
+two measurements never share a folder.
 """
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from tfopt.errors import UserError
@@ -19,7 +18,6 @@ from tfopt.report.bench_report import BenchReport
 from tfopt.report.documents import Report
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of
-from tfopt.subprocesses import signals_as_interrupt
 from tfopt.tune.search import Search
 from tfopt.tune.tune import Tuned, tuned
 
@@ -33,7 +31,7 @@ def bench_and_show(
     console = display.console
     with alone_in(output):
         try:
-            with signals_as_interrupt(signal.SIGTERM), display:
+            with display:
                 report = bench(plan, display, output)
         except KeyboardInterrupt:
             console.print("Interrupted: nothing was measured yet.")
@@ -52,7 +50,7 @@ def tune_and_show(
     search: Search, output: Path, display: Display, *, reports: Path | None = None
 ) -> Tuned:
     """Find the fastest chain; leave it in ``output`` as tuned.toml, the report in ``reports``."""
-    with alone_in(output), signals_as_interrupt(signal.SIGTERM):
+    with alone_in(output):
         found = tuned(search, display)
         Report(found.report).save(reports or output)
         (output / RECIPE).unlink(missing_ok=True)

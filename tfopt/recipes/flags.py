@@ -10,6 +10,7 @@ import io
 import json
 import math
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -153,12 +154,26 @@ def exit_code_of(
 ) -> int:
     """Return the code of ``work``; a user's mistake is one message, and Ctrl-C one line.
 
+    SIGTERM and SIGHUP end it as Ctrl-C does, with children and temporary files; the exit code is
+    128 + the signal's number, and the signal is ignored until the process has ended.
+
     Under ``debug`` either has its traceback, as a defect of tfopt always has, whose exit code is
     not Python's 1: that says "regression" or "failure". A message names the flags of
     ``parser``. What the output's encoding lacks is printed as "?".
     """
+    from tfopt.subprocesses import signals_as_interrupt
+
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    with signals_as_interrupt(signal.SIGTERM, signal.SIGHUP) as heard:
+        code = _code_of(work, debug, parser)
+    if not heard or code != INTERRUPTED:
+        return code
+    signal.signal(heard[0], signal.SIG_IGN)
+    return 128 + heard[0]
+
+
+def _code_of(work: Callable[[], int], debug: bool, parser: argparse.ArgumentParser | None) -> int:
     try:
         return work()
     except BrokenPipeError:
@@ -166,8 +181,9 @@ def exit_code_of(
     except KeyboardInterrupt:
         # Of the time before and after a measurement, which reports its own interruption.
         if debug:
-            raise
-        print("Interrupted.", file=sys.stderr)
+            traceback.print_exc()
+        else:
+            print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         code = error.exit_code if isinstance(error, UserError) else DEFECT
