@@ -18,23 +18,21 @@ ROWS = RNG.normal(size=(96, 12)).astype("float32")
 CLASSES = (ROWS.sum(axis=1) > 0).astype("int64")
 
 
-def dense_model(activation="tanh", **compile_arguments):
-    model = keras.Sequential(
-        [
-            keras.Input((12,)),
-            layers.Dense(16, activation, name="hidden"),
-            layers.Dense(4, name="out"),
-        ]
-    )
-    # Compiling by XLA takes longer than these trainings; it has cases of its own.
-    settings = {"optimizer": "adam", "loss": "mse", "jit_compile": False, **compile_arguments}
-    model.compile(**settings)
+def compiled(*parts, **settings):
+    """Return a Sequential model, compiled without XLA, which takes longer than these trainings."""
+    model = keras.Sequential(list(parts))
+    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **settings})
     return model
 
 
-def fit(model, epochs=1, **arguments):
+def dense_model(activation="tanh", **settings):
+    hidden = layers.Dense(16, activation, name="hidden")
+    return compiled(keras.Input((12,)), hidden, layers.Dense(4, name="out"), **settings)
+
+
+def fit(model, epochs=1, data=(X, Y), **arguments):
     """Train eight steps an epoch."""
-    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **arguments)
+    return model.fit(*data, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **arguments)
 
 
 def loaded(model, folder):
@@ -79,14 +77,9 @@ def a_job(data=None, **settings):
     """A job of 24 steps, which tells two classes apart."""
 
     def build():
-        return keras.Sequential(
-            [
-                keras.Input((12,)),
-                layers.Dense(16, "relu", name="hidden"),
-                layers.BatchNormalization(name="norm"),
-                layers.Dense(2, "softmax", name="out"),
-            ]
-        )
+        norm, out = layers.BatchNormalization(name="norm"), layers.Dense(2, "softmax", name="out")
+        hidden = layers.Dense(16, "relu", name="hidden")
+        return keras.Sequential([keras.Input((12,)), hidden, norm, out])
 
     return Job(
         build=build,

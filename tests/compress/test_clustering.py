@@ -3,7 +3,17 @@
 import keras
 import numpy as np
 import pytest
-from dense_nets import X, Y, assert_same, dense_model, fit, loaded, set_zeros, zeros_of
+from dense_nets import (
+    X,
+    Y,
+    assert_same,
+    compiled,
+    dense_model,
+    fit,
+    loaded,
+    set_zeros,
+    zeros_of,
+)
 from keras import layers
 
 from tfopt.compress.cluster import cluster, clustering_report
@@ -40,17 +50,14 @@ def test_a_cluster_moves_by_the_mean_of_what_its_weights_would_have_moved():
 
 def test_kernels_of_many_shapes_bring_no_warning_of_retracing(caplog):
     hidden = [layers.Dense(units, "relu") for units in range(8, 14)]
-    model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1)])
-    model.compile("sgd", "mse")
-    cluster(model, 4)
-    model.fit(np.ones((8, 6)), np.ones((8, 1)), batch_size=4, verbose=0)
+    model = cluster(compiled(keras.Input((12,)), *hidden, layers.Dense(4)), 4)
+    fit(model)
     # Keras's own step may be named, after other tests of this process.
     assert "_even" not in caplog.text
 
 
 def test_a_step_without_gradients_changes_no_bit():
-    model = dense_model(optimizer=keras.optimizers.SGD(0.0))
-    cluster(model, 5)
+    model = cluster(dense_model(optimizer=keras.optimizers.SGD(0.0)), 5)
     before = model.get_weights()
     fit(model)
     assert_same(before, model)
@@ -73,52 +80,34 @@ def test_zeros_of_a_pruned_model_stay_and_nothing_else_becomes_zero(tmp_path):
         assert all(row.values <= 4 for row in clustering_report(each))
 
 
-def depthwise_model():
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 4)),
-            layers.DepthwiseConv2D(3, name="depthwise"),
-            layers.Conv2D(8, 1, name="pointwise"),
-            layers.Flatten(),
-            layers.Dense(3, name="out"),
-        ]
-    )
-    model.compile("adam", "mse", jit_compile=False)
-    return model
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"layers": "pointwise"}])
 def test_kernels_without_clusters_keep_their_zeros_too(tmp_path, settings):
-    model = depthwise_model()
+    depthwise = layers.DepthwiseConv2D(3, name="depthwise")
+    pointwise, out = layers.Conv2D(8, 1, name="pointwise"), layers.Dense(3, name="out")
+    model = compiled(keras.Input((6, 6, 4)), depthwise, pointwise, layers.Flatten(), out)
     zeros = set_zeros(model, 0.5)
     cluster(model, 4, **settings)
     remarks = {row.path: row.remark or "" for row in clustering_report(model)}
     assert remarks["depthwise/kernel"].endswith("its zeros are kept")
-    images, targets = np.ones((32, 6, 6, 4), "float32"), np.ones((32, 3), "float32")
-    model.fit(images, targets, verbose=0)
+    data = np.ones((32, 6, 6, 4), "float32"), np.ones((32, 3), "float32")
+    fit(model, data=data)
     again = loaded(model, tmp_path)
-    again.fit(images, targets, verbose=0)
+    fit(again, data=data)
     for each in (again, strip(again), strip(model)):
         assert_same(zeros_of(each), zeros)
     assert all(layer.kernel.constraint is None for layer in model.layers if layer.weights)
 
 
-def without_rate(model):
-    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
-    return model
-
-
 @pytest.mark.parametrize("share", [0, 0.6])
 def test_a_training_resumed_from_weights_goes_on_with_their_clusters(tmp_path, share):
-    model = dense_model()
-    set_zeros(model, share)
-    cluster(model, 5)
-    backup = {"backup_dir": tmp_path / "backup", "delete_checkpoint": False}
-    fit(without_rate(model), callbacks=[keras.callbacks.BackupAndRestore(**backup)])
-    again = dense_model()
-    set_zeros(again, share)
-    cluster(again, 5)
-    callbacks = [keras.callbacks.BackupAndRestore(**backup)]
-    fit(without_rate(again), epochs=2, callbacks=callbacks)
-    assert_same(model, again)
+    models = []
+    for epochs in (1, 2):
+        model = dense_model()
+        set_zeros(model, share)
+        cluster(model, 5)
+        model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+        kept = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+        fit(model, epochs=epochs, callbacks=[kept])
+        models.append(model)
+    assert_same(*models)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from dense_nets import loaded
+from dense_nets import compiled, fit, loaded
 from keras import layers
 
 from tfopt.compress.kernels import find_sites
@@ -139,27 +139,19 @@ def test_a_model_is_trained_saved_and_trained_on_in_two_of_four(tmp_path):
 
 
 def test_blocks_survive_training_by_a_schedule():
-    model = keras.Sequential([keras.Input((16,)), layers.Dense(32), layers.Dense(2)])
-    model.compile("sgd", "mse")
-    x, y = RNG.normal(size=(64, 16)), RNG.normal(size=(64, 2))
+    model = compiled(keras.Input((16,)), layers.Dense(32), layers.Dense(2))
     prune(model, PolynomialSparsity(0.75, end_step=4, frequency=1), pattern="4x8")
-    model.fit(x, y, batch_size=8, verbose=0)
+    fit(model, data=(RNG.normal(size=(64, 16)), RNG.normal(size=(64, 2))))
     zeros = model.layers[0].kernel.numpy() == 0
     blocks = zeros.reshape(4, 4, 4, 8).transpose(0, 2, 1, 3).reshape(16, 32)
     assert sorted(blocks.all(axis=1)) == [False] * 4 + [True] * 12
-    left = [row for row in pruning_report(model) if row.target is None]
-    assert [row.path for row in left] == ["dense_1/kernel"] or len(left) == 1
-    assert "larger than the kernel" in left[0].remark
+    (left,) = (row for row in pruning_report(model) if row.target is None)
+    assert "larger than the kernel" in left.remark
 
 
 def test_a_pattern_goes_by_its_name():
-    for name, pattern in (
-        ("2:4", TwoOfFour()),
-        ("1x16", Block(1, 16)),
-        ("unstructured", UNSTRUCTURED),
-    ):
-        assert as_pattern(name) == pattern
-        assert str(pattern) == name
+    for pattern in (TwoOfFour(), Block(1, 16), UNSTRUCTURED):
+        assert as_pattern(str(pattern)) == pattern
     for wrong in ("", "2/4", "1:4", "0x4", None, 4):
         with pytest.raises(UserError, match="Unknown pattern"):
             as_pattern(wrong)
@@ -178,9 +170,6 @@ def test_a_sparsity_that_contradicts_the_pattern_is_refused():
 
 
 def test_a_model_without_a_kernel_for_the_pattern_is_told_why():
-    model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
-    before = model.get_weights()
     with pytest.raises(UserError, match="by 2:4") as caught:
-        prune(model, pattern="2:4")
+        prune(compiled(keras.Input((2,)), layers.Dense(3)), pattern="2:4")
     assert "2 input channels" in caught.value.received
-    np.testing.assert_array_equal(before[0], model.get_weights()[0])

@@ -109,10 +109,8 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
 
 
 @pytest.mark.parametrize("given", [None, "x", keras.Model])
-@pytest.mark.parametrize(
-    "report", [tfopt.compress.pruning_report, tfopt.compress.clustering_report]
-)
-def test_what_is_no_model_is_refused(report, given):
-    for function in (tfopt.strip, tfopt.compress.hold, report):
+def test_what_is_no_model_is_refused(given):
+    reports = tfopt.compress.pruning_report, tfopt.compress.clustering_report
+    for function in (tfopt.strip, tfopt.compress.hold, *reports):
         with pytest.raises(UserError, match=r"must be a Keras 3 model|x does not exist"):
             function(given)

@@ -10,14 +10,8 @@ import tfopt
 def net():
     keras.utils.set_random_seed(0)
     norms = [layers.BatchNormalization(name=f"norm_{n}") for n in range(6)]
-    return keras.Sequential(
-        [
-            keras.Input((8,)),
-            layers.Dense(20, "relu", name="hidden"),
-            *norms,
-            layers.Dense(3, "softmax", name="out"),
-        ]
-    )
+    hidden, out = layers.Dense(20, "relu", name="hidden"), layers.Dense(3, "softmax", name="out")
+    return keras.Sequential([keras.Input((8,)), hidden, *norms, out])
 
 
 def test_sparsity_and_clusters_are_tables():
@@ -28,9 +22,8 @@ def test_sparsity_and_clusters_are_tables():
     assert hidden.split() == ["hidden/kernel", "160", "50.0%", "50.0%"]
     assert out.split()[:2] == ["out/kernel", "60"]
     assert together.split() == ["together", "220", "50.0%"]
-    assert left == [
-        "left alone: norm_0, norm_1, norm_2 and 3 more (BatchNormalization has no kernel)"
-    ]
+    norms = "norm_0, norm_1, norm_2 and 3 more"
+    assert left == [f"left alone: {norms} (BatchNormalization has no kernel)"]
     clustered = str(tfopt.compress.clustering_report(tfopt.cluster(net(), 4))).splitlines()
     assert clustered[1].split() == ["hidden/kernel", "160", "4", "4"]
     assert clustered[-1:] == left

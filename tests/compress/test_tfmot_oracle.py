@@ -7,12 +7,12 @@ the two exchange arrays through files.
 import subprocess
 import sys
 import textwrap
-from dataclasses import asdict
 from importlib.util import find_spec
 
 import keras
 import numpy as np
 import pytest
+from dense_nets import compiled, kernel_layers
 from keras import layers
 
 from tfopt.compress.prune import prune
@@ -41,18 +41,9 @@ SCHEDULES = {
 ORACLE = """
     import numpy as np
     import tf_keras
-    from tfopt.compress.keras2 import load_tfmot
-    sparsity = load_tfmot().sparsity.keras
+    import tfopt
+    from tfopt.compress import ConstantSparsity, PolynomialSparsity
     given, found = np.load({given!r}), {{}}
-
-    def schedule_of(**s):
-        if "initial_sparsity" in s:
-            return sparsity.PolynomialDecay(
-                s["initial_sparsity"], s["sparsity"], s["begin_step"], s["end_step"],
-                frequency=s["frequency"],
-            )
-        end = -1 if s["end_step"] is None else s["end_step"]
-        return sparsity.ConstantSparsity(s["sparsity"], s["begin_step"], end, s["frequency"])
 
     def twin(schedule):
         model = tf_keras.Sequential([
@@ -62,14 +53,13 @@ ORACLE = """
             tf_keras.layers.Dense(4),
         ])
         model.set_weights([given[f"weights:{{i}}"] for i in range(6)])
-        model = sparsity.prune_low_magnitude(model, schedule)
+        model = tfopt.prune(model, schedule)
         model.compile(tf_keras.optimizers.legacy.SGD(0.05), "mse", jit_compile=False)
-        callbacks = [sparsity.UpdatePruningStep()]
-        model.fit(given["x"], given["y"], batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
+        model.fit(given["x"], given["y"], batch_size=8, shuffle=False, verbose=0)
         return model
 
-    for name, config in {schedules!r}.items():
-        model = twin(schedule_of(**config))
+    for name, schedule in {schedules!r}.items():
+        model = twin(schedule)
         wrapped = [layer for layer in model.layers if layer.pruning_vars]
         for i, layer in enumerate(wrapped):
             (kernel, mask, _), = layer.pruning_vars
@@ -81,17 +71,14 @@ ORACLE = """
 
 def twin():
     """The same model as the oracle's."""
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 2)),
-            layers.Conv2D(6, 3, activation="tanh"),
-            layers.Flatten(),
-            layers.Dense(16, activation="tanh"),
-            layers.Dense(4),
-        ]
+    return compiled(
+        keras.Input((8, 8, 2)),
+        layers.Conv2D(6, 3, activation="tanh"),
+        layers.Flatten(),
+        layers.Dense(16, activation="tanh"),
+        layers.Dense(4),
+        optimizer=keras.optimizers.SGD(0.05),
     )
-    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-    return model
 
 
 def normal(*shape):
@@ -110,9 +97,8 @@ def given():
 def oracle(given, tmp_path_factory):
     folder = tmp_path_factory.mktemp("oracle")
     np.savez(folder / "given.npz", **given)
-    schedules = {name: asdict(schedule) for name, schedule in SCHEDULES.items()}
     paths = {"given": str(folder / "given.npz"), "found": str(folder / "found.npz")}
-    code = textwrap.dedent(ORACLE).format(schedules=schedules, **paths)
+    code = textwrap.dedent(ORACLE).format(schedules=SCHEDULES, **paths)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(np.load(folder / "found.npz"))
@@ -125,7 +111,7 @@ def test_a_training_in_lock_step_with_tfmot_ends_with_its_masks_and_weights(give
     prune(model, SCHEDULES[name])
     model.fit(given["x"], given["y"], batch_size=8, shuffle=False, verbose=0)
     strip(model)
-    kernels = [layer.kernel.numpy() for layer in model.layers if hasattr(layer, "kernel")]
+    kernels = [layer.kernel.numpy() for layer in kernel_layers(model)]
     assert len(kernels) == 3
     for i, kernel in enumerate(kernels):
         np.testing.assert_array_equal(kernel != 0, oracle[f"{name}:mask:{i}"].astype(bool))

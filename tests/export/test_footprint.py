@@ -1,31 +1,27 @@
-"""Sizes and latencies of models, one beside the other."""
+"""Sizes and latencies of models and of the files that serve them, one beside the other."""
 
 import gzip
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfopt
 from tfopt.errors import UserError
-from tfopt.export.model_footprint import against, footprint
-from tfopt.report.footprints import flops_in_words
+from tfopt.export.model_footprint import against, compared_served, footprint
+from tfopt.export.serving import served_by
+from tfopt.job.parts import Artefact
+from tfopt.report.footprints import flops_in_words, serving_table
 
 X = np.random.default_rng(0).random((40, 8, 8, 1), dtype="float32")
 
 
 def net(width=64):
     keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(4, 3, use_bias=False),
-            layers.Flatten(),
-            layers.Dense(width, "relu"),
-            layers.Dense(10),
-        ]
-    )
+    convolved = [keras.Input((8, 8, 1)), layers.Conv2D(4, 3, use_bias=False), layers.Flatten()]
+    return keras.Sequential([*convolved, layers.Dense(width, "relu"), layers.Dense(10)])
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +111,6 @@ def test_a_model_with_open_sizes_or_a_fixed_batch_has_a_note():
         np.testing.assert_array_equal(one, other)
 
 
-def aware():
-    model = net()
-    model.compile("sgd", "mse")
-    return tfopt.quantize_aware(model)
-
-
 def of_text():
     words = layers.TextVectorization(output_sequence_length=3)
     words.adapt(["a b", "c"])
@@ -135,7 +125,10 @@ def of_text():
         (lambda: {1: "missing.tflite"}, "must be a dict of models"),
         (lambda: {"it": keras.Sequential([layers.Dense(2)])}, "not built"),
         # Their figures would mislead.
-        (lambda: {"it": aware()}, "call tfopt.strip.model. first|call tfopt.strip.model., and"),
+        (
+            lambda: {"it": tfopt.quantize_aware(net())},
+            "call tfopt.strip.model. first|call tfopt.strip.model., and",
+        ),
         (lambda: {"it": of_text()}, "has a lookup table"),
     ],
 )
@@ -146,3 +139,41 @@ def test_what_cannot_be_measured_is_refused(models, words, tmp_path):
         footprint({"b": path}, turns=5)
     with pytest.raises(UserError, match=words):
         footprint(models(), turns=5)
+
+
+def test_the_last_litert_file_is_what_serves():
+    model = net()
+    made = Artefact("m.tflite", tfopt.quantize(model, precision="dynamic").content)
+    found = served_by(model, [Artefact("a.tflite", b"earlier"), made, Artefact("c.keras", b"x")])
+    assert found.content == made.content
+    assert found.parameters == model.count_params()
+    assert found.gflop > 0
+
+
+class Python(layers.Layer):
+    """Runs in this process, which no file can hold."""
+
+    def call(self, x):
+        return tf.ensure_shape(tf.py_function(lambda y: 2 * y, [x], tf.float32), (None, 6))
+
+
+def test_a_model_without_a_usable_file_has_its_reason_and_the_others_are_compared():
+    file = served_by(net(), ())
+    odd = served_by(keras.Sequential([keras.Input((6,)), Python(), layers.Dense(3)]), ())
+    junk = served_by(net(), [Artefact("m.tflite", b"junk" * 100)])
+    found = compared_served({"plain": file, "odd": odd, "junk": junk, "small": file})
+    assert [row.name for row in found.rows] == ["plain", "small"]
+    assert found.rows[1].latency is not None
+    assert found.missing == (f"odd: {odd}", f"junk: {junk}")
+    assert junk == "This is not a LiteRT file."
+    with pytest.raises(UserError, match="No row has a file") as raised:
+        compared_served({"odd": odd})
+    assert raised.value.received == f"odd: {odd}"
+    # Without the first one's file there are no ratios.
+    found = compared_served({"baseline": odd, "+ Prune": file, "+ Quantize": file})
+    assert not found.compared
+    assert [row.latency for row in found.rows] == [None, None]
+    assert all(row.latency_ms > 0 for row in found.rows)
+    assert found.missing[-1] == "no comparison with baseline, which has no file"
+    for row in serving_table(found, None).rows:
+        assert [cell.detail for cell in row.cells[2:]] == [""] * 4

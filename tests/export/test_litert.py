@@ -28,18 +28,10 @@ IMAGES = RNG.random((40, 12, 12, 3)).astype("float32")
 
 def small_cnn():
     keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((12, 12, 3)),
-            layers.Conv2D(32, 3, use_bias=False),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(64, "relu"),
-            layers.Dense(10, "softmax"),
-        ]
-    )
+    convolved = layers.Conv2D(32, 3, use_bias=False), layers.BatchNormalization(), layers.ReLU()
+    dense = layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10, "softmax")
+    parts = [keras.Input((12, 12, 3)), *convolved, layers.MaxPooling2D(), *dense]
+    return keras.Sequential(parts)
 
 
 def many_ports():
@@ -277,28 +269,20 @@ def test_a_subclassed_model_needs_examples_and_its_file_takes_their_structure():
 
 
 class Holder(keras.Model):
-    def __init__(self, net, **kwargs):
-        super().__init__(**kwargs)
-        self.net = net
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.net = keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(3)])
 
     def call(self, x):
         return self.net(x)
 
-    def get_config(self):
-        return {"net": keras.saving.serialize_keras_object(self.net)}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(keras.saving.deserialize_keras_object(config["net"]))
-
 
 def test_a_subclassed_model_is_rebuilt_in_float32_for_its_file():
-    x = RNG.random((16, 4)).astype("float32")
-    model = Holder(keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(3)]))
-    model(x)
-    made = quantize(tfopt.mixed_precision(model, "mixed_bfloat16"), calibration=x)
+    model = Holder()
+    model(ROWS)
+    made = quantize(tfopt.mixed_precision(model, "mixed_bfloat16"), calibration=ROWS)
     assert "another precision" in str(made)
-    np.testing.assert_allclose(made.predict(x)[0], model.predict(x, verbose=0), atol=0.05)
+    np.testing.assert_allclose(made.predict(ROWS)[0], model.predict(ROWS, verbose=0), atol=0.05)
 
 
 def test_inputs_of_a_subclassed_model_are_named_as_in_its_dict(tmp_path):
@@ -369,8 +353,8 @@ def test_what_goes_to_a_notebooks_standard_error_is_filtered_too(capfd, monkeypa
 
 
 def lookup_like():
-    x = keras.Input((4,))
-    return keras.Model(x, layers.Lambda(lambda v: keras.ops.erfinv(v * 0.1))(x))
+    inverse = layers.Lambda(lambda v: keras.ops.erfinv(v * 0.1))
+    return keras.Sequential([keras.Input((4,)), inverse])
 
 
 def dense():
@@ -378,7 +362,7 @@ def dense():
 
 
 def not_finite():
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="bfloat16")])
+    model = dense()
     model.layers[0].bias.assign([0, np.nan, 0])
     return model
 
@@ -391,7 +375,6 @@ def quantized():
 
 def keras2():
     tf_keras = pytest.importorskip("tf_keras")
-
     return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(4,))])
 
 
@@ -437,9 +420,8 @@ def test_a_numpy_number_that_makes_a_model_compute_in_float64_is_refused():
     scores = layers.Dense(8)(x) / np.sqrt(8)
     model = keras.Model(x, keras.ops.softmax(scores))
     assert model.outputs[0].dtype == "float64"
-    with pytest.raises(
-        UserError, match=r"(?s)computes in float64.*RealDiv.*float\(np\.sqrt\(8\)\)"
-    ):
+    words = r"(?s)computes in float64.*RealDiv.*float\(np\.sqrt\(8\)\)"
+    with pytest.raises(UserError, match=words):
         quantize(model, calibration=np.ones((16, 6), "float32"))
 
 
@@ -508,8 +490,7 @@ def test_strings_are_refused_with_a_way_round_that_leads_to_a_file():
         with pytest.raises(UserError, match=r"takes strings: text[\s\S]*after its lookup layers"):
             asked(model)
     assert not hasattr(model, "quantization_awareness")
-    rows = lookup(keras.ops.convert_to_tensor(TEXT))
+    text = keras.ops.convert_to_tensor(TEXT)
+    rows = lookup(text)
     made = quantize(keras.Model(lookup.output, model.output), calibration=rows)
-    np.testing.assert_allclose(
-        made.predict(rows)[0], model(keras.ops.convert_to_tensor(TEXT)), atol=0.01
-    )
+    np.testing.assert_allclose(made.predict(rows)[0], model(text), atol=0.01)

@@ -12,9 +12,7 @@ from keras import layers
 import tfopt
 from tfopt import UserError
 from tfopt.commands.cli import main
-from tfopt.compress.model_graph import Port
 from tfopt.export.exported import ExportedFile
-from tfopt.export.formats.format import Signature
 from tfopt.export.parity import Parity
 
 module = importlib.import_module("tfopt.export.optimize")
@@ -39,19 +37,11 @@ def saved(digits, tmp_path_factory):
 
 def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, monkeypatch):
     monkeypatch.setattr(latency, "_FINAL", 0)  # each final begins a process for each file
-    best = tfopt.optimize(
-        saved,
-        digits,
-        folder=tmp_path,
-        formats=["saved_model", "litert"],
-        precision=["float32", "int8"],
-        max_drop=2,
-        turns=5,
-    )
+    settings = {"formats": ["saved_model", "litert"], "precision": ["float32", "int8"]}
+    best = tfopt.optimize(saved, digits, folder=tmp_path, max_drop=2, turns=5, **settings)
     assert best.winner.format == "litert"
-    assert {each.file.name for each in best.candidates} == {
-        "saved_model_float32", "litert_float32", "litert_int8"
-    }  # fmt: skip
+    names = {each.file.name for each in best.candidates}
+    assert names == {"saved_model_float32", "litert_float32", "litert_int8"}
     assert not best.refused
     slowest = best.candidates[-1]
     assert slowest.file.format == "saved_model"
@@ -70,9 +60,8 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, mo
 def test_the_command_takes_a_job_and_a_chain(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("data.npz", x=np.zeros((4, 8, 8, 1), "float32"))
-    (tmp_path / "chain.toml").write_text(
-        'tfopt = 1\n[[chain]]\ntransform = "prune"\nsparsity = 0.5\n'
-    )
+    chain = 'tfopt = 1\n[[chain]]\ntransform = "prune"\nsparsity = 0.5\n'
+    (tmp_path / "chain.toml").write_text(chain)
     call = ["optimize", str(saved), "--data", "data.npz"]
     assert main([*call, "--chain", "chain.toml"]) == 2
     assert "--chain needs --job" in capsys.readouterr().err
@@ -117,22 +106,14 @@ def test_files_are_made_of_other_models_too(saved, digits, tmp_path):
     def refused(model):
         raise UserError("This cannot be trained.")
 
+    settings = {"target": "size", "formats": ["litert"], "precision": ["int8"], "turns": 5}
+    variants = {"smaller": smaller, "odd": refused}
     best = tfopt.optimize(
-        saved,
-        digits,
-        folder=tmp_path,
-        target="size",
-        formats=["litert"],
-        precision=["int8"],
-        max_drop=10,
-        turns=5,
-        variants={"smaller": smaller, "odd": refused},
+        saved, digits, folder=tmp_path, max_drop=10, variants=variants, **settings
     )
     assert best.winner.variant == "smaller"
     assert best.winner.name == "smaller_litert_int8"
-    assert (
-        best.winner.kib < {each.file.name: each.file.kib for each in best.candidates}["litert_int8"]
-    )
+    assert best.winner.kib < next(x.file.kib for x in best.candidates if not x.file.variant)
     assert best.winner.score > best.score - 0.1
     assert any(note.startswith("odd: not tried: This cannot be trained.") for note in best.notes)
     assert tfopt.load(tmp_path).file.variant == "smaller"
@@ -144,11 +125,9 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
     monkeypatch.chdir(tmp_path)
     x, y = digits.test
     np.savez("data.npz", x=x, y=y)
-    code = main(
-        ["optimize", str(saved), "--data", "data.npz", "--target", "size", "--max-drop", "5",
-         "--formats", "litert", "--precision", "float32,int8"]
-    )  # fmt: skip
-    assert code == 0
+    asked = ["--target", "size", "--max-drop", "5", "--formats", "litert"]
+    asked += ["--precision", "float32,int8"]
+    assert main(["optimize", str(saved), "--data", "data.npz", *asked]) == 0
     shown, progress = capsys.readouterr()
     assert "the size of the best" in shown
     assert progress.startswith("litert_float32: ")
@@ -179,19 +158,15 @@ def test_kernels_get_four_bits_where_the_score_bears_it(digits, tmp_path):
 def file(name, *, kib=10.0, score=None, lost=0.0):
     form, _, precision = name.partition("_")
     parity = Parity(10, 1 - lost, lost, lost, "argmax_agreement")
-    ports = (Port("x", (2,), "float32"),)
-    return ExportedFile(
-        form, precision, None, kib, parity, score, score and "accuracy", Signature(ports, ("y",))
-    )
+    return ExportedFile(form, precision, None, kib, parity, score, score and "accuracy", None)
 
 
-def judged(files, times, target="cpu-latency", max_drop=0.5, score=None):
-    turns = {name: [process(t)] for name, t in times.items()}
-    return judged_by(files, turns, [], target, max_drop, score)
+def judged(files, times, target="cpu-latency", score=None):
+    return judged_by(files, {name: [process(t)] for name, t in times.items()}, [], target, score)
 
 
-def judged_by(files, turns, finalists, target="cpu-latency", max_drop=0.5, score=None):
-    rows = [module._tried(score, max_drop, each) for each in files]
+def judged_by(files, turns, finalists, target="cpu-latency", score=None):
+    rows = [module._tried(score, 0.5, each) for each in files]
     return module._judged(rows, latency.Measured(turns, finalists, []), target)
 
 
@@ -209,7 +184,7 @@ def test_the_fastest_that_keeps_to_the_drop_wins():
 
 def test_a_loss_of_as_much_as_is_allowed_is_kept():
     files = [file("a_float32", score=0.505), file("b_int8", score=0.5)]
-    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0}, max_drop=0.5, score=0.505)
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0}, score=0.505)
     assert [each.file.name for each in rows] == ["b_int8", "a_float32"]
 
 

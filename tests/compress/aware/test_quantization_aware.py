@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from dense_nets import assert_same, compiled, loaded
+from dense_nets import fit as fit_rows
 from keras import layers
 
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
@@ -13,37 +15,29 @@ from tfopt.errors import UserError
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6, 6, 2)).astype("float32")
 Y = RNG.normal(size=(64, 3)).astype("float32")
+ROWS = X[:, :3, 0, :].reshape(64, 6)
 
 
-def small_model(**compile_arguments):
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.Conv2D(4, 3, use_bias=False, name="conv"),
-            layers.BatchNormalization(name="norm"),
-            layers.ReLU(name="relu"),
-            layers.Flatten(name="flat"),
-            layers.Dense(5, "swish", name="hidden"),
-            layers.Dense(3, name="out"),
-        ]
+def small_model(**settings):
+    return compiled(
+        keras.Input((6, 6, 2)),
+        layers.Conv2D(4, 3, use_bias=False, name="conv"),
+        layers.BatchNormalization(name="norm"),
+        layers.ReLU(name="relu"),
+        layers.Flatten(name="flat"),
+        layers.Dense(5, "swish", name="hidden"),
+        layers.Dense(3, name="out"),
+        **settings,
     )
-    # Compiling by XLA takes longer than these trainings; it has a case of its own.
-    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **compile_arguments})
-    return model
 
 
-def fit(model, epochs=1):
-    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+def fit(*models, data=(X, Y)):
+    for model in models:
+        fit_rows(model, data=data)
 
 
 def rows(model):
     return {row.path: row for row in quantization_report(model)}
-
-
-def levels(values, axis):
-    """The most different values that a channel has."""
-    channels = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
-    return max(len(np.unique(channel)) for channel in channels)
 
 
 def assert_trained(model, batches):
@@ -54,18 +48,17 @@ def assert_trained(model, batches):
 
 
 @pytest.mark.parametrize(
-    "compile_arguments",
+    "settings",
     [
         pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         {"steps_per_execution": 4},
         {"run_eagerly": True},
     ],
-    ids=lambda arguments: ",".join(arguments),
+    ids=lambda settings: ",".join(settings),
 )
-def test_ranges_are_learned_however_the_step_is_compiled(compile_arguments):
-    model = small_model(**compile_arguments)
+def test_ranges_are_learned_however_the_step_is_compiled(settings):
+    model = small_model(**settings)
     assert quantize_aware(model) is model
-    assert isinstance(model, keras.Sequential)
     fit(model)
     assert_trained(model, 8)
     low, high = rows(model)["inputs"].output
@@ -73,19 +66,26 @@ def test_ranges_are_learned_however_the_step_is_compiled(compile_arguments):
     assert rows(model)["relu"].output[0] == 0
 
 
-def test_the_report_has_each_layer_as_the_converter_will_fuse_it():
-    model = quantize_aware(small_model())
-    fit(model)
+def test_each_layer_is_reported_as_the_converter_fuses_it_and_strip_leaves_a_plain_model():
+    model = small_model()
+    weights = len(model.weights)
+    fit(quantize_aware(model))
     found = rows(model)
     assert [path for path, row in found.items() if row.precision] == ["conv", "hidden", "out"]
-    assert [path for path, row in found.items() if row.output] == [
-        *("inputs", "relu", "hidden", "out")
-    ]
+    ranges = [path for path, row in found.items() if row.output]
+    assert ranges == ["inputs", "relu", "hidden", "out"]
     assert "rounded once, together with norm" in found["conv"].remark
     assert "rounded once, together with relu" in found["norm"].remark
     assert "passes its input's values on" in found["flat"].remark
+    assert strip(model) is model
+    assert type(model) is keras.Sequential
+    assert len(model.weights) == weights
+    assert all("call" not in vars(layer) for layer in model.layers)
+    kernel = model.get_layer("conv").kernel.numpy().reshape(-1, 4)
+    assert max(len(np.unique(channel)) for channel in kernel.T) <= 255
+    assert "tfopt" not in model.to_json()
     with pytest.raises(UserError, match="not quantization-aware"):
-        quantization_report(strip(model))
+        quantization_report(model)
     found = rows(quantize_aware(model, layers="^out"))
     assert found["out"].precision == "int8"
     assert "not chosen" in found["conv"].remark
@@ -93,48 +93,42 @@ def test_the_report_has_each_layer_as_the_converter_will_fuse_it():
 
 
 def test_the_warm_up_computes_in_float_and_observes_already():
-    plain = small_model()
-    aware = small_model()
+    plain, aware = small_model(), small_model()
     aware.set_weights(plain.get_weights())
     quantize_aware(aware, begin_step=8)
-    fit(plain)
-    fit(aware)
-    np.testing.assert_array_equal(plain.predict(X, verbose=0), aware.predict(X, verbose=0))
+    fit(plain, aware)
+    np.testing.assert_array_equal(plain(X), aware(X))
     assert rows(aware)["relu"].output is not None
-    fit(plain)
-    fit(aware)
-    assert np.abs(plain.predict(X, verbose=0) - aware.predict(X, verbose=0)).max() > 1e-4
+    fit(plain, aware)
+    assert np.abs(plain(X) - aware(X)).max() > 1e-4
     # Before any batch there are no ranges, and kernels alone are rounded.
     unseen = quantize_aware(small_model())
     assert rows(unseen)["relu"].output is None
-    before = strip(unseen).predict(X, verbose=0)
-    np.testing.assert_allclose(quantize_aware(unseen).predict(X, verbose=0), before, atol=1e-5)
+    before = strip(unseen)(X)
+    np.testing.assert_allclose(quantize_aware(unseen)(X), before, atol=1e-5)
 
 
 def test_batch_normalization_is_frozen_from_its_step_on():
     model = quantize_aware(small_model(), freeze_batchnorm_step=8)
-    start = model.get_layer("norm").moving_mean.numpy()
+    mean = model.get_layer("norm").moving_mean
+    start = mean.numpy()
     fit(model)
-    frozen = model.get_layer("norm").moving_mean.numpy()
+    frozen = mean.numpy()
     assert np.abs(frozen - start).max() > 0
     fit(model)
-    np.testing.assert_allclose(model.get_layer("norm").moving_mean.numpy(), frozen, rtol=1e-6)
+    np.testing.assert_allclose(mean, frozen, rtol=1e-6)
     # The model now trains as it serves.
-    model.evaluate(X, Y, verbose=0)
     np.testing.assert_allclose(model(X, training=True), model(X, training=False), atol=1e-5)
 
 
 def test_a_saved_model_goes_on_where_it_was(tmp_path):
     model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)), begin_step=3)
     fit(model)
-    model.save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
-    assert quantization_report(loaded) == quantization_report(model)
-    fit(model)
-    fit(loaded)
-    assert_trained(loaded, 16)
-    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    again = loaded(model, tmp_path)
+    assert quantization_report(again) == quantization_report(model)
+    fit(model, again)
+    assert_trained(again, 16)
+    assert_same(model, again)
 
 
 def test_a_loop_of_ones_own_trains_it():
@@ -173,17 +167,17 @@ class Autoencoder(keras.Model):
 
 def test_a_training_step_that_never_calls_the_model_counts_its_batches():
     model = Autoencoder()
-    data = X[:, :3, 0, :].reshape(64, 6)
-    model(data)
+    model(ROWS)
     model.compile("sgd", jit_compile=False)
     quantize_aware(model, begin_step=3)
-    model.fit(data, batch_size=8, verbose=0)
+    fit(model, data=(ROWS,))
     assert model.quantization_awareness.step == 8
-    assert len(np.unique(model.down(data))) <= 256
-    model(data, training=True)
+    assert len(np.unique(model.down(ROWS))) <= 256
+    model(ROWS, training=True)
     assert model.quantization_awareness.step == 9
 
 
+@keras.saving.register_keras_serializable("test_quantization_aware")
 class Own(keras.Model):
     """Its ``call`` takes no ``training``, so Keras never says it."""
 
@@ -206,24 +200,20 @@ def test_a_subclassed_model_with_its_own_train_step_comes_back_from_a_file(tmp_p
     model = Own()
     model.compile("sgd", "mse", jit_compile=False)
     model(X)
-    quantize_aware(model)
-    assert isinstance(model, Own)
+    assert isinstance(quantize_aware(model), Own)
     fit(model)
-    assert_trained(model, 8)
     assert model.batches
     # What is not training does not count.
     model.predict(X, verbose=0)
     model(X[:2])
-    assert model.quantization_awareness.step == 8
-    weights = [row.path for row in quantization_report(model) if row.precision]
-    assert len(weights) == 3
-    model.save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects={"Own": Own})
-    ranges = [row.output for row in quantization_report(loaded)]
+    assert_trained(model, 8)
+    assert sum(row.precision is not None for row in quantization_report(model)) == 3
+    again = loaded(model, tmp_path)
+    ranges = [row.output for row in quantization_report(again)]
     assert ranges == [row.output for row in quantization_report(model)]
-    np.testing.assert_array_equal(loaded(X), model(X))
-    fit(loaded)
-    assert_trained(loaded, 16)
+    np.testing.assert_array_equal(again(X), model(X))
+    fit(again)
+    assert_trained(again, 16)
 
 
 def test_nested_and_shared_layers_have_one_range_and_operations_have_theirs(tmp_path):
@@ -232,19 +222,14 @@ def test_nested_and_shared_layers_have_one_range_and_operations_have_theirs(tmp_
     block = keras.Sequential([keras.Input((6,)), layers.Dense(6, "relu", name="deep")], name="in")
     x = keras.Input((6,))
     y = block(shared(x))
-    z = shared(y)
-    model = keras.Model(x, layers.Dense(3, name="out")(keras.ops.tanh(y * z)))
+    model = keras.Model(x, layers.Dense(3, name="out")(keras.ops.tanh(y * shared(y))))
     model.compile("sgd", "mse", jit_compile=False)
-    quantize_aware(model)
-    data = X[:, :3, 0, :].reshape(64, 6), Y
-    model.fit(*data, verbose=0)
-    paths = [row.path for row in quantization_report(model)]
-    assert sorted(paths) == ["in/deep", "inputs", "multiply", "out", "shared", "tanh"]
+    fit(quantize_aware(model), data=(ROWS, Y))
+    paths = sorted(row.path for row in quantization_report(model))
+    assert paths == ["in/deep", "inputs", "multiply", "out", "shared", "tanh"]
     assert rows(model)["tanh"].output == (-1, 127 / 128)
-    assert_trained(model, 2)
-    model.save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
+    assert_trained(model, 8)
+    np.testing.assert_array_equal(loaded(model, tmp_path)(ROWS), model(ROWS))
     inner = keras.Model(model.inputs, model.get_layer("shared").output)
     outer = keras.Sequential([keras.Input((6,)), inner, model])
     with pytest.raises(UserError, match=r"already, in it or in another(.|\n)*shared"):
@@ -255,17 +240,13 @@ def test_nested_and_shared_layers_have_one_range_and_operations_have_theirs(tmp_
 
 def test_a_model_that_takes_whole_numbers_counts_its_steps():
     words = [layers.Embedding(9, 4, name="words"), layers.GlobalAveragePooling1D(name="mean")]
-    model = keras.Sequential(
-        [keras.Input((6,), dtype="int32"), *words, layers.Dense(3, name="out")]
-    )
-    model.compile("sgd", "mse", jit_compile=False)
-    quantize_aware(model, begin_step=4)
+    model = compiled(keras.Input((6,), dtype="int32"), *words, layers.Dense(3, name="out"))
     data = RNG.integers(0, 9, (64, 6))
-    model.fit(data, Y, batch_size=16, verbose=0)
-    assert_trained(model, 4)
-    in_float = model.predict(data, verbose=0)
+    fit(quantize_aware(model, begin_step=8), data=(data, Y))
+    assert_trained(model, 8)
+    in_float = model(data)
     model(data, training=True)
-    assert np.abs(model.predict(data, verbose=0) - in_float).max() > 0, "the warm-up never ends"
+    assert np.abs(model(data) - in_float).max() > 0, "the warm-up never ends"
 
 
 def test_each_input_has_a_row_with_its_own_range():
@@ -273,44 +254,24 @@ def test_each_input_has_a_row_with_its_own_range():
     x = layers.Concatenate()([a, b])
     model = keras.Model({"a": a, "b": b}, [layers.Dense(2, name="p")(x), layers.Dense(1)(x)])
     quantize_aware(model)
-    values = np.full((4, 2), 1.0, "float32"), np.full((4, 3), -5.0, "float32")
-    model({"a": values[0], "b": values[1]}, training=True)
-    found = rows(model)
-    assert found["inputs/0"].output == (0.0, 1.0)
-    assert found["inputs/1"].output == (-5.0, 0.0)
+    model({"a": np.full((4, 2), 1.0), "b": np.full((4, 3), -5.0)}, training=True)
+    assert rows(model)["inputs/0"].output == (0.0, 1.0)
+    assert rows(model)["inputs/1"].output == (-5.0, 0.0)
 
 
 def test_a_column_of_categories_is_not_rounded_to_its_neighbours():
     x = keras.Input((4,))
     words = layers.Flatten()(layers.Embedding(1000, 4)(x[:, 3:]))
     model = keras.Model(x, layers.Dense(3)(layers.Concatenate()([x[:, :3], words])))
-    quantize_aware(model)
-    assert rows(model)["inputs"].output is None
-    assert "indices" in rows(model)["inputs"].remark
-
-
-def test_strip_leaves_a_plain_model_with_the_rounded_kernels():
-    model = small_model()
-    weights = len(model.weights)
-    quantize_aware(model)
-    fit(model)
-    assert strip(model) is model
-    assert type(model) is keras.Sequential
-    assert len(model.weights) == weights
-    assert all("call" not in vars(layer) for layer in model.layers)
-    assert levels(model.get_layer("conv").kernel.numpy(), -1) <= 255
-    assert "tfopt" not in model.to_json()
-    fit(model)
-
-
-def aware():
-    return quantize_aware(small_model())
+    found = rows(quantize_aware(model))["inputs"]
+    assert found.output is None
+    assert "indices" in found.remark
 
 
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
-        (aware, {}, "already"),
+        (lambda: quantize_aware(small_model()), {}, "already"),
         (small_model, {"precision": "int2"}, '"int8" or "int4"'),
         (small_model, {"begin_step": -1}, "begin_step"),
         (small_model, {"freeze_batchnorm_step": 1.5}, "freeze_batchnorm_step"),
@@ -325,5 +286,4 @@ def test_bad_input_changes_nothing(make, arguments, words):
     before = model.get_weights()
     with pytest.raises(UserError, match=words):
         quantize_aware(model, **arguments)
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(before, model)

@@ -7,6 +7,7 @@ is a hundred times its epsilon, relative to the largest output.
 import keras
 import numpy as np
 import pytest
+from dense_nets import assert_same, loaded
 from keras import layers, ops
 from masked_twin import difference, masked_twin
 
@@ -187,10 +188,8 @@ def test_it_equals_the_model_that_does_not_use_the_channels(make, tmp_path):
     assert report.parameters_after == small.count_params() < model.count_params()
     assert difference(small, masked_twin(model)) <= ROUNDING
     assert difference(small, model) > 1000 * ROUNDING, "nothing of weight was removed"
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    small.save(tmp_path / "small.keras")
-    assert difference(keras.models.load_model(tmp_path / "small.keras"), small) <= ROUNDING
+    assert_same(before, model)
+    assert difference(loaded(small, tmp_path), small) <= ROUNDING
 
 
 def image_model(data_format):
@@ -211,6 +210,5 @@ def test_channels_first_loses_the_same_weights_as_channels_last():
     with_statistics(last)
     first.set_weights(last.get_weights())
     small_last, small_first = remove_channels(last, 0.5), remove_channels(first, 0.5)
-    for one, other in zip(small_last.get_weights(), small_first.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(small_last, small_first)
     assert small_first.count_params() < first.count_params()
