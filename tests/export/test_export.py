@@ -494,7 +494,7 @@ def test_the_command_imports_the_module_of_its_data_before_the_model(tmp_path, m
     assert "--examples my.module:function" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     call += ["--calibration", "doubled_layer:data", "--examples", "doubled_layer:data"]
-    code = main([*call, "--precision", "float32,int8", "--output", "made", "--json"])
+    code = main([*call, "--precision", "float32,int8", "--output", f"{tmp_path}/made", "--json"])
     forget()
     said = capsys.readouterr()
     assert code == 0, said.err

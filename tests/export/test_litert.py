@@ -269,16 +269,23 @@ def test_a_subclassed_model_needs_examples_and_its_file_takes_their_structure():
 
 
 class Holder(keras.Model):
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.net = keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(3)])
+    def __init__(self, net, **kwargs):
+        super().__init__(**kwargs)
+        self.net = net
 
     def call(self, x):
         return self.net(x)
 
+    def get_config(self):
+        return {"net": keras.saving.serialize_keras_object(self.net)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config["net"]))
+
 
 def test_a_subclassed_model_is_rebuilt_in_float32_for_its_file():
-    model = Holder()
+    model = Holder(dense())
     model(ROWS)
     made = quantize(tfopt.mixed_precision(model, "mixed_bfloat16"), calibration=ROWS)
     assert "another precision" in str(made)
