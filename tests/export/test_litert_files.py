@@ -137,18 +137,23 @@ def beside_a_wider_one(turn):
     return body
 
 
-def patches(x):
+def patches(size, strides=None):
     def taken(x):
-        found = tf.image.extract_patches(x, [1, 4, 4, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
+        found = tf.image.extract_patches(x, size, strides or size, [1, 1, 1, 1], "VALID")
         return tf.reshape(found, [tf.shape(x)[0], -1, found.shape[-1]])
 
-    return layers.GlobalAveragePooling1D()(layers.Dense(8)(Own(taken)(x)))
+    return lambda x: layers.GlobalAveragePooling1D()(layers.Dense(8)(Own(taken)(x)))
 
 
 PIXELS = {
     "flipped": beside_a_wider_one(lambda x: ops.flip(x, 1)),
     "rolled_on_two_axes": beside_a_wider_one(lambda x: ops.roll(x, (-2, 11), (1, 2))),
-    "patches": patches,
+    "patches": patches([1, 4, 4, 1]),
+    "overlapping_patches": patches([1, 4, 4, 1], [1, 2, 2, 1]),
+}
+VOLUME = {
+    "largest": lambda x: layers.MaxPooling3D(2)(layers.Conv3D(4, 1)(x)),
+    "mean": lambda x: layers.AveragePooling3D(2, padding="same")(layers.Conv3D(4, 1)(x)),
 }
 CHOSEN = {
     "largest": lambda h: ops.argmax(h, axis=-1),
@@ -208,6 +213,7 @@ FILES = {
     "rows": (normal(5, 8), ROWS | {name: own(each) for name, each in CHOICES.items()}, 0.05),
     "image": (normal(6, 6, 4), IMAGE, 0.05),
     "pixels": (normal(8, 8, 3), PIXELS, 0.05),
+    "volume": (normal(5, 6, 6, 2), VOLUME, 0.05),
     "text": (texts(), TEXT, 0.05),
     "padded": (padded(), PADDED, 0.12),
 }

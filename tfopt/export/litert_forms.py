@@ -118,6 +118,23 @@ def _reshaped(layer: Any, inputs: Any) -> Any:
     return tf.reshape(inputs, [-1, *layer.compute_output_shape(tuple(inputs.shape))[1:]])
 
 
+def _pooled(layer: Any, inputs: Any) -> Any:
+    """Pool the windows of a volume as images: within slices, then across them."""
+    import tensorflow as tf
+
+    pool = tf.nn.max_pool2d if "MaxPooling3D" in kinds(layer) else tf.nn.avg_pool2d
+    padding = layer.padding.upper()
+    (deep, *window), (stride, *strides) = layer.pool_size, layer.strides
+    depth, rows, columns, channels = inputs.shape[1:]
+    images = tf.reshape(inputs, [-1, rows, columns, channels])
+    images = pool(images, window, strides, padding)
+    rows, columns = images.shape[1:3]
+    slices = tf.reshape(images, [-1, depth, rows * columns, channels])
+    # A mean of means is the mean, as all rows of a window have equal size, also at an edge.
+    slices = pool(slices, [deep, 1], [stride, 1], padding)
+    return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
+
+
 def _largest(layer: Any, inputs: Any) -> Any:
     """Pool by one window: the largest value of an axis has no integer kernel."""
     import tensorflow as tf
@@ -149,6 +166,8 @@ _STATIC_FORMS: dict[str, Form] = {
     "Dense": _dense,
     "Flatten": _reshaped,
     "Reshape": _reshaped,
+    "MaxPooling3D": _pooled,
+    "AveragePooling3D": _pooled,
     "UpSampling1D": _enlarged,
     "UpSampling2D": _enlarged,
 }
@@ -308,7 +327,8 @@ def _extract_patches(
 ) -> Any:
     """Extract patches of float images, as in the first layer of a Vision Transformer.
 
-    By a convolution with an identity kernel, as in ``keras.ops.image.extract_patches``.
+    Adjacent patches are a space_to_depth, others a convolution with an identity kernel, as in
+    ``keras.ops.image.extract_patches``.
     """
     import tensorflow as tf
 
@@ -317,6 +337,10 @@ def _extract_patches(
     if not (known and images.dtype.is_floating):
         return plain(images, sizes, strides, rates, padding, name)
     size, stride, rate = (tuple(map(int, axes[1:3])) for axes in (sizes, strides, rates))
+    block = size[0]
+    beside = size == stride == (block, block) and rate == (1, 1) and block > 1
+    if beside and all(length and length % block == 0 for length in images.shape[1:3]):
+        return tf.nn.space_to_depth(images, block)
     values = size[0] * size[1] * images.shape[-1]
     each_once = tf.reshape(tf.eye(values, dtype=images.dtype), [*size, -1, values])
     return tf.nn.conv2d(images, each_once, stride, padding, dilations=rate)

@@ -263,8 +263,8 @@ def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[st
     default, which copies all values into Python.
     """
     if not feeds:
-        ends = tables(content).items()
-        return {name: {"min": np.array(low), "max": np.array(high)} for name, (low, high) in ends}
+        found = tables(content).items()
+        return {name: {"min": np.array(low), "max": np.array(high)} for name, (low, high) in found}
     from litert_quantizer import calibrator
     from litert_quantizer.utils import qsv_utils
 
@@ -274,5 +274,8 @@ def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[st
         qsv_update_func=qsv_utils.min_max_update,
     )
     calibration.calibrate({"serving_default": feeds}, None)
-    ranges: dict[str, Any] = calibration.get_model_qsvs()
-    return ranges
+    # As scalars, which fit a constant of any rank: select's has its result's range.
+    return {
+        name: {end: np.array(value.item()) for end, value in ends.items()}
+        for name, ends in calibration.get_model_qsvs().items()
+    }
