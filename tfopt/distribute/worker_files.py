@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tfopt.distribute.launch.task import launchers_folder
 from tfopt.distribute.workers import Exchange
 from tfopt.errors import UserError
 
@@ -48,8 +49,12 @@ def redirect_callbacks(callbacks: Any, exchange: Exchange) -> None:
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that is removed with the process."""
-    return tempfile.TemporaryDirectory(prefix="tfopt-worker-")
+    """Return a folder that is removed with the process, or with its launcher."""
+    return _new_folder()
+
+
+def _new_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tfopt-worker-", dir=launchers_folder())
 
 
 def save_on_chief(plain: Callable[..., Any], exchange: Exchange, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +63,7 @@ def save_on_chief(plain: Callable[..., Any], exchange: Exchange, *args: Any, **k
     path: Any = bound.arguments.get("filepath")
     is_path = isinstance(path, str | os.PathLike) and "://" not in os.fspath(path)
     if is_path and not exchange.place.is_chief:
-        with tempfile.TemporaryDirectory(prefix="tfopt-worker-") as folder:
+        with _new_folder() as folder:
             # With the same name, whose suffix chooses the format.
             bound.arguments["filepath"] = os.path.join(folder, Path(path).name)
             return plain(*bound.args, **bound.kwargs)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import sys
 
@@ -95,6 +96,19 @@ def test_tasks_that_never_met_are_warned_of():
     assert "no task has called" not in err
     assert "failed first: exit code 1. It printed nothing." in err
     assert "last lines" not in err
+
+
+def test_what_a_killed_worker_has_not_removed_is_gone_with_the_launcher():
+    killed = """
+import os, signal
+from tfopt.distribute.worker_files import _folder
+print(_folder().name, os.path.isdir(_folder().name), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    code, out, _ = launched(sys.executable, "-c", killed, workers=1)
+    assert code == 128 + signal.SIGKILL
+    (name,) = re.fullmatch(r"\[worker 0\] (\S+) True\n", out).groups()
+    assert not os.path.exists(name)
 
 
 def test_what_ignores_sigterm_is_killed_with_its_children(launcher):

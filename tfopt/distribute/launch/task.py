@@ -43,6 +43,11 @@ def mark_joined() -> None:
             Path(path).touch()
 
 
+def launchers_folder() -> str | None:
+    """Return the folder that the launcher removes when it ends; None without one."""
+    return os.path.dirname(os.environ.get(JOINED, "")) or None
+
+
 def become(command: list[str]) -> None:
     """Replace this process by ``command``."""
     launcher = os.environ.pop(LAUNCHER, None)
