@@ -45,7 +45,8 @@ def mark_joined() -> None:
 
 def launchers_folder() -> str | None:
     """Return the folder that the launcher removes when it ends; None without one."""
-    return os.path.dirname(os.environ.get(JOINED, "")) or None
+    folder = os.path.dirname(os.environ.get(JOINED, ""))
+    return folder if os.path.isdir(folder) else None  # a container may not have it
 
 
 def become(command: list[str]) -> None:
