@@ -120,7 +120,9 @@ def test_a_class_that_keeps_its_layers_in_float32_is_left_whole_and_named(tmp_pa
     block = mixed.get_layer("block")
     expected = {"bfloat16"} if follow else {"float32"}
     assert {layer.compute_dtype for layer in block._flatten_layers()} == expected
-    obstacle = "Block creates MultiHeadAttention, LayerNormalization without dtype=self.dtype_policy"
+    obstacle = (
+        "Block creates MultiHeadAttention, LayerNormalization without dtype=self.dtype_policy"
+    )
     assert (obstacle in effect.note) != follow
     assert effect.acted
     warned = pytest.warns(RuntimeWarning, match=obstacle)

@@ -231,12 +231,22 @@ class Awareness:
         if training:
             observed = tf.stop_gradient(values)
             batch = batch_range(observed, positive=place == "output" and point.output == "positive")
-            seen = moved_range(seen, batch, self.settings.momentum)
+            seen = moved_range(seen, batch, self._momentum())
             variable.assign(seen)
         low, high = tf.unstack(seen)
         rounded = self._if_begun(lambda: fake_quantized(values, low, high), values)
         # Without a range the model computes in float.
         return rounded if training else tf.where(high > low, rounded, values)
+
+    def _momentum(self) -> Any:
+        """Return the momentum of this step, lower in the first ones.
+
+        There a training moves the ranges most. One that lags behind clips, without a gradient.
+        """
+        import tensorflow as tf
+
+        step = tf.cast(self._step.value, tf.float32)
+        return tf.minimum(self.settings.momentum, step / (step + 9))
 
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
         """Return ``rounded()`` after ``begin_step``, ``plain`` until then."""

@@ -254,7 +254,8 @@ def _without_mask(site: Site, pattern: Pattern | None) -> str:
     """Return the remark of a site without a mask, with its zeros, as after ``strip``."""
     weights, zeros = count_zeros(*(kernel.variable for kernel in site.kernels))
     many = f"; {zeros / weights:.1%} zeros" if zeros >= ZEROS_MEANT * weights else ""
-    return ("no mask" if pattern is None else "not chosen, or frozen when prune() was called") + many
+    unchosen = "not chosen, or frozen when prune() was called"
+    return ("no mask" if pattern is None else unchosen) + many
 
 
 @dataclass(frozen=True, repr=False)

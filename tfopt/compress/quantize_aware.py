@@ -76,7 +76,8 @@ def quantize_aware(
         begin_step: Until then the model computes in float, and ranges are observed.
         freeze_batchnorm_step: From then on BatchNormalization uses its moving statistics, as in
             inference, and no longer updates them. None: never.
-        momentum: The momentum of the ranges' moving averages; the first batch sets them.
+        momentum: The momentum of the ranges' moving averages; the first batch sets them. Step n
+            has at most n / (n + 9), so that ranges keep up where a training starts.
         layers: The layers: a regular expression searched for in the layers' paths, a layer class or
             a tuple of them, or a function of the layer. None: all.
 

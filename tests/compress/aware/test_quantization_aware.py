@@ -108,6 +108,14 @@ def test_the_warm_up_computes_in_float_and_observes_already():
     np.testing.assert_allclose(quantize_aware(unseen)(X), before, atol=1e-5)
 
 
+def test_ranges_keep_up_with_outputs_that_grow_in_the_first_steps():
+    model = keras.Sequential([keras.Input((72,)), layers.Dense(3, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.Adam(1.0), "mse", jit_compile=False)
+    quantize_aware(model).fit(X.reshape(64, 72), Y + 30, batch_size=8, epochs=8, verbose=0)
+    means = model.predict(X.reshape(64, 72), verbose=0).mean(0)
+    np.testing.assert_allclose(means, 30, atol=5)
+
+
 def test_batch_normalization_is_frozen_from_its_step_on():
     model = quantize_aware(small_model(), freeze_batchnorm_step=8)
     mean = model.get_layer("norm").moving_mean
