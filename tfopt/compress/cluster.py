@@ -14,12 +14,11 @@ from tfopt.compress import keras2
 from tfopt.compress.kernels import (
     Layers,
     Site,
-    UnprunableLayer,
     choose_sites,
     compile_pattern,
-    find_kernels,
     find_sites,
     matcher,
+    rows_of,
 )
 from tfopt.compress.reports import (
     ClustersReport,
@@ -140,29 +139,18 @@ def clustering_report(model: Any) -> ClustersReport:
     require_keras3(model)
     constraints = (site.constraint for site in find_sites(model))
     most = next((c.clusters for c in constraints if isinstance(c, WeightClusters)), None)
-    return ClustersReport(row for entry in find_kernels(model) for row in _rows(entry, most))
-
-
-def _rows(entry: Site | UnprunableLayer, most: int | None) -> list[LayerClusters]:
-    """Return the rows of one layer; ``most`` is the number of clusters in the model."""
-    if isinstance(entry, UnprunableLayer):
-        weights, _ = count_zeros(*entry.weights)
-        values = max(map(count_values, entry.weights))
-        return [LayerClusters(entry.path, weights, values, None, entry.reason)]
-    clusters, remark = _remark(entry, most)
-    kernels = [(kernel.path, kernel.variable) for kernel in entry.kernels]
-    rows = [
-        LayerClusters(path, prod(variable.shape), count_values(variable), clusters, remark)
-        for path, variable in kernels
-    ]
-    return rows or [LayerClusters(entry.path, 0, 0, None, remark)]
+    rows = rows_of(model, lambda site, _: _limit(site, most))
+    return ClustersReport(
+        LayerClusters(path, count_zeros(*own)[0], max(map(count_values, own), default=0), *limit)
+        for path, own, *limit in rows
+    )
 
 
 _UNCHOSEN = "not chosen, or frozen when cluster() was called"
 
 
-def _remark(site: Site, most: int | None) -> tuple[int | None, str | None]:
-    """Return the number of clusters of a site, or None, and a remark."""
+def _limit(site: Site, most: int | None) -> tuple[int | None, str | None]:
+    """Return the number of clusters of a site, or None, and a remark; ``most``: in the model."""
     from tfopt.compress.weight_clusters import WeightClusters
     from tfopt.compress.weight_mask import WeightMask
 

@@ -6,10 +6,11 @@ Layers are recognised by the names of their Keras classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tfopt.compress.model_graph import kinds
 from tfopt.compress.patterns import Axes, Pattern
 from tfopt.errors import UserError
 from tfopt.keras_internals import ATTENTION_CONSTRAINT, given_as_trainable, layers_inside
@@ -17,6 +18,7 @@ from tfopt.keras_internals import ATTENTION_CONSTRAINT, given_as_trainable, laye
 if TYPE_CHECKING:
     import keras
 
+Row = TypeVar("Row")
 # Returns the axes of a kernel that its layer sums over, input channels last, or None.
 _Inputs = Callable[[Any, int], Axes | None]
 
@@ -149,6 +151,20 @@ def find_kernels(model: keras.Model) -> tuple[Site | UnprunableLayer, ...]:
     return tuple(_visit(model, "", rebuilder(model, None), set()))
 
 
+def rows_of(
+    model: Any, limit: Callable[[Site, Kernel | None], tuple[Any, str | None]]
+) -> Iterator[tuple[str, Sequence[Any], Any, str | None]]:
+    """Yield path, variables, limit and remark of each kernel, and of each layer without one."""
+    for entry in find_kernels(model):
+        if isinstance(entry, UnprunableLayer):
+            yield entry.path, entry.weights, None, entry.reason
+            continue
+        for kernel in entry.kernels:
+            yield kernel.path, [kernel.variable], *limit(entry, kernel)
+        if not entry.kernels:
+            yield entry.path, [], *limit(entry, None)
+
+
 def find_sites(model: keras.Model) -> list[Site]:
     """Return the sites of a model, without unprunable layers."""
     return [site for site in find_kernels(model) if isinstance(site, Site)]
@@ -156,9 +172,14 @@ def find_sites(model: keras.Model) -> list[Site]:
 
 def kernels_of(layer: Any) -> tuple[Kernel, ...]:
     """Return a layer's own kernels, without those of inner layers."""
-    kind = next((name for name in _keras_ancestry(layer) if name in _KERNELS), None)
-    rows = _KERNELS.get(kind or "", ())
+    rows = _row_of(_KERNELS, layer) or ()
     return tuple(k for name, _, inputs in rows for k in _built(layer, name, name, inputs))
+
+
+def _row_of(table: Mapping[str, Row], layer: Any) -> Row | None:
+    """Return the row of a layer's Keras class, or of a base of it."""
+    names = kinds(layer)
+    return next((row for name, row in table.items() if name in names), None)
 
 
 def _visit(
@@ -167,14 +188,13 @@ def _visit(
     if id(layer) in seen:
         return
     seen.add(id(layer))
-    ancestry = _keras_ancestry(layer)
-    attention = next((name for name in ancestry if name in _ATTENTION), None)
+    attention = _row_of(_ATTENTION, layer)
     if attention is not None:
-        yield _attention_site(layer, _ATTENTION[attention], path, rebuilt_by)
+        yield _attention_site(layer, attention, path, rebuilt_by)
         return
-    kind = next((name for name in ancestry if name in _KERNELS), None)
-    if kind is not None:
-        for name, attribute, inputs in _KERNELS[kind]:
+    rows = _row_of(_KERNELS, layer)
+    if rows is not None:
+        for name, attribute, inputs in rows:
             kernels = _built(layer, name, f"{path}/{name}", inputs)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
     elif own := _own_variables(layer):
@@ -186,9 +206,7 @@ def _visit(
 
 
 def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | None) -> Site:
-    projections = [
-        child for child in layers_inside(layer) if "EinsumDense" in _keras_ancestry(child)
-    ]
+    projections = [child for child in layers_inside(layer) if "EinsumDense" in kinds(child)]
     kernels = tuple(
         kernel
         for child in projections
@@ -203,10 +221,6 @@ def _own_variables(layer: Any) -> tuple[Any, ...]:
     inside = [v for child in layers_inside(layer) for v in given_as_trainable(child)]
     inner = set(map(id, inside))
     return tuple(v for v in given_as_trainable(layer) if id(v) not in inner)
-
-
-def _keras_ancestry(layer: Any) -> list[str]:
-    return [c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("keras.")]
 
 
 def _built(layer: Any, name: str, path: str, inputs: _Inputs) -> tuple[Kernel, ...]:
@@ -228,7 +242,7 @@ def rebuilder(layer: Any, outer: str | None) -> str | None:
     if outer is not None or type(layer).__module__.startswith("keras."):
         return outer
     # A subclass of Functional or Sequential with Keras's constructor is saved layer by layer.
-    graph = {"Functional", "Sequential"} & set(_keras_ancestry(layer))
+    graph = {"Functional", "Sequential"} & kinds(layer)
     if graph and type(layer).__init__.__module__.startswith("keras."):
         return None
     return type(layer).__name__

@@ -7,20 +7,21 @@ models by tfmot (:mod:`tfopt.compress.keras2`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from tfopt.compress import keras2
 from tfopt.compress.kernels import (
+    Kernel,
     Layers,
     Matches,
     Site,
-    UnprunableLayer,
     choose_sites,
     compile_pattern,
-    find_kernels,
     find_sites,
     kernel_name,
     matcher,
+    rows_of,
 )
 from tfopt.compress.patterns import UNSTRUCTURED, Criterion, Pattern, as_pattern
 from tfopt.compress.reports import (
@@ -222,32 +223,23 @@ def pruning_report(model: Any) -> SparsityReport:
     require_keras3(model)
     masks = filter(None, map(_mask_of, find_sites(model)))
     pattern = next((mask.pattern for mask in masks), None)
-    return SparsityReport(row for entry in find_kernels(model) for row in _rows(entry, pattern))
+    return SparsityReport(
+        LayerSparsity(path, *count_zeros(*variables), target, remark)
+        for path, variables, target, remark in rows_of(model, partial(_target, pattern))
+    )
 
 
-def _rows(entry: Site | UnprunableLayer, pattern: Pattern | None) -> list[LayerSparsity]:
-    """Return the rows of one layer, with the reason if it has no mask of the ``pattern``."""
-    if isinstance(entry, UnprunableLayer):
-        weights, zeros = count_zeros(*entry.weights)
-        return [LayerSparsity(entry.path, weights, zeros, None, entry.reason)]
-    mask = _mask_of(entry)
-    if mask is None:
-        unfit = entry.obstacle() if pattern is None else entry.unfit(pattern)
-        remark = unfit or entry.left_out("prune") or _without_mask(entry, pattern)
-    elif mask.stays:
-        remark = "its zeros are fixed; call prune() again to change them"
-    else:
-        remark = mask.unfinished
-    if not entry.kernels:
-        return [LayerSparsity(entry.path, 0, 0, None, remark)]
-    rows = []
-    for kernel in entry.kernels:
-        target = None
-        if mask is not None:
-            shape, sparsity = kernel.variable.shape, mask.schedule.sparsity
-            target = mask.pattern.target(shape, sparsity, kernel.inputs)
-        rows.append(LayerSparsity(kernel.path, *count_zeros(kernel.variable), target, remark))
-    return rows
+def _target(
+    pattern: Pattern | None, site: Site, kernel: Kernel | None
+) -> tuple[float | None, str | None]:
+    """Return the target of a kernel and a remark, or the reason if it has no mask."""
+    mask = _mask_of(site)
+    if mask is None or kernel is None:
+        unfit = site.obstacle() if pattern is None else site.unfit(pattern)
+        return None, unfit or site.left_out("prune") or _without_mask(site, pattern)
+    fixed = "its zeros are fixed; call prune() again to change them"
+    target = mask.pattern.target(kernel.variable.shape, mask.schedule.sparsity, kernel.inputs)
+    return target, fixed if mask.stays else mask.unfinished
 
 
 def _without_mask(site: Site, pattern: Pattern | None) -> str:

@@ -67,8 +67,7 @@ def strip(model: Any) -> Any:
     if is_keras2(model):
         return keras2.strip(model)
     require_keras3(model)
-    _warn_of_unfinished(model)
-    _warn_of_changes(model)
+    _warn_of_what_changes(model)
     remove_awareness(model)
     remove(model)
     return model
@@ -88,7 +87,8 @@ def remove_awareness(model: Any) -> None:
         make_plain(aware)
 
 
-def _warn_of_unfinished(model: Any) -> None:
+def _warn_of_what_changes(model: Any) -> None:
+    """Write the final values; warn of an unfinished schedule, and of weights that change."""
     constraints = (site.constraint for site in _constrained_sites(model))
     waiting = [constraint.unfinished for constraint in constraints if constraint.unfinished]
     if waiting:
@@ -98,10 +98,6 @@ def _warn_of_unfinished(model: Any) -> None:
             "and cluster.",
             stacklevel=3,
         )
-
-
-def _warn_of_changes(model: Any) -> None:
-    """Warn if the saved weights differ from those evaluated last."""
     changed = apply_final(model)
     if changed:
         warnings.warn(

@@ -15,7 +15,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
-from typing import IO
 
 from tfopt.job.compiled_steps import ONE_AT_A_TIME
 
@@ -36,42 +35,31 @@ def quiet() -> Iterator[None]:
         except OSError:  # a program without a console
             yield
             return
-        _flush()
+        with suppress(AttributeError, OSError, ValueError):
+            sys.stderr.flush()
         os.dup2(written.fileno(), 2)
+        # A notebook's sys.stderr is not the file 2, to which libraries in C write. A logger that
+        # is made meanwhile keeps this stream, which is thus never closed.
+        stream = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
         failed: Exception | None = None
         try:
-            # A notebook's sys.stderr is not the file 2, to which libraries in C write.
-            # A logger that is made meanwhile keeps this stream, which is thus never closed.
-            stream = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
             with redirect_stderr(stream):
-                try:
-                    yield
-                finally:
-                    stream.flush()
+                yield
         except Exception as error:
             failed = error
             raise
         finally:
-            _flush()
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            if failed is not None:
-                failed.add_note("".join(_lines(written)))
-            else:
-                # A closed terminal does not fail the conversion.
-                with suppress(OSError):
-                    os.write(2, "".join(_lines(written)).encode())
-
-
-def _flush() -> None:
-    with suppress(AttributeError, OSError, ValueError):
-        sys.stderr.flush()
-
-
-def _lines(written: IO[bytes]) -> list[str]:
-    written.seek(0)
-    text = written.read().decode(errors="replace")
-    return [line for line in text.splitlines(keepends=True) if not _CHATTER.match(line)]
+            with suppress(OSError):  # a closed terminal does not fail the conversion
+                stream.flush()
+                os.dup2(terminal, 2)
+                os.close(terminal)
+                written.seek(0)
+                lines = written.read().decode(errors="replace").splitlines(keepends=True)
+                rest = "".join(line for line in lines if not _CHATTER.match(line))
+                if failed is not None:
+                    failed.add_note(rest)
+                else:
+                    os.write(2, rest.encode())
 
 
 @contextmanager
