@@ -19,21 +19,15 @@ def batches():
         yield X[start : start + 5], Y[start : start + 5]
 
 
-STREAMS = [
-    tf.data.Dataset.from_tensor_slices((X, Y)).batch(5),
-    tf.data.Dataset.from_tensor_slices(X).batch(8),
-    Batches(X, Y, size=5),
-    batches,
-]
+DATASET = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
 
 
-@pytest.mark.parametrize("source", STREAMS)
+@pytest.mark.parametrize("source", [DATASET, Batches(X, Y, size=5), batches])
 def test_streams_give_their_first_examples(source):
     (taken,), labels = take(source, PORTS, 7)
     assert taken.dtype == "float32"
     np.testing.assert_array_equal(taken, X[:7])
-    if source is not STREAMS[1]:
-        np.testing.assert_array_equal(labels, Y[:7])
+    np.testing.assert_array_equal(labels, Y[:7])
     np.testing.assert_array_equal(take(source, PORTS, 99)[0][0], X)
 
 
@@ -57,7 +51,7 @@ def test_arrays_give_examples_from_their_whole_length(source):
     np.testing.assert_array_equal(take(source, PORTS, 99)[0][0], X)
 
 
-@pytest.mark.parametrize("source", [(X, Y), STREAMS[0], STREAMS[2], batches])
+@pytest.mark.parametrize("source", [(X, Y), DATASET])
 def test_labelled_batches_hold_every_example_once(source):
     parts = list(labelled_batches(source, PORTS))
     np.testing.assert_array_equal(np.concatenate([x for (x,), _ in parts]), X)
@@ -65,10 +59,8 @@ def test_labelled_batches_hold_every_example_once(source):
 
 
 def test_inputs_and_labels_in_a_list_are_not_taken_for_rows():
-    with pytest.raises(UserError, match=r"do not form an array") as caught:
+    with pytest.raises(UserError, match=r"do not form an array(.|\n)*pass \(x, y\) as a tuple"):
         take([X, Y], PORTS, 5)
-    assert "a list is taken as rows" in caught.value.fix
-    assert "pass (x, y) as a tuple, or x alone" in caught.value.fix
 
 
 def test_fractions_do_not_become_token_numbers():
@@ -78,12 +70,10 @@ def test_fractions_do_not_become_token_numbers():
         take(X + 0.5, port, 3)
 
 
-def lengths():
-    yield np.zeros((4, 5), "int32")
-    yield np.zeros((4, 7), "int32")
-
-
 def test_batches_of_different_lengths_are_refused_where_they_are_needed_together():
+    def lengths():
+        yield from (np.zeros((4, length), "int32") for length in (5, 7))
+
     port = Ports((Port("ids", (None,), "int32"),), None)
     assert take(lengths, port, 4)[0][0].shape == (4, 5)
     with pytest.raises(UserError, match=r"different shapes for input 'ids'(.|\n)*\(5,\), \(7,\)"):

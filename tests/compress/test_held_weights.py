@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import keras
 import numpy as np
@@ -26,18 +27,14 @@ def assert_clustered(model):
 
 @dataclass(frozen=True)
 class Held:
-    attach: Callable
+    on: Callable
     check: Callable
-
-    def on(self, model, **how):
-        return self.attach(model, **how)
+    report: Callable
 
 
-MASKS = Held(
-    lambda model, **how: prune(model, PolynomialSparsity(0.8, end_step=6, frequency=2), **how),
-    assert_pruned,
-)
-CLUSTERS = Held(lambda model, **how: cluster(model, 5, **how), assert_clustered)
+SCHEDULE = PolynomialSparsity(0.8, end_step=6, frequency=2)
+MASKS = Held(partial(prune, sparsity=SCHEDULE), assert_pruned, pruning_report)
+CLUSTERS = Held(partial(cluster, clusters=5), assert_clustered, clustering_report)
 both = pytest.mark.parametrize("held", [MASKS, CLUSTERS], ids=["masks", "clusters"])
 
 
@@ -68,10 +65,9 @@ def test_it_is_held_however_the_step_is_compiled(arguments, held):
 def test_it_is_held_in_low_precision(policy, held):
     keras.config.set_dtype_policy(policy)
     try:
-        model = dense_model()
+        model = held.on(dense_model())
     finally:
         keras.config.set_dtype_policy("float32")
-    held.on(model)
     # float16's first steps may overflow and be skipped, and those do not count.
     fit(model, epochs=3)
     if held is MASKS:
@@ -126,7 +122,7 @@ def test_depthwise_kernels_are_left_alone_unless_they_are_named(held):
     held.on(model, layers=layers.DepthwiseConv2D)
     assert model.layers[0].kernel.constraint is not None
     model = held.on(dense_model(), layers="^hid")
-    _, out = pruning_report(model) if held is MASKS else clustering_report(model)
+    _, out = held.report(model)
     verb = "prune" if held is MASKS else "cluster"
     assert out.remark == f"not chosen, or frozen when {verb}() was called"
     assert [layer.kernel.constraint is None for layer in model.layers] == [False, True]
@@ -141,8 +137,7 @@ def test_nested_models_and_shared_layers_are_held_once(held):
     model.compile("sgd", "mse", jit_compile=False)
     fit(held.on(model))
     held.check(model)
-    report = pruning_report if held is MASKS else clustering_report
-    paths = sorted(row.path for row in report(model))
+    paths = sorted(row.path for row in held.report(model))
     assert paths == ["block/deep/kernel", "out/kernel", "shared/kernel"]
     if held is MASKS:
         # A shared layer is one kernel updated once a step.

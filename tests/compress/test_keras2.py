@@ -23,14 +23,15 @@ COMMON = """
     images = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype("f")
     y = np.random.default_rng(1).normal(size=(64, 4)).astype("f")
 
-    def build():
-        model = tf_keras.Sequential([
-            tf_keras.layers.Dense(16, "relu", input_shape=(12,), name="hidden"),
-            tf_keras.layers.BatchNormalization(name="norm"),
-            tf_keras.layers.Dense(4, name="out"),
-        ])
-        model.compile(tf_keras.optimizers.legacy.SGD(0.05), "mse", metrics=["mae"])
+    def compiled(*layers):
+        model = tf_keras.Sequential(list(layers))
+        model.compile(tf_keras.optimizers.legacy.SGD(0.01), "mse", metrics=["mae"])
         return model
+
+    def build():
+        hidden = tf_keras.layers.Dense(16, "relu", input_shape=(12,), name="hidden")
+        norm = tf_keras.layers.BatchNormalization(name="norm")
+        return compiled(hidden, norm, tf_keras.layers.Dense(4, name="out"))
 
     def fit(model, x=x):
         return model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
@@ -73,12 +74,8 @@ CHOICES = """
     class Own(tf_keras.layers.Dense):
         pass
 
-    model = tf_keras.Sequential([
-        tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(12,), name="deep")]),
-        Own(4, name="own"),
-    ])
-    model.compile("sgd", "mse")
-    pruned = tfopt.prune(model, 0.5)
+    deep = tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(12,), name="deep")])
+    pruned = tfopt.prune(compiled(deep, Own(4, name="own")), 0.5)
     (deep,) = tfopt.compress.pruning_report(pruned)
     assert deep.target == 0.5
 
@@ -92,15 +89,14 @@ CHOICES = """
 
 CLUSTERED = """
     def build_convolutional():
-        model = tf_keras.Sequential([
+        model = compiled(
             tf_keras.layers.Conv2D(6, 3, input_shape=(8, 8, 3), name="conv"),
             tf_keras.layers.DepthwiseConv2D(3, name="depthwise"),
             tf_keras.layers.BatchNormalization(name="norm"),
             tf_keras.Sequential([tf_keras.layers.Flatten(), tf_keras.layers.Dense(5, name="deep")]),
             tf_keras.layers.Dense(4, name="out"),
-        ])
+        )
         model.build((None, 8, 8, 3))
-        model.compile(tf_keras.optimizers.legacy.SGD(0.01), "mse", metrics=["mae"])
         return model
 
     model = build_convolutional()

@@ -35,19 +35,17 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
     exec(textwrap.dedent(OWN), names)
     own = names["Here"]()
     own(keras.ops.ones((2, 8)))
-    held = {
-        "pruned": tfopt.quantize_aware(tfopt.prune(plain(), 0.5)),
-        "clustered": tfopt.quantize_aware(tfopt.cluster(plain(), 4)),
-        "own": tfopt.prune(own, 0.5),
-    }
-    for name, model in held.items():
-        model.save(tmp_path / f"{name}.keras")
+    pruned, clustered = tfopt.prune(plain(), 0.5), tfopt.cluster(plain(), 4)
+    held = [*map(tfopt.quantize_aware, (pruned, clustered)), tfopt.prune(own, 0.5)]
+    paths = [f"{tmp_path}/{number}.keras" for number in range(3)]
+    for model, path in zip(held, paths, strict=True):
+        model.save(path)
     # tfopt comes before Keras, and so registers nothing by itself.
     fresh_python(
         "    import tfopt\n"
         + OWN
         + f"""
-    paths = {[str(tmp_path / f"{name}.keras") for name in held]!r}
+    paths = {paths!r}
     for path in paths:
         try:
             keras.models.load_model(path)

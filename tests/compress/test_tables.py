@@ -36,13 +36,3 @@ def test_ranges_are_a_table_of_rounded_figures():
     assert len(lines) == 1 + len(tfopt.compress.quantization_report(model))
     assert lines[1].split("  ")[0] == "inputs"
     assert "0 to 0.3333" in lines[1]
-
-
-def test_channels_are_a_table_with_what_stays_and_the_sums():
-    model = net()
-    report = tfopt.compress.channels_report(model, 0.5)
-    lines = str(report).splitlines()
-    assert lines[1].split()[-3:] == ["hidden", "20", "8"]
-    assert lines[2].startswith("left whole: out (out ends in softmax")
-    assert lines[3] == f"{model.count_params():,} parameters become {report.parameters_after:,}"
-    assert lines[4].endswith(f"FLOPs of products with kernels become {report.flops_after:,}")

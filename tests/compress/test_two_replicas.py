@@ -66,6 +66,10 @@ SCRIPT = """
     assert x.min() < low < 0 < high < x.max()
     model.save("FILE")
     with strategy.scope():
+        small = tfopt.quantize(tfopt.strip(model), calibration=x)
+    assert small.fully_integer and small.parity.relative_error < 0.1, small
+    assert "one device" in small.notes[0]
+    with strategy.scope():
         loaded = keras.models.load_model("FILE")
     fit(loaded)
     assert loaded.quantization_awareness.step == 16

@@ -22,9 +22,8 @@ CUDA = "CUDAExecutionProvider"
 @pytest.fixture(scope="module")
 def model():
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((8,), name="row")
-    hidden = layers.BatchNormalization()(layers.Dense(16, activation="relu")(inputs))
-    return keras.Model(inputs, layers.Dense(3, activation="softmax")(hidden), name="small")
+    hidden = layers.Dense(16, "relu"), layers.BatchNormalization()
+    return keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(3, "softmax")])
 
 
 @pytest.fixture
@@ -57,19 +56,17 @@ def test_xla_compiles_a_saved_model_wherever_it_is_loaded(model, tmp_path):
     assert file.parity.relative_error < 1e-5
     assert file.notes == ("XLA compiles it at the first call of each batch size",)
     loaded = tf.saved_model.load(str(file.path))
-    definition = loaded.signatures["serving_default"].graph.as_graph_def()
-    compiled = [each.signature.name for each in definition.library.function
-                if each.attr["_XlaMustCompile"].b]  # fmt: skip
-    assert len(compiled) == 1
+    library = loaded.signatures["serving_default"].graph.as_graph_def().library
+    assert sum(each.attr["_XlaMustCompile"].b for each in library.function) == 1
     names = {"x": X[:2]}
     exec(file.code(), names)
     np.testing.assert_allclose(names["y"], model.predict(X[:2], verbose=0), atol=1e-6)
 
 
 def test_what_xla_cannot_compile_is_refused_with_its_reason(tmp_path):
-    words = keras.Input((3,), dtype="string")
     lookup = layers.StringLookup(vocabulary=["a", "b"])
-    model = keras.Model(words, layers.Embedding(4, 2)(lookup(words)))
+    words = keras.Input((3,), dtype="string")
+    model = keras.Sequential([words, lookup, layers.Embedding(4, 2)])
     x = np.array([["a", "b", "c"]] * 4)
     with pytest.raises(UserError, match="No file of") as caught:
         tfopt.export(model, tmp_path / "out", formats="saved_model_xla", examples=x)

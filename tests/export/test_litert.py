@@ -90,13 +90,6 @@ def test_int8_is_integer_all_through():
     assert {"QUANTIZE", "DEQUANTIZE"}.isdisjoint(codes[1:-1])
 
 
-def test_a_small_file_says_what_has_no_fewer_bits_and_moving_is_no_computing():
-    rows = keras.Sequential([keras.Input((20, 4)), layers.Conv1D(8, 3), layers.Flatten()])
-    made = quantize(rows, calibration=RNG.random((32, 20, 4)))
-    assert made.fully_integer
-    assert "KiB of it are names, operators and scales" in str(made)
-
-
 def test_convolutions_over_sequences_or_with_gaps_leave_the_integers_at_the_ends_alone():
     x = keras.Input((16, 6))
     h = layers.Conv1D(8, 2, padding="causal", dilation_rate=2, activation="tanh")(x)
@@ -144,6 +137,7 @@ def test_a_split_with_a_part_that_nobody_takes_is_computed_with_integers():
     first, *_, last = keras.ops.split(layers.Conv1D(8, 2, activation="relu")(x), 4, axis=-1)
     made = quantize(keras.Model(x, first - last), calibration=RNG.normal(size=(32, 6, 4)))
     assert made.fully_integer
+    assert "KiB of it are names, operators and scales" in str(made)
     assert made.parity.relative_error < 0.05
 
 
@@ -156,16 +150,6 @@ def test_an_operator_left_in_float_is_reported():
     assert [row.kind for row in made.left_float] == ["SIN"]
     assert made.left_float[0].name.endswith("Sin")
     assert made.parity.relative_error < 0.1
-
-
-def test_sizes_follow_the_precision():
-    model = keras.Sequential([keras.Input((256,)), layers.Dense(256, "relu"), layers.Dense(128)])
-    x = RNG.random((8, 256))
-    for precision, share in (("int8", 4), ("dynamic", 4), ("float16", 2), ("float32", 1)):
-        made = quantize(model, calibration=x, precision=precision)
-        assert made.kib == pytest.approx(4 * model.count_params() / 1024 / share, rel=0.08, abs=3)
-        assert made.left_float == ()
-        assert made.fully_integer == (precision == "int8")
 
 
 def test_several_inputs_and_outputs_keep_their_names_and_order():
@@ -298,29 +282,6 @@ def test_inputs_of_a_subclassed_model_are_named_as_in_its_dict(tmp_path):
     expected = np.asarray(model(x))
     folder = tfopt.export(model, tmp_path, formats="litert", examples=x).files[0].folder
     np.testing.assert_allclose(tfopt.load(folder)(x)[0], expected, atol=1e-5)
-
-
-def test_mirrored_variables_are_gathered(fresh_python):
-    said = fresh_python("""
-        import keras, numpy as np, tensorflow as tf
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        from tfopt.export.quantize import quantize
-        # Of a net that has learned nothing two classes may be as good as equal.
-        keras.utils.set_random_seed(0)
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        x = np.random.default_rng(0).random((32, 6)).astype("float32")
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "softmax")])
-            model.compile("sgd", "sparse_categorical_crossentropy")
-        model.fit(x, np.arange(32) % 4, verbose=0)
-        with strategy.scope():
-            made = quantize(model, calibration=x)
-        assert made.fully_integer and made.parity.relative_error < 0.05, made
-        assert "one device" in made.notes[0]
-        print("right")
-    """)
-    assert said.endswith("right\n")
 
 
 def test_conversion_says_nothing_and_loses_nothing(capfd):
