@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from on_workers import LIMIT_S
 
+from tfopt.job.versions import library_versions
+
 CALLED = Path(__file__).with_name("called.py")
 
 
@@ -57,3 +59,18 @@ def replicas(forks, tmp_path_factory):
     called(two_devices)
     yield called
     called.end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Skip what needs several replicas, which ``distribute()`` refuses beside Keras 3.8 and 3.9.
+
+    A lower bound of Keras 3.10 removes this.
+    """
+    try:
+        return (yield)
+    except Exception as error:
+        keras = library_versions()["Keras"]
+        if keras.startswith(("3.8.", "3.9.")) and "keras>=3.10" in str(error):
+            pytest.skip(f"several replicas are refused beside Keras {keras}")
+        raise
