@@ -61,6 +61,10 @@ def test_a_driver_against_the_build(driver, tmp_path, monkeypatch):
         "ok",
         "driver 580.65.06, TensorFlow built for CUDA 12.5.1",
     )
+    monkeypatch.setattr(gpus, "tensorflow_build", lambda: {"is_cuda_build": True})  # a nightly one
+    (check,) = gpus.driver(Subject(root=tmp_path))
+    assert check.verdict == "ok"
+    assert check.message.endswith("built for CUDA of an unknown version")
     monkeypatch.setattr(gpus, "tensorflow_build", lambda: {"is_cuda_build": False})
     (check,) = gpus.driver(Subject(root=tmp_path))
     assert check.verdict == "failure"

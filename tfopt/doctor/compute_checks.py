@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfopt.doctor.check import Check, Subject
-from tfopt.doctor.gpu_checks import tensorflow_build
+from tfopt.doctor.gpu_checks import built_for, tensorflow_build
 from tfopt.doctor.trials import TRIALS
 from tfopt.errors import first_line
 from tfopt.monitor.nvml import DeviceFacts, device_facts, driver_version, newest_cuda, why_no_gpu
@@ -114,10 +114,10 @@ def _unseen(number: int, gpu: DeviceFacts) -> Check:
     """Return the failure of a GPU that the driver lists and TensorFlow does not."""
     build = tensorflow_build()
     capability = ".".join(map(str, gpu.capability or ())) or "unknown"
-    programs = ", ".join(map(str, build.get("cuda_compute_capabilities", ()))) or "no GPU"
+    programs = ", ".join(map(str, build.get("cuda_compute_capabilities", ())))
     evidence = (
         f"driver {driver_version()}, CUDA up to {newest_cuda()}; compute capability {capability}",
-        f"TensorFlow built for CUDA {build.get('cuda_version')} and {programs}",
+        f"{built_for(build)} and {programs}" if programs else built_for(build),
     )
     text = f"the driver lists GPU {number} ({gpu.name}), and TensorFlow does not see it"
     fix = (

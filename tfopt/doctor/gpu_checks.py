@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import runpy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tfopt.doctor.check import Check, CheckVerdict, Subject
@@ -29,10 +30,10 @@ def driver(subject: Subject) -> Iterable[Check]:
     """Check the NVIDIA driver, and that TensorFlow is built for CUDA."""
     version, on_bus = driver_version(), _nvidia_devices(subject)
     build = tensorflow_build()
-    wanted = str(build.get("cuda_version") or "none")
+    built = built_for(build)
     evidence = (
         f"driver {version or 'none'}, CUDA up to {newest_cuda() or 'none'}",
-        f"TensorFlow built for CUDA {wanted}",
+        built,
         f"{on_bus} NVIDIA device(s) on the PCI bus",
     )
     verdict: CheckVerdict = "failure"
@@ -46,7 +47,7 @@ def driver(subject: Subject) -> Iterable[Check]:
         text = "this TensorFlow is built without CUDA: the GPUs are not used"
         fix = "pip install 'tensorflow[and-cuda]'"
     else:
-        verdict, text = "ok", f"driver {version}, TensorFlow built for CUDA {wanted}"
+        verdict, text = "ok", f"driver {version}, {built}"
     yield Check("gpu", "NVIDIA driver", verdict, text, evidence, fix)
 
 
@@ -100,11 +101,20 @@ def _unusable(number: int, gpu: DeviceFacts) -> Iterator[Check]:
 
 def tensorflow_build() -> dict[str, Any]:
     """Return TensorFlow's build information without loading it; empty if there is none."""
-    for package in ("tensorflow", "tensorflow-cpu"):
-        with suppress(PackageNotFoundError, OSError, KeyError):
-            path = distribution(package).locate_file("tensorflow/python/platform/build_info.py")
-            return dict(runpy.run_path(str(path))["build_info"])
+    tensorflow = find_spec("tensorflow")
+    if tensorflow is None or tensorflow.origin is None:
+        return {}
+    path = Path(tensorflow.origin).with_name("python") / "platform" / "build_info.py"
+    with suppress(OSError, KeyError):
+        return dict(runpy.run_path(str(path))["build_info"])
     return {}
+
+
+def built_for(build: Mapping[str, Any]) -> str:
+    """Return which CUDA TensorFlow is built for; a nightly one does not say its version."""
+    if not build.get("is_cuda_build"):
+        return "TensorFlow built without CUDA"
+    return f"TensorFlow built for CUDA {build.get('cuda_version', 'of an unknown version')}"
 
 
 def memory(subject: Subject) -> Iterable[Check]:
