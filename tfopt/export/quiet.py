@@ -49,16 +49,17 @@ def quiet() -> Iterator[None]:
             failed = error
             raise
         finally:
-            with suppress(OSError):  # a closed terminal does not fail the conversion
+            with suppress(OSError):  # a full disk
                 stream.flush()
-                os.dup2(terminal, 2)
-                os.close(terminal)
-                written.seek(0)
-                lines = written.read().decode(errors="replace").splitlines(keepends=True)
-                rest = "".join(line for line in lines if not _CHATTER.match(line))
-                if failed is not None:
-                    failed.add_note(rest)
-                else:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            written.seek(0)
+            lines = written.read().decode(errors="replace").splitlines(keepends=True)
+            rest = "".join(line for line in lines if not _CHATTER.match(line))
+            if failed is not None:
+                failed.add_note(rest)
+            else:
+                with suppress(OSError):  # a closed terminal does not fail the conversion
                     os.write(2, rest.encode())
 
 
