@@ -50,7 +50,8 @@ def test_the_headline_is_of_the_first_time_that_its_interval_can_tell(trained):
     )
     unclear = Comparison(0.9, 0.6, 1.3, 3)
     assert headline(whole=unclear, to_accuracy=unclear).startswith(
-        "Runs an example 2.29 times as fast (2.26 to 2.33), at +0.12 points"
+        "Runs an example 2.29 times as fast (2.26 to 2.33), at +0.12 points of test accuracy; a whole "
+        "training is 1.1 times as fast (0.77 to 1.7), too wide to tell; the file"
     )
     told = headline(whole=unclear, to_accuracy=unclear, against_reference=unclear)
     assert "not shown to be faster: it trains 1.1 times as fast (0.77 to 1.7), too wide" in told
@@ -107,7 +108,7 @@ def test_an_accuracy_that_is_not_reached_is_said(trained):
     faster = replace(trained.variants[1], whole=Comparison(0.7, 0.6, 0.8, 3))
     variants = (trained.reference, faster, *trained.variants[2:])
     view = view_of(replace(trained, recommendation=keep, variants=variants))
-    assert "does not reach baseline's test accuracy of 96.20 %" in view.headline
+    assert "does not reach baseline's accuracy of 96.20 % on ten test batches" in view.headline
 
 
 def test_the_columns_hold_speeds_with_intervals_and_verdicts(trained):

@@ -13,6 +13,7 @@ from tfopt.data import PipelineOptions
 from tfopt.job.recipe_file import read_recipe
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.documents import Report
+from tfopt.report.view import view_of
 from tfopt.tune.objective import in_words, verdict_in_words
 from tfopt.tune.space import Changes, narrowed, neighbours, singles, space_for
 
@@ -61,6 +62,7 @@ def test_it_finds_the_fastest_of_the_whole_grid(tune, machine, tmp_path):
     assert tuned.comparison.verdict == "faster"
     said = tuned.report.recommendation.brought
     assert "as fast, by the predicted time of the whole training" in said
+    assert view_of(tuned.report).headline == f"{said[0].upper()}{said[1:]}."
     assert "+0.00 points of test accuracy over 2 seeds" in said  # one has chosen the rate
     winner = next(row for row in tuned.report.variants if row.chain == repr(tuned.chain))
     assert (len(winner.trainings), winner.quality.lost) == (3, False)

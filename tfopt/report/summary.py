@@ -17,7 +17,7 @@ from tfopt.report.bench_figures import (
     steps_to_target,
     target,
 )
-from tfopt.report.bench_report import BenchReport, VariantReport, is_time
+from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.table import is_change
 
 # What a time costs does not matter where it is not certain.
@@ -66,9 +66,8 @@ def warning_of(report: BenchReport) -> str:
 def headline_of(report: BenchReport) -> str:
     """Return the variant that matters most, compared with the reference, in one sentence."""
     subject, advice, best = subject_of(report), report.recommendation, kept(report)
-    timed = subject is not None and decisive(subject) and is_time(report.asked.objective)
-    if advice is not None and advice.brought and not timed:  # of a search
-        return f"{_capital(advice.brought)}."
+    if advice is not None and advice.brought and report.asked.kind == "tune":
+        return f"{_capital(advice.brought)}."  # by what the search minimized
     if subject is None:
         return _alone_sentence(report)
     sentence = _sentence(report, subject)
@@ -105,6 +104,9 @@ def _sentence(report: BenchReport, subject: VariantReport) -> str:
     (name, comparison), served = found, _served_words(report, subject)
     said = _SPOKEN[name].format(fmt.speed_in_words(comparison))
     said += _UNCERTAIN.get(comparison.verdict) or _quality_words(report, subject, name)
+    if name != "whole" and subject.whole is not None:
+        whole = fmt.speed_in_words(subject.whole)
+        said += f"; a whole training is {whole}, too wide to tell"
     best = subject is kept(report)
     if comparison.verdict == "faster":
         said = _capital(said) if best else f"{start} {said}"
@@ -145,8 +147,8 @@ def _quality_words(report: BenchReport, subject: VariantReport, time: str) -> st
     if time == "to_accuracy":
         return ""
     if subject.trainings and wanted is not None and not steps_to_target(report, subject):
-        accuracy = f"{_reference(report)}'s test accuracy of {fmt.share(wanted)}"
-        return f", but does not reach {accuracy}"
+        accuracy = f"{_reference(report)}'s accuracy of {fmt.share(wanted)}"
+        return f", but does not reach {accuracy} on ten test batches"
     if subject.exact:
         return ", the trained weights are the same but for rounding"
     if quality is None:
