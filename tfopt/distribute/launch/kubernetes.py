@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.distribute.launch.task import PREEMPTED, require_command
+from tfopt.distribute.launch.templates import rendered
 from tfopt.errors import UserError, require_count
 
 _PORT = 2222
@@ -64,27 +65,15 @@ class KubernetesJob:
 
     def manifest(self) -> str:
         """Return the text for ``kubectl apply -f``."""
-        quoted = {
-            "name": self.name,
-            "image": json.dumps(self.image),
+        return rendered(
+            "kubernetes.yaml.j2",
+            job=self,
             # Kubernetes replaces $(NAME) by a variable.
-            "command": json.dumps([word.replace("$(", "$$(") for word in self.command]),
-            "tf_config": json.dumps(self._tf_config()),
-            "resources": json.dumps(self._resources()),
-            "shared_memory": json.dumps(self.shared_memory),
-        }
-        mounts, volumes = self._mounted_claim()
-        return _MANIFEST.format(
-            **quoted,
-            workers=self.workers,
-            # All pods end when one does, and each counts.
-            failures=self.restarts * self.workers,
-            grace=self.grace,
+            command=[word.replace("$(", "$$(") for word in self.command],
+            tf_config=self._tf_config(),
+            resources=self._resources(),
             preempted=PREEMPTED,
             port=_PORT,
-            gpu_variables=_GPU_VARIABLES if self.gpus_per_worker else "",
-            mounts=mounts,
-            volumes=volumes,
         )
 
     def _tf_config(self) -> str:
@@ -94,84 +83,9 @@ class KubernetesJob:
         return text.replace('"index": 0', '"index": $(TFOPT_INDEX)')
 
     def _resources(self) -> dict[str, Any]:
-        limits: dict[str, Any] = {}
-        if self.gpus_per_worker:
-            limits["nvidia.com/gpu"] = self.gpus_per_worker
-        if self.memory:
-            limits["memory"] = self.memory
-        requests = {"cpu": self.cpus_per_worker} if self.cpus_per_worker else {}
-        return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
-
-    def _mounted_claim(self) -> tuple[str, str]:
-        if self.claim is None:
-            return "", ""
-        name, _, path = self.claim.partition(":")
-        return (
-            f"\n            - {{name: claim, mountPath: {json.dumps(path)}}}",
-            f"\n        - {{name: claim, persistentVolumeClaim: {{claimName: {name}}}}}",
-        )
-
-
-_GPU_VARIABLES = """
-            - {name: NCCL_DEBUG, value: WARN}
-            - {name: TF_GPU_THREAD_MODE, value: gpu_private}"""
-_MANIFEST = """\
-# Gives the workers host names, also before they are ready.
-apiVersion: v1
-kind: Service
-metadata:
-  name: {name}
-spec:
-  clusterIP: None
-  publishNotReadyAddresses: true
-  selector: {{tfopt-job: {name}}}
-  ports:
-    - {{name: tensorflow, port: {port}}}
----
-apiVersion: batch/v1
-kind: Job
-metadata:
-  name: {name}
-spec:
-  completionMode: Indexed
-  completions: {workers}
-  parallelism: {workers}
-  backoffLimit: {failures}
-  podFailurePolicy:
-    rules:
-      # A pod that was evicted, or whose node is lost, restarts and does not count.
-      - action: Ignore
-        onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
-      # A pod that has saved and requests a restart.
-      - action: Ignore
-        onExitCodes: {{containerName: train, operator: In, values: [{preempted}]}}
-  template:
-    metadata:
-      labels: {{tfopt-job: {name}}}
-    spec:
-      subdomain: {name}
-      restartPolicy: Never
-      terminationGracePeriodSeconds: {grace}
-      # Otherwise the command is process 1, which ignores SIGTERM without a handler.
-      shareProcessNamespace: true
-      containers:
-        - name: train
-          image: {image}
-          command: {command}
-          env:
-            - name: TFOPT_INDEX
-              valueFrom:
-                fieldRef:
-                  fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
-            - name: TF_CONFIG
-              value: {tf_config}
-            - {{name: PYTHONUNBUFFERED, value: "1"}}{gpu_variables}
-          ports:
-            - {{containerPort: {port}}}
-          resources: {resources}
-          volumeMounts:
-            - {{name: shared-memory, mountPath: /dev/shm}}{mounts}
-      volumes:
-        # For NCCL and processes of a data loader; the default is 64 MiB.
-        - {{name: shared-memory, emptyDir: {{medium: Memory, sizeLimit: {shared_memory}}}}}{volumes}
-"""
+        limits = {"nvidia.com/gpu": self.gpus_per_worker, "memory": self.memory}
+        wanted = {"limits": limits, "requests": {"cpu": self.cpus_per_worker}}
+        return {
+            kind: {name: value for name, value in values.items() if value}
+            for kind, values in wanted.items()
+        }

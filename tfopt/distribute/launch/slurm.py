@@ -13,11 +13,11 @@ site's KillWait (often 30 s) to end.
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfopt.distribute.launch.task import PREEMPTED, require_command
+from tfopt.distribute.launch.templates import rendered
 from tfopt.errors import UserError, require_count
 
 
@@ -55,63 +55,7 @@ class SlurmJob:
 
     def batch_file(self) -> str:
         """Return the text for ``sbatch``."""
-        options = [
-            f"--job-name={self.name}",
-            f"--nodes={self.nodes}",
-            f"--ntasks-per-node={self.workers_per_node}",
-            f"--cpus-per-task={self.cpus_per_worker}",
-            f"--signal=B:TERM@{self.grace}",
-            "--open-mode=append",
-            "--requeue" if self.requeue else "--no-requeue",
-        ]
-        if self.gpus_per_worker:
-            options.append(f"--gres=gpu:{self.gpus_per_worker * self.workers_per_node}")
-        options += [f"--partition={self.partition}"] if self.partition else []
-        options += [f"--time={self.time}"] if self.time else []
         # The command's Python if it begins with one, else that of the job's PATH.
         first = self.command[0]
         python = first if re.fullmatch(r"python[0-9.]*", Path(first).name) else "python"
-        return _FILE.format(
-            options="\n".join(f"#SBATCH {option}" for option in options),
-            gpus=self.gpus_per_worker,
-            cpus=self.cpus_per_worker,
-            python=shlex.quote(python),
-            command=shlex.join(self.command),
-            requeue=_REQUEUE if self.requeue else "",
-        )
-
-
-_REQUEUE = f"""\
-if [ "$passed" = yes ] && [ "$code" = {PREEMPTED} ]; then
-  echo "tfopt: the tasks request a restart: queueing the job again"
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-"""
-_FILE = """\
-#!/bin/bash
-{options}
-
-export TFOPT_GPUS_PER_WORKER={gpus} PYTHONUNBUFFERED=1
-
-# One failure ends all tasks. The shell waits beside srun, to handle SIGTERM.
-srun --label --kill-on-bad-exit=1 --distribution=block --cpus-per-task={cpus} \\
-  {python} -m tfopt.distribute.launch.task -- {command} &
-step=$!
-passed=no
-pass_on() {{
-  # Once: a task may not handle a second SIGTERM.
-  [ "$passed" = yes ] && return
-  passed=yes
-  echo "tfopt: forwarding SIGTERM to all tasks"
-  scancel --signal=TERM "$SLURM_JOB_ID"
-}}
-trap pass_on TERM
-wait "$step"
-code=$?
-# A signal ends the wait, not the step.
-while kill -0 "$step" 2>/dev/null; do
-  wait "$step"
-  code=$?
-done
-{requeue}exit "$code"
-"""
+        return rendered("slurm.sh.j2", job=self, python=python, preempted=PREEMPTED)
