@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from attention_stand_in import on_a_stand_in
 
 import tfopt
@@ -30,6 +31,7 @@ def losses():
         return plain, *trained(True)
 
 
+@pytest.mark.slow
 def test_replicas_train_as_one_device_does(replicas):
     expected, fused, summary = replicas(losses)
     assert summary == (True, "attention fused in 1 layer")

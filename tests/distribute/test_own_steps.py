@@ -4,7 +4,6 @@ Steps with losses of a user's own, such as a GAN's, are among the models of ``te
 """
 
 import keras
-import pytest
 import tensorflow as tf
 from keras import ops
 
@@ -62,28 +61,16 @@ def guided(**how):
     return made(Guide, metrics=METRICS, **how)
 
 
-def case(*data, **how):
-    return Case(guided(**how), data or (x, classes), "mean")
+def guide():
+    """Compare it on data that leave one example over."""
+    scaled = guided(
+        optimizer=lambda: O.LossScaleOptimizer(O.SGD(0.05, clipnorm=0.1)), steps_per_execution=2
+    )
+    return compared({"guide": Case(scaled, (x[:17], classes[:17]), "mean")})
 
 
-CASES = {
-    "guide": lambda: case(steps_per_execution=2),
-    "one left": lambda: case(x[:17], classes[:17]),
-    "compiled": lambda: case(jit_compile=True),
-    "scaled": lambda: case(
-        optimizer=lambda: O.LossScaleOptimizer(O.SGD(0.05, clipnorm=0.1)),
-    ),
-}
-FAST, *SLOW = CASES
-
-
-def cases(*names):
-    return compared({name: CASES[name]() for name in names})
-
-
-@pytest.mark.parametrize("names", [[FAST], pytest.param(SLOW, marks=pytest.mark.slow)])
-def test_they_train_and_show_what_one_device_does(replicas, names):
-    check(replicas(cases, *names))
+def test_it_trains_and_shows_what_one_device_does(replicas):
+    check(replicas(guide))
 
 
 def elsewhere():

@@ -48,11 +48,6 @@ CODE = """
     seen("arrays", x, x, batch_size=8, shuffle=False)
     seen("dataset", numbered(0, 22).shuffle(22).batch(8))
 
-    import pyarrow
-    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), 1)
-    table = tfopt.data.ArrowTable(pyarrow.table({"x": column}), features="x")
-    seen("table", tfopt.pipeline(table, batch_size=8))
-
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 3
@@ -60,7 +55,6 @@ CODE = """
             return x[8 * n : 8 * n + 8], x[8 * n : 8 * n + 8]
 
     seen("threads", Batches(workers=2), shuffle=False)
-    seen("generator", (Batches()[n % 3] for n in range(6)), steps_per_epoch=3)
 
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -73,7 +67,7 @@ CODE = """
     pairs = mine.map(lambda x: (x, tf.cast(x, tf.int64)))
     proven.fit(pairs.with_options(off), verbose=0, shuffle=False)
 
-    import pyarrow.parquet
+    import pyarrow, pyarrow.parquet
     rows = pyarrow.array(np.arange(26, dtype="float32")[18 * rank : 18 + 8 * rank])
     rows = pyarrow.FixedSizeListArray.from_arrays(rows, 1)
     file = f"{folder}/{rank}.parquet"
@@ -120,7 +114,7 @@ IN_FILES = [*range(7), *range(10, 17), *range(20, 27)]
 
 
 SEEN = {
-    **dict.fromkeys(("arrays", "dataset", "threads", "generator", "table"), ALL),
+    **dict.fromkeys(("arrays", "dataset", "threads"), ALL),
     "own": [*range(11), *range(100, 115)],
     "parquet": list(range(26)),
     "files": IN_FILES,
