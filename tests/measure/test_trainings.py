@@ -33,7 +33,6 @@ def trained(*transforms, **settings):
     ("transforms", "steps", "readings"),
     [
         ((), 60, 10),
-        ((Pipeline(batch_size=96), Execution(steps_per_execution=2)), 20, 10),
         ((Pipeline(batch_size=64, cache="memory"), Execution(steps_per_execution=5)), 30, 6),
     ],
 )

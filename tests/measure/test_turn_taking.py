@@ -207,26 +207,18 @@ def said_by(given, *under):
     return parent.heard[0][1]
 
 
-@pytest.mark.parametrize("cache", ["memory", None])
-def test_turns_are_those_of_epochs_after_a_cache_was_filled(cache):
+def test_turns_are_those_of_epochs_after_a_cache_was_filled():
     def rows():
         for x, y in zip(*toy_jobs.data(64).train, strict=True):
             yield x[None], y[None]
 
     given = job(epochs=2).with_(data=lambda: Data(train=rows, name="slow rows"))
-    said = said_by(given, Pipeline(batch_size=32, cache=cache, examples=64))
-    assert (said.filled_s > 0) == (cache is not None)
+    said = said_by(given, Pipeline(batch_size=32, cache="memory", examples=64))
+    assert said.filled_s > 0
     assert said.epoch_steps == 2
 
 
-@pytest.mark.parametrize(("samples", "jit"), [(80, True), (64, True), (80, False)])
-def test_xla_compiles_a_smaller_last_batch_anew(samples, jit):
-    said = said_by(toy_jobs.job(samples), Execution(jit_compile=jit))
-    sizes = ([32, 16] if samples == 80 else [32]) if jit else []
-    assert said.shapes == tuple(f"float32[{n}x6], int64[{n}]" for n in sizes)
-
-
-def test_programs_that_came_into_the_cache_in_the_first_step_are_counted(
+def test_a_smaller_last_batch_is_compiled_anew_and_programs_of_the_first_step_are_counted(
     taken, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(turn_taking, "kept_in", lambda environment: tmp_path)
@@ -237,9 +229,10 @@ def test_programs_that_came_into_the_cache_in_the_first_step_are_counted(
             (tmp_path / f"{name}.pb").touch()
             yield 1.0
 
-    ready, _ = taken(job(), 1.0, under=chain(Execution(jit_compile=True)), seconds=seconds())
+    given = toy_jobs.job(samples=80)
+    ready, _ = taken(given, 1.0, under=chain(Execution(jit_compile=True)), seconds=seconds())
     assert ready.new_programs == 1
-    ready, _ = taken(job(), 1.0, under=chain(Execution(jit_compile=True)))
-    assert ready.new_programs == 0
-    ready, _ = taken(job(), 1.0, under=chain(Execution(jit_compile=False)))
+    assert ready.shapes == tuple(f"float32[{n}x6], int64[{n}]" for n in (32, 16))
+    ready, _ = taken(given, 1.0, under=chain(Execution(jit_compile=False)))
     assert ready.new_programs == "XLA does not compile the step"
+    assert (ready.shapes, ready.filled_s) == ((), 0)

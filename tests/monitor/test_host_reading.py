@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 
+from tfopt.data.host_memory import available_memory
 from tfopt.job import cgroup
 from tfopt.monitor.host import host_poller
 from tfopt.monitor.readings import HostReading
@@ -93,6 +94,10 @@ def test_a_group_has_its_narrowest_limit_and_what_counts(tmp_path, files, limits
         (tmp_path / name).write_text(text)
     narrowest = next(iter(cgroup.memory_limits(tmp_path)), (None, None))
     assert (*narrowest[:2], cgroup.cpu_quota(tmp_path)) == limits
+    free = available_memory(tmp_path)
+    whose = "the limit of control group" if limits[0] else "the machine's free memory"
+    assert free.limited_by.startswith(whose)
+    assert limits[0] is None or free.available_bytes == limits[0] - limits[1]
 
 
 def test_usable_cores_are_whole_ones_within_affinity_and_quota(monkeypatch):

@@ -14,7 +14,7 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.documents import Report
 from tfopt.report.view import view_of
-from tfopt.tune.objective import in_words, verdict_in_words
+from tfopt.tune.objective import in_words
 from tfopt.tune.space import Changes, narrowed, neighbours, singles, space_for
 
 BATCHES = {"batch_size": [64, 128, 400], "steps_per_execution": [16]}
@@ -305,12 +305,6 @@ def test_objectives(tune, machine, objective, expected):
 )
 def test_one_process_is_worded_by_the_objective(objective, ratio, words):
     assert in_words(objective, ratio) == words
-
-
-def test_a_verdict_is_worded_by_the_objective():
-    assert verdict_in_words("memory", "slower") == "more memory"
-    assert verdict_in_words("memory", "inconclusive") == "inconclusive"
-    assert verdict_in_words("step", "slower") == "slower"
 
 
 def test_a_training_of_unknown_length_is_tuned_by_its_step(tune, machine):

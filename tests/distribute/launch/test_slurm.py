@@ -106,6 +106,7 @@ class Slurm:
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core",
             "SchedulerType": "sched/builtin",
+            "SchedulerParameters": "sched_interval=1",
             "SlurmdParameters": "config_overrides",
             "KillWait": 10,
             "SlurmctldPidFile": folder / "slurmctld.pid",

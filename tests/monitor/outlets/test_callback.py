@@ -54,7 +54,6 @@ def plain():
 @pytest.mark.parametrize(
     "compiled",
     [
-        {},
         pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         {"steps_per_execution": 4},
         {"run_eagerly": True},
