@@ -83,7 +83,7 @@ class KubernetesJob:
         return text.replace('"index": 0', '"index": $(TFOPT_INDEX)')
 
     def _resources(self) -> dict[str, Any]:
-        limits = {"nvidia.com/gpu": self.gpus_per_worker, "memory": self.memory}
+        limits: dict[str, Any] = {"nvidia.com/gpu": self.gpus_per_worker, "memory": self.memory}
         wanted = {"limits": limits, "requests": {"cpu": self.cpus_per_worker}}
         return {
             kind: {name: value for name, value in values.items() if value}
