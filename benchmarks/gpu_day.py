@@ -100,12 +100,10 @@ STEPS = (
     _step("doctor", 90, "does the GPU compute what it should, and how fast?"),
     _step("resnet50_batch", 130, _LARGEST, "largest_batch", subject="resnet50"),
     _step("tune_resnet50", 290, f"{_TUNE} ResNet-50", "tune", subject="resnet50"),
-    _step("monitoring", 180, "what NVML tells, the energy of an example"),
     _step("memory", 290, "tfopt.training_memory against the peak of TensorFlow's allocator"),
     _step("serving", 100, "files of MobileNetV2 by TensorFlow and TensorRT: parity, latency"),
     _step("out_of_memory", 50, _OUT_OF_MEMORY, jit_compile=False),
     _step("out_of_memory_xla", 50, f"{_OUT_OF_MEMORY}: XLA's", "out_of_memory", jit_compile=True),
-    _step("placement", 90, "what tfopt.place does to the memory that a process holds"),
 )
 
 

@@ -6,7 +6,6 @@ A step's own process leaves the GPU to the processes that it starts, unless it c
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,13 +20,12 @@ from typing import Any
 import tfopt
 from benchmarks.gpu_day import GRACE_S, Day
 from benchmarks.peers import CHAIN, TUNED, compare_peers, net_of, sides, table
-from tfopt import Execution, MixedPrecision, Place, chain
-from tfopt.errors import DevicesAlreadyInitialised, UserError
+from tfopt import Execution, MixedPrecision, chain
+from tfopt.errors import UserError
 from tfopt.job.references import resolve_job
 from tfopt.job.transform import Transform
 from tfopt.measure.engine import Engine
 from tfopt.measure.targets import Target
-from tfopt.monitor.readings import GPU_METRICS
 
 
 @dataclass(frozen=True)
@@ -326,43 +324,7 @@ def memory(day: Day) -> None:
             day.keep(rows=rows)
 
 
-# 7: monitoring
-
-
-def monitoring(day: Day) -> None:
-    """List what NVML tells here, and the energy of an example."""
-    own = _subject(day, "resnet50")
-    arguments = own.at(max(own.batch // 2, 1))
-    energy = _timed(own.job, arguments, PRECISIONS["mixed_bfloat16"], day)
-    day.keep(energy={"job": own.job, "arguments": arguments, "setting": "mixed_bfloat16", **energy})
-    from tfopt.monitor.sampler import sampling
-    from tfopt.run import prepared
-
-    with (
-        prepared(resolve_job(CNN_MNIST.job, {**CNN_MNIST.arguments, "steps": 100})) as ready,
-        sampling(os.getpid(), clock=time.perf_counter) as sampler,
-    ):
-        ready.train(epochs=1, validate=False)
-        # Longer than the slowest metric's pause.
-        time.sleep(0.5 if day.rehearse else 12)
-        recording = sampler.recording()
-    fields = [
-        {
-            "name": gpu.name,
-            "given": {m.name: _newest(recording, place, m.name) for m in GPU_METRICS},
-            "missing": dict(gpu.missing),
-        }
-        for place, gpu in enumerate(recording.gpus)
-    ]
-    day.keep(fields=fields, samples=len(recording.samples), no_gpu_reason=recording.no_gpu_reason)
-
-
-def _newest(recording: Any, place: int, metric: str) -> float | None:
-    values = [getattr(sample.gpus[place], metric) for sample in recording.samples]
-    return next((value for value in reversed(values) if value is not None), None)
-
-
-# 8: memory that runs out
+# 7: memory that runs out
 
 
 def out_of_memory(day: Day, jit_compile: bool) -> None:
@@ -394,29 +356,3 @@ def out_of_memory(day: Day, jit_compile: bool) -> None:
         day.keep(asked=asdict(error.asked))
         return
     raise UserError("Memory did not run out.", expected="a step that does not fit 2,048 MiB")
-
-
-# 9: placement
-
-
-def placement(day: Day) -> None:
-    """Hold a process's memory under each way of tfopt.place beside what was asked for."""
-    parts = {
-        "memory growth": Place(),
-        "all at once": Place(memory_growth=False),
-        "limit of 4096 MiB": Place(memory_limit_mib=4096),
-        "most free": Place("most_free"),
-        "none": Place("none"),
-    }
-    ways: dict[str, Any] = {}
-    for name, part in list(parts.items())[: 1 if day.rehearse else None]:
-        ways[name] = _timed(CNN_MNIST.job, CNN_MNIST.at(32), part, day)
-        day.keep(ways=ways)
-    import tensorflow as tf
-
-    tf.config.list_logical_devices()
-    try:
-        late = tfopt.place(memory_growth=True).note
-    except DevicesAlreadyInitialised as error:
-        late = f"refused: {error.what}"
-    day.keep(place_after_the_devices_are_initialised=late)
