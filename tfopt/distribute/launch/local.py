@@ -8,6 +8,7 @@ It must run in the main thread, which handles signals.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import signal
@@ -27,7 +28,7 @@ from tfopt.distribute.launch.communication import (
 )
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import JOINED, require_command
-from tfopt.errors import UserError, require_count
+from tfopt.errors import require_count
 from tfopt.subprocesses import handling
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -134,20 +135,16 @@ def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> l
 
 def free_ports(count: int) -> list[int]:
     """Return random free ports, so that two launchers seldom choose the same ones."""
-    ports: list[int] = []
-    for port in secrets.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as attempt:
-            # As TensorFlow's servers do.
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                attempt.bind(("", port))
-            except OSError:
-                continue
-        ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise UserError(
-        "There are not enough free ports on this machine.",
-        expected=f"{count} between {_PORTS.start} and {_PORTS.stop}",
-        received=f"{len(ports)}",
-    )
+    ports = secrets.SystemRandom().sample(_PORTS, len(_PORTS))
+    return list(itertools.islice(filter(_is_free, ports), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as attempt:
+        # As TensorFlow's servers do.
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(("", port))
+        except OSError:
+            return False
+    return True
