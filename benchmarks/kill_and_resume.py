@@ -1,12 +1,12 @@
-"""Kills trainings, or asks them to end, at random moments and starts them again: what is lost?
+"""Kills trainings with SIGKILL at random moments and starts them again: is anything lost?
 
     python benchmarks/kill_and_resume.py --kills 60
 
 For each kind of training in ``KINDS``: an undisturbed run first, whose final weights are kept;
-then the same script by ``tfopt launch --restarts``, where a worker gets SIGTERM or SIGKILL, in
-turn, after a random time and the launcher starts it again, until it has ended by itself. The final
-weights, the optimizer and the history must be those of the undisturbed run, bit for bit. A kill
-counts where the launcher has started the training again.
+then the same script by ``tfopt launch --restarts``, where a worker is killed after a random time
+and the launcher starts it again, until it has ended by itself. The final weights, the optimizer and
+the history must be those of the undisturbed run, bit for bit. A kill counts where the launcher
+has started the training again.
 """
 
 from __future__ import annotations
@@ -234,8 +234,7 @@ def launched(
                     kills -= 1
                     time.sleep(rng.uniform(0, within_s))
                     with suppress(ProcessLookupError):
-                        number = signal.SIGTERM if kills % 2 else signal.SIGKILL
-                        os.kill(rng.choice(list(pids.values())), number)
+                        os.kill(rng.choice(list(pids.values())), signal.SIGKILL)
                 pids.clear()
         limit.cancel()
         err.seek(0)

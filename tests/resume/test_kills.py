@@ -1,4 +1,4 @@
-"""SIGTERM and SIGKILL at random moments: what goes on ends as a training that was never disturbed.
+"""SIGKILL at random moments: the training that goes on ends as one that was never killed.
 
 ``benchmarks/kill_and_resume.py`` does the same over more kinds of training, and more often.
 """
