@@ -56,7 +56,7 @@ SUITE = (
     "tests/tune/test_given_model.py",
     "tests/train/test_split.py",
     "tests/distribute/asynchronous/test_nothing_lost.py",
-    "tests/export/test_integer_forms.py",
+    "tests/export/test_litert_forms.py",
 )
 STEPS = """
 import tfopt

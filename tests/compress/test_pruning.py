@@ -4,8 +4,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from dense_nets import RNG, X, Y, assert_pruned, assert_same, dense_model, fit, loaded, zeros_of
+from dense_nets import (
+    RNG,
+    X,
+    Y,
+    assert_pruned,
+    assert_same,
+    compiled,
+    dense_model,
+    fit,
+    loaded,
+    zeros_of,
+)
+from keras import layers
 
+from tfopt.compress.cluster import cluster, clustering_report
 from tfopt.compress.patterns import scores_of
 from tfopt.compress.prune import prune, pruning_report
 from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
@@ -181,3 +194,22 @@ def test_after_strip_the_report_still_counts_the_zeros():
     remarks = [row.remark for row in pruning_report(strip(prune(dense_model(), 0.8)))]
     assert remarks == ["no mask; 80.2% zeros", "no mask; 79.7% zeros"]
     assert pruning_report(dense_model())[0].remark == "no mask"
+
+
+def test_reports_are_tables_with_sums_and_what_is_left_alone():
+    def net():
+        norms = [layers.BatchNormalization(name=f"norm_{n}") for n in range(6)]
+        hidden, out = layers.Dense(20, name="hidden"), layers.Dense(3, name="out")
+        return compiled(keras.Input((8,)), hidden, *norms, out)
+
+    report = pruning_report(prune(net(), 0.5))
+    assert len(report) == 8
+    head, hidden, _, together, *left = str(report).splitlines()
+    assert head.split() == ["weights", "zeros", "target"]
+    assert hidden.split() == ["hidden/kernel", "160", "50.0%", "50.0%"]
+    assert together.split() == ["together", "220", "50.0%"]
+    norms = "norm_0, norm_1, norm_2 and 3 more"
+    assert left == [f"left alone: {norms} (BatchNormalization has no kernel)"]
+    clustered = str(clustering_report(cluster(net(), 4))).splitlines()
+    assert clustered[1].split() == ["hidden/kernel", "160", "4", "4"]
+    assert clustered[-1:] == left

@@ -4,7 +4,6 @@ import re
 import textwrap
 
 import keras
-import numpy as np
 import pytest
 from keras import layers
 
@@ -86,7 +85,6 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
     model = plain()
     model.compile("sgd", "mse")
     model.save(path)
-    x, y = np.ones((8, 8), "float32"), np.ones((8, 6), "float32")
     made = [
         tfopt.prune(path, 0.5),
         tfopt.cluster(str(path), 4),
@@ -95,10 +93,7 @@ def test_functions_take_the_path_of_a_saved_model(tmp_path):
         tfopt.strip(path),
         tfopt.load(path),
     ]
-    for each in made:
-        assert isinstance(each, keras.Model)
-        each.compile("sgd", "mse")
-        each.fit(x, y, verbose=0)
+    assert all(isinstance(each, keras.Model) for each in made)
     assert tfopt.quantize(path, precision="dynamic").kib > 0
     assert tfopt.footprint({"saved": path}, turns=5).rows[0].parameters == model.count_params()
     nearest = re.escape(f"did you mean {path}?")

@@ -60,11 +60,11 @@ ORACLE = """
 
     for name, schedule in {schedules!r}.items():
         model = twin(schedule)
-        wrapped = [layer for layer in model.layers if layer.pruning_vars]
+        wrapped = [layer for layer in model.layers if hasattr(layer, "pruning_vars")]
         for i, layer in enumerate(wrapped):
             (kernel, mask, _), = layer.pruning_vars
             found[f"{{name}}:mask:{{i}}"] = mask.numpy()
-            found[f"{{name}}:kernel:{{i}}"] = kernel.numpy()
+            found[f"{{name}}:kernel:{{i}}"] = (kernel * mask).numpy()
     np.savez({found!r}, **found)
 """
 

@@ -1,4 +1,6 @@
-"""What stands for layers and functions while a model is traced gives what they give."""
+"""What stands for layers and functions while a model is traced: what it gives, and its end."""
+
+from functools import partial
 
 import keras
 import numpy as np
@@ -6,12 +8,17 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tfopt.export.integer_forms import attention
 from tfopt.export.litert_forms import litert_forms
+from tfopt.keras_internals import ATTENTION
+
+
+def functions():
+    return [tf.einsum, tf.roll, tf.image.extract_patches]
 
 
 def test_model_and_libraries_are_as_they_were_also_after_an_error():
-    homes = [(tf, "einsum"), (tf, "roll"), (tf.image, "extract_patches")]
-    plain = [getattr(home, name) for home, name in homes]
+    plain = functions()
     x = keras.Input((6, 16))
     model = keras.Model(x, layers.LSTM(3, unroll=True)(layers.LayerNormalization()(x)))
     before = [{**vars(layer)} for layer in model.layers]
@@ -19,17 +26,42 @@ def test_model_and_libraries_are_as_they_were_also_after_an_error():
     def stopped():
         with litert_forms(model, integers=True):
             assert any("call" in vars(layer) for layer in model.layers)
-            assert all(
-                getattr(home, name) is not own
-                for (home, name), own in zip(homes, plain, strict=True)
-            )
+            assert not {*functions()} & {*plain}
             raise KeyError
 
     with pytest.raises(KeyError):
         stopped()
-    assert all(getattr(home, name) is own for (home, name), own in zip(homes, plain, strict=True))
+    assert functions() == plain
     for layer, own in zip(model.layers, before, strict=True):
         assert vars(layer).keys() == own.keys()
         assert all(vars(layer)[name] is value for name, value in own.items())
     # Keras tells minus zero from zero.
     assert int(ops.argmax(np.array([-0.0, 0.0], "float32"))) == 1
+
+
+RNG = np.random.default_rng(0)
+
+
+def many(**how):
+    return layers.MultiHeadAttention(4, 6, **how)
+
+
+def grouped(**how):
+    return layers.GroupQueryAttention(6, 4, 2, **how)
+
+
+@pytest.mark.parametrize(
+    ("make", "dropout", "causal"),
+    [(many, 0.0, True), (many, 0.1, False), (grouped, 0.0, False), (grouped, 0.1, True)],
+)
+def test_masked_attention_is_that_of_keras(make, dropout, causal):
+    layer = make(dropout=dropout)
+    x = keras.ops.convert_to_tensor(RNG.normal(size=(8, 10, 24)).astype("float32"))
+    mask = RNG.random((8, 10, 10)) < 0.7
+    mask[0, 3] = False  # a row that is masked as a whole
+    mask[:, np.arange(10), np.arange(10)] |= np.arange(8)[:, None] > 0
+    how = {"attention_mask": keras.ops.convert_to_tensor(mask), "use_causal_mask": causal}
+    wanted = layer(x, x, **how).numpy()
+    vars(layer)[ATTENTION] = partial(attention, layer, getattr(layer, ATTENTION))
+    found = layer(x, x, **how).numpy()
+    assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()

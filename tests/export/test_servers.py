@@ -38,13 +38,8 @@ def python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
     venv.create(folder, with_pip=True)
     wanted = ["nvidia-pytriton", "onnxruntime", "litserve", "ai-edge-litert"]
-    done = subprocess.run(
-        [folder / "bin" / "python", "-m", "pip", "install", "--quiet", *wanted],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    call = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", *wanted]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
         pytest.skip(f"the package index cannot be reached: {done.stderr[-300:]}")
     return folder / "bin" / "python"
@@ -99,9 +94,8 @@ def running(python, folder, name):
 def asked(url, body, *, within=120):
     """Return the answer to a request, repeated until the server is there."""
     until = time.monotonic() + within
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    kind = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), kind)
     while True:
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
@@ -115,13 +109,9 @@ def asked(url, body, *, within=120):
 @pytest.mark.skipif(sys.platform != "linux", reason="nvidia-pytriton is for Linux")
 def test_triton_answers_as_the_model(python, served):
     folder, x, expected = served
-    body = {
-        "inputs": [
-            {"name": "image", "shape": list(x.shape), "datatype": "FP32", "data": x.tolist()}
-        ]
-    }
+    image = {"name": "image", "shape": list(x.shape), "datatype": "FP32", "data": x.tolist()}
     with running(python, folder, "serve_triton.py") as port:
-        answer = asked(f"http://127.0.0.1:{port}/v2/models/digits/infer", body)
+        answer = asked(f"http://127.0.0.1:{port}/v2/models/digits/infer", {"inputs": [image]})
     (output,) = answer["outputs"]
     given = np.reshape(output["data"], output["shape"])
     np.testing.assert_allclose(given, expected, atol=1e-5)

@@ -63,6 +63,9 @@ def test_ranges_are_learned_however_the_step_is_compiled(settings):
     assert_trained(model, 8)
     low, high = rows(model)["inputs"].output
     assert X.min() <= low < 0 < high <= X.max()
+    lines = str(quantization_report(model)).splitlines()
+    assert lines[1].startswith("inputs")
+    assert f"{low:.4g} to {high:.4g}" in lines[1]
     assert rows(model)["relu"].output[0] == 0
 
 

@@ -218,15 +218,16 @@ def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
     model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
     for port in model.signatureDefs[0].inputs:
         model.subgraphs[0].tensors[port.tensorIndex].shape = list(feed[port.name.decode()].shape)
+    kinds = range(len(model.operatorCodes))
+    names = [flatbuffer_utils.opcode_to_name(model, kind) for kind in kinds]
     for graph in model.subgraphs:
-        _reshape_to_expand(model, graph, flatbuffer_utils.opcode_to_name)
-        _keep_parts(graph)
+        _reshape_to_expand(model, graph, names)
+        _keep_parts(graph, names)
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
-def _reshape_to_expand(model: Any, graph: Any, name_of: Callable[[Any, int], str]) -> None:
+def _reshape_to_expand(model: Any, graph: Any, names: list[str]) -> None:
     """Add axes of one, as before each Conv1D, by RESHAPE: EXPAND_DIMS would stay in float."""
-    names = [name_of(model, index) for index in range(len(model.operatorCodes))]
     if "RESHAPE" not in names:
         return
     for op in (op for op in graph.operators if names[op.opcodeIndex] == "EXPAND_DIMS"):
@@ -245,14 +246,15 @@ def _reshape_to_expand(model: Any, graph: Any, name_of: Callable[[Any, int], str
         graph.tensors.append(shape)
 
 
-def _keep_parts(graph: Any) -> None:
+def _keep_parts(graph: Any, names: list[str]) -> None:
     """Make a part of a split that nobody takes an output of the graph, without a name.
 
     The interpreter has no memory for it otherwise, and cannot run the split in integers.
     """
     taken = {index for op in graph.operators for index in op.inputs} | set(graph.outputs)
-    made = (index for op in graph.operators for index in op.outputs)
-    graph.outputs = [*graph.outputs, *(index for index in made if index not in taken)]
+    splits = (op for op in graph.operators if names[op.opcodeIndex] == "SPLIT")
+    idle = [index for op in splits for index in op.outputs if index not in taken]
+    graph.outputs = [*graph.outputs, *idle]
 
 
 def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[str, Any]:
