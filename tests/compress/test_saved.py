@@ -35,7 +35,7 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
     own = names["Here"]()
     own(keras.ops.ones((2, 8)))
     pruned, clustered = tfopt.prune(plain(), 0.5), tfopt.cluster(plain(), 4)
-    held = [*map(tfopt.quantize_aware, (pruned, clustered)), tfopt.prune(own, 0.5)]
+    held = [tfopt.quantize_aware(pruned), clustered, tfopt.prune(own, 0.5)]
     paths = [f"{tmp_path}/{number}.keras" for number in range(3)]
     for model, path in zip(held, paths, strict=True):
         model.save(path)
@@ -54,9 +54,8 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
             raise AssertionError("this test proves nothing: no import was needed")
     import tfopt.compress.saved
     pruned, clustered, own = map(keras.models.load_model, paths)
-    for model in (pruned, clustered):
-        assert tfopt.compress.quantization_report(model)
-        tfopt.strip(model)
+    assert tfopt.compress.quantization_report(pruned)
+    assert tfopt.compress.clustering_report(clustered)[0].clusters == 4
     assert tfopt.compress.pruning_report(own)[0].target == 0.5
     assert type(tfopt.strip(own)) is Here
     """

@@ -50,9 +50,9 @@ def is_layer(part: Any) -> bool:
     return "Layer" in kinds(part)
 
 
-def computes_as_keras(part: Any) -> bool:
-    """Return whether a layer or an operation computes by Keras's own ``call``."""
-    own = next((c for c in type(part).__mro__ if "call" in vars(c)), object)
+def computes_as_keras(part: Any, method: str = "call") -> bool:
+    """Return whether a layer or an operation computes by Keras's own method."""
+    own = next((c for c in type(part).__mro__ if method in vars(c)), object)
     return own.__module__.startswith("keras.")
 
 

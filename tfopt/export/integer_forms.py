@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tfopt.compress.model_graph import kinds
+from tfopt.compress.model_graph import computes_as_keras, kinds
 from tfopt.keras_internals import ATTENTION, masked_rows_are_zero, scale_of
 
 # All masked keys of a row have at most e ** -6 of the probability of the largest one.
@@ -31,10 +31,8 @@ _LOWEST = 1 / 512
 def is_attention_of_many_heads(layer: Any) -> bool:
     """Return whether a layer is multi-head attention by Keras's own method, along one axis."""
     axes = tuple(getattr(layer, "attention_axes", None) or (1,))
-    if not kinds(layer) & _MANY_HEADS or axes != (1,):
-        return False
-    own = next((c for c in type(layer).__mro__ if ATTENTION in vars(c)), object)
-    return own.__module__.startswith("keras.")
+    is_one = bool(kinds(layer) & _MANY_HEADS) and axes == (1,)
+    return is_one and computes_as_keras(layer, ATTENTION)
 
 
 def lowered_scores(scores: Any, kept: Any, axis: int = -1) -> Any:
