@@ -137,6 +137,9 @@ def test_what_was_measured_is_beside_the_files(served):
     assert facts["engine"].startswith("OpenVINO 20")
     last = json.loads((folder / "export.json").read_text())
     assert {each["name"] for each in last["files"]} == {each.name for each in served.files}
+    kib = {each.precision: each.kib for each in served.files if each.format == "litert"}
+    assert kib["float16"] < 0.6 * kib["float32"]
+    assert kib["int8"] < 0.4 * kib["float32"]
     text = str(served)
     assert "litert_int8" in text
     assert "accuracy" in text
