@@ -17,9 +17,9 @@ import time
 
 from figures import save_figures
 from neighbour import neighbour
-from tfopt.measure.display import Display
 from tfopt.measure.engine import Engine, copies, shared_rounds
 from tfopt.measure.targets import Target
+from tfopt.report.display import Display
 from tfopt.report.statistics import compare
 
 JOB, DATA = "tfopt.recipes.cnn_mnist:job", {"data": "embedded"}

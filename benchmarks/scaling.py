@@ -18,9 +18,9 @@ from typing import Any
 
 from figures import save_figures
 from tfopt import Distribute, chain
-from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
 from tfopt.measure.targets import Target
+from tfopt.report.display import Display
 
 JOB, MODES = "benchmarks.jobs:dense", ("weak", "strong")
 PROCESSES = 3

@@ -25,11 +25,11 @@ from neighbour import neighbour
 from tfopt.commands.tune import setting_values
 from tfopt.job.recipe_file import chain_from_toml, chain_to_toml
 from tfopt.job.transform import Chain
-from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, copies, shared_rounds
 from tfopt.measure.job_facts import JobFacts
 from tfopt.measure.targets import Target
 from tfopt.recipes.flags import assignments
+from tfopt.report.display import Display
 from tfopt.report.statistics import compare
 from tfopt.tune.space import AXES, Changes, narrowed, space_for
 from tfopt.tune.tune import tune

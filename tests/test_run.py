@@ -36,8 +36,11 @@ def a_job(**changes):
     ).with_(**changes)
 
 
-def test_the_same_seed_gives_the_same_weights():
+def test_the_same_seed_gives_the_same_weights_and_progress_is_shown_as_by_fit(capsys):
     one, two, other = (run(a_job(seed=seed)).model.get_weights()[0] for seed in (1, 1, 2))
+    assert "4/4" in capsys.readouterr().out
+    run(a_job(), verbose=0)
+    assert capsys.readouterr().out == ""
     np.testing.assert_array_equal(one, two)
     assert not np.array_equal(one, other)
 

@@ -42,6 +42,8 @@ from tfopt.train.out_of_memory import explain_out_of_memory
 if TYPE_CHECKING:
     import keras
 
+    from tfopt.report.display import Verbose
+
 _log = logging.getLogger("tfopt")
 ENDLESS = 1_000_000  # epochs of a training that a callback ends
 _EVALUATION_BATCH = 256
@@ -86,7 +88,7 @@ def run(
     chain: Transform | None = None,
     *,
     callbacks: Sequence[keras.callbacks.Callback] = (),
-    verbose: int = 0,
+    verbose: Verbose = "auto",
 ) -> Outcome:
     """Run a job: build, compile, fit, finish, evaluate.
 
@@ -94,7 +96,7 @@ def run(
         job: The job to train.
         chain: A transform, or several as ``chain(...)``.
         callbacks: Further Keras callbacks, after those of the job and the chain.
-        verbose: As in ``model.fit``.
+        verbose: As in ``model.fit``: "auto" shows its progress, 0 nothing.
 
     Raises:
         UserError: A function of the job returns another type, or a transform cannot be applied.
@@ -227,7 +229,7 @@ class Prepared:
         return bool(own) and not any(effect.acted for effect in own)
 
     def fit(
-        self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
+        self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: Verbose = 0
     ) -> Outcome:
         """Train, take the steps after ``fit``, and evaluate on the test part."""
         run = self.run
@@ -269,7 +271,7 @@ class Prepared:
         callbacks: Sequence[keras.callbacks.Callback] = (),
         epochs: int | None = None,
         validate: bool = True,
-        verbose: int = 0,
+        verbose: Verbose = 0,
     ) -> keras.callbacks.History:
         """Train, with the callbacks of the job and the chain before ``callbacks``."""
         import keras

@@ -35,10 +35,13 @@ def saved(digits, tmp_path_factory):
     return path
 
 
-def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, monkeypatch):
+def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(latency, "_FINAL", 0)  # each final begins a process for each file
     settings = {"formats": ["saved_model", "litert"], "precision": ["float32", "int8"]}
     best = tfopt.optimize(saved, digits, folder=tmp_path, max_drop=2, turns=5, **settings)
+    shown = capsys.readouterr().out
+    for line in ("writing litert_int8, ", "litert_int8: ", "measuring 3 files in turns, "):
+        assert f"\n  {line}" in shown
     assert best.winner.format == "litert"
     names = {each.file.name for each in best.candidates}
     assert names == {"saved_model_float32", "litert_float32", "litert_int8"}
@@ -88,7 +91,7 @@ def test_the_command_trains_the_model_further(saved, tmp_path, capsys, monkeypat
     np.savez("data.npz", x=np.zeros((40, 8, 8, 1), "float32"))
     call = ["optimize", str(saved), "--data", "data.npz", "--job", "job_to_go_on:job"]
     assert main([*call, "--formats", "litert", "--precision", "float32", "--max-drop", "100"]) == 0
-    progress = capsys.readouterr().err
+    progress = capsys.readouterr().out
     assert "remove_channels_litert_float32: " in progress
     assert "quantize_aware_litert_float32: " in progress
 
@@ -109,7 +112,7 @@ def test_files_are_made_of_other_models_too(saved, digits, tmp_path):
     settings = {"target": "size", "formats": ["litert"], "precision": ["int8"], "turns": 5}
     variants = {"smaller": smaller, "odd": refused}
     best = tfopt.optimize(
-        saved, digits, folder=tmp_path, max_drop=10, variants=variants, **settings
+        saved, digits, folder=tmp_path, max_drop=10, variants=variants, verbose=0, **settings
     )
     assert best.winner.variant == "smaller"
     assert best.winner.name == "smaller_litert_int8"
@@ -128,10 +131,10 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
     asked = ["--target", "size", "--max-drop", "5", "--formats", "litert"]
     asked += ["--precision", "float32,int8"]
     assert main(["optimize", str(saved), "--data", "data.npz", *asked]) == 0
-    shown, progress = capsys.readouterr()
+    shown = capsys.readouterr().out
     assert "the size of the best" in shown
-    assert progress.startswith("litert_float32: ")
-    assert "litert_mixed: four bits in single kernels" in progress
+    assert "  litert_float32: " in shown
+    assert "litert_mixed: four bits in single kernels" in shown
     assert "calibrated on inputs of the test data" in shown
     (left,) = (tmp_path / "digits_optimized").glob("*/model.tflite")
     assert left.parent.name in ("litert_int8", "litert_mixed")
@@ -264,6 +267,7 @@ def test_the_fastest_are_measured_again_in_fresh_processes(processes):
         ({"formats": ["saved_model"], "precision": ["int8"]}, "No file can be tried"),
         ({"formats": ["tensorrt"], "target": "gpu-latency"}, r"tfopt\[tensorrt\]"),
         ({"turns": 1}, "turns is not a count"),
+        ({"verbose": "loud"}, "Invalid verbose"),
         ({"variants": {"a/b": lambda model: model}}, "must be a dict of functions"),
     ],
 )

@@ -18,10 +18,10 @@ from tfopt import (
 )
 from tfopt.measure.bench import KEPT, bench, leave_files
 from tfopt.measure.bench_plan import BenchPlan
-from tfopt.measure.display import Display
 from tfopt.measure.rows import _NOT_TRAINED
 from tfopt.measure.targets import Target
 from tfopt.report.bench_report import BenchReport
+from tfopt.report.display import Display
 
 FAST, HALF = Execution(steps_per_execution=16), MixedPrecision("mixed_bfloat16")
 BATCH = Pipeline(batch_size=64)

@@ -11,10 +11,10 @@ from made_machine import Machine
 from processes import processes_in, wait_until
 
 from tfopt import Execution, MixedPrecision, Pipeline, Place, chain
-from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, Turn
+from tfopt.report.display import Display
 
 PLAIN = Target("baseline", "toy:job")
 

@@ -1,9 +1,9 @@
 """Traces of real steps of a small job, in processes of their own."""
 
 import tfopt
-from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.measure.trace import trace
+from tfopt.report.display import Display
 
 
 def test_each_target_leaves_a_trace_of_its_steps(in_toy_folder):

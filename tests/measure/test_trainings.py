@@ -13,11 +13,11 @@ from made_machine import Machine
 import tfopt
 from tfopt import Data, Execution, Pipeline, Prune, Quantize, chain
 from tfopt.measure import scores
-from tfopt.measure.display import Display
 from tfopt.measure.rows import Row, trained_by
 from tfopt.measure.scores import TrainWhole, worst_accuracy
 from tfopt.measure.targets import Target
 from tfopt.measure.trainings import Order, Trainings, compare_trainings, quality, train
+from tfopt.report.display import Display
 from tfopt.report.training import Reading
 from tfopt.run import Prepared, prepared
 

@@ -8,10 +8,10 @@ from made_machine import Machine
 
 from tfopt import Execution, Place, Quantize, UserError, chain
 from tfopt.measure.bench_plan import BenchPlan
-from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.recipes.bench_display import bench_and_show
 from tfopt.report.bench_report import read_bench_report
+from tfopt.report.display import Display
 
 REPORTS = {"bench.json", "bench.md", "bench.html"}
 FAST = Execution(steps_per_execution=20)

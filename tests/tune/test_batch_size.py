@@ -100,9 +100,12 @@ def test_trials_that_die_are_failed_trials_with_their_reasons(machine):
         assert len(found.tried[-1].reason) <= 400
 
 
-def test_the_largest_and_the_fastest_take_turns(machine):
+def test_the_largest_and_the_fastest_take_turns(machine, capsys):
     made_fast(machine, 64)
+    found = find_batch_size("toy:job", at_most=128, verbose=0)
+    assert capsys.readouterr().out == ""
     found = find_batch_size("toy:job", at_most=128)
+    assert "128: " in capsys.readouterr().out
     assert [child.asked["batch_size"] for child in machine.children[-4:]] == [128] * 2 + [64] * 2
     assert {each.batch: each.processes for each in found.tried} == {32: 0, 64: 2, 128: 2}
     assert (found.largest, found.fastest) == (128, 64)

@@ -185,9 +185,10 @@ def test_a_real_search_finds_that_few_long_calls_are_faster_than_many_short_ones
     assert {row.status for row in tuned.report.variants} == {"measured"}
 
 
-def test_the_chains_xla_flags_are_left_out_where_a_model_exists():
+def test_the_chains_xla_flags_are_left_out_where_a_model_exists(capsys):
     found = chain(Execution(steps_per_execution=2, xla=("--xla_gpu_autotune_level=0",)))
     tuned = Tuned(None, {}, found, None, report=None, stopped="")
     with pytest.warns(RuntimeWarning, match="XLA flags are left out"):
         trained = tuned.fit(model(), (X, Y), epochs=1, batch_size=16).model
+    assert "4/4" in capsys.readouterr().out
     assert trained.steps_per_execution == 2

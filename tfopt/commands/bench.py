@@ -111,8 +111,8 @@ def _measure(
 ) -> tuple[str, int]:
     """Measure, and return the report as JSON, empty where nothing was, and the exit code."""
     from tfopt.measure.bench_plan import BUDGET_S, QUICK_S, BenchPlan
-    from tfopt.measure.display import Display
     from tfopt.recipes.bench_display import bench_and_show
+    from tfopt.report.display import Display
 
     usual_s = QUICK_S if options.quick else BUDGET_S
     plan = BenchPlan(
@@ -136,8 +136,8 @@ def _measure(
 def _diagnose_input(target: Target, options: argparse.Namespace, output: Path) -> str:
     """Print what binds the input, and write input.json; return its content."""
     from tfopt.files import alone_in, write_atomically
-    from tfopt.measure.display import Display
     from tfopt.measure.input_doctor import diagnose_input
+    from tfopt.report.display import Display
 
     with alone_in(output), Display(verbose=not options.json) as display:
         found = diagnose_input(target, display)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -175,7 +174,6 @@ def _optimize(options: argparse.Namespace) -> int:
             batch=options.batch,
             threads=options.threads,
             variants=_variants(options.job, options.chain),
-            progress=partial(print, file=sys.stderr, flush=True),
         )
     found = _in_flags(found, options.parser)
     _print(found, options, str(found))
@@ -218,7 +216,7 @@ def _trained(job: Job, transform: Transform, model: keras.Model) -> keras.Model:
     from tfopt.job.rebuild import blueprint
     from tfopt.run import run
 
-    return strip(run(job.with_(build=blueprint(model)), transform).model)
+    return strip(run(job.with_(build=blueprint(model)), transform, verbose=0).model)
 
 
 def _print(found: Any, options: argparse.Namespace, text: str) -> None:

@@ -68,8 +68,8 @@ def _tune(options: argparse.Namespace) -> int:
     target = arguments.target_of(options)
     output = arguments.output_folder(options, target, "tuned")
     # Loaded after the mistakes above are reported.
-    from tfopt.measure.display import Display
     from tfopt.recipes.bench_display import tune_and_show
+    from tfopt.report.display import Display
     from tfopt.tune.search import Search
 
     search = Search(

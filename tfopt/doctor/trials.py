@@ -106,7 +106,7 @@ def _moved_by_fit(chain: Transform) -> Any:
         lambda: {"loss": "mse", "optimizer": keras.optimizers.SGD(0.1)},
         batch_size=32,
     )
-    pairs = zip(run(job, chain).model.get_weights(), build().get_weights(), strict=True)
+    pairs = zip(run(job, chain, verbose=0).model.get_weights(), build().get_weights(), strict=True)
     return np.concatenate([(after - before).ravel() for after, before in pairs])
 
 

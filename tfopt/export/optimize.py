@@ -24,6 +24,7 @@ from tfopt.export.export import (
 from tfopt.export.exported import (
     ExportedFile,
     Refused,
+    folder_name,
     refused_row,
     score_cell,
     why_refused,
@@ -36,6 +37,7 @@ from tfopt.export.parity import require_drop
 from tfopt.export.reference import ExportData, Reference, make_reference
 from tfopt.files import prepared_folder
 from tfopt.job.parts import Data
+from tfopt.report.display import Display, Verbose, require_verbose
 from tfopt.report.format import NOTHING, by_reason, count, factor, speed_and_interval
 from tfopt.report.statistics import Comparison
 from tfopt.report.table import Cell, Column, Table, figure, speed
@@ -164,7 +166,7 @@ def optimize(
     threads: int = 1,
     turns: int = 15,
     variants: Mapping[str, Callable[[keras.Model], keras.Model]] | None = None,
-    progress: Callable[[str], None] = lambda line: None,
+    verbose: Verbose = "auto",
 ) -> Optimized:
     """Return the best file of a trained model: written, compared and measured on this machine.
 
@@ -187,7 +189,7 @@ def optimize(
         variants: Functions that return another model, such as one trained further with fewer
             channels, by the prefix of its files' names. They are called with the model; one that
             raises a UserError is left out with a note.
-        progress: Called with a line per file, and per stage.
+        verbose: As in ``model.fit``: "auto" shows what runs and each file as it is done, 0 nothing.
 
     Raises:
         UserError: A setting is unknown, or no file is within ``max_drop``; the reasons are in the
@@ -200,6 +202,7 @@ def optimize(
     """
     variants = variants or {}
     _require(target, max_drop, variants)
+    require_verbose(verbose)
     most, repeats = require_count("samples", samples), require_count("turns", turns, minimum=5)
     size, cores = require_count("batch", batch), require_count("threads", threads)
     on_gpu = target == "gpu-latency"
@@ -215,9 +218,11 @@ def optimize(
     with (
         prepared_folder(Path(folder or f"{model.name}_optimized")) as place,
         tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside,
+        Display(verbose=verbose) as display,
     ):
         with Child(gpu=on_gpu) as child:  # files are measured in separate processes
-            writer = _Writer(wanted, Path(beside), child, progress)
+            writer = _Writer(wanted, Path(beside), child, display)
+            display.doing(f"tracing {model.name}")
             reference = make_reference(model, given, writer.folder, wanted)
             score = reference.score(reference.expected)[0]
             judge = partial(_tried, score, max_drop)
@@ -236,7 +241,7 @@ def optimize(
         inputs = [
             padded(array[:1], reference.graphs.signature.batch or size) for array in given.examples
         ]
-        progress(f"measuring {len(rows)} files in turns")
+        display.doing(f"measuring {len(rows)} files in turns")
         files = [row.file for row in rows]
         measured = measure_files(files, eligible, inputs, threads=cores, turns=repeats, gpu=on_gpu)
         refused += measured.broken
@@ -259,23 +264,26 @@ def optimize(
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes files into a folder, in a child process."""
+    """Writes files into a folder, in a child process, and shows each."""
 
     wanted: Sequence[tuple[Format, Precision]]
     folder: Path
     child: Child
-    progress: Callable[[str], None]
+    display: Display
 
     def files(self, reference: Reference, max_drop: float | None) -> list[ExportedFile | Refused]:
-        """Write the files of a model, and report each."""
+        """Write the files of a model."""
         results = []
-        for file in write_files(reference, self.wanted, self.folder, self.child, max_drop):
+        files = write_files(reference, self.wanted, self.folder, self.child, max_drop)
+        for kind, precision in self.wanted:
+            self.display.doing(f"writing {folder_name(kind.name, precision, reference.variant)}")
+            file = next(files)
             if isinstance(file, Refused):
-                self.progress(f"{file.name}: not written: {file.reason}")
+                self.display.say(f"{file.name}: not written: {file.reason}")
             else:
                 score = [] if file.score is None else [f"{file.scored_by} {file.score:.4g}"]
                 facts = [f"{file.kib:.0f} KiB", file.parity.summary(), *score, *file.notes]
-                self.progress(f"{file.name}: {'; '.join(facts)}")
+                self.display.say(f"{file.name}: {'; '.join(facts)}")
             results.append(file)
         return results
 
@@ -286,7 +294,7 @@ class _Writer:
         judge: Callable[[ExportedFile], TriedFile],
     ) -> list[ExportedFile]:
         """Write an int8 file with four bits in some kernels, if it is smaller and within limits."""
-        self.progress("litert_mixed: four bits in single kernels, then in several")
+        self.display.doing("litert_mixed: four bits in single kernels, then in several")
         whole = next((file for file in results if file.name == "litert_int8"), None)
         if not isinstance(whole, ExportedFile):
             return []
@@ -300,7 +308,7 @@ class _Writer:
         self, reference: Reference, name: str, make: Callable[[], keras.Model]
     ) -> list[ExportedFile | Refused]:
         """Write the files of a changed model, compared with the outputs of the original one."""
-        self.progress(f"{name}: building the model")
+        self.display.doing(f"{name}: building the model")
         folder = self.folder / name
         folder.mkdir()
         changed = make_reference(make(), reference.given, folder, self.wanted)

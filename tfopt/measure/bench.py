@@ -25,7 +25,6 @@ from tfopt.job.transform import Chain, Transform, as_chain
 from tfopt.measure.advice import Choice, choose, recommend
 from tfopt.measure.bench_plan import LATE_S, QUICK_S, BenchPlan
 from tfopt.measure.children import Lost, carried_out
-from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine, copies
 from tfopt.measure.links import START_SHARE, Links
 from tfopt.measure.provenance import read_provenance
@@ -37,6 +36,7 @@ from tfopt.measure.trainings import Order, train, without_file
 from tfopt.report import format as fmt
 from tfopt.report.bench_figures import kept
 from tfopt.report.bench_report import KEPT, Asked, BenchReport, VariantReport
+from tfopt.report.display import Display, Verbose, require_verbose
 from tfopt.report.documents import Report
 from tfopt.report.footprints import Footprints
 from tfopt.report.statistics import LEAST
@@ -91,7 +91,7 @@ def measure(
     whole: bool = True,
     seeds: int = 3,
     ablate: bool = False,
-    verbose: bool = True,
+    verbose: Verbose = "auto",
 ) -> Report:
     """Measure a job as it is and under each prefix of a chain, and return the report.
 
@@ -117,14 +117,15 @@ def measure(
             what trains other weights, for its accuracy.
         seeds: Whole trainings of a variant.
         ablate: Measure the chain without each link, in place of its prefixes.
-        verbose: Show what is measured now, and what was found.
+        verbose: As in ``model.fit``: "auto" shows what is measured and what was found, 0 nothing.
 
     Raises:
         UserError: The job cannot be imported or trained in another process, or no round of turns
             fits into the budget.
     """
-    for name, value in {"whole": whole, "ablate": ablate, "verbose": verbose}.items():
+    for name, value in {"whole": whole, "ablate": ablate}.items():
         require_switch(name, value)
+    require_verbose(verbose)
     parts = as_chain(chain).parts
     name, given = reference_of(job, "measure"), plain_arguments(arguments)
     plan = BenchPlan(

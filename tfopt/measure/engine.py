@@ -23,10 +23,10 @@ from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError
 from tfopt.job.cgroup import usable_cores
 from tfopt.measure.children import JobProcess, Lost
-from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, TakeTurns, Turn
 from tfopt.monitor.nvml import gpu_memories
+from tfopt.report.display import Display
 from tfopt.report.statistics import LEAST, Comparison, compare
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess

@@ -22,12 +22,12 @@ from tfopt.job.job import Job
 from tfopt.job.transform import Chain
 from tfopt.measure.advice import in_words
 from tfopt.measure.children import Lost, carried_out
-from tfopt.measure.display import Display
 from tfopt.measure.engine import Candidate, Engine, compared, copies
 from tfopt.measure.input_ways import AsItIs, Changed, Drained, Resident, stages_in
 from tfopt.measure.job_facts import facts_of
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import FILLS_S, fill
+from tfopt.report.display import Display
 from tfopt.report.statistics import Comparison
 from tfopt.run import Prepared, prepared
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from tfopt.job.job import Job
 from tfopt.job.transform import Chain
 from tfopt.measure.children import Lost, carried_out
-from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
+from tfopt.report.display import Display
 
 _WARM_EXECUTIONS, _TRACED_EXECUTIONS = 3, 10
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from tfopt.export.serving import ServingFile
 from tfopt.measure.children import JobProcess, Lost
-from tfopt.measure.display import Display
 from tfopt.measure.scores import NO_FILE, Trained, TrainWhole
 from tfopt.measure.targets import Target
 from tfopt.report import format as fmt
 from tfopt.report.bench_report import Quality
+from tfopt.report.display import Display
 from tfopt.report.statistics import LEAST, Comparison, compare_crossed, compare_pairs, students_t
 from tfopt.report.strict import Status
 from tfopt.report.timed_process import TimedProcess, as_compiled

@@ -12,9 +12,9 @@ from tfopt.errors import UserError
 from tfopt.files import alone_in
 from tfopt.measure.bench import bench
 from tfopt.measure.bench_plan import BenchPlan
-from tfopt.measure.display import Display
 from tfopt.recipes.flags import FAILED, INTERRUPTED
 from tfopt.report.bench_report import BenchReport
+from tfopt.report.display import Display
 from tfopt.report.documents import Report
 from tfopt.report.terminal import as_terminal
 from tfopt.report.view import view_of

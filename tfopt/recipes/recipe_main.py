@@ -21,7 +21,6 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
 from tfopt.job.transform import Chain
 from tfopt.measure.bench_plan import LEAST_S, BenchPlan
-from tfopt.measure.display import Display
 from tfopt.measure.targets import Target
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.recipes.bench_display import RECIPE, bench_and_show, tune_and_show
@@ -37,6 +36,7 @@ from tfopt.recipes.flags import (
     names,
 )
 from tfopt.report.bench_figures import is_faster
+from tfopt.report.display import Display
 from tfopt.tune.search import Search
 
 _POSITIVE = functools.partial(count, minimum=1)

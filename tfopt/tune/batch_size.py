@@ -20,11 +20,11 @@ from tfopt.errors import UserError, require_count, within
 from tfopt.job.job import Job
 from tfopt.job.transform import Transform, as_chain
 from tfopt.measure.children import Lost, carried_out
-from tfopt.measure.display import Display
 from tfopt.measure.engine import Engine, compared, copies
 from tfopt.measure.job_facts import RULES, JobFacts
 from tfopt.measure.targets import Target, plain_arguments, reference_of
 from tfopt.report import format as fmt
+from tfopt.report.display import Display, Verbose, require_verbose
 from tfopt.report.statistics import Comparison
 from tfopt.train.learning_rate import scaled_learning_rate
 from tfopt.tune.at_batch import AtBatch, look_at_job
@@ -47,7 +47,7 @@ def find_batch_size(
     under: Transform | None = None,
     at_most: int | None = None,
     budget_s: float = math.inf,
-    verbose: bool = False,
+    verbose: Verbose = "auto",
 ) -> BatchSizes:
     """Find the largest batch with which a job trains, and how fast each one tried is.
 
@@ -68,11 +68,12 @@ def find_batch_size(
         under: A transform or a chain to apply to the job.
         at_most: The largest size to try; never more than there are examples to train on.
         budget_s: Seconds after which no further trial begins.
-        verbose: Show each trial and its result.
+        verbose: As in ``model.fit``: "auto" shows each trial and its result, 0 nothing.
 
     Raises:
         UserError: The job cannot be imported or built in another process, or no batch trains.
     """
+    require_verbose(verbose)
     reference = reference_of(job, "find_batch_size")
     target = Target(reference, reference, as_chain(under), plain_arguments(arguments))
     if at_most is not None:

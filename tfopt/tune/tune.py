@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.stages import draws_random
-from tfopt.errors import UserError, require_switch
+from tfopt.errors import UserError
 from tfopt.job.job import Job
 from tfopt.job.recipe_file import RecipeFile, write_recipe
 from tfopt.job.transform import Chain, chain
-from tfopt.measure.display import Display
 from tfopt.measure.engine import TURN_S, Engine
 from tfopt.measure.provenance import read_provenance
 from tfopt.measure.rows import Row, row_report
@@ -30,6 +29,7 @@ from tfopt.report.bench_report import (
     Recommendation,
     is_time,
 )
+from tfopt.report.display import Display, Verbose, require_verbose
 from tfopt.report.statistics import Comparison
 from tfopt.run import Outcome, run
 from tfopt.train.execution import Execution
@@ -55,7 +55,7 @@ def tune(
     seeds: int = 3,
     max_drop: float = MAX_DROP,
     final: bool = True,
-    verbose: bool = True,
+    verbose: Verbose = "auto",
 ) -> Tuned:
     """Find the chain that trains a job fastest on this machine.
 
@@ -97,13 +97,13 @@ def tune(
             is returned unconfirmed, and the report says so.
         max_drop: Points of test accuracy that may be lost.
         final: False returns the winner of the races unproven, to be measured by what follows.
-        verbose: Show what runs, and the best so far.
+        verbose: As in ``model.fit``: "auto" shows what runs and the best so far, 0 nothing.
 
     Raises:
         UserError: The job cannot be imported or built in another process, a model comes without
             data, or a setting is unknown.
     """
-    require_switch("verbose", verbose)
+    require_verbose(verbose)
     with ExitStack() as stack:
         if hasattr(job, "fit") and hasattr(job, "compile"):
             from tfopt.tune.given_model import target_of_model
@@ -183,7 +183,7 @@ class Tuned:
         data: Any,
         *,
         callbacks: Sequence[keras.callbacks.Callback] = (),
-        verbose: int = 0,
+        verbose: Verbose = "auto",
         **settings: Any,
     ) -> Outcome:
         """Train a compiled model under the chain, and return the outcome with the trained model.

@@ -1,5 +1,6 @@
-"""What a measurement shows of its progress where there is no terminal."""
+"""What a long call shows of its progress where there is no terminal, and that all of them do."""
 
+import inspect
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -7,7 +8,11 @@ import pytest
 import rich.console
 from IPython.core import display_functions, interactiveshell
 
-from tfopt.measure.display import Display
+import tfopt
+from tfopt.report.display import Display
+from tfopt.tune.tune import Tuned
+
+LONG = [tfopt.tune, tfopt.measure, tfopt.find_batch_size]
 
 
 @pytest.fixture
@@ -37,6 +42,17 @@ def test_a_notebook_has_one_output_with_what_was_found_and_what_runs(published):
     assert len({each["transient"]["display_id"] for each in published}) == 1
 
 
+def test_all_that_takes_long_shows_its_progress_as_fit_does():
+    for function in (*LONG, tfopt.optimize, tfopt.run, Tuned.fit):
+        assert inspect.signature(function).parameters["verbose"].default == "auto", function
+
+
+@pytest.mark.parametrize("function", LONG)
+def test_a_verbose_that_fit_does_not_take_is_refused(function):
+    with pytest.raises(tfopt.UserError, match="Invalid verbose"):
+        function("no_such_module:job", verbose="loud")
+
+
 def test_a_quiet_measurement_shows_nothing_in_a_notebook(published):
     with Display(verbose=False) as display:
         display.doing("races")
@@ -47,7 +63,7 @@ def test_a_quiet_measurement_shows_nothing_in_a_notebook(published):
 def test_the_whole_run_and_its_budget_are_shown(monkeypatch, capsys):
     clock = [100.0]
     made = SimpleNamespace(monotonic=lambda: clock[0])
-    monkeypatch.setattr(import_module("tfopt.measure.display"), "time", made)
+    monkeypatch.setattr(import_module("tfopt.report.display"), "time", made)
     display = Display(budget_s=135)
     clock[0] += 40
     for phase in ("racing single changes", "turns of baseline"):

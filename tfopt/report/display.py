@@ -1,16 +1,28 @@
-"""Show in a terminal or a notebook what a measurement does, how far it is, and what it found."""
+"""Show in a terminal or a notebook what a long call does, how far it is, and what it found."""
 
 from __future__ import annotations
 
 import math
 import time
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
+from tfopt.errors import UserError
+
+Verbose = bool | Literal["auto", 0, 1, 2]
+"""As in Keras's ``fit``: 0 shows nothing. How the rest is shown depends on where."""
+
 _DRAWN_A_SECOND = 2
 _SOON_S, _SILENT_S = 5.0, 30.0
+
+
+def require_verbose(verbose: object) -> None:
+    """Raise for what ``fit`` does not take either."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise UserError("Invalid verbose.", expected='"auto", 0, 1 or 2', received=repr(verbose))
 
 
 class Display(Progress):
@@ -20,7 +32,7 @@ class Display(Progress):
     output that changes in place.
     """
 
-    def __init__(self, *, verbose: bool = True, budget_s: float = math.inf) -> None:
+    def __init__(self, *, verbose: Verbose = "auto", budget_s: float = math.inf) -> None:
         console = Console(quiet=not verbose)
         self._cell = _Cell() if verbose and console.is_jupyter else None
         self._run = _RunTime(budget_s)
