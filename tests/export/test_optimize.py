@@ -218,6 +218,12 @@ def test_files_are_ordered_by_what_they_took_beside_the_reference():
     found = judged_by(files, turns, ["b_int8"])
     assert [each.file.name for each in found] == ["b_int8", "c_int8", "a_float32"]
     assert found[1].lost.startswith("slower: 0.909")
+    # The time and the ratio that a reader sees agree, and not with the 1.1 s of c's own turns.
+    reference_ms = found[2].latency_ms
+    assert reference_ms == pytest.approx(1001, abs=1)
+    for row in found[:2]:
+        assert reference_ms / row.latency_ms == pytest.approx(1 / row.latency.ratio)
+    assert found[1].latency_ms == pytest.approx(551, abs=1)
 
 
 @pytest.fixture

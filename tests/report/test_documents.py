@@ -207,7 +207,9 @@ def test_on_no_screen_is_text_clipped(page, chromium):
     # A card that is wider than the screen: the test can fail.
     moved = page("cpu").replace('class="card keep"', 'class="card keep" style="width:2000px"')
     shown = json.dumps([*pages.items(), ("moved", moved)]).replace("<", "\\u003c")
-    dom = chromium(MEASURE.replace("PAGES", shown).replace("WIDTHS", "[390, 800, 1101, 1200, 1280]"))
+    dom = chromium(
+        MEASURE.replace("PAGES", shown).replace("WIDTHS", "[390, 800, 1101, 1200, 1280]")
+    )
     found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL).group(1))
     assert found.pop("moved 390") > 100
     assert {each: excess for each, excess in found.items() if excess and "moved" not in each} == {}

@@ -60,9 +60,10 @@ class TriedFile:
         file: The file.
         drop: The loss of score against the model: points of accuracy, or percent of the mean
             absolute error; None without labels.
-        latency_ms: The median time of one call over the file's processes; None if not measured.
-        latency: The same relative to the reference, with its 95 % interval. The reference is the
-            model's own graph in TensorFlow if that was tried, else the first file.
+        latency_ms: The time of one call: the reference's median, times the ratio in ``latency``,
+            since not all files are timed at the same time; None if not measured.
+        latency: The time relative to the reference in the same turns, with its 95 % interval. The
+            reference is the model's own graph in TensorFlow if that was tried, else the first file.
         lost: Why it is not the winner; empty for the winner.
     """
 
@@ -133,7 +134,10 @@ class Optimized:
         """Return the title, and the lines below the table."""
         again = "" if self.target == "size" else "; the fastest in three processes each"
         how = f"Calls of {count(self.batch, 'example')}, {count(self.threads, 'thread')}"
-        lines = [f"{how}, in interleaved turns{again}."]
+        lines = [
+            f"{how}, in interleaved turns{again}. A ratio compares turns side by side; the ms are "
+            f"the median of {self.reference}, divided by it."
+        ]
         if self.score is not None:
             lines.insert(0, f"The Keras model's score: {self.score:.4g}.")
         return f"{self.winner.name}: {self.winner.path}", lines
@@ -390,16 +394,17 @@ def _judged(rows: Sequence[TriedFile], measured: Measured, target: Target) -> li
     """Return the timed files in order, the winner first, the others with why they lost."""
     times = measured.times
     reference = next(iter(times), "")
+    reference_ms = 1e3 * call_s(times[reference]) if times else 0.0
     timed = []
     for row in (row for row in rows if row.file.name in times):
         own = times[row.file.name]
         beside = None if row.file.name == reference else compare_times(times[reference], own)
-        timed.append(replace(row, latency_ms=1e3 * call_s(own), latency=beside))
+        # Not the median of its own turns, some of which took place at other times.
+        ms = reference_ms * (beside.ratio if beside else 1.0)
+        timed.append(replace(row, latency_ms=ms, latency=beside))
 
     def order(row: TriedFile) -> tuple[bool, float]:
-        # Relative to the reference, as turns took place at different times.
-        slow = row.latency.ratio if row.latency else 1.0
-        return bool(row.lost), row.file.kib if target == "size" else slow
+        return bool(row.lost), row.file.kib if target == "size" else row.latency_ms or 0.0
 
     timed.sort(key=order)
     if not timed or timed[0].lost:
