@@ -335,6 +335,16 @@ def test_patches_of_a_vision_transformer_go_into_openvino(tmp_path):
     assert file.parity.relative_error < 1e-5
 
 
+def test_int8_takes_dense_layers_on_sequences_longer_than_wide_and_says_that_a_file_grew(tmp_path):
+    """A reshape behind the product, as Keras's, does not compile, or is wrong for equal sizes."""
+    stack = [layers.Dense(16, "relu"), layers.Dense(20, "relu"), layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([keras.Input((20, 16)), *stack, layers.Dense(4)])
+    x = np.random.default_rng(0).normal(size=(64, 20, 16)).astype("float32")
+    exported = tfopt.export(model, tmp_path, formats="openvino", precision="int8", calibration=x)
+    assert exported.files[0].parity.relative_error < 0.04
+    assert "larger than in float32: scales and operators take more" in str(exported)
+
+
 def test_what_calls_python_goes_into_no_file(tmp_path):
     def doubled(x):
         return tf.ensure_shape(tf.numpy_function(lambda a: 2 * a, [x], tf.float32), (None, 4))

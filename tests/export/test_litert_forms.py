@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+import tfopt
 from tfopt.export.integer_forms import attention
 from tfopt.export.litert_forms import litert_forms
 from tfopt.keras_internals import ATTENTION
@@ -65,3 +66,15 @@ def test_masked_attention_is_that_of_keras(make, dropout, causal):
     vars(layer)[ATTENTION] = partial(attention, layer, getattr(layer, ATTENTION))
     found = layer(x, x, **how).numpy()
     assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+def test_examples_that_give_no_numbers_are_refused():
+    text, random = keras.Input((6,), dtype="int32"), np.random.default_rng(0)
+    h = layers.Embedding(9, 4, mask_zero=True)(text)
+    model = keras.Model(text, layers.Dense(2)(layers.GlobalAveragePooling1D()(h)))
+    texts = random.integers(1, 9, (20, 6))
+    padding = np.where(np.arange(20)[:, None] == 7, 0, texts)
+    with pytest.raises(tfopt.UserError, match="1 of 20 examples, the first at 7"):
+        tfopt.quantize(model, calibration=padding)
+    with pytest.raises(tfopt.UserError, match="Calibration examples give NaN"):
+        tfopt.quantize(model, calibration=padding, examples=texts)

@@ -103,12 +103,9 @@ def _where_shapes_are_known(
 def _dense(layer: Any, inputs: Any) -> Any:
     import tensorflow as tf
 
-    *between, units = inputs.shape[1:]
-    result = tf.matmul(tf.reshape(inputs, [-1, units]) if between else inputs, layer.kernel)
+    result = tf.matmul(inputs, layer.kernel)
     if layer.bias is not None:
         result = tf.nn.bias_add(result, layer.bias)
-    if between:
-        result = tf.reshape(result, [-1, *between, layer.units])
     return result if layer.activation is None else layer.activation(result)
 
 

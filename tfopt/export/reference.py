@@ -190,6 +190,7 @@ def _make(
         np.savez(kept, **columns)
         notes += given.scale_notes()
     expected, classifier = plain.predict(given.examples), ranks_classes(model)
+    _require_finite(model.name, expected)
     labels, shape = given.labels, expected[0].shape
     if labels is not None and not classifier and _are_values_of_another_shape(labels, shape):
         note = f"no score: targets of shape {labels.shape} for outputs of shape {shape}"
@@ -203,6 +204,16 @@ def _make(
         threshold=threshold_of(model),
         notes=(*dict.fromkeys(notes), *given.notes),
     )
+
+
+def _require_finite(name: str, outputs: Sequence[Array]) -> None:
+    bad = {int(place[0]) for values in outputs for place in np.argwhere(~np.isfinite(values))}
+    if bad:
+        raise UserError(
+            f"The outputs of {name!r} have NaN or infinite values, with which no file compares.",
+            received=f"{len(bad)} of {len(outputs[0])} examples, the first at {min(bad)}",
+            fix="leave out those examples, such as a text of padding alone, or correct the model",
+        )
 
 
 def _write_form(model: keras.Model, ports: Ports, form: Graph, path: Path) -> tuple[str, ...]:

@@ -87,6 +87,13 @@ def operator_fix(operators: Collection[str]) -> str:
     return f"{fix}; the format saved_model supports it"
 
 
+def size_notes(size: int, in_float32: int) -> list[str]:
+    """Return a note on a file of fewer bits that is larger than in float32."""
+    if size <= in_float32:
+        return []
+    return ["larger than in float32: scales and operators take more than the weights save"]
+
+
 def _in_words(port: Port) -> str:
     sizes = ["any" if size is None else str(size) for size in (port.batch, *port.shape)]
     return f"{port.dtype} ({', '.join(sizes)})"

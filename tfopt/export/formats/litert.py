@@ -198,6 +198,8 @@ def quantized(
             if work.need_calibration:
                 ranges = _ranges(content, feeds)
             result = work.quantize(ranges, enable_progress_report=False).quantized_model
+    except UserError:
+        raise
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(
             "litert-quantizer cannot quantize this model.",
@@ -265,8 +267,8 @@ def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[st
     default, which copies all values into Python.
     """
     if not feeds:
-        found = tables(content).items()
-        return {name: {"min": np.array(low), "max": np.array(high)} for name, (low, high) in found}
+        ends = tables(content).items()
+        return {name: {"min": np.array(low), "max": np.array(high)} for name, (low, high) in ends}
     from litert_quantizer import calibrator
     from litert_quantizer.utils import qsv_utils
 
@@ -276,8 +278,15 @@ def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[st
         qsv_update_func=qsv_utils.min_max_update,
     )
     calibration.calibrate({"serving_default": feeds}, None)
+    found = calibration.get_model_qsvs()
+    for name, ends in found.items():
+        if not np.isfinite([*ends.values()]).all():
+            raise UserError(
+                f"Calibration examples give NaN or infinite values in {name!r}.",
+                fix="leave out those that do, such as a text of padding alone",
+            )
     # As scalars, which fit a constant of any rank: select's has its result's range.
     return {
         name: {end: np.array(value.item()) for end, value in ends.items()}
-        for name, ends in calibration.get_model_qsvs().items()
+        for name, ends in found.items()
     }

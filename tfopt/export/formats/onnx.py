@@ -19,6 +19,7 @@ from tfopt.export.formats.format import (
     Runner,
     Signature,
     operator_fix,
+    size_notes,
 )
 from tfopt.files import write_atomically
 
@@ -53,11 +54,7 @@ class Onnx(Format):
         (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
         convolves = precision == "dynamic" and "Conv" in _kinds(target)
         notes = ["convolutions stay in float"] if convolves else []
-        if target.stat().st_size > plain.stat().st_size:
-            notes.append(
-                "larger than in float32: scales and operators take more than the weights save"
-            )
-        return notes
+        return notes + size_notes(target.stat().st_size, plain.stat().st_size)
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
         """Open the file in ONNX Runtime."""

@@ -15,6 +15,7 @@ from tfopt.export.formats.format import (
     Runner,
     Signature,
     operator_fix,
+    size_notes,
 )
 
 _PLACE = "Exception from src/"
@@ -45,10 +46,12 @@ class OpenVino(Format):
                 received="; ".join(causes)[:400] or first_line(error),
                 fix=operator_fix(re.findall(r"\w+", str(error))),
             ) from error
-        openvino.save_model(
-            compressed(model, precision, graphs), target, compress_to_fp16=precision == "float16"
-        )
-        return []
+        openvino.save_model(model, target, compress_to_fp16=precision == "float16")
+        if precision in ("float32", "float16"):
+            return []
+        in_float32 = _size(target)
+        openvino.save_model(compressed(model, precision, graphs), target, compress_to_fp16=False)
+        return size_notes(_size(target), in_float32)
 
     def open(self, folder: Path, signature: Signature, threads: int) -> Runner:
         """Compile the file for this CPU, in float32 unless it is quantized."""
@@ -89,10 +92,12 @@ class OpenVino(Format):
         )
 
 
+def _size(target: Path) -> int:
+    return sum(target.with_suffix(suffix).stat().st_size for suffix in (".xml", ".bin"))
+
+
 def compressed(model: Any, precision: Precision, graphs: Graphs) -> Any:
     """Return an OpenVINO model quantized by NNCF."""
-    if precision in ("float32", "float16"):
-        return model
     import nncf
 
     if precision == "int8":
