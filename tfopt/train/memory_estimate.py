@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ def training_memory(
 
     Args:
         model: A built and compiled Keras 3 model, built outside of strategies.
-        batch: ``(x, y)`` or ``(x, y, sample_weight)``, of which only shapes and dtypes matter.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)``, of which only shapes and dtypes matter;
+            ``(x,)`` for a model that trains without targets.
         batch_size: Another number of examples than in ``batch``.
 
     Raises:
@@ -119,7 +121,8 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3 or len(lengths) != 1:
         raise UserError(
             "Invalid batch of training_memory().",
-            expected="a tuple (x, y) or (x, y, sample_weight) of one number of examples",
+            expected="a tuple (x, y), (x, y, sample_weight), or (x,) for a model without targets, "
+            "of one number of examples",
             received=f"{type(batch).__name__} of {', '.join(map(str, lengths)) or 'no'} examples",
             fix="of a dataset: next(iter(dataset))",
         )
@@ -136,7 +139,9 @@ def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
         kind = keras.config.floatx() if kind == "float64" else kind
         return tf.TensorSpec(shape, kind)
 
-    return keras.tree.map_structure(spec, batch), examples
+    # A train_step gets x alone where there is nothing else, as from Keras's fit.
+    specs = map(partial(keras.tree.map_structure, spec), batch)
+    return keras.utils.pack_x_y_sample_weight(*specs), examples
 
 
 def _traced(model: Any, specs: Any) -> Any:
