@@ -28,7 +28,7 @@ def test_the_embedded_digits_are_the_real_ones():
     assert "Attribution-Share Alike 3.0" in licence
 
 
-def test_without_tfds_auto_takes_the_embedded_digits_and_says_why(monkeypatch, tmp_path):
+def test_without_tfds_auto_takes_the_embedded_digits_and_says_why(tfds, monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "empty"))
     data = load_mnist("auto")
     assert data.name == "embedded MNIST"
@@ -39,8 +39,8 @@ def test_without_tfds_auto_takes_the_embedded_digits_and_says_why(monkeypatch, t
     assert not (tmp_path / "empty").exists()
 
 
-def test_what_tfds_has_prepared_is_taken(tmp_path, monkeypatch):
-    builder = pytest.importorskip("tensorflow_datasets").builder("mnist", data_dir=tmp_path)
+def test_what_tfds_has_prepared_is_taken(tfds, tmp_path, monkeypatch):
+    builder = tfds.builder("mnist", data_dir=tmp_path)
 
     def examples(count):
         for i in range(count):

@@ -409,9 +409,8 @@ def test_a_tfds_that_cannot_be_imported_is_named_and_logs_nothing(tmp_path):
     assert "no such protobuf" not in answer.stderr
 
 
-def test_a_prepared_data_set_of_tfds(tmp_path):
-    testing = pytest.importorskip("tensorflow_datasets").testing
-    builder = testing.DummyDatasetSharedGenerator(data_dir=tmp_path)
+def test_a_prepared_data_set_of_tfds(tfds, tmp_path):
+    builder = tfds.testing.DummyDatasetSharedGenerator(data_dir=tmp_path)
     builder.download_and_prepare()
     folder = str(builder.data_path)
     data = tfopt.pipeline(folder, batch_size=8)

@@ -41,7 +41,8 @@ def test_what_was_held_is_held_into_the_file():
     tfopt.strip(model)
     made = tfopt.quantize(model, calibration=X)
     assert made.fully_integer
-    assert made.parity.argmax_agreement >= 0.95
+    # Labels drawn by chance leave near ties, in which an argmax tells little.
+    assert made.parity.relative_error < 0.01
     for kernel in kernels(model):
         assert len(np.unique(kernel)) <= 6
         assert np.mean(kernel == 0) >= 0.74
