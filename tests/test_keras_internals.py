@@ -45,6 +45,24 @@ def test_the_last_step_of_an_execution_is_counted(steps):
     assert ends == list(range(steps - 1, 8, steps))
 
 
+class OwnTest(keras.Model):
+    def test_step(self, data):
+        x, y = data
+        self.compute_metrics(x, y, self(x))
+        own = {"odd": keras.ops.mean(y), "each": y[0]}
+        return {metric.name: metric.result() for metric in self.metrics} | own
+
+
+def test_a_test_step_of_ones_own_is_evaluated_by_metric():
+    x = keras.Input((3,))
+    model = OwnTest(x, L.Dense(1, kernel_initializer="zeros")(x))
+    model.compile("sgd", "mse", metrics=["mae"])
+    shown = internals.flat_logs(model.evaluate(X, X[:, :2], verbose=0, return_dict=True))
+    assert (shown["mae"], shown["odd"], type(shown["odd"])) == (1, 1, float)
+    assert np.shape(shown["each"]) == (2,)
+    assert "compile_metrics" not in shown
+
+
 def an_attention():
     layer, x = L.MultiHeadAttention(1, 2), X[None]
     layer(x, x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from importlib.util import find_spec
@@ -179,6 +179,21 @@ def last_step(model: Any, batch: int) -> int:
     """
     steps = int(model.steps_per_execution)
     return batch - batch % steps + steps - 1
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``evaluate()`` shows, by metric, as numbers where they are such.
+
+    For a ``test_step`` of one's own Keras keeps the compiled metrics in a dict of tensors; a lower
+    bound of Keras 3.14 removes this.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            flat |= flat_logs(value)
+        else:
+            flat[name] = float(value) if getattr(value, "ndim", 0) == 0 else value
+    return flat
 
 
 def add_gradient_accumulators(optimizer: Any, steps: int) -> None:

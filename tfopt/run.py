@@ -36,6 +36,7 @@ from tfopt.job.job import RETURNS, Job
 from tfopt.job.parts import Artefact, Data, Effect, Facts
 from tfopt.job.transform import Chain, Run, Transform, as_chain
 from tfopt.job.versions import quiet_without_gpu
+from tfopt.keras_internals import flat_logs
 from tfopt.report.format import count
 from tfopt.train.out_of_memory import explain_out_of_memory
 
@@ -304,8 +305,7 @@ class Prepared:
         if batches is not None:
             data = data.shard(max(int(data.cardinality()) // batches, 1), 0)
         with translate_fit_errors(self.data.test):
-            values: dict[str, float] = self.model.evaluate(data, return_dict=True, verbose=0)
-        return values
+            return flat_logs(self.model.evaluate(data, return_dict=True, verbose=0))
 
     @cached_property
     def _test_input(self) -> Any:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 import tfopt
+from tfopt.keras_internals import flat_logs
 
 K, O, L = keras.layers, keras.optimizers, keras.losses  # noqa: E741
 rng = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def trained(model, case):
     shown = list(model.fit(**given, **(HOW | case.fit)).history.values())
     if case.evaluate:
         how = {"batch_size": (HOW | case.fit)["batch_size"], "verbose": 0, "return_dict": True}
-        shown += [[value] for value in model.evaluate(**given, **how).values()]
+        shown += [[value] for value in flat_logs(model.evaluate(**given, **how)).values()]
     return model.get_weights(), [np.asarray(each, "float64").ravel() for each in shown]
 
 

@@ -19,6 +19,7 @@ from tfopt.distribute.asynchronous.building import build_variables, check_model,
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.saved_progress import Progress, copy
 from tfopt.distribute.asynchronous.worker_step import traced_step
+from tfopt.keras_internals import flat_logs
 
 _AHEAD_FOR_EACH = 64  # scheduled steps of each worker without a bound on the staleness
 
@@ -202,4 +203,4 @@ class Chief:
         copy(self._model, self._local)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
         logs = self._local.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
-        return {f"val_{name}": float(value) for name, value in logs.items()}
+        return {f"val_{name}": float(value) for name, value in flat_logs(logs).items()}
