@@ -16,7 +16,7 @@ from tfopt.data.fit_data import (
     SourceExamples,
     examples_of,
 )
-from tfopt.data.flow import build
+from tfopt.data.flow import build, untuned
 from tfopt.data.plan import Plan
 
 
@@ -79,21 +79,13 @@ def _of_known_length(examples: GeneratorExamples) -> Any:
 
 
 def evaluation_input(examples: Examples, batch: int) -> Any:
-    """Return the test data as a dataset that can be evaluated on repeatedly.
-
-    In TensorFlow 2.21 an iterator under the autotuner may wait at its end for as long as it has
-    lived, and Keras makes such an iterator of arrays.
-    """
-    import tensorflow as tf
-
+    """Return the test data, arrays too, as a dataset that can be evaluated on repeatedly."""
     if isinstance(examples, ArrayExamples | SourceExamples):
         return build(Plan(batch_size=batch, shuffle=False), examples, seed=0)[0]
     dataset = readable(examples)
     if isinstance(examples, PyDatasetExamples):
         dataset = examples.read().dataset
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
+    return untuned(dataset)
 
 
 def build_by(model: Any, examples: Examples) -> None:

@@ -65,8 +65,21 @@ def build(plan: Plan, data: Any, *, seed: int, endless: bool = False) -> tuple[A
         if endless and steps != INFINITE:
             dataset = dataset.repeat()
             flow.notes.append("repeated, for steps_per_epoch")
-        dataset = flow.prefetched(dataset).with_options(_options(plan))
+        dataset = untuned(flow.prefetched(dataset), _options(plan))
     return dataset, flow.notes
+
+
+def untuned(dataset: Any, options: Any = None) -> Any:
+    """Return a dataset with these options and no autotuner, for which its iterator may wait.
+
+    The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may miss
+    that its iterator ends: the end may take as long as the iterator has lived.
+    """
+    import tensorflow as tf
+
+    options = tf.data.Options() if options is None else options
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 @dataclass
@@ -351,7 +364,4 @@ def _options(plan: Plan) -> Any:
     options.deterministic = plan.deterministic
     policy = tf.data.experimental.AutoShardPolicy[plan.options.autoshard.upper()]
     options.experimental_distribute.auto_shard_policy = policy
-    # The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may
-    # miss that its iterator ends: the iterator then waits for it.
-    options.autotune.enabled = False
     return options

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from tfopt.data.flow import untuned
 from tfopt.data.stages import (
     batch_size_of,
     dataset_graph,
@@ -100,12 +101,7 @@ def prepare_sharding(dataset: Any, workers: int) -> Any:
     }
     note = notes.get(policy, "each worker takes all of its dataset")
     _log.info("input: %s (AutoShardPolicy.%s)", note, policy)
-    if dataset.options().autotune.enabled is None:
-        # The autotuner may stall the last iterator of an epoch for many seconds.
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        dataset = dataset.with_options(options)
-    return dataset
+    return untuned(dataset) if dataset.options().autotune.enabled is None else dataset
 
 
 def with_policy(dataset: Any, workers: int) -> Any:

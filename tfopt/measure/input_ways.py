@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from tfopt.data.feeding import lasting
 from tfopt.data.fit_data import Batches, examples_of
+from tfopt.data.flow import untuned
 from tfopt.data.pipeline import Pipeline
 from tfopt.data.stage_changes import changed
 from tfopt.data.stages import Stage, stages_of
@@ -147,9 +148,7 @@ def with_stand_in(ready: Prepared) -> Prepared:
 
     # Under a strategy Keras builds metrics by what it is handed.
     handed = first_batch(ready) if tf.distribute.has_strategy() else 0
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return with_input(ready, tf.data.Dataset.from_tensors(handed).repeat().with_options(options))
+    return with_input(ready, untuned(tf.data.Dataset.from_tensors(handed).repeat()))
 
 
 def with_input(ready: Prepared, dataset: Any) -> Prepared:
