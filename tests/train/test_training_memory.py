@@ -124,3 +124,15 @@ def test_nonsense_is_refused(arguments, word):
         tfopt.training_memory(conv(), *arguments)
     with pytest.raises(UserError, match="compiled"):
         tfopt.training_memory(keras.Sequential([keras.Input((2,)), L.Dense(1)]), batch())
+
+
+def test_a_step_of_ones_own_gets_the_inputs_alone_as_from_fit():
+    class Autoencoder(keras.Model):
+        def train_step(self, data):
+            assert not isinstance(data, tuple)
+            return super().train_step((data, data))
+
+    inputs = keras.Input((4,))
+    model = Autoencoder(inputs, keras.layers.Dense(4)(inputs))
+    model.compile("sgd", "mse")
+    assert tfopt.training_memory(model, (np.zeros((8, 4), "float32"),)).gradients_mib > 0
