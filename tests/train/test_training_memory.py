@@ -129,10 +129,14 @@ def test_nonsense_is_refused(arguments, word):
 def test_a_step_of_ones_own_gets_the_inputs_alone_as_from_fit():
     class Autoencoder(keras.Model):
         def train_step(self, data):
-            assert not isinstance(data, tuple)
-            return super().train_step((data, data))
+            assert data.shape == (8, 4)
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(keras.ops.square(self(data) - data))
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
 
     inputs = keras.Input((4,))
     model = Autoencoder(inputs, keras.layers.Dense(4)(inputs))
-    model.compile("sgd", "mse")
+    model.compile("sgd")
     assert tfopt.training_memory(model, (np.zeros((8, 4), "float32"),)).gradients_mib > 0
