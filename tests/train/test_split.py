@@ -146,8 +146,9 @@ def test_in_a_chain_it_says_what_each_device_holds(on_devices):
             batch_size=16,
         )
     links = tfopt.Remat("dense"), tfopt.Prune(0.5), tfopt.Pipeline(shuffle=False)
-    plain = tfopt.run(job(), tfopt.chain(*links, tfopt.Quantize("dynamic")))
-    outcome = tfopt.run(job(), tfopt.chain(tfopt.Split(), *links, tfopt.Quantize("dynamic")))
+    plain = tfopt.run(job(), tfopt.chain(*links, tfopt.Quantize("dynamic")), verbose=0)
+    split = tfopt.chain(tfopt.Split(), *links, tfopt.Quantize("dynamic"))
+    outcome = tfopt.run(job(), split, verbose=0)
     pairs = zip(plain.model.get_weights(), outcome.model.get_weights(), strict=True)
     found = {
         "note": outcome.effects[0][1].note,
