@@ -41,7 +41,7 @@ from tfopt.measure.engine import LATE, Candidate, Engine, shared_rounds
 from tfopt.measure.targets import Target
 from tfopt.measure.turn_taking import Ready, Turn
 from tfopt.monitor.nvml import gpu_memories, why_no_gpu
-from tfopt.recipes.flags import Parser, add_flags, add_output, exit_code_of, names
+from tfopt.recipes.flags import Parser, add_flags, add_output, count, exit_code_of, names
 from tfopt.report.statistics import LEAST, compare_pairs
 from tfopt.subprocesses import SHARING, how_it_ended
 
@@ -117,6 +117,8 @@ def sides(
     unknown = [each for each in peers if each not in PEERS]
     if unknown:
         raise UserError("Unknown peer.", expected="torch, jax", received=", ".join(unknown))
+    if flags and on == "cpu":
+        raise UserError("--xla-flags are compared on a GPU.", fix="leave them out of --on cpu")
     own = Side(CHAIN, "tfopt_peer", tuned or (TUNED_ON_CPU if on == "cpu" else TUNED))
     others = [PEERS[each] for each in peers]
     plain = Side(KERAS, "tfopt_peer")
@@ -300,8 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--net", choices=list(SIZES), default="bert")
     parser.add_argument("--with", dest="peers", type=names, default=list(PEERS))
     parser.add_argument("--on", choices=["gpu", "cpu", "rehearsal"], default="gpu")
-    parser.add_argument("--blocks", type=int, help="of a Transformer (default: 12)")
-    parser.add_argument("--batch", type=int, help="examples in a batch")
+    number = partial(count, minimum=1)
+    parser.add_argument("--blocks", type=number, help="of a Transformer (default: the net's)")
+    parser.add_argument("--batch", type=number, help="examples in a batch (default: the net's)")
     add_flags(parser, "--chain")
     parser.add_argument("--xla-flags", action="append", default=[], help="may be repeated")
     parser.add_argument("--python", default=sys.executable, help="which has PyTorch and JAX")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -270,8 +269,22 @@ def _work(pipe: Connection, folder: str) -> None:
 def _end_with_parent(folder: str) -> None:
     while os.read(0, 1):
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    waiting = remove_when_ended(folder)  # noqa: F841 (as long as this process)
     os.killpg(0, signal.SIGKILL)
+
+
+def remove_when_ended(folder: str) -> subprocess.Popen[bytes]:
+    """Remove a folder as soon as this process has ended, by another one that waits for it.
+
+    It waits for the pipe that the result holds. A process that still writes would keep the folder.
+    """
+    return subprocess.Popen(
+        ["sh", "-c", 'cat; exec rm -rf "$0"', folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _answers(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:

@@ -84,6 +84,7 @@ def masked(x):
 
 
 ROWS = {
+    "separable": lambda x: layers.SeparableConv1D(6, 3, activation="relu")(x),
     "reciprocal": lambda x: 1 / (1 + layers.Dense(6, activation="relu")(x)),
     "quotient": quotient,
     "largest_of_wide": lambda x: layers.Maximum()(narrow_and_wide(x)),
@@ -115,6 +116,8 @@ IMAGE = {
     "separable": lambda x: normalized(layers.SeparableConv2D(5, 3)(x)),
     "decoder": decoder,
     "squeeze": squeezed,
+    "pools": lambda x: joined(layers.MaxPooling2D()(x), layers.AveragePooling2D(2)(x)),
+    "moved": lambda x: layers.Reshape((16, 9))(layers.Permute((3, 1, 2))(x)),
     "resized": lambda x: layers.Conv2D(4, 1)(layers.Resizing(3, 3)(x)),
     "standardized": lambda x: layers.Normalization(mean=[1, 2, 3, 4], variance=[2] * 4)(x),
     "group_norm": lambda x: layers.GroupNormalization(2)(x),

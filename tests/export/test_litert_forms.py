@@ -68,6 +68,20 @@ def test_masked_attention_is_that_of_keras(make, dropout, causal):
     assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
+class Causal(layers.Layer):
+    def call(self, scores):
+        return ops.softmax(scores + np.triu(np.full((6, 6), -np.inf, "float32"), 1))
+
+
+def test_scores_masked_by_infinity_have_no_integers():
+    scores = keras.Input((6, 6))
+    model = keras.Model(scores, layers.Dense(2)(Causal()(scores)))
+    examples = np.random.default_rng(0).normal(size=(20, 6, 6)).astype("float32")
+    with pytest.raises(tfopt.UserError, match=r"enormous values(.|\n)*Softmax"):
+        tfopt.quantize(model, calibration=examples)
+    assert tfopt.quantize(model, precision="dynamic", examples=examples).parity.max_abs_error < 0.1
+
+
 def test_examples_that_give_no_numbers_are_refused():
     text, random = keras.Input((6,), dtype="int32"), np.random.default_rng(0)
     h = layers.Embedding(9, 4, mask_zero=True)(text)

@@ -242,11 +242,13 @@ class Awareness:
         """Return the momentum of this step, lower in the first ones.
 
         There a training moves the ranges most. One that lags behind clips, without a gradient.
+        Calls of a part of the model count no steps.
         """
         import tensorflow as tf
 
         step = tf.cast(self._step.value, tf.float32)
-        return tf.minimum(self.settings.momentum, step / (step + 9))
+        slow = tf.constant(self.settings.momentum)
+        return tf.where(step > 0, tf.minimum(slow, step / (step + 9)), slow)
 
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
         """Return ``rounded()`` after ``begin_step``, ``plain`` until then."""

@@ -67,7 +67,7 @@ def strip(model: Any) -> Any:
     if is_keras2(model):
         return keras2.strip(model)
     require_keras3(model)
-    _warn_of_what_changes(model)
+    _finish_with_warnings(model)
     remove_awareness(model)
     remove(model)
     return model
@@ -87,7 +87,7 @@ def remove_awareness(model: Any) -> None:
         make_plain(aware)
 
 
-def _warn_of_what_changes(model: Any) -> None:
+def _finish_with_warnings(model: Any) -> None:
     """Write the final values; warn of an unfinished schedule, and of weights that change."""
     constraints = (site.constraint for site in _constrained_sites(model))
     waiting = [constraint.unfinished for constraint in constraints if constraint.unfinished]

@@ -50,10 +50,6 @@ def redirect_callbacks(callbacks: Any, exchange: Exchange) -> None:
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that is removed with the process, or with its launcher."""
-    return _new_folder()
-
-
-def _new_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="tfopt-worker-", dir=launchers_folder())
 
 
@@ -63,7 +59,8 @@ def save_on_chief(plain: Callable[..., Any], exchange: Exchange, *args: Any, **k
     path: Any = bound.arguments.get("filepath")
     is_path = isinstance(path, str | os.PathLike) and "://" not in os.fspath(path)
     if is_path and not exchange.place.is_chief:
-        with _new_folder() as folder:
+        place = launchers_folder()
+        with tempfile.TemporaryDirectory(prefix="tfopt-worker-", dir=place) as folder:
             # With the same name, whose suffix chooses the format.
             bound.arguments["filepath"] = os.path.join(folder, Path(path).name)
             return plain(*bound.args, **bound.kwargs)

@@ -31,8 +31,8 @@ _LOWEST = 1 / 512
 def is_attention_of_many_heads(layer: Any) -> bool:
     """Return whether a layer is multi-head attention by Keras's own method, along one axis."""
     axes = tuple(getattr(layer, "attention_axes", None) or (1,))
-    is_one = bool(kinds(layer) & _MANY_HEADS) and axes == (1,)
-    return is_one and computes_as_keras(layer, ATTENTION)
+    along_one_axis = bool(kinds(layer) & _MANY_HEADS) and axes == (1,)
+    return along_one_axis and computes_as_keras(layer, ATTENTION)
 
 
 def lowered_scores(scores: Any, kept: Any, axis: int = -1) -> Any:

@@ -135,8 +135,8 @@ class Optimized:
         again = "" if self.target == "size" else "; the fastest in three processes each"
         how = f"Calls of {count(self.batch, 'example')}, {count(self.threads, 'thread')}"
         lines = [
-            f"{how}, in interleaved turns{again}. A ratio compares turns side by side; the ms are "
-            f"the median of {self.reference}, divided by it."
+            f"{how}, in interleaved turns{again}. A ratio compares turns side by side; ms are "
+            f"the median of {self.reference}, divided by the ratio."
         ]
         if self.score is not None:
             lines.insert(0, f"The Keras model's score: {self.score:.4g}.")

@@ -41,8 +41,8 @@ def serve(socket_number: int, folder: str) -> None:
     while True:
         log, numbers, _, _ = socket.recv_fds(control, _LONGEST_PATH, 1)
         if not log:  # the parent is gone, and may not have removed its folder
-            shutil.rmtree(folder, ignore_errors=True)
-            return
+            waiting = remove_when_ended(folder)  # noqa: F841 (as long as this process)
+            os._exit(0)
         if os.fork() == 0:
             control.close()
             _watch(numbers[0], log.decode())

@@ -32,7 +32,7 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
     if not report.reference.trainings:
         return ()
     wanted = target(report)
-    goal = "" if wanted is None else f"{fmt.share(wanted)} on ten test batches"
+    goal = "vs. reference" if wanted is None else f"to {fmt.share(wanted)} on ten test batches, vs. reference"
 
     def seconds(variant: VariantReport) -> Cell:
         value = training_s(variant, steps_to_target(report, variant))

@@ -28,7 +28,7 @@ from tfopt.distribute.launch.communication import (
 )
 from tfopt.distribute.launch.place import ClusterPlace
 from tfopt.distribute.launch.task import JOINED, require_command
-from tfopt.errors import require_count
+from tfopt.errors import UserError, require_count
 from tfopt.subprocesses import handling
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -136,7 +136,14 @@ def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> l
 def free_ports(count: int) -> list[int]:
     """Return random free ports, so that two launchers seldom choose the same ones."""
     ports = secrets.SystemRandom().sample(_PORTS, len(_PORTS))
-    return list(itertools.islice(filter(_is_free, ports), count))
+    found = list(itertools.islice(filter(_is_free, ports), count))
+    if len(found) < count:
+        raise UserError(
+            "There are not enough free ports on this machine.",
+            expected=f"{count} between {_PORTS.start} and {_PORTS.stop}",
+            received=str(len(found)),
+        )
+    return found
 
 
 def _is_free(port: int) -> bool:

@@ -38,6 +38,7 @@ from tfopt.export.quiet import quiet
 from tfopt.export.shared_vectors import with_shared_vectors
 
 _INT32 = 2  # in LiteRT's schema
+_MOST = 1e30  # a scale for more is infinite, and the file ends the process that opens it
 _BLOCK = 32
 # The share of a file from which its graph is noted
 _LARGE_GRAPH = 0.25
@@ -224,7 +225,7 @@ def _sized(content: bytes, feed: dict[str, Array]) -> bytes:
     names = [flatbuffer_utils.opcode_to_name(model, kind) for kind in kinds]
     for graph in model.subgraphs:
         _reshape_to_expand(model, graph, names)
-        _keep_parts(graph, names)
+        _expose_unused_parts(graph, names)
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
@@ -248,7 +249,7 @@ def _reshape_to_expand(model: Any, graph: Any, names: list[str]) -> None:
         graph.tensors.append(shape)
 
 
-def _keep_parts(graph: Any, names: list[str]) -> None:
+def _expose_unused_parts(graph: Any, names: list[str]) -> None:
     """Make a part of a split that nobody takes an output of the graph, without a name.
 
     The interpreter has no memory for it otherwise, and cannot run the split in integers.
@@ -263,7 +264,7 @@ def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[st
     """Return the ranges of tensors over all feeds; without feeds, those of lookup tables.
 
     The quantizer's default, a moving average, cuts rare values off: the error of an MNIST net is
-    eleven times as large. The interpreter itself observes the ranges, ten times as fast as the
+    eleven times as large. The interpreter itself observes the ranges, much faster than the
     default, which copies all values into Python.
     """
     if not feeds:
@@ -280,10 +281,11 @@ def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[st
     calibration.calibrate({"serving_default": feeds}, None)
     found = calibration.get_model_qsvs()
     for name, ends in found.items():
-        if not np.isfinite([*ends.values()]).all():
+        if not (np.abs([*ends.values()]) < _MOST).all():
             raise UserError(
-                f"Calibration examples give NaN or infinite values in {name!r}.",
-                fix="leave out those that do, such as a text of padding alone",
+                f"Calibration examples give NaN, infinite or enormous values in {name!r}.",
+                fix="leave out those that do, such as a text of padding alone; mask scores by "
+                "keras.layers.Softmax()(scores, mask=...), not by -inf",
             )
     # As scalars, which fit a constant of any rank: select's has its result's range.
     return {
