@@ -67,13 +67,20 @@ def drawing() -> Job:
 
 
 def leaving(dies=False) -> Job:
-    """Return a job whose data tells the temporary folder in which it left a file and a folder."""
+    """Return a job whose data tells the temporary folder into which a thread of it writes."""
     handle, name = tempfile.mkstemp()
     os.close(handle)
     Path(tempfile.mkdtemp(), "more").touch()
     if dies:
         print(Path(name).parent, file=sys.stderr, flush=True)
         os.abort()
+
+    def keep_writing():
+        while True:
+            os.close(tempfile.mkstemp()[0])
+            time.sleep(0.001)
+
+    threading.Thread(target=keep_writing, daemon=True).start()
     return job(note=str(Path(name).parent))
 
 

@@ -123,6 +123,21 @@ def test_tfopts_side_speaks_the_same_protocol(load, net):
     assert "gpu_peak_mib" in turn.peaks
 
 
+def test_on_a_cpu_nets_are_smaller_and_sides_that_need_a_gpu_are_left_out(load):
+    peers = load("peers")
+    assert [side.name for side in peers.sides(["torch"], "cpu")] == [
+        "the chain",
+        "PyTorch",
+        "Keras",
+    ]
+    with pytest.raises(tfopt.UserError, match="on a GPU"):
+        peers.sides([], "cpu", flags=["--xla_gpu_autotune_level=0"])
+    small = peers.net_of("bert", "cpu", blocks=2)
+    assert (small.sizes["blocks"], small.sizes["width"], small.batch_size) == (2, 256, 32)
+    with pytest.raises(tfopt.UserError, match="no number of blocks"):
+        peers.net_of("resnet50", "cpu", blocks=2)
+
+
 def test_without_a_gpu_it_refuses(load, monkeypatch, tmp_path, capsys):
     peers = load("peers")
     monkeypatch.setattr(peers, "gpu_memories", list)

@@ -4,6 +4,7 @@ Steps with losses of a user's own, such as a GAN's, are among the models of ``te
 """
 
 import keras
+import pytest
 import tensorflow as tf
 from keras import ops
 
@@ -61,16 +62,18 @@ def guided(**how):
     return made(Guide, metrics=METRICS, **how)
 
 
-def guide():
+def guide(how):
     """Compare it on data that leave one example over."""
-    scaled = guided(
-        optimizer=lambda: O.LossScaleOptimizer(O.SGD(0.05, clipnorm=0.1)), steps_per_execution=2
-    )
+    scaled = guided(optimizer=lambda: O.LossScaleOptimizer(O.SGD(0.05, clipnorm=0.1)), **how)
     return compared({"guide": Case(scaled, (x[:17], classes[:17]), "mean")})
 
 
-def test_it_trains_and_shows_what_one_device_does(replicas):
-    check(replicas(guide))
+WAYS = {"steps_per_execution": 2}, pytest.param({"jit_compile": True}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_it_trains_and_shows_what_one_device_does(replicas, how):
+    check(replicas(guide, how))
 
 
 def elsewhere():

@@ -156,7 +156,7 @@ def test_no_process_and_no_temporary_file_outlives_a_parent_that_is_killed(in_to
         parent.wait()
     wait_until(lambda: not processes_in(in_toy_folder))
     wait_until(lambda: not Path(f"/proc/{starter}").exists())
-    assert not list(temporary.iterdir())
+    wait_until(lambda: not list(temporary.iterdir()))
 
 
 def children_of(pid):

@@ -210,7 +210,7 @@ def _require_finite(name: str, outputs: Sequence[Array]) -> None:
     bad = {int(place[0]) for values in outputs for place in np.argwhere(~np.isfinite(values))}
     if bad:
         raise UserError(
-            f"The outputs of {name!r} have NaN or infinite values, with which files cannot be compared.",
+            f"The outputs of {name!r} have NaN or infinite values: no file compares with them.",
             received=f"{len(bad)} of {len(outputs[0])} examples, the first at {min(bad)}",
             fix="leave out those examples, such as a text of padding alone, or correct the model",
         )

@@ -25,6 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tfopt.subprocesses import remove_when_ended
+
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG
 _READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_")
 _TFOPT = Path(__file__).resolve().parent.parent

@@ -17,6 +17,11 @@ _UNTRAINED = "it was not trained as a whole"
 def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """Return the columns, and notes on them and on those that have no figures."""
     shown, notes = [], []
+    if target(report) is not None:
+        notes.append(
+            "Time to accuracy is read on ten batches spread over the test part, whose score is not "
+            "that of all of it."
+        )
     for column in (*_training_columns(report), *_STEPS):
         cells = [column.make(variant) for variant in report.measured]
         if not cells or any(cell.text != fmt.NOT_AVAILABLE for cell in cells):
@@ -32,7 +37,7 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
     if not report.reference.trainings:
         return ()
     wanted = target(report)
-    goal = "vs. reference" if wanted is None else f"to {fmt.share(wanted)} on ten test batches, vs. reference"
+    versus = "vs. reference" if wanted is None else f"to {fmt.share(wanted)}, vs. reference"
 
     def seconds(variant: VariantReport) -> Cell:
         value = training_s(variant, steps_to_target(report, variant))
@@ -59,7 +64,7 @@ def _training_columns(report: BenchReport) -> tuple[Column, ...]:
         return replace(cell, badge=few)
 
     return (
-        Column("Time to accuracy, s", goal, seconds),
+        Column("Time to accuracy, s", versus, seconds),
         Column("Steps to accuracy", "examples vs. reference", steps),
         Column("Whole training, s", "vs. reference", whole),
         Column("Test accuracy", "lowest, highest", _accuracy),

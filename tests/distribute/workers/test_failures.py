@@ -90,18 +90,19 @@ def test_a_mistake_is_an_error_of_all_before_anything_is_trained(workers):
     assert both[1]["helper"] == 7
 
 
-def test_a_worker_that_is_killed_is_named_by_the_other(workers):
-    """Here the chief, whose end ends the store as well."""
-    killed, left = workers.run(
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_is_named_by_the_other(workers, victim):
+    ended = workers.run(
         COMMON
-        + """
+        + f"""
     fit(10**6, on_train_batch_end=lambda batch, logs:
-        os.kill(os.getpid(), 9) if rank == 0 and batch == 5 else None)
+        os.kill(os.getpid(), 9) if rank == {victim} and batch == 5 else None)
     """
     )
-    assert killed.code == -9
+    assert ended[victim].code == -9
+    left = ended[1 - victim]
     assert left.code == 0, left.err[-3000:]
-    assert "worker 0 has ended or cannot be reached" in left.said["error"]
+    assert f"worker {victim} has ended or cannot be reached" in left.said["error"]
 
 
 @pytest.mark.slow

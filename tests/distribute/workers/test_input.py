@@ -55,6 +55,7 @@ CODE = """
             return x[8 * n : 8 * n + 8], x[8 * n : 8 * n + 8]
 
     seen("threads", Batches(workers=2), shuffle=False)
+    seen("generator", (Batches()[n % 3] for n in range(6)), steps_per_epoch=3)
 
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -114,7 +115,7 @@ IN_FILES = [*range(7), *range(10, 17), *range(20, 27)]
 
 
 SEEN = {
-    **dict.fromkeys(("arrays", "dataset", "threads"), ALL),
+    **dict.fromkeys(("arrays", "dataset", "threads", "generator"), ALL),
     "own": [*range(11), *range(100, 115)],
     "parquet": list(range(26)),
     "files": IN_FILES,
