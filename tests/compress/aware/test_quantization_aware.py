@@ -119,6 +119,16 @@ def test_ranges_keep_up_with_outputs_that_grow_in_the_first_steps():
     np.testing.assert_allclose(means, 30, atol=5)
 
 
+def test_ranges_of_a_part_that_is_called_alone_are_those_of_all_batches():
+    part = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    inputs = keras.Input((6,))
+    model = quantize_aware(keras.Model(inputs, part(inputs)))
+    for scale in (1, 1, 1, 10, 0.01):
+        part(ROWS * scale, training=True)
+    (low, high), *_ = (row.output for row in quantization_report(model) if row.output)
+    assert high - low > 1
+
+
 def test_batch_normalization_is_frozen_from_its_step_on():
     model = quantize_aware(small_model(), freeze_batchnorm_step=8)
     mean = model.get_layer("norm").moving_mean

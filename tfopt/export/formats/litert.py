@@ -264,8 +264,8 @@ def _ranges(content: bytes, feeds: Sequence[dict[str, Array]] | None) -> dict[st
     """Return the ranges of tensors over all feeds; without feeds, those of lookup tables.
 
     The quantizer's default, a moving average, cuts rare values off: the error of an MNIST net is
-    eleven times as large. The interpreter itself observes the ranges, much faster than the
-    default, which copies all values into Python.
+    eleven times as large. The interpreter observes the ranges itself; by default the
+    quantizer copies all values into Python.
     """
     if not feeds:
         ends = tables(content).items()
